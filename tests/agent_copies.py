@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import trio
-from tests.spawner_template import Copy, SpawnerTemplate
+from tests.spawner_template import Copy, ForkedTemplate, SpawnerTemplate
 
 NETWORK = "--net="
 """Of `nsenter`: the file of a namespace follows."""
@@ -94,6 +94,25 @@ async def open_trimesh(arguments: Sequence[str], env: Mapping[str, str]) -> Copi
     return await trio.lowlevel.open_process(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
 
 
+def agent() -> None:
+    """Be an agent whose spawners, if one that it has forked does not do, are copies, too."""
+    from trimesh.jobs.agent import main
+
+    ForkedTemplate.of_this_process()
+    main()
+
+
+def agents() -> None:
+    """Be a template of such agents."""
+    from trimesh.jobs.forked import process
+
+    class Agent:
+        main = staticmethod(agent)
+
+    process.agent = Agent  # type: ignore[assignment]
+    process.serve()
+
+
 @contextmanager
 def copied_agents(template: SpawnerTemplate) -> Generator[None, None, None]:
     """Let the agents that this process starts here, or in a network of a test, be copies while the body runs.
@@ -118,7 +137,7 @@ def copied_agents(template: SpawnerTemplate) -> Generator[None, None, None]:
             return await child_agent.start_child(command, host, env, is_apart=is_apart)
         await trio.lowlevel.checkpoint()
         network = next((word.removeprefix(NETWORK) for word in prefix if word.startswith(NETWORK)), "")
-        return copied(template, "trimesh.jobs.agent:main", ["-c"], os.environ if env is None else env, network)
+        return copied(template, f"{__name__}:agent", ["-c"], os.environ if env is None else env, network)
 
     class Subprocess:
         """Of `subprocess` what a template of agents uses."""
@@ -131,7 +150,7 @@ def copied_agents(template: SpawnerTemplate) -> Generator[None, None, None]:
         ) -> Copy | subprocess.Popen[bytes]:
             if sys.executable != interpreter:
                 return subprocess.Popen(command, stdin=stdin, env=env, start_new_session=start_new_session)
-            return template.copy("trimesh.jobs.forked.process:serve", (stdin, 1, 2), env, arguments=["-c"])
+            return template.copy(f"{__name__}:agents", (stdin, 1, 2), env, arguments=["-c"])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(globals(), "current", template)

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import program_template
 from tests.agent_copies import copied_agents
 from tests.collection import pytest_collection
 from tests.lifetime import processes, program
+from tests.program_template import Run, running
 from tests.sharing import pytest_xdist_make_scheduler
 from tests.spawner_template import IS_POSSIBLE, PROGRAMS, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
@@ -62,6 +64,9 @@ QUICK = frozenset(
 """Folders whose tests are about what meshes do, so that their spawners may be copies of a template, and so may agents.
 The others are about how processes start and end, or run whole programs."""
 
+OF_PROGRAMS = WARM if importlib.util.find_spec("torch") is None else WARM_WITH_TORCH
+"""What programs are copies of where what they print is the subject."""
+
 QUICK_HOSTS = frozenset(("jobs", "jobs/code", "jobs/network", "jobs/packages"))
 """Folders about what hosts do, likewise."""
 
@@ -85,6 +90,11 @@ def runs_programs(item: pytest.Item) -> bool:
     return has_some and item.get_closest_marker("real") is not None and item.get_closest_marker("executed") is None
 
 
+def opens_scripts(item: pytest.Item) -> bool:
+    """Return whether a test may open scripts, by what its module has imported."""
+    return hasattr(getattr(item, "module", None), "open_script")
+
+
 @pytest.fixture(scope="session")
 def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str, ...], SpawnerTemplate]]:
     """Templates of spawners, by what they have imported; made before any test is asked what it has left."""
@@ -92,6 +102,10 @@ def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str
     wanted = {warmth_of(item) for item in items}
     if any(runs_programs(item) for item in items):
         wanted.add(PROGRAMS)
+    if any(opens_scripts(item) for item in items):
+        wanted.add(WARM)
+    if any("run_program" in getattr(item, "fixturenames", ()) for item in items):
+        wanted.add(OF_PROGRAMS)
     if not IS_POSSIBLE:
         wanted.clear()
     env = {**os.environ, zombie_guard.MARKER: zombie_guard.RUN_ID, processes.MARKER: "0" * program.MARK_CHARS}
@@ -99,6 +113,13 @@ def spawner_templates(request: pytest.FixtureRequest) -> Iterator[dict[tuple[str
     yield templates
     for template in templates.values():
         template.close()
+
+
+@pytest.fixture(scope="session")
+def run_program(spawner_templates: dict[tuple[str, ...], SpawnerTemplate]) -> Iterator[Run]:
+    """Runs programs in copies of one interpreter, where that is possible."""
+    with running(spawner_templates.get(OF_PROGRAMS)) as run:
+        yield run
 
 
 @pytest.fixture(autouse=True)
@@ -113,6 +134,8 @@ def quick_starts(
             template = spawner_templates[warmth]
             stack.enter_context(copied_agents(template))
             patch.setattr(spawner_process, "_execute", template.execute)
+        if opens_scripts(request.node):
+            patch.setattr(program_template, "template", spawner_templates.get(WARM))
         if runs_programs(request.node):
             patch.setattr(program, "template", spawner_templates.get(PROGRAMS))
         yield

@@ -1,12 +1,14 @@
-"""A process that has imported torch, and runs a program in a copy of itself whenever a test needs it.
+"""Programs in copies of the template of spawners, which has imported what they do, whenever a test needs one.
 
 Torch takes each interpreter seconds of a processor to import, and a program that uses it is many: itself, its spawner,
 and each worker, for what a DTensor imports late. The tests of what such programs print run dozens. Each is given a copy
-of an interpreter that has imported all that and done nothing; so is its spawner. Nothing else is shared. Tests of how
-programs start and end execute theirs, and all do when CI_FULL is set.
+of an interpreter that has imported all that and done nothing; so are its spawners and its agents. Nothing else is
+shared. Tests of how programs start and end execute theirs, and all do when CI_FULL is set.
 
-    pytest --exec--> template --fork--> program --fork--> template of its spawners
-                                           |--clone(CLONE_PARENT)--> spawner --fork--> worker
+    pytest --exec--> template of spawners
+       |--clone(CLONE_PARENT)--> template --fork--> program --fork--> template of its spawners and agents
+       |                                               |--clone(CLONE_PARENT)--> spawner --fork--> worker
+       |--clone(CLONE_PARENT)--> script, likewise
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib
 import os
 import pickle
 import signal
@@ -25,43 +26,27 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
-from tests.spawner_template import FIRST_BLOCK, IS_POSSIBLE, REQUEST_BYTES_MAX, SpawnerTemplate
-from tests.spawner_template import serve as serve_spawners
+from tests.agent_copies import copied_agents
+from tests.spawner_template import REQUEST_BYTES_MAX, ForkedTemplate, SpawnerTemplate
 from tests.told_losses import tell_losses
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
-
-LATE = (
-    *FIRST_BLOCK,
-    "torch.distributed.tensor",
-    "torch._dynamo",
-    "trimesh._runtime.life.local_host",
-    "trimesh._transport.native.transport",
-    "trimesh.tensor.session.service",
-)
-"""What programs with torch import before or while they compute, each in itself and in its workers. The two of torch are
-imported late, by a DTensor and by a fake tensor, and take seconds."""
-
-BOOT = (
-    "import gc, sys; gc.disable(); sys.path[:] = sys.argv[2:]; "
-    "from tests.program_template import serve; serve(int(sys.argv[1]))"
-)
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 """Runs a program with options, in the folder `cwd`, for `seconds` at most; see `ProgramTemplate.run`."""
 
 
 @contextlib.contextmanager
-def running() -> Generator[Run, None, None]:
-    """Run programs in copies of one interpreter, where that is possible."""
-    if not IS_POSSIBLE:
+def running(template: SpawnerTemplate | None) -> Generator[Run, None, None]:
+    """Run programs in copies of one interpreter, of a template of spawners; execute them without one."""
+    if template is None:
         yield executed
         return
-    with contextlib.closing(ProgramTemplate()) as template:
-        yield template.run
+    with contextlib.closing(ProgramTemplate(template)) as programs:
+        yield programs.run
 
 
 def executed(
@@ -76,16 +61,11 @@ def executed(
 class ProgramTemplate:
     """The template as pytest's process sees it; `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, template: SpawnerTemplate) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = {**os.environ, **spawner_process.ONE_THREAD}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT, str(theirs.fileno()), *sys.path],
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, **spawner_process.ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            self._process = template.copy(f"{__name__}:serve", (None, 1, 2), env, passed=[theirs.fileno()])
         assert self._socket.recv(REQUEST_BYTES_MAX), "the template of programs has not started"
 
     def run(
@@ -124,6 +104,71 @@ class ProgramTemplate:
         self._process.wait()
 
 
+class CopiedScript:
+    """A script that runs in a copy of the template of spawners: of `subprocess.Popen` what tests look at.
+
+    Args:
+        template: The one.
+        path: Of the script.
+        options: For it.
+        has_input: Whether it gets a pipe as its standard input, or nothing.
+
+    Attributes:
+        pid: Of its process.
+        stdin, stdout: Its streams.
+    """
+
+    def __init__(self, template: SpawnerTemplate, path: Path, *options: str, has_input: bool = False) -> None:
+        with contextlib.ExitStack() as theirs:
+            pipes = [os.pipe(), *([os.pipe()] if has_input else [])]
+            ends = [pipes[0][1], *(read for read, _ in pipes[1:])]
+            for end in ends:
+                theirs.callback(os.close, end)
+            streams = (ends[1] if has_input else None, ends[0], None)
+            self._copy = template.copy(f"{__name__}:script", streams, os.environ, arguments=[str(path), *options])
+        self.pid = self._copy.pid
+        self.stdout = open(pipes[0][0])  # noqa: SIM115 - closed by `__exit__`
+        self.stdin = open(pipes[1][1], "w") if has_input else None  # noqa: SIM115 - likewise
+        self.wait = self._copy.wait
+        self.kill = self._copy.kill
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        if self.stdin is not None:
+            self.stdin.close()
+        self.wait()
+
+
+Script = subprocess.Popen[str] | CopiedScript
+"""A script that runs."""
+
+template: SpawnerTemplate | None = None
+"""What scripts of the test that runs are copies of; they are executed without it."""
+
+
+def open_script(path: Path, *options: str, before: Sequence[str] = (), has_input: bool = False) -> Script:
+    """Start a script that is not to end before the test has looked at it.
+
+    Args:
+        path: Of it.
+        options: For it.
+        before: What stands before its command, which is executed then.
+        has_input: Whether it gets a pipe as its standard input, or nothing.
+    """
+    if template is not None and not before:
+        return CopiedScript(template, path, *options, has_input=has_input)
+    return subprocess.Popen(
+        [*before, sys.executable, path, *options],
+        stdin=subprocess.PIPE if has_input else subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
 def _all_of(file: Any) -> str:
     file.seek(0)
     return str(file.read(), "utf-8")
@@ -132,13 +177,9 @@ def _all_of(file: Any) -> str:
 # ---- in the template -------------------------------------------------------------------------------------------------
 
 
-def serve(number: int) -> NoReturn:
+def serve() -> NoReturn:
     """Fork a program for each request and tell how it ended, until nobody is there to ask."""
-
-    for name in LATE:
-        importlib.import_module(name)
-
-    requests = socket.socket(fileno=number)
+    requests = socket.socket(fileno=int(sys.argv[-1]))
     requests.send(b"here")
     gc.freeze()  # the collector of a program does not touch, and so does not copy, what all share
     while True:
@@ -155,37 +196,28 @@ def serve(number: int) -> NoReturn:
         requests.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
-class ForkedTemplate(SpawnerTemplate):
-    """A template of the spawners of this process, which is a fork of it."""
-
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
-        self._owner = os.getpid()
-        self._execute = spawner_process._execute
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._socket.close()
-            serve_spawners(theirs.detach(), ())
-        theirs.close()
-        assert self._socket.recv(REQUEST_BYTES_MAX), "the template of spawners has not started"
-
-    def close(self) -> None:
-        self._socket.close()
-        os.waitpid(self._pid, 0)
-
-
 def become(command: Sequence[str], cwd: str, fds: Sequence[int], losses: str = "") -> NoReturn:
     """Run a program in this copy as an interpreter runs a script, and end with its exit status."""
     os.chdir(cwd)
     for number, fd in enumerate(fds, 1):
         os.dup2(fd, number)
         os.close(fd)
-    os.environ.pop(prctl.MARKER)
-    spawners = ForkedTemplate()
-    spawner_process._execute = spawners.execute  # type: ignore[assignment]
     if losses:
         tell_losses(losses)
+    _be(command)
+
+
+def script() -> NoReturn:
+    """Be the script that `sys.argv` names, in a copy of the template of spawners."""
+    gc.freeze()
+    _be(list(sys.argv))
+
+
+def _be(command: Sequence[str]) -> NoReturn:
+    os.environ.pop(prctl.MARKER)
+    spawners = ForkedTemplate.of_this_process()
+    agents = copied_agents(spawners)
+    agents.__enter__()  # it is left by the end of the process
     gc.enable()
     sys.argv[:] = command
     sys.path.insert(0, str(Path(command[0]).resolve().parent))

@@ -31,7 +31,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
@@ -173,7 +173,7 @@ class SpawnerTemplate:
             arguments: Its `sys.argv`.
             network: File of its network namespace; "" for that of the template.
             root: Of its family.
-            passed: Descriptors of a spawner.
+            passed: Descriptors of a spawner; those of a function follow its arguments.
             shown: Variables that /proc shows, too; the template was executed with values of the same length.
         """
         request = {
@@ -202,6 +202,33 @@ class SpawnerTemplate:
         """End the template and reap it."""
         self._socket.close()
         self._process.wait()
+
+
+class ForkedTemplate(SpawnerTemplate):
+    """A template of the spawners of this process, which is a fork of it: a copy that is a program, or an agent."""
+
+    @classmethod
+    def of_this_process(cls) -> Self:
+        """Make one, and have this process take its spawners from it."""
+        made = cls()
+        spawner_process._execute = made.execute  # type: ignore[assignment]
+        return made
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, REQUEST_BYTES_MAX)
+        self._owner = os.getpid()
+        self._execute = spawner_process._execute
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._socket.close()
+            serve(theirs.detach(), ())
+        theirs.close()
+        assert self._socket.recv(REQUEST_BYTES_MAX), "the template of spawners has not started"
+
+    def close(self) -> None:
+        self._socket.close()
+        os.waitpid(self._pid, 0)
 
 
 # ---- in the template -------------------------------------------------------------------------------------------------
@@ -236,7 +263,7 @@ def serve(number: int, modules: Sequence[str]) -> None:
     if not request["entry"]:
         main([*map(str, fds[4:]), str(request["controller"])])
     if not request["entry"].endswith(".py"):
-        be(request["entry"], request["arguments"])
+        be(request["entry"], [*request["arguments"], *map(str, fds[4:])])
     run(request["entry"], request["arguments"])
 
 
@@ -327,4 +354,4 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
     sys.path[:] = request["path"]
     importlib.invalidate_caches()
     settings._base.settings = None  # a module of the tests has asked for them, and the environment is another one
-    del sys.modules["tests.spawner_template"]
+    sys.modules.pop("tests.spawner_template", None)  # a copy of a copy has none

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.program_template import Run, running
+from tests.program_template import Run
 from website import reference
 
 from trimesh.testing import why_no_networks
@@ -68,17 +67,10 @@ def said_by(run: Run, document: str, index: int, folder: Path) -> list[str]:
     return done.stderr.splitlines()
 
 
-@pytest.fixture(scope="module")
-def with_torch() -> Iterator[Run]:
-    """Runs programs, most of which use torch: it is imported once for all of them."""
-    with running() as run:
-        yield run
-
-
 @pytest.mark.real
 @pytest.mark.parametrize(("document", "index"), numbered("docs/supervision.md", "docs/rdma.md", "docs/services.md"))
-def test_listing_runs(document: str, index: int, with_torch: Run, tmp_path: Path) -> None:
-    said = said_by(with_torch, document, index, tmp_path)
+def test_listing_runs(document: str, index: int, run_program: Run, tmp_path: Path) -> None:
+    said = said_by(run_program, document, index, tmp_path)
     if document == "docs/supervision.md":  # its meshes go on after failures, each of which is logged
         said = [line for line in said if not LOGGED.fullmatch(line)]
     assert said == []
@@ -87,8 +79,8 @@ def test_listing_runs(document: str, index: int, with_torch: Run, tmp_path: Path
 @pytest.mark.real
 @pytest.mark.torch
 @pytest.mark.parametrize(("document", "index"), [*numbered("docs/tensors.md"), *numbered("docs/data.md")])
-def test_listing_with_torch_runs(document: str, index: int, with_torch: Run, tmp_path: Path) -> None:
-    assert said_by(with_torch, document, index, tmp_path) == []
+def test_listing_with_torch_runs(document: str, index: int, run_program: Run, tmp_path: Path) -> None:
+    assert said_by(run_program, document, index, tmp_path) == []
 
 
 @pytest.mark.real

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.program_template import Run, executed, running
+from tests.program_template import Run, executed
 from tests.test_docs import LOGGED
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -58,17 +57,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Run programs in copies of one interpreter."""
-    with running() as run_program:
-        yield run_program
-
-
 @pytest.mark.real
 @pytest.mark.parametrize("name", [name for name in listings() if name not in (*SUITES, SERVICE)])
-def test_program_runs(name: str, run: Run, folder: Path) -> None:
-    done = run(folder / name, cwd=folder, seconds=PROGRAM_SECONDS)
+def test_program_runs(name: str, run_program: Run, folder: Path) -> None:
+    done = run_program(folder / name, cwd=folder, seconds=PROGRAM_SECONDS)
 
     said = [line for line in done.stderr.splitlines() if not LOGGED.fullmatch(line)]  # of meshes that go on
     assert (done.returncode, said) == (0, [])

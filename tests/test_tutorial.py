@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.program_template import IS_POSSIBLE, Run, running
+from tests.program_template import Run
+from tests.spawner_template import IS_POSSIBLE
 from tests.told_losses import losses_told
 from website.tutorial import Command, File, differences, pages, steps
 
 COMMAND_SECONDS = 100.0
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Run]:
-    """Run programs in copies of one interpreter."""
-    with running() as run_program:
-        yield run_program
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +44,17 @@ def check(run: Run, command: Command, folder: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("command", programs(with_torch=False), ids=lambda command: command.line)
-def test_program_prints_what_the_tutorial_says(command: Command, run: Run, folder: Path) -> None:
-    check(run, command, folder)
+def test_program_prints_what_the_tutorial_says(command: Command, run_program: Run, folder: Path) -> None:
+    check(run_program, command, folder)
 
 
 @pytest.mark.real
 @pytest.mark.skipif(not IS_POSSIBLE, reason="losses of programs that are executed are not told")
-def test_output_that_differs_is_told_with_the_hosts_that_were_lost(run: Run, folder: Path) -> None:
+def test_output_that_differs_is_told_with_the_hosts_that_were_lost(run_program: Run, folder: Path) -> None:
     (folder / "loses.py").write_text("from trimesh import HostLost\nHostLost('gone', host='n1', reason='lease')\n")
 
     with pytest.raises(pytest.fail.Exception) as failure:
-        check(run, Command("python loses.py", ("nothing",)), folder)
+        check(run_program, Command("python loses.py", ("nothing",)), folder)
 
     assert ".host='n1' .point=None .reason='lease' gone" in str(failure.value)
 
@@ -69,8 +62,8 @@ def test_output_that_differs_is_told_with_the_hosts_that_were_lost(run: Run, fol
 @pytest.mark.real
 @pytest.mark.torch
 @pytest.mark.parametrize("command", programs(with_torch=True), ids=lambda command: command.line)
-def test_program_with_torch_prints_what_the_tutorial_says(command: Command, run: Run, folder: Path) -> None:
-    check(run, command, folder)
+def test_program_with_torch_prints_what_the_tutorial_says(command: Command, run_program: Run, folder: Path) -> None:
+    check(run_program, command, folder)
 
 
 @pytest.mark.real

@@ -19,6 +19,7 @@ import trio
 from tests.dashboard.rigged import RiggedSource
 from tests.memory_groups import memory_group
 from tests.patience import HANG_SECONDS
+from tests.program_template import Script, open_script
 
 pytest.importorskip("cyclopts")
 pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
@@ -41,7 +42,7 @@ VICTIMS = Path(__file__).parents[1] / "observe" / "victims.py"
 class StagedSource(RunSource):
     """A run that begins to fail when it has been looked at."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Script) -> None:
         super().__init__(process.pid)
         self._input = process.stdin
 
@@ -63,10 +64,7 @@ def staged(way: str, *before: str, waits: bool = False) -> Iterator[RunSource]:
         before: What stands before its command.
         waits: Let it do so only once the page has been drawn, see `last`.
     """
-    command, given = [*before, sys.executable, str(VICTIMS), way], subprocess.PIPE if waits else subprocess.DEVNULL
-    with subprocess.Popen(
-        command, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
+    with open_script(VICTIMS, way, before=before, has_input=waits) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline()
@@ -76,7 +74,7 @@ def staged(way: str, *before: str, waits: bool = False) -> Iterator[RunSource]:
             finally:
                 source.close()
         finally:
-            process.send_signal(signal.SIGKILL)
+            process.kill()
             process.wait()
 
 

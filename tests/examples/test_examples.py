@@ -1,4 +1,6 @@
-"""Each example runs alone, prints what it promises, ends with 0 and leaves nothing behind (the zombie guard looks)."""
+"""Each example runs alone, prints what it promises, ends with 0 and leaves nothing behind (the zombie guard looks).
+
+Some are executed as a user does, with torch and without, with another program beside them; the others are copies."""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.program_template import Run, executed, running
+from tests.program_template import Run, executed
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,11 +43,10 @@ Example = Callable[..., str]
 """Runs an example with options, and returns what it printed."""
 
 
-@pytest.fixture(scope="module")
-def with_torch() -> Iterator[Example]:
-    """Runs examples that use torch, which is imported once for all of them."""
-    with running() as run:
-        yield partial(run_example, run=run)
+@pytest.fixture(scope="session")
+def example(run_program: Run) -> Example:
+    """Runs examples in copies of one interpreter."""
+    return partial(run_example, run=run_program)
 
 
 def run_example(
@@ -121,9 +122,9 @@ def test_train_bytes_ends_with_text_and_a_table_of_events(training: str) -> None
 
 
 @pytest.mark.torch
-def test_train_bytes_loses_nothing_by_the_death(training: str, with_torch: Example) -> None:
+def test_train_bytes_loses_nothing_by_the_death(training: str, example: Example) -> None:
     """Every loss after the death is the one of a run that nobody disturbed."""
-    undisturbed = with_torch("train_bytes.py", "--steps", "12", "--no-kill")
+    undisturbed = example("train_bytes.py", "--steps", "12", "--no-kill")
 
     assert "ProcDied" not in undisturbed
     assert losses(training) == losses(undisturbed)
@@ -133,9 +134,9 @@ def test_train_bytes_loses_nothing_by_the_death(training: str, with_torch: Examp
 @on_each_device
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_ddp_training_is_the_training_in_one_process(
-    device: str, tolerance: float, ranks: int, with_torch: Example
+    device: str, tolerance: float, ranks: int, example: Example
 ) -> None:
-    printed = with_torch("ddp_training.py", "--ranks", str(ranks), "--steps", "8", "--device", device)
+    printed = example("ddp_training.py", "--ranks", str(ranks), "--steps", "8", "--device", device)
 
     steps = re.findall(r"^step +\d+  loss (\S+)  in one process (\S+)$", printed, re.MULTILINE)
     assert len(steps) == 8
@@ -165,9 +166,9 @@ def test_ping_pong_prints_the_latency() -> None:
 
 
 @pytest.fixture(scope="module")
-def tree() -> str:
+def tree(example: Example) -> str:
     """What the actor tree printed."""
-    return run_example("actor_tree.py")
+    return example("actor_tree.py")
 
 
 def test_actor_tree_survives_an_error_and_shows_its_way(tree: str) -> None:
@@ -201,9 +202,9 @@ def test_suite_to_start_from_passes(suite: str, count: int) -> None:
     assert f"{count} passed" in done.stdout, done.stdout
 
 
-def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up() -> None:
+def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up(example: Example) -> None:
     for limit in (0.5, 5.0, 50.0):  # a busy machine may need more to begin
-        printed = run_example("cancel.py", str(limit))
+        printed = example("cancel.py", str(limit))
         if printed.count("I need 3600 s") == 2:
             break
 
@@ -222,9 +223,9 @@ def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up() -> None
 
 
 @pytest.mark.torch
-def test_weight_sync_is_never_torn(with_torch: Example) -> None:
+def test_weight_sync_is_never_torn(example: Example) -> None:
     """Every generator has taken versions up to the last, whole."""
-    said = with_torch("weight_sync.py", "30", "8", "15")
+    said = example("weight_sync.py", "30", "8", "15")
 
     taken = re.findall(r"^  generator (\d): (\d+) versions, 0 torn, \S+ ms each$", said, re.MULTILINE)
     assert [generator for generator, _ in taken] == ["0", "1", "2", "3"]
@@ -233,24 +234,24 @@ def test_weight_sync_is_never_torn(with_torch: Example) -> None:
 
 
 @pytest.mark.torch
-def test_training_from_parquet_loses_no_row_with_a_loader(with_torch: Example) -> None:
+def test_training_from_parquet_loses_no_row_with_a_loader(example: Example) -> None:
     """Two loaders read what DuckDB has written, and one of them is killed."""
     pytest.importorskip("duckdb", reason="comes with the extra `test`")
     warned = r"procs: ProcDied: procs\{'loaders': 0/2\} [^\n]*; restarting rank 0 after [^\n]*\n"
-    printed = with_torch("train_from_parquet.py", "--rows", "8000", "--epochs", "1", warns=warned)
+    printed = example("train_from_parquet.py", "--rows", "8000", "--epochs", "1", warns=warned)
     assert "killed the first loader\n" in printed
     assert "8000 rows in 16 batches" in printed
     assert printed.endswith("each row came once an epoch\n")
 
 
 @pytest.mark.torch
-def test_training_over_hosts_loses_nothing_by_the_loss_of_one(with_torch: Example) -> None:
+def test_training_over_hosts_loses_nothing_by_the_loss_of_one(example: Example) -> None:
     """`make demo HOSTS=2`: the host is replaced, and the loss at the end is that of a run without the accident."""
     pytest.importorskip("cryptography")
     warned = r"procs: HostLost: the host [^\n]* was lost [^\n]*; restarting rank 2, 3 after [^\n]*\n"
     options = ("--hosts", "2", "--steps", "8")
-    printed = run_example("train_bytes_on_hosts.py", *options, warns=warned)
-    undisturbed = with_torch("train_bytes_on_hosts.py", *options, "--no-kill")
+    printed = example("train_bytes_on_hosts.py", *options, warns=warned)
+    undisturbed = example("train_bytes_on_hosts.py", *options, "--no-kill")
     assert re.search(r"SIGKILL to process \d+\n.*HostLost at hosts\{'hosts': 1/2\}: agent exit", printed, re.DOTALL)
     ends = [re.findall(r"8 steps done, final loss (\d\.\d{4})\n", one) for one in (printed, undisturbed)]
     assert ends[0] == ends[1] != []
@@ -260,10 +261,10 @@ def test_training_over_hosts_loses_nothing_by_the_loss_of_one(with_torch: Exampl
 @on_each_device
 @pytest.mark.parametrize("program", ["train_module.py", "tensor_parallel.py", "train_bytes_on_mesh.py", "pipeline.py"])
 def test_training_on_a_mesh_has_the_losses_of_plain_torch(
-    program: str, device: str, tolerance: float, with_torch: Example
+    program: str, device: str, tolerance: float, example: Example
 ) -> None:
-    there = with_torch(program, "--steps", "6", "--seed", "1", "--device", device, in_double=True)
-    here = with_torch(program, "--steps", "6", "--seed", "1", "--plain", in_double=True)
+    there = example(program, "--steps", "6", "--seed", "1", "--device", device, in_double=True)
+    here = example(program, "--steps", "6", "--seed", "1", "--plain", in_double=True)
 
     assert sorted(losses(here)) == list(range(1, 7))
     assert losses(there) == pytest.approx(losses(here), abs=tolerance)
@@ -273,18 +274,18 @@ def test_training_on_a_mesh_has_the_losses_of_plain_torch(
 
 
 @pytest.mark.torch
-def test_fully_sharded_training_has_the_losses_of_plain_torch(with_torch: Example) -> None:
-    there = with_torch("train_module.py", "--steps", "6", "--seed", "1", "--sharded", in_double=True)
-    here = with_torch("train_module.py", "--steps", "6", "--seed", "1", "--plain", in_double=True)
+def test_fully_sharded_training_has_the_losses_of_plain_torch(example: Example) -> None:
+    there = example("train_module.py", "--steps", "6", "--seed", "1", "--sharded", in_double=True)
+    here = example("train_module.py", "--steps", "6", "--seed", "1", "--plain", in_double=True)
 
     assert losses(there) == pytest.approx(losses(here), abs=1e-9)
     assert "a rank holds 2,568 bytes of 10,248" in there
 
 
 @pytest.mark.torch
-def test_plans_are_compared_without_processes(with_torch: Example, tmp_path: Path) -> None:
+def test_plans_are_compared_without_processes(example: Example, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
-    said = with_torch("simulate_training.py", "--hosts", "2", "--width", "128", "--layers", "1", "--trace", str(trace))
+    said = example("simulate_training.py", "--hosts", "2", "--width", "128", "--layers", "1", "--trace", str(trace))
 
     weights = 4 * (12 * 128 * 128 + 9 * 128)
     sent = {
@@ -299,18 +300,18 @@ def test_plans_are_compared_without_processes(with_torch: Example, tmp_path: Pat
 
 @pytest.mark.torch
 @pytest.mark.skipif(HAS_CUDA, reason="torch finds a CUDA device")
-def test_training_on_a_device_that_is_not_there_says_so(with_torch: Example) -> None:
+def test_training_on_a_device_that_is_not_there_says_so(example: Example) -> None:
     told = "--device cuda needs a CUDA device, and torch finds none\n"
 
-    assert with_torch("pipeline.py", "--device", "cuda", warns=told, code=1) == ""
+    assert example("pipeline.py", "--device", "cuda", warns=told, code=1) == ""
 
 
 @pytest.mark.torch
 @on_each_device
-def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: float, with_torch: Example) -> None:
+def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: float, example: Example) -> None:
     """The weights that moved, and those that were read, are the trainer's: all write the same, and what was learned."""
     del tolerance
-    said = with_torch("generate_with_trained.py", "--rounds", "3", "--device", device)
+    said = example("generate_with_trained.py", "--rounds", "3", "--device", device)
 
     by_round = [float(loss) for loss in facts(r"^round \d  loss (\S+)  '", said)]
     assert len(by_round) == 3
@@ -322,10 +323,10 @@ def test_generators_write_what_the_trainer_has_learned(device: str, tolerance: f
 
 @pytest.mark.torch
 @pytest.mark.parametrize("is_broken", [False, True], ids=["right", "broken"])
-def test_grpo_learns_by_its_rewards_alone_and_loses_no_work_by_a_death(is_broken: bool, with_torch: Example) -> None:
+def test_grpo_learns_by_its_rewards_alone_and_loses_no_work_by_a_death(is_broken: bool, example: Example) -> None:
     """With the rewards of other answers all else is the same, and nothing is learned."""
     options = ["--broken"] if is_broken else []
-    said = with_torch("grpo.py", "--steps", "60", *options, warns=restarts("generation", "training"))
+    said = example("grpo.py", "--steps", "60", *options, warns=restarts("generation", "training"))
 
     [(reward, verdict)] = re.findall(r"^reward (\S+): copying is (.*), the bound is 0.9$", said, re.MULTILINE)
     assert verdict == ("not learned" if is_broken else "learned")
@@ -342,16 +343,14 @@ def restarts(*meshes: str) -> str:
 
 
 @pytest.mark.torch
-def test_grpo_goes_on_where_it_was_killed_and_in_asyncio_to_the_same_weights(
-    tmp_path: Path, with_torch: Example
-) -> None:
+def test_grpo_goes_on_where_it_was_killed_and_in_asyncio_to_the_same_weights(tmp_path: Path, example: Example) -> None:
     """Without staleness what is learned depends on the seed alone: not on kills, resumes and loops."""
     plan = ["grpo.py", "--steps", "6", "--staleness", "0"]
-    whole = with_torch(*plan, warns=restarts("generation", "training"))
-    in_asyncio = with_torch(*plan, "--asyncio", warns=restarts("generation", "training"))
+    whole = example(*plan, warns=restarts("generation", "training"))
+    in_asyncio = example(*plan, "--asyncio", warns=restarts("generation", "training"))
     saved = ["--checkpoint", str(tmp_path)]
-    killed = with_torch(*plan, *saved, "--die-after", "3", warns=restarts("generation"), code=-signal.SIGKILL)
-    resumed = with_torch(*plan, *saved, "--resume", warns=restarts("training"))
+    killed = example(*plan, *saved, "--die-after", "3", warns=restarts("generation"), code=-signal.SIGKILL)
+    resumed = example(*plan, *saved, "--resume", warns=restarts("training"))
 
     assert "step    3  this program is killed" in killed
     assert "resumed after step 3" in resumed
@@ -362,30 +361,30 @@ def test_grpo_goes_on_where_it_was_killed_and_in_asyncio_to_the_same_weights(
         assert facts(r"^groups: \d+ added, (\d+) trained", said) == ["48"]
 
 
-def test_parameter_server_finds_the_weights() -> None:
-    distances = [float(found) for found in facts(r"distance (\S+)$", run_example("ray/parameter_server.py"))]
+def test_parameter_server_finds_the_weights(example: Example) -> None:
+    distances = [float(found) for found in facts(r"distance (\S+)$", example("ray/parameter_server.py"))]
 
     assert len(distances) == 2
     assert max(distances) < 0.05
 
 
-def test_map_over_actors_uses_all_and_keeps_the_order() -> None:
-    printed = run_example("ray/map_over_actors.py", "--items", "9")
+def test_map_over_actors_uses_all_and_keeps_the_order(example: Example) -> None:
+    printed = example("ray/map_over_actors.py", "--items", "9")
 
     assert f"in order: {[number * number for number in range(9)]}" in printed
     assert "workers used: [0, 1, 2]" in printed
 
 
-def test_async_actor_batches_streams_and_is_cancelled() -> None:
-    printed = run_example("ray/async_actor.py")
+def test_async_actor_batches_streams_and_is_cancelled(example: Example) -> None:
+    printed = example("ray/async_actor.py")
 
     assert "'PROMPT 7'" in printed
     assert "tokens: ONE WORD AFTER THE OTHER" in printed
     assert "cancelled calls that have unwound: 1" in printed
 
 
-def test_getting_started_tells_of_slices_errors_and_restarts() -> None:
-    done = executed(Path("examples") / "monarch" / "getting_started.py", cwd=ROOT, seconds=EXAMPLE_SECONDS)
+def test_getting_started_tells_of_slices_errors_and_restarts(run_program: Run) -> None:
+    done = run_program(Path("examples") / "monarch" / "getting_started.py", cwd=ROOT, seconds=EXAMPLE_SECONDS)
 
     assert done.returncode == 0, done.stderr
     assert "restarting rank 1" in done.stderr
@@ -394,31 +393,31 @@ def test_getting_started_tells_of_slices_errors_and_restarts() -> None:
     assert "steps after a death and a restart: [0, 0]" in done.stdout
 
 
-def test_philosophers_eat_with_a_waiter_and_are_told_without() -> None:
-    printed = run_example("monarch/dining_philosophers.py", "--philosophers", "3", "--rounds", "5")
+def test_philosophers_eat_with_a_waiter_and_are_told_without(example: Example) -> None:
+    printed = example("monarch/dining_philosophers.py", "--philosophers", "3", "--rounds", "5")
 
     assert "meals: [5, 5, 5]" in printed
     assert "without a waiter: " in printed
     assert "waits for itself" in printed
 
 
-def test_crawler_reads_every_page_once_and_knows_when_it_is_done() -> None:
-    printed = run_example("monarch/crawler.py", "--crawlers", "3", "--depth", "9")
+def test_crawler_reads_every_page_once_and_knows_when_it_is_done(example: Example) -> None:
+    printed = example("monarch/crawler.py", "--crawlers", "3", "--depth", "9")
 
     assert "pages read: 40, broken: 41, by 3 crawlers" in printed
     read = facts(r"crawler \d: http://[^/]+/(\d*), \d+ characters", printed)
     assert sorted(read) == sorted(["", *map(str, range(1, 40))])
 
 
-def test_crawler_goes_as_deep_as_it_is_told() -> None:
-    printed = run_example("monarch/crawler.py", "--crawlers", "2", "--depth", "2")
+def test_crawler_goes_as_deep_as_it_is_told(example: Example) -> None:
+    printed = example("monarch/crawler.py", "--crawlers", "2", "--depth", "2")
 
     assert "pages read: 7, broken: 0, by 2 crawlers" in printed
 
 
 @pytest.mark.torch
-def test_actors_of_asyncio_learn_together(with_torch: Example) -> None:
-    printed = with_torch("monarch/grpo_actor.py", "--steps", "61", "--generators", "2")
+def test_actors_of_asyncio_learn_together(example: Example) -> None:
+    printed = example("monarch/grpo_actor.py", "--steps", "61", "--generators", "2")
 
     rewards = [float(one) for one in facts(r"^step .* reward (\S+)$", printed)]
     assert len(rewards) == 7
@@ -427,8 +426,8 @@ def test_actors_of_asyncio_learn_together(with_torch: Example) -> None:
 
 
 @pytest.mark.torch
-def test_script_of_torchrun_trains_on_a_mesh(with_torch: Example) -> None:
-    said = with_torch("monarch/ddp.py", "--steps", "2", warns=r"(?s).*")
+def test_script_of_torchrun_trains_on_a_mesh(example: Example) -> None:
+    said = example("monarch/ddp.py", "--steps", "2", warns=r"(?s).*")
 
     assert "step 1: loss" in said
     assert "exit codes: [0, 0]" in said
@@ -437,10 +436,10 @@ def test_script_of_torchrun_trains_on_a_mesh(with_torch: Example) -> None:
     assert failure.endswith("ValueError: rank 1 does not like step 0")
 
 
-def test_hosts_greet_each_other() -> None:
+def test_hosts_greet_each_other(example: Example) -> None:
     """Workers on the first host get answers of those on the second."""
     pytest.importorskip("cryptography")
-    printed = run_example("two_hosts.py")
+    printed = example("two_hosts.py")
 
     assert "4 processes over {'hosts': 2, 'gpus': 2}" in printed
     assert printed.count("hello, host 0") == 4
@@ -456,9 +455,9 @@ def test_two_programs_talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert [one for one in (tmp_path / "trimesh").rglob("*") if one.is_socket()] == []
 
 
-def test_verl_adapter_dispatches_ends_by_its_deadline_and_tells_of_a_death() -> None:
+def test_verl_adapter_dispatches_ends_by_its_deadline_and_tells_of_a_death(example: Example) -> None:
     """`RemoteCall`: the deadline is that of the submission; `DP_COMPUTE` cuts and puts together."""
-    printed = run_example("verl_adapter.py", warns=r"(?s).*ProcDied: procs\{'dp': 1/3\}.*")
+    printed = example("verl_adapter.py", warns=r"(?s).*ProcDied: procs\{'dp': 1/3\}.*")
     assert printed.splitlines() == [
         "7 answers of 3 workers, in order",
         "the first worker sees 7 prompts",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ import pytest
 from tests.memory_groups import memory_group
 from tests.observe.victims import Worker
 from tests.patience import HANG_SECONDS
+from tests.program_template import Script, open_script
 
 from trimesh import configured, limits, observe, this_host
 from trimesh._native import tls
@@ -41,7 +40,7 @@ class Victim:
         workers: Of its processes.
     """
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Script) -> None:
         self._process = process
         assert process.stdout is not None
         self.pid = process.pid
@@ -53,6 +52,7 @@ class Victim:
         while True:
             while not is_so(seen := observe.autopsy(pid=self.pid)):
                 assert time.monotonic() < ends_at, seen.cause
+                time.sleep(0.02)  # its processes need the processor, too
             self._send(signal.SIGSTOP)  # none sees another end, nor writes any more
             for pid in (*self.workers, self.pid):
                 while state_of(pid) not in "TZX":
@@ -89,14 +89,7 @@ def state_of(pid: int) -> str:
 @contextmanager
 def victim(way: str, *before: str) -> Generator[Victim, None, None]:
     """Run a program; what stands before its command may put it into a group, say."""
-    process = subprocess.Popen(
-        [*before, sys.executable, VICTIMS, way],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with process:
+    with open_script(VICTIMS, way, before=before) as process:
         try:
             yield Victim(process)
         finally:
@@ -228,8 +221,9 @@ def test_host_that_was_lost_is_named() -> None:
     assert controller.state == "ended"
 
 
-def test_stuck_process_is_shown_with_its_stack_and_calls() -> None:
+def test_stuck_process_is_shown_with_its_stack_and_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Q7: the stack is what its owner has reported of the stall."""
+    monkeypatch.setenv("TRIMESH_STALL_AFTER", "1")
     with victim("computes") as one:
         found = one.killed_when(
             lambda seen: seen.cause.stack and [proc.state for proc in seen.procs] == ["stuck", *["cut off"] * 4]

@@ -7,15 +7,16 @@ import operator
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from tests.patience import HANG_SECONDS
+from tests.program_template import Run
 
 import trimesh
 from trimesh import MeshErrorGroup, ProcMesh, ShapeError, this_host
@@ -227,7 +228,7 @@ async def test_arguments_that_do_not_belong_together() -> None:
         assert (t == None) is False  # noqa: E711 - it is what is tested
 
 
-def test_a_signal_gets_into_a_wait_without_await() -> None:
+def test_a_signal_gets_into_a_wait_without_await(run_program: Run, tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import logging, os, signal, sys, threading, torch, trimesh, trio
         from trimesh import this_host
@@ -248,7 +249,8 @@ def test_a_signal_gets_into_a_wait_without_await() -> None:
         except* KeyboardInterrupt:
             sys.exit(42)
     """)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    (tmp_path / "waits.py").write_text(program)
+    done = run_program(tmp_path / "waits.py", cwd=tmp_path, seconds=HANG_SECONDS)
     assert (done.returncode, done.stderr) == (42, "")
 
 
