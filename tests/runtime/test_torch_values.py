@@ -91,6 +91,8 @@ def test_tensor_arrives_equal_writable_and_private(name: str) -> None:
     assert (arrived.is_conj(), arrived.is_neg()) == (tensor.is_conj(), tensor.is_neg())
     assert (arrived.requires_grad, arrived.is_leaf) == (tensor.requires_grad, True)
     assert torch.equal(arrived.detach(), before)
+    if not (tensor.is_conj() or tensor.is_neg()):
+        assert arrived._base is None, "what writes to it in place would have to know of another tensor"
     arrived.untyped_storage().fill_(0)
     assert torch.equal(tensor.detach(), before)
 

@@ -143,7 +143,7 @@ HUGE_PAGES_BYTES_MIN: Final = 4 << 20
 """Memory for arriving values asks for huge pages from this size on: below it most of a page would go to waste."""
 
 ENCODER_KEEP_BYTES: Final = 1_024
-"""After a payload above this the encoder makes a new pickler (1 us) for the next one: clearing a memo costs as much as
+"""After a pickle above this the encoder makes a new pickler (1 us) for the next one: clearing a memo costs as much as
 its largest use did, so one long message would slow the short ones that follow (2.4 us instead of 1.1, measured)."""
 
 REDUCER_CACHE_CLASSES: Final = 4_096

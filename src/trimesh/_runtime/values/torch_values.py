@@ -20,7 +20,9 @@ As with plain pickle, `grad` stays behind. So does the graph: a tensor that is n
 
 from __future__ import annotations
 
+import functools
 import importlib
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -31,6 +33,7 @@ from trimesh._wire.typed.known_kinds import must_be_imported
 from trimesh.errors import PayloadError, ProtocolError
 
 
+@functools.cache
 def _torch() -> Any:
     """Return torch, which is there wherever a tensor is; only one that arrives may be the first to need it."""
     return importlib.import_module("torch")
@@ -86,14 +89,14 @@ def _put_together(source: DecodeSource, name: Any, data: Any, state: Any, *rest:
 def reduce_tensor(tensor: Tensor, sink: Sink) -> Any:
     """Reduce a tensor or a parameter: its bytes go to the sink, the rest into the pickle."""
     torch = _torch()
-    device = tensor.device
+    is_cpu = tensor.is_cpu
     if (
         tensor.layout is not torch.strided
-        or device.type not in _DEVICES
+        or not (is_cpu or tensor.device.type in _DEVICES)
         or tensor.is_quantized
         or tensor.is_nested
         or tensor._backward_hooks
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # has no memory of its own
+        or _is_wrapped()(tensor)
     ):
         return NotImplemented
     size, strides = tuple(tensor.size()), tensor.stride()
@@ -103,19 +106,24 @@ def reduce_tensor(tensor: Tensor, sink: Sink) -> Any:
         tensor.is_neg(),
         type(tensor) is not torch.Tensor,
     )
-    plain = device.type == "cpu" and marks == _NO_MARKS
     token = None
-    if device.type != "meta" and tensor.numel():
+    if tensor.numel() and not tensor.is_meta:
         token, span = _memory_of(tensor, size, strides, sink)
     else:
         span = 0
     args: tuple[Any, ...] = (token, tensor.dtype, size, strides, span)
-    if not plain:
-        args += (marks, None if device.type == "cpu" else str(device))
+    if not is_cpu or marks != _NO_MARKS:
+        args += (marks, None if is_cpu else str(tensor.device))
     state = tensor.__dict__
     if not state:
         return rebuild_tensor, args
     return rebuild_tensor, args, state, None, None, set_attributes
+
+
+@functools.cache
+def _is_wrapped() -> Callable[[Tensor], bool]:
+    """Return what says whether a tensor is a wrapper of functorch, which has no memory of its own."""
+    return cast("Callable[[Tensor], bool]", _torch()._C._functorch.is_functorch_wrapped_tensor)
 
 
 _DEVICES = frozenset(("cpu", "cuda", "meta"))
@@ -125,9 +133,12 @@ _NO_MARKS = (False, False, False, False)
 def _memory_of(tensor: Tensor, size: tuple[int, ...], strides: tuple[int, ...], sink: Sink) -> tuple[Any, int]:
     itemsize = tensor.element_size()
     nbytes = tensor.numel() * itemsize
-    span = (1 + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))) * itemsize
+    if tensor.is_contiguous():
+        span = nbytes
+    else:
+        span = (1 + sum((n - 1) * stride for n, stride in zip(size, strides, strict=True))) * itemsize
     storage = tensor.untyped_storage()
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         space, read = "cpu", partial(memory_at, keep=storage)
     else:
         space, read = str(tensor.device), partial(_device_memory, storage)
@@ -169,13 +180,43 @@ def rebuild_tensor(
     Raises:
         ValueError: It was on a device that this process does not have.
     """
-    torch = _torch()
     requires_grad, conj, neg, is_parameter = marks
-    where = _device(device)
+    is_plain = device is None and not (conj or neg) and type(data) is memoryview and data.nbytes == span
+    tensor = _plain(data, dtype, size, strides) if is_plain else None
+    if tensor is None:
+        tensor = _rebuilt(data, dtype, size, strides, span, _device(device), conj=conj, neg=neg)
+    if is_parameter:
+        return _torch().nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _plain(data: Any, dtype: Any, size: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Make a tensor of this host over memory of its own, at a third of the cost; None where that is not all of it."""
+    torch = _torch()
+    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+        return None  # a mode is on
+    tensor = torch.frombuffer(writable(data), dtype=dtype)
+    if tensor.data_ptr() % dtype.itemsize:
+        return None
+    return tensor.as_strided_(size, strides)  # in place: a view would have a base
+
+
+def _rebuilt(
+    data: EntryMemory | memoryview | None,
+    dtype: Any,
+    size: tuple[int, ...],
+    strides: tuple[int, ...],
+    span: int,
+    where: Any,
+    *,
+    conj: bool,
+    neg: bool,
+) -> Tensor:
+    torch = _torch()
     # A tensor that arrives is none of a mode's business: an active mesh would run this on every rank.
     with _no_modes(), torch.no_grad():
         if data is None:
-            tensor: Tensor = torch.empty_strided(size, strides, dtype=dtype, device=where)
+            tensor = torch.empty_strided(size, strides, dtype=dtype, device=where)
         else:
             storage, start, nbytes = _storage(data, where, dtype.itemsize)
             tensor = torch.empty(0, dtype=dtype, device=where)
@@ -183,10 +224,7 @@ def rebuild_tensor(
                 tensor.set_(storage, start // dtype.itemsize, size, strides)
             else:  # compacted on the way
                 tensor.set_(storage, start // dtype.itemsize, size)
-        tensor = _marked(tensor, conj=conj, neg=neg)
-    if is_parameter:
-        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
-    return tensor.requires_grad_() if requires_grad else tensor
+        return _marked(tensor, conj=conj, neg=neg)
 
 
 def set_attributes(tensor: Tensor, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ behind the pickle's last opcode, where `pickle.loads` does not look:
 
 from __future__ import annotations
 
+import functools
 import pickle
 import struct
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ TRAILER_BOUND = 0x03
 """Last byte of a payload with a trailer; the second says that names must be resolved by the decoder's bindings."""
 
 _FOOTER = struct.Struct("<QIIB")  # bytes of the stream, regions, entries, marker
+_ONE = struct.Struct("<6QQIIB")  # the tables of one region with one entry, and the footer
 _ALIGN = 64  # a cache line, and the widest vector load
 _PACKED = 0  # source of a region that lies in the payload; body k is source k + 1
 
@@ -98,11 +100,17 @@ def memory_at(address: int, nbytes: int, keep: object) -> memoryview:
     """Return a view of this process's memory that keeps `keep` alive."""
     if nbytes == 0:
         return memoryview(b"")
+    array = _bytes_type(nbytes.bit_length()).from_address(address)
+    array.keep = keep
+    return memoryview(array).cast("B")[:nbytes]
+
+
+@functools.cache
+def _bytes_type(bits: int) -> Any:
+    """Return a type of arrays for every size of so many bits. To make one for each size costs ten times a message."""
     import ctypes  # noqa: PLC0415 - only messages with arrays need it; `import trimesh` stays cheap
 
-    array = (ctypes.c_ubyte * nbytes).from_address(address)
-    array.keep = keep  # type: ignore[attr-defined]  # a ctypes array has a __dict__
-    return memoryview(array).cast("B")
+    return ctypes.c_ubyte * (1 << bits)
 
 
 class _Plan:
@@ -137,15 +145,15 @@ def lay_out(
     Returns:
         The payload and the bodies.
     """
+    if len(buffers) == 1 and not bound and bodies_max:
+        return _lay_out_one(stream, _read_alone(buffers[0], extents.get(id(buffers[0]))))
+    if not _overlaps(extents):
+        views = [_read_alone(buffer, extents.get(id(buffer))) for buffer in buffers]
+        return _lay_out_apart(stream, views, bound=bound, bodies_max=bodies_max)
     plans = _plan(buffers, extents)
     for plan in plans:
         _read(plan, buffers, extents)
-    threshold = limits.BUFFER_INLINE_BYTES
-    sizes = sorted(plan.end - plan.start for plan in plans)
-    if len(sizes) > bodies_max:
-        threshold = max(threshold, sizes[-bodies_max] + 1 if bodies_max else sizes[-1] + 1)
-    if not bound and len(plans) == len(buffers) and (not sizes or sizes[0] >= threshold):
-        return stream, tuple(plan.view for plan in plans)
+    threshold = _threshold([plan.view.nbytes for plan in plans], bodies_max)
     packed, regions, bodies = _pack(plans, threshold)
     entries = [0] * (3 * len(buffers))
     for number, plan in enumerate(plans):
@@ -155,9 +163,79 @@ def lay_out(
                 entries[3 * index : 3 * index + 3] = (number, 0, plan.end - plan.start)
             else:
                 entries[3 * index : 3 * index + 3] = (number, extent.address - plan.start, extent.nbytes)
+    return b"".join((stream, packed, _trailer(stream, regions, entries, bound=bound))), tuple(bodies)
+
+
+def _lay_out_one(stream: bytes, view: memoryview) -> tuple[bytes, tuple[memoryview, ...]]:
+    """Do what `_lay_out_apart` does for the only entry of a message, in half of the time."""
+    nbytes = view.nbytes
+    if nbytes >= limits.BUFFER_INLINE_BYTES:
+        return stream, (view,)
+    trailer = _ONE.pack(_PACKED, 0, nbytes, 0, 0, nbytes, len(stream), 1, 1, TRAILER_PLAIN)
+    return b"".join((stream, view, bytes(-nbytes % _ALIGN), trailer)), ()
+
+
+def _overlaps(extents: dict[int, SourceMemory]) -> bool:
+    """Whether any two entries share bytes. A `PickleBuffer` of others, whose address is not known, does with none."""
+    spans = sorted((one.space, one.address, one.address + one.nbytes) for one in extents.values())
+    last_space, last_end = "", 0
+    for space, start, end in spans:
+        if space != last_space:
+            last_space, last_end = space, end
+        elif start < last_end and start < end:
+            return True
+        else:
+            last_end = max(last_end, end)
+    return False
+
+
+def _lay_out_apart(
+    stream: bytes, views: Sequence[memoryview], *, bound: bool, bodies_max: int
+) -> tuple[bytes, tuple[memoryview, ...]]:
+    """Lay out entries that are a region each, as those of most messages are."""
+    sizes = [view.nbytes for view in views]
+    threshold = _threshold(sizes, bodies_max)
+    if not bound and min(sizes, default=threshold) >= threshold:
+        return stream, tuple(views)
+    parts: list[Buffer] = [stream]
+    bodies: list[memoryview] = []
+    regions: list[int] = []
+    entries: list[int] = []
+    at = 0
+    for number, (view, nbytes) in enumerate(zip(views, sizes, strict=True)):
+        entries += (number, 0, nbytes)
+        if nbytes < threshold:
+            parts += (view, bytes(-nbytes % _ALIGN))
+            regions += (_PACKED, at, nbytes)
+            at += nbytes + -nbytes % _ALIGN
+        else:
+            bodies.append(view)
+            regions += (len(bodies), 0, nbytes)
+    parts.append(_trailer(stream, regions, entries, bound=bound))
+    return b"".join(parts), tuple(bodies)
+
+
+def _threshold(sizes: Sequence[int], bodies_max: int) -> int:
+    """Return the size from which on a region is a body of its own."""
+    threshold = limits.BUFFER_INLINE_BYTES
+    if len(sizes) <= bodies_max:
+        return threshold
+    largest = sorted(sizes)[-bodies_max if bodies_max else -1]
+    return max(threshold, largest + 1)
+
+
+def _trailer(stream: bytes, regions: list[int], entries: list[int], *, bound: bool) -> bytes:
+    """Return the tables and the footer."""
     tables = struct.pack(f"<{len(regions) + len(entries)}Q", *regions, *entries)
-    footer = _FOOTER.pack(len(stream), len(plans), len(buffers), TRAILER_BOUND if bound else TRAILER_PLAIN)
-    return b"".join((stream, packed, tables, footer)), tuple(bodies)
+    marker = TRAILER_BOUND if bound else TRAILER_PLAIN
+    return tables + _FOOTER.pack(len(stream), len(regions) // 3, len(entries) // 3, marker)
+
+
+def _read_alone(buffer: pickle.PickleBuffer, extent: SourceMemory | None) -> memoryview:
+    """Return the bytes of an entry that shares its region with no other."""
+    if extent is None:
+        return buffer.raw()
+    return extent.read(extent.address, extent.nbytes) if extent.compact is None else extent.compact()
 
 
 def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemory]) -> list[_Plan]:
@@ -189,10 +267,8 @@ def _read(plan: _Plan, buffers: Sequence[pickle.PickleBuffer], extents: dict[int
     """Fill in the bytes of a region, and its true length when it is sent compacted."""
     first = buffers[plan.entries[0]]
     extent = extents.get(id(first))
-    if extent is None:
-        plan.view = first.raw()
-    elif len(plan.entries) == 1 and extent.compact is not None:
-        plan.view = extent.compact()
+    if extent is None or len(plan.entries) == 1:
+        plan.view = _read_alone(first, extent)
     else:
         plan.view = extent.read(plan.start, plan.end - plan.start)
     plan.end = plan.start + plan.view.nbytes
@@ -244,11 +320,16 @@ class Arrived:
         self.bound = marker == TRAILER_BOUND
         # One private, writable copy of all packed regions: the payload itself may be lent.
         packed = memoryview(bytearray(payload[stream_bytes:tables_at]))
+        if region_count == entry_count == 1 and not numbers[3]:  # the most common, in half of the time
+            source, offset, nbytes, _, at, length = numbers
+            region = _cut(packed if source == _PACKED else _body(bodies, source), offset, nbytes)
+            self.entries: list[EntryMemory | memoryview] = [_cut(region, at, length)]
+            return
         regions = [
             _cut(packed if source == _PACKED else _body(bodies, source), offset, nbytes)
             for source, offset, nbytes in _threes(numbers[: 3 * region_count])
         ]
-        self.entries = _entries(regions, list(_threes(numbers[3 * region_count :])))
+        self.entries = _entries(regions, _threes(numbers[3 * region_count :]))
 
 
 def _threes(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -268,6 +349,8 @@ def _cut(memory: memoryview, offset: int, nbytes: int) -> memoryview:
 
 
 def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> list[EntryMemory | memoryview]:
+    if len(entries) == len(regions) and all(number == index for index, (number, _, _) in enumerate(entries)):
+        return [_cut(region, at, nbytes) for region, (_, at, nbytes) in zip(regions, entries, strict=True)]
     sharers = [0] * len(regions)
     for number, offset, nbytes in entries:
         if number >= len(regions):
