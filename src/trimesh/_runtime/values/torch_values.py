@@ -20,10 +20,9 @@ As with plain pickle, `grad` stays behind. So does the graph: a tensor that is n
 
 from __future__ import annotations
 
-import functools
 import importlib
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 from trimesh._wire.memory.reducers import Sink, register_reducer
@@ -33,7 +32,7 @@ from trimesh._wire.typed.known_kinds import must_be_imported
 from trimesh.errors import PayloadError, ProtocolError
 
 
-@functools.cache
+@cache
 def _torch() -> Any:
     """Return torch, which is there wherever a tensor is; only one that arrives may be the first to need it."""
     return importlib.import_module("torch")
@@ -120,7 +119,7 @@ def reduce_tensor(tensor: Tensor, sink: Sink) -> Any:
     return rebuild_tensor, args, state, None, None, set_attributes
 
 
-@functools.cache
+@cache
 def _is_wrapped() -> Callable[[Tensor], bool]:
     """Return what says whether a tensor is a wrapper of functorch, which has no memory of its own."""
     return cast("Callable[[Tensor], bool]", _torch()._C._functorch.is_functorch_wrapped_tensor)
@@ -180,13 +179,26 @@ def rebuild_tensor(
     Raises:
         ValueError: It was on a device that this process does not have.
     """
+    torch = _torch()
     requires_grad, conj, neg, is_parameter = marks
     is_plain = device is None and not (conj or neg) and type(data) is memoryview and data.nbytes == span
     tensor = _plain(data, dtype, size, strides) if is_plain else None
     if tensor is None:
-        tensor = _rebuilt(data, dtype, size, strides, span, _device(device), conj=conj, neg=neg)
+        where = _device(device)
+        # A tensor that arrives is none of a mode's business: an active mesh would run this on every rank.
+        with _no_modes(), torch.no_grad():
+            if data is None:
+                tensor = torch.empty_strided(size, strides, dtype=dtype, device=where)
+            else:
+                storage, start, nbytes = _storage(data, where, dtype.itemsize)
+                tensor = torch.empty(0, dtype=dtype, device=where)
+                if nbytes == span:
+                    tensor.set_(storage, start // dtype.itemsize, size, strides)
+                else:  # compacted on the way
+                    tensor.set_(storage, start // dtype.itemsize, size)
+            tensor = _marked(tensor, conj=conj, neg=neg)
     if is_parameter:
-        return _torch().nn.Parameter(tensor, requires_grad=requires_grad)
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_() if requires_grad else tensor
 
 
@@ -199,32 +211,6 @@ def _plain(data: Any, dtype: Any, size: tuple[int, ...], strides: tuple[int, ...
     if tensor.data_ptr() % dtype.itemsize:
         return None
     return tensor.as_strided_(size, strides)  # in place: a view would have a base
-
-
-def _rebuilt(
-    data: EntryMemory | memoryview | None,
-    dtype: Any,
-    size: tuple[int, ...],
-    strides: tuple[int, ...],
-    span: int,
-    where: Any,
-    *,
-    conj: bool,
-    neg: bool,
-) -> Tensor:
-    torch = _torch()
-    # A tensor that arrives is none of a mode's business: an active mesh would run this on every rank.
-    with _no_modes(), torch.no_grad():
-        if data is None:
-            tensor = torch.empty_strided(size, strides, dtype=dtype, device=where)
-        else:
-            storage, start, nbytes = _storage(data, where, dtype.itemsize)
-            tensor = torch.empty(0, dtype=dtype, device=where)
-            if nbytes == span:
-                tensor.set_(storage, start // dtype.itemsize, size, strides)
-            else:  # compacted on the way
-                tensor.set_(storage, start // dtype.itemsize, size)
-        return _marked(tensor, conj=conj, neg=neg)
 
 
 def set_attributes(tensor: Tensor, state: dict[str, Any]) -> None:

@@ -147,27 +147,18 @@ def lay_out(
     """
     if len(buffers) == 1 and not bound and bodies_max:
         return _lay_out_one(stream, _read_alone(buffers[0], extents.get(id(buffers[0]))))
-    if not _overlaps(extents):
-        views = [_read_alone(buffer, extents.get(id(buffer))) for buffer in buffers]
-        return _lay_out_apart(stream, views, bound=bound, bodies_max=bodies_max)
-    plans = _plan(buffers, extents)
-    for plan in plans:
-        _read(plan, buffers, extents)
-    threshold = _threshold([plan.view.nbytes for plan in plans], bodies_max)
-    packed, regions, bodies = _pack(plans, threshold)
-    entries = [0] * (3 * len(buffers))
-    for number, plan in enumerate(plans):
-        for index in plan.entries:
-            extent = extents.get(id(buffers[index]))
-            if extent is None or len(plan.entries) == 1:
-                entries[3 * index : 3 * index + 3] = (number, 0, plan.end - plan.start)
-            else:
-                entries[3 * index : 3 * index + 3] = (number, extent.address - plan.start, extent.nbytes)
-    return b"".join((stream, packed, _trailer(stream, regions, entries, bound=bound))), tuple(bodies)
+    views, entries = (_merged if _overlaps(extents) else _apart)(buffers, extents)
+    threshold = _threshold(views, bodies_max)
+    if not bound and len(views) == len(buffers) and all(view.nbytes >= threshold for view in views):
+        return stream, tuple(views)  # WR-1
+    packed, regions, bodies = _pack(views, threshold)
+    tables = struct.pack(f"<{len(regions) + len(entries)}Q", *regions, *entries)
+    footer = _FOOTER.pack(len(stream), len(views), len(buffers), TRAILER_BOUND if bound else TRAILER_PLAIN)
+    return b"".join((stream, *packed, tables, footer)), tuple(bodies)
 
 
 def _lay_out_one(stream: bytes, view: memoryview) -> tuple[bytes, tuple[memoryview, ...]]:
-    """Do what `_lay_out_apart` does for the only entry of a message, in half of the time."""
+    """Do what `lay_out` does for the only entry of a message, in half of the time."""
     nbytes = view.nbytes
     if nbytes >= limits.BUFFER_INLINE_BYTES:
         return stream, (view,)
@@ -189,46 +180,41 @@ def _overlaps(extents: dict[int, SourceMemory]) -> bool:
     return False
 
 
-def _lay_out_apart(
-    stream: bytes, views: Sequence[memoryview], *, bound: bool, bodies_max: int
-) -> tuple[bytes, tuple[memoryview, ...]]:
-    """Lay out entries that are a region each, as those of most messages are."""
-    sizes = [view.nbytes for view in views]
-    threshold = _threshold(sizes, bodies_max)
-    if not bound and min(sizes, default=threshold) >= threshold:
-        return stream, tuple(views)
-    parts: list[Buffer] = [stream]
-    bodies: list[memoryview] = []
-    regions: list[int] = []
+def _apart(
+    buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemory]
+) -> tuple[list[memoryview], list[int]]:
+    """Return the regions and the table of entries where each is a region, as in most messages."""
+    views = [_read_alone(buffer, extents.get(id(buffer))) for buffer in buffers]
     entries: list[int] = []
-    at = 0
-    for number, (view, nbytes) in enumerate(zip(views, sizes, strict=True)):
-        entries += (number, 0, nbytes)
-        if nbytes < threshold:
-            parts += (view, bytes(-nbytes % _ALIGN))
-            regions += (_PACKED, at, nbytes)
-            at += nbytes + -nbytes % _ALIGN
-        else:
-            bodies.append(view)
-            regions += (len(bodies), 0, nbytes)
-    parts.append(_trailer(stream, regions, entries, bound=bound))
-    return b"".join(parts), tuple(bodies)
+    for number, view in enumerate(views):
+        entries += (number, 0, view.nbytes)
+    return views, entries
 
 
-def _threshold(sizes: Sequence[int], bodies_max: int) -> int:
+def _merged(
+    buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemory]
+) -> tuple[list[memoryview], list[int]]:
+    """Return the same where some share bytes."""
+    plans = _plan(buffers, extents)
+    entries = [0] * (3 * len(buffers))
+    for number, plan in enumerate(plans):
+        _read(plan, buffers, extents)
+        for index in plan.entries:
+            extent = extents.get(id(buffers[index]))
+            if extent is None or len(plan.entries) == 1:
+                entries[3 * index : 3 * index + 3] = (number, 0, plan.end - plan.start)
+            else:
+                entries[3 * index : 3 * index + 3] = (number, extent.address - plan.start, extent.nbytes)
+    return [plan.view for plan in plans], entries
+
+
+def _threshold(views: Sequence[memoryview], bodies_max: int) -> int:
     """Return the size from which on a region is a body of its own."""
     threshold = limits.BUFFER_INLINE_BYTES
-    if len(sizes) <= bodies_max:
+    if len(views) <= bodies_max:
         return threshold
-    largest = sorted(sizes)[-bodies_max if bodies_max else -1]
-    return max(threshold, largest + 1)
-
-
-def _trailer(stream: bytes, regions: list[int], entries: list[int], *, bound: bool) -> bytes:
-    """Return the tables and the footer."""
-    tables = struct.pack(f"<{len(regions) + len(entries)}Q", *regions, *entries)
-    marker = TRAILER_BOUND if bound else TRAILER_PLAIN
-    return tables + _FOOTER.pack(len(stream), len(regions) // 3, len(entries) // 3, marker)
+    sizes = sorted(view.nbytes for view in views)
+    return max(threshold, sizes[-bodies_max if bodies_max else -1] + 1)
 
 
 def _read_alone(buffer: pickle.PickleBuffer, extent: SourceMemory | None) -> memoryview:
@@ -274,19 +260,21 @@ def _read(plan: _Plan, buffers: Sequence[pickle.PickleBuffer], extents: dict[int
     plan.end = plan.start + plan.view.nbytes
 
 
-def _pack(plans: list[_Plan], threshold: int) -> tuple[bytearray, list[int], list[memoryview]]:
-    """Return the packed bytes, the table of regions and the bodies."""
-    packed = bytearray()
+def _pack(views: Sequence[memoryview], threshold: int) -> tuple[list[Buffer], list[int], list[memoryview]]:
+    """Return the pieces of the packed bytes, the table of regions and the bodies."""
+    packed: list[Buffer] = []
     regions: list[int] = []
     bodies: list[memoryview] = []
-    for plan in plans:
-        nbytes = plan.view.nbytes
+    at = 0
+    for view in views:
+        nbytes = view.nbytes
         if nbytes < threshold:
-            regions += (_PACKED, len(packed), nbytes)
-            packed += plan.view
-            packed += bytes(-nbytes % _ALIGN)
+            padding = -nbytes % _ALIGN
+            packed += (view, bytes(padding))
+            regions += (_PACKED, at, nbytes)
+            at += nbytes + padding
         else:
-            bodies.append(plan.view)
+            bodies.append(view)
             regions += (len(bodies), 0, nbytes)
     return packed, regions, bodies
 
@@ -349,8 +337,6 @@ def _cut(memory: memoryview, offset: int, nbytes: int) -> memoryview:
 
 
 def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> list[EntryMemory | memoryview]:
-    if len(entries) == len(regions) and all(number == index for index, (number, _, _) in enumerate(entries)):
-        return [_cut(region, at, nbytes) for region, (_, at, nbytes) in zip(regions, entries, strict=True)]
     sharers = [0] * len(regions)
     for number, offset, nbytes in entries:
         if number >= len(regions):

@@ -102,7 +102,6 @@ class _Pickler(pickle.Pickler):
         self.subject: object = _NOTHING
         self.is_body = False
         self.bound = False
-        self.is_short = True
         self._table = table
         self._found = table.found
         super().__init__(self.file, _PROTOCOL, buffer_callback=self.buffers.append)
@@ -143,7 +142,6 @@ class _Pickler(pickle.Pickler):
     def take(self, bodies_max: int = limits.BODIES_MAX - 1) -> Encoded:
         """Return what was pickled and be ready for the next value."""
         stream = self.file.getvalue()
-        self.is_short = len(stream) <= limits.ENCODER_KEEP_BYTES
         self.file.seek(0)
         self.file.truncate()
         self.clear_memo()
@@ -224,10 +222,11 @@ class Encoder:
             pickler = _Pickler(self._table)
         try:
             pickler.dump(beside(value))
+            is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
             encoded = pickler.take()
         except Exception as error:
             raise TypeError(offending_part(value, what, error, self._fails)) from error
-        if pickler.is_short:
+        if is_short:
             self._idle.append(pickler)
         return encoded
 
