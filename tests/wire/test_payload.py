@@ -169,17 +169,6 @@ def test_encode_call_arrives_as_args_and_kwargs() -> None:
     assert Decoder().decode(encoded.payload) == ((1, "a"), {"k": 2.5})
 
 
-def test_encode_names_an_endless_recursion() -> None:
-    value: list[Any] = []
-    for _ in range(100_000):
-        value = [value]
-
-    with pytest.raises(TypeError, match="RecursionError"):
-        Encoder().encode(value, what="the value")
-    while value:  # taken apart by hand: freeing it in one go is deep, too
-        value = value[0]
-
-
 def test_decode_error_keeps_the_cause() -> None:
     encoded = Encoder().encode(Exploding(), what="the value")
 

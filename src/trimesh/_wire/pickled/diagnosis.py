@@ -22,6 +22,8 @@ def offending_part(value: object, what: str, error: Exception, fails: Callable[[
     """
     path = ""
     budget = limits.DIAGNOSIS_OBJECTS
+    overflows = limits.DIAGNOSIS_OVERFLOWS
+    _forget_levels(error)
     seen: set[int] = set()
     while id(value) not in seen:
         seen.add(id(value))
@@ -35,7 +37,8 @@ def offending_part(value: object, what: str, error: Exception, fails: Callable[[
                 break
         else:
             break
-        if budget < 0:
+        overflows -= isinstance(error, RecursionError)
+        if budget < 0 or overflows <= 0:
             break
     cls = type(value)
     where = f" at {path.removeprefix('.').strip()}" if path else ""
@@ -58,6 +61,12 @@ def offending_attribute(thing: object, fails: Callable[[object], Exception | Non
         if fails(cell) is not None:
             return f"its closure's {name!r}"
     return None
+
+
+def _forget_levels(error: Exception) -> None:
+    """Drop the notes of a stack overflow: since Python 3.14 pickle adds one for each level, tens of thousands."""
+    if isinstance(error, RecursionError):
+        error.__dict__.pop("__notes__", None)
 
 
 def _short(error: Exception) -> str:
