@@ -333,6 +333,35 @@ SCRIPTS: list[tuple[str, str, str]] = [
         "A.__annotations__, A().f(3), A.f.__annotations__",
     ),
     (
+        "evaluated_annotations",
+        """
+        import enum
+        from typing import Optional
+        class B:
+            size: int
+        class A(B):
+            T = float
+            other: B
+            itself: Optional['A'] = None
+            held: list[T]
+            def f(self, b: B, *, c: Optional['Nowhere'] = None) -> list[B]: return [b]
+            class E(enum.Enum):
+                size: int
+                ONE = 1
+        """,
+        "A.__annotations__, A.__mro__[1].__annotations__, A.f.__annotations__, A.E.__annotations__, A.E.ONE",
+    ),
+    (
+        "annotations_without_any",
+        """
+        class B:
+            size: int
+        class A(B):
+            def f(self): ...
+        """,
+        "'__annotations__' in A.__dict__, A.f.__annotations__",
+    ),
+    (
         "doc_and_module_names",
         """
         'the script'

@@ -38,7 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setitem(sys.modules, "__main__", main)
 
     def run(source: str) -> Any:
-        exec(compile(textwrap.dedent(source), "script.py", "exec"), main.__dict__)
+        exec(compile(textwrap.dedent(source), "script.py", "exec", dont_inherit=True), main.__dict__)
         return main
 
     return run
@@ -51,7 +51,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Any]:
     def make(name: str, source: str) -> Any:
         made = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, made)
-        exec(compile(textwrap.dedent(source), f"{name}.py", "exec"), made.__dict__)
+        exec(compile(textwrap.dedent(source), f"{name}.py", "exec", dont_inherit=True), made.__dict__)
         return made
 
     return make

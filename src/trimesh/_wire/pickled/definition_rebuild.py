@@ -55,6 +55,16 @@ def fill_cell(cell: CellType, contents: tuple[Any]) -> None:
     (cell.cell_contents,) = contents
 
 
+def itself(value: Any) -> Any:
+    """Return `value`, the object that a forward reference of an annotation was resolved to."""
+    return value
+
+
+def forward_reference(text: str, module: str | None, is_class: bool) -> Any:  # noqa: FBT001 - the order of a pickle
+    """Return a forward reference without a namespace."""
+    return typing.ForwardRef(text, module=module, is_class=is_class)
+
+
 def _pass_on(base: type, cls: type, **options: Any) -> None:
     super(base, cls).__init_subclass__(**options)  # type: ignore[arg-type]  # a class that is only known here
 

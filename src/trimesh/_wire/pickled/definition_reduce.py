@@ -6,6 +6,10 @@ own table of classes is not, for its ids are random and a class goes whole with 
 
 A function refers to its module, too, by a definition: on the other side all functions of one module share one
 namespace, which is made for them and is not `__main__`.
+
+Since Python 3.14 annotations are code that runs when they are first read (PEP 649). That code refers to the namespaces
+in which it was compiled, so it does not travel: its values do, as on earlier versions. A name that is not defined yet,
+or for a type checker only, travels as a `ForwardRef` of its text.
 """
 
 # ruff: noqa: SLF001 - what cloudpickle knows of Python's releases has no public names
@@ -28,7 +32,15 @@ from cloudpickle import cloudpickle
 
 from trimesh._wire.memory.reducers import DefinitionId, ReducerEntry, Sink
 from trimesh._wire.pickled.by_value import MAIN_NAMES, Definitions, find, is_by_value, is_importable, name_of
-from trimesh._wire.pickled.definition_rebuild import fill_cell, make_cached_property, make_cell, rebuild, restore
+from trimesh._wire.pickled.definition_rebuild import (
+    fill_cell,
+    forward_reference,
+    itself,
+    make_cached_property,
+    make_cell,
+    rebuild,
+    restore,
+)
 
 _cloud: Any = cloudpickle
 _dataclasses: Any = dataclasses
@@ -40,6 +52,8 @@ _VARIABLES: tuple[Any, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVarT
 _SENTINELS: dict[type, str] = {
     type(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
 }
+_LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
+_CLASS_ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")
 _names: dict[str, Any] = {}
 _CACHED: type = type(functools.lru_cache(print))
 
@@ -115,6 +129,8 @@ class DefinitionReducers:
         }
         table |= dict.fromkeys(_VARIABLES, ReducerEntry(self.reduce_variable, subclasses=False))
         table |= dict.fromkeys(_SENTINELS, ReducerEntry(reduce_sentinel, subclasses=False))
+        if _LAZY_ANNOTATIONS:
+            table[typing.ForwardRef] = ReducerEntry(reduce_forward_reference, subclasses=False)
         known = _cloud.Pickler.dispatch_table
         return table | {cls: ReducerEntry(_without_sink(known[cls]), subclasses=False) for cls in _SMALL}
 
@@ -148,10 +164,10 @@ class DefinitionReducers:
         definition = self._definitions.id_of(cls)
         if typing.is_typeddict(cls):
             total: bool = cls.__total__
-            return rebuild, ("typed_dict", definition, cls.__name__, cls.__annotations__, total, cls.__module__)
+            return rebuild, ("typed_dict", definition, cls.__name__, _annotations_of(cls), total, cls.__module__)
         if issubclass(cls, enum.Enum):
             return _enum_parts(definition, cls)
-        state, _ = _cloud._class_getstate(cls)
+        state = _class_state(cls)
         # What must be there when the class is made: slots decide its layout.
         first = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
         if "__slots__" in cls.__dict__:
@@ -187,6 +203,7 @@ class DefinitionReducers:
         cells = function.__closure__
         values = [*used.values(), *(cell.cell_contents for cell in cells or () if _is_filled(cell))]
         attributes = {name: getattr(function, name) for name in _FUNCTION_ATTRIBUTES if hasattr(function, name)}
+        attributes["__annotations__"] = _annotations_of(function)
         state: dict[str, Any] = {
             "attributes": attributes,
             "dict": function.__dict__,
@@ -298,6 +315,8 @@ class DefinitionReducers:
                 options["infer_variance"] = True
             else:
                 options |= {"covariant": variable.__covariant__, "contravariant": variable.__contravariant__}
+        if getattr(variable, "has_default", bool)():  # since Python 3.13
+            options["default"] = variable.__default__
         constraints = getattr(variable, "__constraints__", ())
         definition = self._definitions.id_of(variable)
         return rebuild, ("variable", definition, type(variable).__name__, variable.__name__, constraints, options)
@@ -315,7 +334,6 @@ _FUNCTION_ATTRIBUTES = (
     "__qualname__",
     "__module__",
     "__doc__",
-    "__annotations__",
     "__defaults__",
     "__kwdefaults__",
     "__type_params__",
@@ -323,8 +341,30 @@ _FUNCTION_ATTRIBUTES = (
 _ENUM_MEMBER_NAMES = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 
 
+def _annotations_of(thing: type[Any] | FunctionType) -> dict[str, Any]:
+    """Return the annotations of a class, without those of its bases, or of a function."""
+    if sys.version_info >= (3, 14):
+        import annotationlib  # noqa: PLC0415 - the module came with 3.14
+
+        # FORWARDREF gives what VALUE does where every name is defined.
+        return annotationlib.get_annotations(thing, format=annotationlib.Format.FORWARDREF)
+    return thing.__annotations__
+
+
+def _class_state(cls: Any, getstate: Callable[[Any], Any] = _cloud._class_getstate) -> dict[str, Any]:
+    """Return the attributes of a class that travel, with its annotations as values."""
+    state: dict[str, Any] = getstate(cls)[0]
+    if _LAZY_ANNOTATIONS:
+        for name in _CLASS_ANNOTATIONS:
+            state.pop(name, None)
+        annotations = _annotations_of(cls)
+        if annotations:
+            state["__annotations__"] = annotations
+    return state
+
+
 def _enum_parts(definition: DefinitionId | None, cls: Any) -> Any:
-    state, _ = _cloud._enum_getstate(cls)
+    state = _class_state(cls, _cloud._enum_getstate)
     members = {name: member.value for name, member in cls.__members__.items()}
     for name in members:
         state.pop(name, None)  # aliases; the members themselves are left out already
@@ -353,6 +393,21 @@ def reduce_code(code: CodeType, _: Sink) -> Any:
 def reduce_cached_property(found: functools.cached_property[Any], _: Sink) -> Any:
     """Reduce a cached property, which has a lock in Python 3.11."""
     return make_cached_property, (found.func, found.attrname)
+
+
+def reduce_forward_reference(reference: Any, _: Sink) -> Any:
+    """Reduce a forward reference with a namespace, which does not travel: to what it means now, or to its text.
+
+    Dataclasses and attrs keep such ones of names that were not defined when a class was made: its own, say.
+    """
+    if reference.__owner__ is None and reference.__globals__ is None and reference.__cell__ is None:
+        return NotImplemented  # made of a string by the program, or by `typing`
+    try:
+        return itself, (reference.evaluate(),)
+    except Exception:  # noqa: BLE001 - an annotation is any expression
+        module = reference.__forward_module__
+        named = module if isinstance(module, str) else None
+        return forward_reference, (reference.__forward_arg__, named, reference.__forward_is_class__)
 
 
 def reduce_sentinel(sentinel: object, _: Sink) -> Any:
