@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from trimesh import Actor, Reply, endpoint
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec, endpoints_of
+from trimesh.actor.spawning import check_arguments
 
 
 class Kinds(Actor):
@@ -194,3 +196,24 @@ def test_later_replies_are_checked_where_they_are_defined() -> None:
         def ask(self, reply: Reply[int], number: int) -> None: ...
 
     assert list(endpoints_of(Later)["ask"].signature.parameters) == ["number"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated late since Python 3.14")
+async def test_annotations_may_name_what_is_not_defined_yet() -> None:
+    names: dict[str, Any] = {"Actor": Actor, "Reply": Reply, "endpoint": endpoint}
+    source = """if True:
+        class Early(Actor):
+            def __init__(self, part: Later) -> None: self.part = part
+            @endpoint
+            async def first(self, other: Early, *rest: list[Later]) -> Later: return rest
+            @endpoint(reply="later")
+            async def second(self, reply: Reply[Later], other: Early) -> None: reply.send(other)
+    """
+    exec(compile(source, "early.py", "exec", dont_inherit=True), names)
+
+    found = endpoints_of(names["Early"])
+
+    assert [spec.parameters for spec in found.values()] == [("other", "rest"), ("other",)]
+    check_arguments(names["Early"], (1,), {})
+    with pytest.raises(TypeError, match=r"Early\(part: .*Later.*\).*: missing a required argument: 'part'"):
+        check_arguments(names["Early"], (), {})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Literal, Par
 import msgspec
 
 from trimesh._runtime.tasks import in_trio, in_trio_now
-from trimesh._runtime.values import EndpointKind, EndpointSpec
+from trimesh._runtime.values import EndpointKind, EndpointSpec, signature_of
 from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
@@ -446,7 +446,7 @@ class _Decorator(msgspec.Struct, frozen=True):
                 f"concurrency={self.concurrency}: write thread=True or `async def` for more, or group={name!r} for a "
                 "slot of its own"
             )
-        signature = inspect.signature(function)
+        signature = signature_of(function)
         parameters = list(signature.parameters.values())
         if not parameters:
             raise TypeError(f"endpoint {name} must take self, got a function without parameters")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
@@ -16,7 +15,7 @@ from trimesh import limits
 from trimesh._runtime.life import BorrowPlan, open_borrowed
 from trimesh._runtime.system import SEED_MAX
 from trimesh._runtime.tasks import in_trio, in_trio_block
-from trimesh._runtime.values import MeshInfo, endpoints_of
+from trimesh._runtime.values import MeshInfo, endpoints_of, signature_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
@@ -109,9 +108,9 @@ def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, A
         TypeError: They do not fit.
     """
     try:
-        inspect.signature(cls).bind(*args, **kwargs)
+        signature_of(cls).bind(*args, **kwargs)
     except TypeError as error:
-        raise TypeError(f"{cls.__qualname__}{inspect.signature(cls)}: {error}") from None
+        raise TypeError(f"{cls.__qualname__}{signature_of(cls)}: {error}") from None
     except ValueError:  # a class without a signature; its __init__ will say
         return
 

@@ -1,7 +1,14 @@
 """How the values of a process travel: by pickle, by annotations, tensors, handles."""
 
 from trimesh._runtime.values.codec import Values
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS, GENERATOR, EndpointKind, EndpointSpec, endpoints_of
+from trimesh._runtime.values.endpoint_spec import (
+    ENDPOINTS,
+    GENERATOR,
+    EndpointKind,
+    EndpointSpec,
+    endpoints_of,
+    signature_of,
+)
 from trimesh._runtime.values.guarded import Guarded
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
@@ -16,5 +23,6 @@ __all__ = [
     "MeshInfo",
     "Values",
     "endpoints_of",
+    "signature_of",
     "take_payload",
 ]

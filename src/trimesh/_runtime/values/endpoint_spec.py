@@ -33,6 +33,21 @@ INLINE: Final = EndpointKind.INLINE
 GENERATOR: Final = EndpointKind.GENERATOR
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a function or class.
+
+    Since Python 3.14 its annotations may name what is not defined yet, or for a type checker only.
+
+    Raises:
+        ValueError: It has none.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format  # noqa: PLC0415 - the module came with 3.14
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
+
+
 def _slots_of(spec: EndpointSpec) -> str:
     if spec.group is not None:
         return f"group {spec.group}"
