@@ -194,3 +194,10 @@ class TestNamesThatAreNotDefinedYet:
         assert arrived.__annotations__ == {"next": arrived | None, "one": arrived}
         assert types()[1] is arrived
         assert away.send(arrived, home) is main.A
+
+
+def test_error_names_the_attribute_of_a_class_with_annotations(home: Side, away: Side, script: Script) -> None:
+    main = script("import threading\nclass A:\n    held: threading.Lock\n    lock = threading.Lock()")
+
+    with pytest.raises(TypeError, match="its attribute 'lock' cannot be serialised"):
+        home.send(main.A, away)

@@ -49,9 +49,7 @@ _FILE_OF_CODE = 10  # where `types.CodeType` takes `co_filename`
 _NATIVE_TYPES = {value: name for name, value in vars(types).items() if isinstance(value, type)}
 _MODULE_NAMES = ("__name__", "__package__", "__file__")
 _VARIABLES: tuple[Any, ...] = (typing.TypeVar, typing.ParamSpec, typing.TypeVarTuple)
-_SENTINELS: dict[type, str] = {
-    type(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
-}
+_SENTINELS = {id(getattr(dataclasses, name)): name for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")}
 _LAZY_ANNOTATIONS = sys.version_info >= (3, 14)
 _CLASS_ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")
 _names: dict[str, Any] = {}
@@ -128,7 +126,8 @@ class DefinitionReducers:
             _Names: ReducerEntry(self.reduce_names, subclasses=False),
         }
         table |= dict.fromkeys(_VARIABLES, ReducerEntry(self.reduce_variable, subclasses=False))
-        table |= dict.fromkeys(_SENTINELS, ReducerEntry(reduce_sentinel, subclasses=False))
+        sentinels: list[Any] = [getattr(dataclasses, name) for name in _SENTINELS.values()]
+        table |= dict.fromkeys(map(type, sentinels), ReducerEntry(reduce_sentinel, subclasses=False))
         if _LAZY_ANNOTATIONS:
             table[typing.ForwardRef] = ReducerEntry(reduce_forward_reference, subclasses=False)
         known = _cloud.Pickler.dispatch_table
@@ -309,7 +308,7 @@ class DefinitionReducers:
             return self._defined(variable, sink)
         sink.bound = True
         options: dict[str, Any] = {}
-        if not isinstance(variable, typing.TypeVarTuple):
+        if hasattr(variable, "__bound__"):  # which a TypeVarTuple has since Python 3.15
             options = {"bound": variable.__bound__}
             if getattr(variable, "__infer_variance__", False):
                 options["infer_variance"] = True
@@ -411,8 +410,11 @@ def reduce_forward_reference(reference: Any, _: Sink) -> Any:
 
 
 def reduce_sentinel(sentinel: object, _: Sink) -> Any:
-    """Reduce an object of `dataclasses` that is compared by identity to its name there."""
-    return _SENTINELS[type(sentinel)]
+    """Reduce an object of `dataclasses` that is compared by identity to its name there.
+
+    Since Python 3.15 they are of one class, `sentinel`, which programs may use, too.
+    """
+    return _SENTINELS.get(id(sentinel), NotImplemented)
 
 
 def _submodules_used(code: CodeType, values: list[Any]) -> list[ModuleType]:

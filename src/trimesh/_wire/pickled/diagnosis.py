@@ -11,6 +11,10 @@ from trimesh import limits
 _TEXT_CHARS_MAX = 300
 
 
+_STAYING = frozenset(("__dict__", "__weakref__", "__annotate_func__"))
+"""Attributes of a class that do not travel."""
+
+
 def offending_part(value: object, what: str, error: Exception, fails: Callable[[object], Exception | None]) -> str:
     """Return the text of the error for a value that could not be encoded.
 
@@ -51,7 +55,7 @@ def offending_part(value: object, what: str, error: Exception, fails: Callable[[
 def offending_attribute(thing: object, fails: Callable[[object], Exception | None]) -> str | None:
     """Return how a class or function calls the part of it that cannot be encoded, or None if none fails by itself."""
     for name, part in list(getattr(thing, "__dict__", {}).items()):
-        if name not in {"__dict__", "__weakref__"} and fails(part) is not None:
+        if name not in _STAYING and fails(part) is not None:
             return f"its attribute {name!r}"
     for default in getattr(thing, "__defaults__", None) or ():
         if fails(default) is not None:
