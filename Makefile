@@ -5,12 +5,14 @@
 #     make help      the rest
 #
 # PYTHON chooses the interpreter (make test PYTHON=python3.12 VENV=.venv312), PYTEST_ARGS what pytest gets besides,
-# WORKERS how many processes share the tests (0: none but pytest itself, for a debugger).
+# WORKERS how many processes share the tests (0: none but pytest itself, for a debugger). TORCH chooses another torch than
+# requirements/constraints.txt, in an environment of its own (make test TORCH=2.14.1 VENV=.venv-torch2141).
 
 PYTHON      ?= python3
 VENV        ?= .venv
 EXTRA       ?= test
 PIP_ARGS    ?=
+TORCH       ?=
 PYTEST_ARGS ?=
 WORKERS     ?= 2
 FUZZ_COUNT  ?= 10M
@@ -32,7 +34,8 @@ FAST        ?= 1000
 
 BIN     := $(VENV)/bin
 PY      := $(BIN)/python
-PIP     := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile --constraint requirements/constraints.txt $(PIP_ARGS)
+PINS    := $(if $(TORCH),$(VENV)/constraints-torch-$(TORCH).txt,requirements/constraints.txt)
+PIP     := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile --constraint $(PINS) $(PIP_ARGS)
 PYTEST  := $(PY) -m pytest
 ZIG     := $(PY) -m ziglang
 LIBRARY := src/trimesh/_native/libtrimesh.so
@@ -59,7 +62,10 @@ $(PY):
 		echo "trimesh needs Python 3.11 or newer; say which one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-packages := pyproject.toml hatch_build.py requirements/needed.py requirements/constraints.txt
+$(VENV)/constraints-torch-%.txt: requirements/constraints.txt | $(PY)
+	sed 's/^torch==.*/torch==$*/' $< > $@
+
+packages := pyproject.toml hatch_build.py requirements/needed.py $(PINS)
 
 # The compiler of the native library comes first. pip compiles no bytecode: most of it is of modules that are never
 # imported. The pip that comes with Python takes twice as long as a new one to choose among the versions there are.

@@ -170,6 +170,23 @@ def _vector_norm(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor
     return made
 
 
+def _fourier(value: torch.Tensor, dims: Sequence[int], *args: Any) -> torch.Tensor:
+    """Torch's kernel for hosts orders the dimensions by their strides; without data, torch 2.11 does not."""
+    made: torch.Tensor = aten._fft_c2c.default(value, dims, *args)
+    if not dims or value.device.type == "cuda" or not torch.backends.mkl.is_available():
+        return made
+    strides, kept = value.stride(), [dim for dim in range(value.ndim) if dim not in dims]
+    order = [*sorted(kept, key=strides.__getitem__, reverse=True), *sorted(dims, key=strides.__getitem__, reverse=True)]
+    turned = torch.empty([made.size(dim) for dim in order], dtype=made.dtype, device=made.device)
+    return turned.permute([order.index(dim) for dim in range(value.ndim)])
+
+
+def _attention(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Torch sums the exponentials of doubles as doubles; without data, torch 2.11 says that it does not."""
+    made, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(value, *args, **kwargs)
+    return made, sums.to(torch.float64 if value.dtype is torch.float64 else torch.float32)
+
+
 def _batch_norm(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """Torch's result is contiguous, or has channels last."""
     made, *rest = aten.native_batch_norm.default(value, *args, **kwargs)
@@ -215,6 +232,8 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
     aten.log_sigmoid_forward.default: _log_sigmoid,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
     aten.angle.default: _angle,
+    aten._fft_c2c.default: _fourier,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
     **{
         one: _as_input(one)
         for one in (aten.reflection_pad2d.default, aten.channel_shuffle.default, aten.pixel_shuffle.default)
