@@ -14,6 +14,8 @@ from torch._prims_common import compute_elementwise_output_strides, suggest_memo
 
 aten = torch.ops.aten
 
+_HAS_MKL: Final[bool] = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call, unused-ignore]
+
 
 def _power(base: Any, exponent: torch.Tensor) -> torch.Tensor:
     """Torch's result is contiguous, whatever the exponent is."""
@@ -146,10 +148,14 @@ def _angle(value: torch.Tensor) -> torch.Tensor:
     return made.contiguous() if value.is_complex() else made
 
 
-def _batch_norm_backward(grad: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Torch's result is contiguous, or has channels last."""
-    made, *rest = aten.native_batch_norm_backward.default(grad, value, *args, **kwargs)
-    return None if made is None else made.contiguous(memory_format=suggest_memory_format(value)), *rest
+def _as_input_first(operator: Any, place: int = 0) -> Callable[..., Any]:
+    """The first of torch's results is contiguous, or has channels last if an argument has."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        made, *rest = operator(*args, **kwargs)
+        return None if made is None else made.contiguous(memory_format=suggest_memory_format(args[place])), *rest
+
+    return run
 
 
 def _power_of_masks(value: torch.Tensor, exponent: Any) -> torch.Tensor:
@@ -173,7 +179,7 @@ def _vector_norm(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor
 def _fourier(value: torch.Tensor, dims: Sequence[int], *args: Any) -> torch.Tensor:
     """Torch's kernel for hosts orders the dimensions by their strides; without data, torch 2.11 does not."""
     made: torch.Tensor = aten._fft_c2c.default(value, dims, *args)
-    if not dims or value.device.type == "cuda" or not torch.backends.mkl.is_available():
+    if not dims or value.device.type == "cuda" or not _HAS_MKL:
         return made
     strides, kept = value.stride(), [dim for dim in range(value.ndim) if dim not in dims]
     order = [*sorted(kept, key=strides.__getitem__, reverse=True), *sorted(dims, key=strides.__getitem__, reverse=True)]
@@ -230,7 +236,9 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
     },
     aten.native_layer_norm_backward.default: _in_order_first(aten.native_layer_norm_backward.default),
     aten.log_sigmoid_forward.default: _log_sigmoid,
-    aten.native_batch_norm_backward.default: _batch_norm_backward,
+    aten.native_batch_norm_backward.default: _as_input_first(aten.native_batch_norm_backward.default, 1),
+    aten.native_group_norm.default: _as_input_first(aten.native_group_norm.default),
+    aten.native_group_norm_backward.default: _as_input_first(aten.native_group_norm_backward.default, 1),
     aten.angle.default: _angle,
     aten._fft_c2c.default: _fourier,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
