@@ -107,7 +107,8 @@ def _open_fds() -> set[int]:
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if not stat.S_ISDIR(os.fstat(int(name)).st_mode):
+            is_own = ".so" in os.readlink(f"/proc/self/fd/{name}")  # libffi keeps its own file open
+            if not is_own and not stat.S_ISDIR(os.fstat(int(name)).st_mode):
                 found.add(int(name))
     return found
 

@@ -101,8 +101,13 @@ def signal_group(pidfd: int, signum: int) -> bool:
 
 
 def close_others(kept: set[int]) -> None:
-    """Close every descriptor of this process that is not in `kept`."""
+    """Close every descriptor of this process that is not in `kept`, but those that a shared library has of itself.
+
+    libffi maps the code of callbacks from its own file, which it keeps open: without it ctypes soon makes no more of
+    them, or maps what has its number by then.
+    """
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             with contextlib.suppress(OSError):  # the descriptor of the listing itself
-                os.close(int(name))
+                if ".so" not in os.path.basename(os.readlink(f"/proc/self/fd/{name}")):
+                    os.close(int(name))
