@@ -13,6 +13,10 @@ from cryptography.x509.oid import NameOID
 from trimesh import jobs
 
 _PEM = serialization.Encoding.PEM
+_USAGES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 class Site:
@@ -30,6 +34,11 @@ class Site:
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "authority of a site")])
         builder = self._builder(self._name, self._key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), critical=False
+        )
+        usage = dict.fromkeys(_USAGES, False) | {"key_cert_sign": True}
+        builder = builder.add_extension(x509.KeyUsage(**usage), critical=True)
         folder.mkdir(exist_ok=True)
         self.authority = folder / "authority.pem"
         self.authority.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(_PEM))
@@ -54,4 +63,7 @@ class Site:
         now = datetime.now(UTC)
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(public)
         builder = builder.serial_number(x509.random_serial_number())
+        # Python's own TLS insists on it since 3.13.
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False)
         return builder.not_valid_before(now - timedelta(minutes=5)).not_valid_after(now + timedelta(hours=hours))
