@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -170,7 +171,10 @@ class Group(NamedGroup):
             generation = self._ask("join", [self.key], [], self._here()).number
             store = _c10d.PrefixStore(f"{self.key}/{generation}", self.store)
             place = self._place(generation)
-            self._has_nccl = self.device.type == "cuda" and _are_apart(store, self)
+            why_not = _why_no_nccl(store, self) if self.device.type == "cuda" else ""
+            self._has_nccl = self.device.type == "cuda" and not why_not
+            if why_not and self.rank() == 0:
+                _warn_once(f"collectives of CUDA tensors go by gloo, as copies on the host: {why_not}")
             made = _inner(store, self, place, has_nccl=self._has_nccl)
         except CollectiveFailed:
             raise
@@ -257,12 +261,28 @@ BACKEND: Final = "gloo"
 """What `torch.distributed` is told that serves a group. More precise names would change nothing that torch does."""
 
 
-def _are_apart(store: Any, group: Group) -> bool:
-    """Whether each rank has a CUDA device of its own; all ranks find the same, whatever each can see."""
+def _why_no_nccl(store: Any, group: Group) -> str:
+    """Return why NCCL cannot serve a group, "" if it can; all ranks find the same, whatever each can see."""
     if not dist.is_nccl_available():
-        return False
+        return "this build of torch has no NCCL; install one that has"
     store.set(f"device/{group.rank()}", str(torch.cuda.get_device_properties(group.device).uuid))
-    return len({store.get(f"device/{rank}") for rank in range(group.size())}) == group.size()
+    devices = len({store.get(f"device/{rank}") for rank in range(group.size())})
+    if devices == group.size():
+        return ""
+    return (
+        f"NCCL needs a CUDA device for each rank, and {group.size()} ranks share {devices}; "
+        f"spawn at most {devices} ranks here to use NCCL"
+    )
+
+
+_warned = set[str]()
+
+
+def _warn_once(text: str) -> None:
+    """Warn, once in this process: a group is made anew whenever it has failed."""
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, stacklevel=2)
 
 
 def _inner(store: Any, group: Group, place: RankPlace, *, has_nccl: bool) -> dist.ProcessGroup:
