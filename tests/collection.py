@@ -38,10 +38,26 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        return (yield)
+        result = yield
     finally:
         if was_enabled:
             gc.enable()
+    if any(item.get_closest_marker("cuda") is not None for item in session.items):
+        start_cuda()
+    return result
+
+
+def start_cuda() -> None:
+    """Start CUDA in this process, where torch sees a device, before the zombie guard looks at a first test.
+
+    The driver keeps threads and descriptors from then on, which a test would seem to have left.
+    """
+    import torch  # a test that is marked so has imported it
+
+    if torch.cuda.is_available():
+        torch.ones(4, device="cuda", requires_grad=True).square().sum().backward()  # the threads of autograd, too
+        torch.empty(1 << 20, pin_memory=True)
+        torch.cuda.synchronize()
 
 
 def compile_share(config: pytest.Config, number: int, count: int) -> None:
