@@ -49,7 +49,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs test-cuda seeds \
+	soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs test-cuda cuda-bundle seeds \
 	fresh-seeds scenarios build-native wheel coverage setup setup-dev clean site tutorial release
 
 help:  ## show this list
@@ -167,6 +167,13 @@ test-verbs: setup  ## bulk data over real RDMA verbs, without an adapter (QEMU)
 test-cuda: setup  ## all tests that need a CUDA device, where torch sees one
 	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make test-cuda needs a CUDA device, and torch finds none: install a torch for CUDA in $(VENV)")'
 	$(PYTEST) -m cuda -p no:xdist $(PYTEST_ARGS)
+
+# GPU machines often have no network, and a Python and a torch of their own: CUDA_PYTHON is its version.
+CUDA_PYTHON  ?= 3.12
+CUDA_MACHINE ?= x86_64
+CUDA_UCX     ?= cu13
+cuda-bundle: setup  ## build/cuda-bundle: tests and figures for a GPU machine without network (CUDA_PYTHON=3.12)
+	$(PY) -m tests.cuda.bundle --python $(CUDA_PYTHON) --machine $(CUDA_MACHINE) --ucx $(CUDA_UCX)
 
 # A minute of processor time, so it is for the hand; in CI it would take that from tests.
 COVERAGE_FLOOR ?= 97
