@@ -32,7 +32,9 @@ INSTALLER: Final = "pip"
 FOLDERS: Final = ("tests", "examples", "bench")
 LEFT_OUT: Final = ("bench/results/",)
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
-KEPT_OF_UCX: Final = re.compile(r"libucx/lib/(ucx/)?\w+\.so\.0$|libucx/__init__\.py$|libucx_cu\d+\.libs/|.*\.dist-info/")
+KEPT_OF_UCX: Final = re.compile(
+    r"libucx/lib/(ucx/)?\w+\.so\.0$|libucx/__init__\.py$|libucx_cu\d+\.libs/|.*\.dist-info/"
+)
 """What runs of a wheel of UCX. The rest, five sixths of it, is copies under other names, archives and tools."""
 NOT_KEPT_OF_UCX: Final = re.compile(r"perftest")
 MEBIBYTES_MAX: Final = 60

@@ -61,9 +61,7 @@ SIZES: Final = {
         turns=5,
         models={"GPT of 0.6 M parameters": (4, 128, 256, 64, 16), "GPT of 93 M parameters": (8, 1024, 8192, 512, 8)},
     ),
-    "cpu": Sizes(
-        mebibytes=(1, 4), rounds=2, operators=50, steps=2, turns=2, models={"tiny GPT": (2, 16, 32, 8, 4)}
-    ),
+    "cpu": Sizes(mebibytes=(1, 4), rounds=2, operators=50, steps=2, turns=2, models={"tiny GPT": (2, 16, 32, 8, 4)}),
 }
 
 
@@ -165,7 +163,9 @@ async def reads(device: str, rows: Rows, pairs: Sequence[tuple[str, str]], numbe
                     read, plain, carrier = await reader.compare.call_one(handle, owned, local, sizes.rounds)
                     where = "in one process" if processes == 1 else "between two processes"
                     gigabytes = mebibytes * MIB / read / 1e9
-                    rows.put(f"{mebibytes} MiB {owned} to {local} {where}", read, plain, carrier=carrier, gb_s=gigabytes)
+                    rows.put(
+                        f"{mebibytes} MiB {owned} to {local} {where}", read, plain, carrier=carrier, gb_s=gigabytes
+                    )
 
 
 # ---- the tensor engine -----------------------------------------------------------------------------------------------

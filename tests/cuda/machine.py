@@ -21,8 +21,12 @@ from typing import Any, Final
 COMMAND_SECONDS: Final = 20
 REPORT_SECONDS: Final = 60
 LINES_MAX: Final = 60
-VARIABLES: Final = re.compile(r"(CUDA|NCCL|NVIDIA|TORCH|PYTORCH|UCX|TRIMESH|GLOO|OMP|PYTHON)|LD_LIBRARY_PATH|LD_PRELOAD")
-PACKAGES: Final = re.compile(r"torch|triton|nvidia|cuda|libucx|numpy|pyarrow|trio|pytest|cffi|msgspec|trimesh|cloudpickle")
+VARIABLES: Final = re.compile(
+    r"(CUDA|NCCL|NVIDIA|TORCH|PYTORCH|UCX|TRIMESH|GLOO|OMP|PYTHON)|LD_LIBRARY_PATH|LD_PRELOAD"
+)
+PACKAGES: Final = re.compile(
+    r"torch|triton|nvidia|cuda|libucx|numpy|pyarrow|trio|pytest|cffi|msgspec|trimesh|cloudpickle"
+)
 FORKED: Final = """
 import os, sys
 import torch, torch.distributed.tensor, torch._dynamo
@@ -69,8 +73,14 @@ def system() -> dict[str, Any]:
         "locked_memory": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "ptrace_scope": text_of("/proc/sys/kernel/yama/ptrace_scope"),
+        "networks_that_are_up": [path.parent.name for path in Path("/sys/class/net").glob("*/flags") if is_up(path)],
         "names_in_shared_memory": sorted(os.listdir("/dev/shm"))[:LINES_MAX],
     }
+
+
+def is_up(flags: Path) -> bool:
+    """Return whether an interface is up; gloo needs the loopback, which a new network namespace has down."""
+    return bool(int(flags.read_text(), 16) & 1)
 
 
 def text_of(path: str) -> str:

@@ -188,6 +188,9 @@ def find_facts(results: Results, work: Path) -> None:
     if file.exists():
         results.machine = json.loads(file.read_text())
     print((results.out / "machine.txt").read_text(), flush=True)
+    system = results.machine.get("system")
+    if isinstance(system, dict) and "lo" not in system["networks_that_are_up"]:
+        print("the loopback interface is down, and gloo needs it: as root, `ip link set lo up`", flush=True)
     results.write()
 
 
@@ -251,7 +254,15 @@ class TestRun:
         self._patience = START_SECONDS * results.patience
         (work / "tests").write_text("\n".join(tests))
         options = [option for plugin in PLUGINS for option in ("-p", plugin)]
-        options += ["-m", "cuda", "-p", "no:cacheprovider", "-v", "--tb=long", f"--timeout={TEST_SECONDS * results.patience}"]
+        options += [
+            "-m",
+            "cuda",
+            "-p",
+            "no:cacheprovider",
+            "-v",
+            "--tb=long",
+            f"--timeout={TEST_SECONDS * results.patience}",
+        ]
         command = [sys.executable, "-X", "faulthandler", "-m", "pytest", *options, f"@{work / 'tests'}"]
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", outcomes.FILE: str(work / "outcomes")}
         self._child = Child(command, results.out / "tests.log", **environment)
@@ -384,7 +395,9 @@ def measure_part(results: Results, file: Path, part: str, device: str, until: fl
     results.parts[part] = "done" if status == 0 else "cut" if time.monotonic() > until else f"failed ({status})"
     if status:
         text = log.read_bytes()[start:].decode(errors="replace")
-        results.note(f"figures {part} {results.parts[part]}\n  here:          bash cuda.sh --only 'figures {part}'", text)
+        results.note(
+            f"figures {part} {results.parts[part]}\n  here:          bash cuda.sh --only 'figures {part}'", text
+        )
     results.write()
 
 
@@ -400,7 +413,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="REGEX", help='tests and "figures PART" that match')
     parser.add_argument("--patience", type=float, default=1.0, help="factor of time limits, for a slow machine")
     parser.add_argument(
-        "--without-device", action="store_true", help="try this script: tests are skipped, figures are small, on the CPU"
+        "--without-device",
+        action="store_true",
+        help="try this script: tests are skipped, figures are small, on the CPU",
     )
     return parser.parse_args()
 
@@ -444,7 +459,9 @@ def main() -> int:
             find_facts(results, work)
             if not sees_a_device(results) and not options.without_device:
                 results.status = "refused: torch finds no CUDA device here"
-                print(f"cuda.sh: torch finds no CUDA device here ({out}/machine.txt); --without-device tries the script")
+                print(
+                    f"cuda.sh: torch finds no CUDA device here ({out}/machine.txt); --without-device tries the script"
+                )
                 return REFUSED
             attempt(results, "tests", partial(run_all_tests, results, work, options.only))
             device = "cuda" if sees_a_device(results) else "cpu"

@@ -68,7 +68,13 @@ def test_run_goes_on_behind_tests_that_hang_and_die(planted: Path) -> None:
     assert outcomes(results) == ["passed", "failed", "skipped", "hung", "died", "passed"]
     assert results.failed() == [f"test_planted.py::test_{name}" for name in ("bad", "hangs", "dies")]
     log = (planted / "failures.log").read_text()
-    for told in ("assert 1 == 2", "printed before", "in test_hangs", "bash cuda.sh --only ", "make test-cuda PYTEST_ARGS="):
+    for told in (
+        "assert 1 == 2",
+        "printed before",
+        "in test_hangs",
+        "bash cuda.sh --only ",
+        "make test-cuda PYTEST_ARGS=",
+    ):
         assert told in log
     assert json.loads((planted / "results.json").read_text())["counts"]["passed"] == 2
 
@@ -125,7 +131,9 @@ def test_trimmed_wheel_of_ucx_records_what_is_left(tmp_path: Path) -> None:
 def test_wheels_are_all_that_is_needed_besides_torch() -> None:
     found = bundle.needed(bundle.NEEDED, "3.12")
 
-    assert {"trio", "outcome", "cffi", "pycparser", "msgspec", "cloudpickle", "pytest", "hypothesis", "rich"} <= set(found)
+    assert {"trio", "outcome", "cffi", "pycparser", "msgspec", "cloudpickle", "pytest", "hypothesis", "rich"} <= set(
+        found
+    )
     assert not {"torch", "numpy", "trimesh-actors"} & set(found)
 
 
@@ -138,7 +146,19 @@ def test_a_run_without_a_device_skips_tests_and_measures_small_sizes(tmp_path: P
     one = "tests/tensor/test_cuda.py::test_recorded_step_on_a_device"
     made.write_text(json.dumps({"tests": [one], "python": "any"}))
     only = "test_recorded_step_on_a_device|figures operators"
-    options = ["--bundle", made, "--out", tmp_path, "--minutes", "10", "--patience", "4", "--without-device", "--only", only]
+    options = [
+        "--bundle",
+        made,
+        "--out",
+        tmp_path,
+        "--minutes",
+        "10",
+        "--patience",
+        "4",
+        "--without-device",
+        "--only",
+        only,
+    ]
     command = [sys.executable, "-m", "tests.cuda.session", *options]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 

@@ -30,7 +30,14 @@ async def test_rows_arrive_on_the_device_of_each_rank(parquet_files: str, device
     ):
         loaders = others if read_by == "loaders" else None
         async with data.open_stream(
-            source, procs, batch=64, along="dp", seed=1, mixed_rows=100, pad={"tokens": data.Pad(3, -1)}, loaders=loaders
+            source,
+            procs,
+            batch=64,
+            along="dp",
+            seed=1,
+            mixed_rows=100,
+            pad={"tokens": data.Pad(3, -1)},
+            loaders=loaders,
         ) as stream:
             async for batch in stream:
                 assert {tensor.device.type for tensor in batch.values()} == {device}

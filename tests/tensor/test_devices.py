@@ -83,9 +83,7 @@ async def test_operators_compute_what_plain_torch_computes(device: str) -> None:
         assert {tensor.device.type for tensor in there.values()} == {device}
         found = {name: await trimesh.fetch_shard(tensor, gpus=1) for name, tensor in there.items()}
     tolerances = {"bfloat16": 1e-2}
-    wrong = [
-        name for name, value in found.items() if not close(value, expected[name], tolerances.get(name, TOLERANCE))
-    ]
+    wrong = [name for name, value in found.items() if not close(value, expected[name], tolerances.get(name, TOLERANCE))]
     assert not wrong
     assert {name: value.dtype for name, value in found.items()} == {name: one.dtype for name, one in expected.items()}
 
@@ -189,10 +187,8 @@ async def test_recorded_training_step_equals_plain_torch(device: str, ranks: int
         model = trimesh.module_to_mesh(gpt(), procs, ParallelPlan.data("dp"))
         step = trimesh.compile(step_of(model, OPTIMIZERS["AdamW, fused"](model.parameters())))
         text, goal = (trimesh.distribute(one, procs, ["dp", None]) for one in batch())
-        found = []
         with procs.activate(global_tensors=True):  # for what the optimizer makes
-            for _ in range(STEPS):
-                found.append((await trimesh.fetch(step(text, goal))).item())
+            found = [step(text, goal).item() for _ in range(STEPS)]
         assert step.is_recorded
     assert [round(one - loss, 3) for one, loss in zip(found, losses, strict=True)] == [0.0] * STEPS
 
