@@ -52,9 +52,8 @@ def start_cuda() -> None:
 
     The driver keeps threads and descriptors from then on, which a test would seem to have left.
     """
-    import torch  # a test that is marked so has imported it
-
-    if torch.cuda.is_available():
+    torch = sys.modules.get("torch")  # where it is installed, such a test has imported it
+    if torch is not None and torch.cuda.is_available():
         torch.ones(4, device="cuda", requires_grad=True).square().sum().backward()  # the threads of autograd, too
         torch.empty(1 << 20, pin_memory=True)
         torch.cuda.synchronize()

@@ -41,15 +41,33 @@ if pid == 0:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 """Use the device in a fork of a process that has imported what spawners preload."""
+SHARED: Final = """
+import pickle, subprocess, sys
+import torch
+if len(sys.argv) > 1:
+    storage = torch.UntypedStorage._new_shared_cuda(*pickle.load(sys.stdin.buffer))
+    torch.empty(0, dtype=torch.uint8, device="cuda").set_(storage).fill_(7)
+    torch.cuda.synchronize()
+else:
+    memory = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    handle = pickle.dumps(memory.untyped_storage()._share_cuda_())
+    subprocess.run([sys.executable, "-c", sys.orig_argv[2], "other"], input=handle, check=True)
+    torch.cuda.synchronize()
+    assert bool((memory == 7).all()), "what the other process wrote is not seen"
+"""
+"""Write to memory of the device from another process."""
 
 
 def printed(*command: str, seconds: float = COMMAND_SECONDS) -> str:
-    """Return what a program prints, or why there is nothing."""
-    if shutil.which(command[0]) is None:
-        return f"{command[0]} is not here"
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds, check=False
-    )
+    """Return the end of what a program prints, or why there is nothing."""
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    try:
+        done = subprocess.run(command, timeout=seconds, check=False, **options)
+    except OSError as error:
+        return f"{command[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired as error:
+        return f"no end within {seconds} s\n{(error.stdout or b'').decode(errors='replace')}"
     lines = done.stdout.strip().splitlines()[-LINES_MAX:]
     return "\n".join(lines) if done.returncode == 0 else "\n".join([f"status {done.returncode}", *lines])
 
@@ -168,14 +186,21 @@ def devices() -> list[dict[str, Any]]:
 
 def fork_after_imports() -> str:
     """Return whether a fork of a process that has imported torch can use the device, as ranks do."""
+    return tried(FORKED)
+
+
+def memory_shared_by_torch() -> str:
+    """Return whether CUDA IPC works here without trimesh."""
+    return tried(SHARED)
+
+
+def tried(program: str) -> str:
+    """Return whether a program that uses the device works, and what it says if it does not."""
     import torch
 
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=REPORT_SECONDS, check=False
-    )
-    return "works" if done.returncode == 0 else f"fails: {done.stdout}{done.stderr[-2000:]}"
+    return printed(sys.executable, "-c", program, seconds=REPORT_SECONDS) or "works"
 
 
 FACTS: Final[dict[str, Callable[[], Any]]] = {
@@ -186,12 +211,13 @@ FACTS: Final[dict[str, Callable[[], Any]]] = {
     "torch": torch_build,
     "devices": devices,
     "fork_after_imports": fork_after_imports,
+    "memory_shared_by_torch": memory_shared_by_torch,
     "ucx": ucx,
 }
 
 
-def find(file: Path) -> dict[str, Any]:
-    """Find all facts, and write them to a file after each, for the next one may hang."""
+def find(file: Path) -> None:
+    """Find all facts; write them to a file, and print the new one, after each, for the next one may hang."""
     found: dict[str, Any] = {}
     for name, fact in FACTS.items():
         try:
@@ -199,7 +225,7 @@ def find(file: Path) -> dict[str, Any]:
         except Exception as error:  # noqa: BLE001 - the reason is the fact
             found[name] = f"{type(error).__name__}: {error}"
         file.write_text(json.dumps(found, indent=1))
-    return found
+        print(show({name: found[name]}), flush=True)
 
 
 def show(found: dict[str, Any]) -> str:
@@ -215,4 +241,4 @@ def show(found: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(show(find(Path(sys.argv[1]))))
+    find(Path(sys.argv[1]))

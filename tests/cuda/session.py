@@ -44,7 +44,7 @@ GROUPS: Final = {
 }
 """Tests in the order in which they run, by a pattern of their node ids: first what all else needs."""
 SHARE_OF_TESTS: Final = 0.6
-FACTS_SECONDS: Final = 90.0
+FACTS_SECONDS: Final = 70.0
 GROUP_SECONDS_MIN: Final = 20.0
 START_SECONDS: Final = 90.0
 """Until the first test begins."""
