@@ -28,15 +28,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Write what came of a phase of a test, unless it is that a fixture has worked."""
     if report.when != "call" and report.passed:
         return
-    is_skipped = report.skipped and isinstance(report.longrepr, tuple)
-    text = str(report.longrepr[2]) if is_skipped and isinstance(report.longrepr, tuple) else report.longreprtext
     write(
         {
             "test": report.nodeid,
             "outcome": report.outcome,
             "phase": report.when,
             "seconds": round(report.duration, 2),
-            "text": text,
+            "text": reason_of(report),
             "captured": [list(section) for section in report.sections] if report.failed else [],
         }
     )
@@ -48,6 +46,13 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
-    """Write why a file could not be collected."""
-    if report.failed:
-        write({"test": report.nodeid, "outcome": "failed", "phase": "collection", "text": report.longreprtext})
+    """Write why a file could not be collected, or skips all of its tests."""
+    if not report.passed:
+        write({"test": report.nodeid, "outcome": report.outcome, "phase": "collection", "text": reason_of(report)})
+
+
+def reason_of(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return the reason of a skip, or all that is told of a failure."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2])
+    return report.longreprtext

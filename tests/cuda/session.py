@@ -213,12 +213,11 @@ def run_all_tests(results: Results, work: Path, only: str) -> None:
     while tests and until - time.monotonic() > 1:
         run = TestRun(results, tests, work, until)
         run.follow()
-        if run.has_found_none:  # an id is another one here
-            TestRun(results, sorted({test.partition("::")[0] for test in tests}), work, until).follow()
-            break
         rest = [test for test in tests if results.tests[test]["outcome"] == "not run"]
         rest = [test for test in rest if results.tests[test]["group"] != run.late_group]
         if len(rest) == len(tests):
+            if run.has_found_none:  # an id is another one here
+                TestRun(results, list(dict.fromkeys(test.partition("::")[0] for test in tests)), work, until).follow()
             break
         tests = rest
     for group in order:
@@ -320,7 +319,8 @@ class TestRun:
             tell_failure(results, self._running, why, text, [])
         elif status not in (0, 1, NONE_SELECTED):
             self.has_found_none = status == USAGE_ERROR
-            results.broken.append(f"pytest ended with {status} ({why})")
+            if not self.has_found_none:
+                results.broken.append(f"pytest ended with {status} ({why})")
             results.note(f"pytest ended with {status} outside of a test: {why}", log)
         results.write()
 
@@ -328,6 +328,9 @@ class TestRun:
 def take_outcome(results: Results, line: dict[str, Any]) -> None:
     """Take in what the plugin has written about a test."""
     if line["outcome"] in ("running", "over"):
+        return
+    if line["outcome"] == "skipped" and line["phase"] == "collection":
+        skip_file(results, line["test"], line["text"])
         return
     one = results.test(line["test"])
     if one["outcome"] != "failed":  # by an earlier phase
@@ -338,6 +341,13 @@ def take_outcome(results: Results, line: dict[str, Any]) -> None:
         one["reason"] = line["text"].strip().splitlines()[-1][:300] if line["text"].strip() else ""
         tell_failure(results, line["test"], f"failed in {line['phase']}", line["text"], line.get("captured", []))
     results.write()
+
+
+def skip_file(results: Results, file: str, reason: str) -> None:
+    """Skip the tests of a file that needs what is not here; pytest does not know them then."""
+    for test, one in results.tests.items():
+        if test.startswith(f"{file}::"):
+            one |= {"outcome": "skipped", "reason": reason}
 
 
 def tell_failure(results: Results, test: str, why: str, text: str, captured: list[list[str]]) -> None:
@@ -473,7 +483,7 @@ def main() -> int:
             if results.failed():
                 last_words(results)
             results.write()
-    print(f"{len(results.failed())} failed, {results.out}: results.json, failures.log", flush=True)
+    print(f"{len(results.failed())} failed; the results are in {results.out}", flush=True)
     return FAILED if results.failed() else PASSED
 
 

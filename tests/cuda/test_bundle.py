@@ -90,6 +90,17 @@ def test_ids_that_are_others_here_cost_no_test(planted: Path) -> None:
     assert results.tests["test_planted.py::test_gone"]["outcome"] == "not run"
 
 
+@pytest.mark.real
+def test_file_that_needs_what_is_not_here_is_skipped(planted: Path) -> None:
+    (planted / "test_planted.py").write_text(PLANTED.partition("def test_hangs")[0])
+    (planted / "test_lacking.py").write_text('import pytest\npytest.importorskip("no_such_package")\n')
+    results = run_planted(planted, ["test_lacking.py::test_one", "test_planted.py::test_good"])
+
+    assert results.tests["test_lacking.py::test_one"]["outcome"] == "skipped"
+    assert results.tests["test_planted.py::test_good"]["outcome"] == "passed"
+    assert results.failed() == []
+
+
 def test_groups_run_in_the_order_of_what_others_need() -> None:
     """Each group is the first that a test of its kind belongs to."""
     expected = {
