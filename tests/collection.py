@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Generator
 from pathlib import Path
 
@@ -54,7 +55,10 @@ def start_cuda() -> None:
     """
     torch = sys.modules.get("torch")  # where it is installed, such a test has imported it
     if torch is not None and torch.cuda.is_available():
-        torch.ones(4, device="cuda", requires_grad=True).square().sum().backward()  # the threads of autograd, too
+        weights = torch.ones(4, 4, device="cuda", requires_grad=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns once that a thread of autograd had no context before
+            (weights @ weights).sum().backward()
         torch.empty(1 << 20, pin_memory=True)
         torch.cuda.synchronize()
 

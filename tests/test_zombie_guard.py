@@ -77,6 +77,11 @@ def test_shared_memory(request):
         mapped.restype, mapped.argtypes = ctypes.c_void_p, [ctypes.c_void_p, *[ctypes.c_long] * 5]
         assert mapped(None, 1, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0)
     request.config.add_cleanup(lambda: os.unlink(path))
+
+def test_name_of_the_cuda_driver(request):
+    path = f"/dev/shm/cuda.shm.0.{os.getpid():x}.1"
+    open(path, "wb").close()
+    request.config.add_cleanup(lambda: os.unlink(path))
 """
 
 
@@ -114,4 +119,5 @@ def test_zombie_guard_names_leftover(report: str, test: str, leftover: str) -> N
 
 def test_zombie_guard_passes_clean_test(report: str) -> None:
     assert "ERROR at teardown of test_clean" not in report
+    assert "ERROR at teardown of test_name_of_the_cuda_driver" not in report
     assert "8 errors" in report

@@ -292,11 +292,11 @@ class TestRun:
             take_outcome(self._results, line)
 
     def _enter(self, group: str) -> None:
-        """Give a group its share of the time, twice that where others may need less."""
+        """Give a group twice the share of the time that its tests have among those to come, which may need less."""
         if group != self._group:
             self._group = group
-            pending = {one["group"] for one in self._results.tests.values() if one["outcome"] == "not run"}
-            share = 2 * (self._until - time.monotonic()) / len(pending)
+            pending = [one["group"] for one in self._results.tests.values() if one["outcome"] == "not run"]
+            share = 2 * (self._until - time.monotonic()) * pending.count(group) / len(pending)
             self._group_until = min(self._until, time.monotonic() + max(share, GROUP_SECONDS_MIN))
 
     def _why_not_on(self) -> str:
