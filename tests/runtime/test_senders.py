@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import typing
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import pytest
 import trio
+from tests.rows import rows
 from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
@@ -49,12 +50,18 @@ FORGED: dict[type[messages.Message], messages.Message] = {
 }
 
 
-@pytest.fixture
-async def family() -> AsyncIterator[tuple[Proc, dict[ProcId, RecordingLink]]]:
-    """A worker that has an owner, a child and a sibling, in a family with another controller."""
+@asynccontextmanager
+async def open_family() -> AsyncIterator[FamilyOf]:
+    """Open a worker that has an owner, a child and a sibling, in a family with another controller."""
     async with trio.open_nursery() as nursery:
         yield make(nursery)
         nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def family() -> AsyncIterator[FamilyOf]:
+    async with open_family() as opened:
+        yield opened
 
 
 def make(nursery: trio.Nursery) -> tuple[Proc, dict[ProcId, RecordingLink]]:
@@ -84,40 +91,40 @@ def test_kinds_that_are_read_before_the_table_are_for_all():
     assert {SENDERS[kind] for kind in read_first} == {Sender.ANY}
 
 
-@pytest.mark.parametrize("kind", list(SENDERS), ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("sender", [ME, OWNER, ROOT, CHILD, SIBLING])
-async def test_sender_of_each_kind(family: FamilyOf, kind: type[messages.Message], sender: ProcId):
-    proc, _ = family
-    if sender in ALLOWED[SENDERS[kind]]:
-        check_sender(proc.peer(sender), kind)
-    else:
-        with pytest.raises(ProtocolError, match=f"must come from .* got one of process {sender}"):
+@rows("kind", list(SENDERS))
+@rows("sender", [ME, OWNER, ROOT, CHILD, SIBLING])
+async def test_sender_of_each_kind(kind: type[messages.Message], sender: ProcId):
+    async with open_family() as (proc, _):
+        if sender in ALLOWED[SENDERS[kind]]:
             check_sender(proc.peer(sender), kind)
+        else:
+            with pytest.raises(ProtocolError, match=f"must come from .* got one of process {sender}"):
+                check_sender(proc.peer(sender), kind)
 
 
-@pytest.mark.parametrize("kind", list(FORGED), ids=lambda kind: kind.__name__)
-async def test_forged_message_ends_the_link_of_who_sent_it(family: FamilyOf, kind: type[messages.Message]):
-    proc, links = family
-    proc.received(links[SIBLING], memoryview(messages.encode(FORGED[kind])), [])
-    assert links[SIBLING].aborted
-    assert links[SIBLING].sent == []
-    assert not any(link.aborted for proc_id, link in links.items() if proc_id != SIBLING)
+@rows("kind", list(FORGED))
+async def test_forged_message_ends_the_link_of_who_sent_it(kind: type[messages.Message]):
+    async with open_family() as (proc, links):
+        proc.received(links[SIBLING], memoryview(messages.encode(FORGED[kind])), [])
+        assert links[SIBLING].aborted
+        assert links[SIBLING].sent == []
+        assert not any(link.aborted for proc_id, link in links.items() if proc_id != SIBLING)
 
 
-@pytest.mark.parametrize("sender", [OWNER, ROOT, CHILD, SIBLING])
-@pytest.mark.parametrize("endpoint", list(AGENT_CALLERS))
-async def test_agent_obeys_its_owner(family: FamilyOf, endpoint: str, sender: ProcId):
+@rows("sender", [OWNER, ROOT, CHILD, SIBLING])
+@rows("endpoint", list(AGENT_CALLERS))
+async def test_agent_obeys_its_owner(endpoint: str, sender: ProcId):
     """A call of the agent by any other process ends its link before anything of the call is decoded."""
-    proc, links = family
-    window = int(endpoint == "lend")  # it is a stream
-    call = messages.Call(9, AGENT, endpoint, None, b"not even a payload", window)
-    proc.received(links[sender], memoryview(messages.encode(call)), [])
-    if not window:  # the same among several
-        several = Calls(AGENT, endpoint, None, ((10, b"not even a payload"),))
-        proc.received(links[sender], memoryview(messages.encode(several)), [])
-    is_allowed = sender in ALLOWED[AGENT_CALLERS[endpoint]]
-    assert links[sender].aborted is not is_allowed
-    assert len(proc.peer(sender).inbound) == (2 - window if is_allowed else 0)
+    async with open_family() as (proc, links):
+        window = int(endpoint == "lend")  # it is a stream
+        call = messages.Call(9, AGENT, endpoint, None, b"not even a payload", window)
+        proc.received(links[sender], memoryview(messages.encode(call)), [])
+        if not window:  # the same among several
+            several = Calls(AGENT, endpoint, None, ((10, b"not even a payload"),))
+            proc.received(links[sender], memoryview(messages.encode(several)), [])
+        is_allowed = sender in ALLOWED[AGENT_CALLERS[endpoint]]
+        assert links[sender].aborted is not is_allowed
+        assert len(proc.peer(sender).inbound) == (2 - window if is_allowed else 0)
 
 
 async def test_controller_obeys_itself():
