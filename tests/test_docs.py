@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.program_template import Run
+from tests.rows import rows
 from website import reference
 
 from trimesh.testing import why_no_networks
@@ -107,23 +109,27 @@ def test_testing_listings_run(tmp_path: Path) -> None:
     assert [line for line in shown[0].splitlines()[:-1] if line.strip() not in done.stdout] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@rows("document", DOCUMENTS)
 def test_document_links_lead_somewhere(document: str) -> None:
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", read(document))
 
     local = [(ROOT / document).parent.joinpath(link).resolve() for link in links if "://" not in link]
-    made = {ROOT / "docs" / page for page in reference.pages()}  # while the site is built
-    assert [path for path in local if path not in made and not path.exists()] == []
+    assert [path for path in local if path not in made_pages() and not path.exists()] == []
     headings = {link for link in re.findall(r"\]\(([^):]*#[^)]+)\)", read(document)) if not has_heading(document, link)}
     assert headings == set()
+
+
+@functools.cache
+def made_pages() -> dict[Path, str]:
+    """Return path and text of the pages that are made while the site is built."""
+    return {ROOT / "docs" / page: text for page, text in reference.pages().items()}
 
 
 def has_heading(document: str, link: str) -> bool:
     """Tell whether a link into a document of ours leads to a heading, or an anchor, of it."""
     path, _, anchor = link.partition("#")
     place = ((ROOT / document).parent / path).resolve() if path else ROOT / document
-    made = {ROOT / "docs" / page: text for page, text in reference.pages().items()}
-    text = made.get(place) or place.read_text()
+    text = made_pages().get(place) or place.read_text()
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
     return anchor in slugs | set(re.findall(r'<a id="(\w+)"', text))
