@@ -9,6 +9,7 @@ from pathlib import Path
 
 import attrs
 import pytest
+from tests.rows import rows
 
 TESTS = Path(__file__).parent
 CITATION = re.compile(r"\b([A-Z]\d{1,2})\b")
@@ -120,7 +121,7 @@ def test_page_is_understood() -> None:
     assert ELSEWHERE.keys() <= set(RULES)
 
 
-@pytest.mark.parametrize("behaviour", RULES)
+@rows("behaviour", RULES)
 def test_behaviour_is_tested_where_it_must_be(behaviour: str, found: list[Case]) -> None:
     needed, _ = ELSEWHERE.get(behaviour, (frozenset({SIM, REAL}), ""))
     cited = [case for case in found if behaviour in case.cited]
