@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh import Actor, endpoint
 from trimesh._runtime.values.endpoint_spec import endpoints_of
@@ -73,7 +74,7 @@ def test_endpoint_has_the_name_of_its_attribute():
     assert {name: spec.name for name, spec in endpoints_of(Decorated).items()} == {"step": "step", "alias": "alias"}
 
 
-@pytest.mark.parametrize("name", sorted(MESH_ATTRIBUTES))
+@rows("name", sorted(MESH_ATTRIBUTES))
 def test_name_of_a_mesh_attribute_is_refused(name: str):
     """C5."""
 
@@ -136,7 +137,7 @@ def test_lifespan_that_is_no_context_manager_is_refused():
     assert Fine()
 
 
-@pytest.mark.parametrize("name", sorted(MESH_ATTRIBUTES))
+@rows("name", sorted(MESH_ATTRIBUTES))
 def test_live_actor_has_no_mesh_attributes(name: str):
     """C5: it names what to use."""
     with pytest.raises(AttributeError, match="current_point"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.rows import rows
 
 from trimesh import config, configured
 from trimesh.config import SETTINGS, Settings, Sources, from_environment, from_file
@@ -67,7 +68,7 @@ def test_text_of_a_variable_is_read(variable: str, text: str, value: object):
     assert getattr(found, variable.lower()) == value
 
 
-@pytest.mark.parametrize(
+@rows(
     ("variable", "text", "known"),
     [
         ("GRACE", "soon", "a number of seconds >= 0"),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import attrs
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._routing.holders import Holders, Share
@@ -329,7 +330,7 @@ class Model:
         assert self.holders.is_over, f"seed {self.seed}: nobody holds a port, and it has not ended: {self.holders}"
 
 
-@pytest.mark.parametrize("block", range(10))
+@rows("block", range(10))
 def test_channel_ends_with_its_last_port_in_every_order(block: int):
     """T2: with links of any pace, casts of any number, and processes that die at any moment."""
     for seed in range(block * 1_000, block * 1_000 + 1_000):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._routing.intake import Intake, port_window
@@ -44,7 +45,7 @@ def test_channel_without_room_lets_one_item_wait():
     assert port_window(0).messages_max == 1
 
 
-@pytest.mark.parametrize("seed", range(300))
+@rows("seed", range(300))
 def test_sender_and_home_agree_in_every_order(seed: int):
     """A sender that keeps its credits is never refused, and never waits while there is room for an item."""
     rng = random.Random(seed)

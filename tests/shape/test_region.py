@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh.errors import ShapeError
 from trimesh.shape.extent import Extent
@@ -311,7 +312,7 @@ def test_region_split_may_keep_the_old_label():
     assert whole(gpus=8).split(gpus=["gpus", "tp"], tp=2).extent == Extent(gpus=4, tp=2)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("parts", "text"),
     [
         (

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import (
@@ -51,7 +52,7 @@ def test_restart_follows_the_matrix_of_otp(when: Any, ending: Ending) -> None:
     assert verdict is (Verdict.RESTART if RESTARTED[when, ending] else Verdict.GIVE_UP)
 
 
-@pytest.mark.parametrize(("kind", "ending", "has_ended"), list(itertools.product(FAILURES, Ending, (True, False))))
+@rows(("kind", "ending", "has_ended"), list(itertools.product(FAILURES, Ending, (True, False))))
 def test_isolate_fails_nothing(kind: type[Exception], ending: Ending, has_ended: bool) -> None:
     expected = Verdict.GIVE_UP if has_ended else Verdict.NOTE
 
@@ -88,7 +89,7 @@ def test_ending_of_a_process(exit_code: int | None, signal: int | None, ending: 
     assert ending_of(exit_code, signal) is ending
 
 
-@pytest.mark.parametrize(
+@rows(
     ("options", "error", "text"),
     [
         ({"strategy": "all"}, ValueError, "one_for_all"),
