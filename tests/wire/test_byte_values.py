@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from tests.rows import rows
 from tests.wire.sides import side
 
 from trimesh import limits
@@ -24,10 +25,8 @@ def arrived(encoded, *, as_bytes: bool = False):
     return Decoder().decode(encoded.payload, bodies)
 
 
-@pytest.mark.parametrize("cls", [bytes, bytearray])
-@pytest.mark.parametrize(
-    "size", [0, 1, ALONE - 1, ALONE, LARGE - 1, LARGE, LARGE + 1, limits.HUGE_PAGES_BYTES_MIN + 17]
-)
+@rows("cls", [bytes, bytearray])
+@rows("size", [0, 1, ALONE - 1, ALONE, LARGE - 1, LARGE, LARGE + 1, limits.HUGE_PAGES_BYTES_MIN + 17])
 def test_value_arrives_as_what_it_was(cls: type, size: int):
     value = cls(contents(size)[:size])
     here, there = side("here", 1), side("there", 2)

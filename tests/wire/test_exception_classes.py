@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.rows import rows
 from tests.wire.odd_exceptions import (
     AttrsError,
     BadProperties,
@@ -60,7 +61,7 @@ NASTY: dict[str, tuple[BaseException, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", NASTY)
+@rows("name", NASTY)
 def test_exception_that_breaks_pickle_round_trips(name: str) -> None:
     """E05."""
     error, attributes = NASTY[name]

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rows import rows
 from tests.wire.odd_exceptions import Final, KeywordOnly
 from tests.wire.sent_exceptions import HERE, round_trip
 
@@ -132,7 +133,7 @@ def test_table_with_indices_out_of_range_is_a_protocol_error(records: list[Excep
         decode_exception(encode_records(records), Decoder())
 
 
-@pytest.mark.parametrize(
+@rows(
     ("records", "expected"),
     [
         ([record(of=ExceptionGroup)], RemoteError),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.rows import rows
 from tests.wire.odd_exceptions import KeywordOnly
 from tests.wire.sent_exceptions import HERE, raised, round_trip
 
@@ -40,7 +41,7 @@ ARGS: dict[type[Exception], tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("cls", builtin_exceptions(), ids=lambda cls: cls.__name__)
+@rows("cls", builtin_exceptions())
 def test_builtin_exception_round_trips(cls: type[Exception]) -> None:
     """X2: type, text, args, notes and what the C code keeps."""
     error = cls(*next((ARGS[base] for base in cls.__mro__ if base in ARGS), ("something", 3)))
@@ -83,7 +84,7 @@ ATTRIBUTES: dict[str, BaseException] = {
 }
 
 
-@pytest.mark.parametrize("name", ATTRIBUTES)
+@rows("name", ATTRIBUTES)
 def test_native_attributes_survive(name: str) -> None:
     """X2."""
     arrived = round_trip(ATTRIBUTES[name])

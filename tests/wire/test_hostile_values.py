@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.channels import typed_ports
@@ -116,7 +117,7 @@ def record(cls: bytes | None, text: str = "ValueError", **fields: Any) -> Except
     return ExceptionRecord(cls=ExceptionValue(cls, text), message="m", **{**blank, **fields})
 
 
-@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
+@rows("value", REFUSED.values())
 def test_value_is_refused_for_little(value: Any):
     """These name what they have not, or more than there can be."""
     payload = encode(value) + bytes((STOP,))

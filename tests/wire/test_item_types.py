@@ -12,6 +12,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh import Actor, Point, Port, limits
 from trimesh._wire.typed.codec import Reader, Writer
@@ -49,7 +50,7 @@ def through(item_type: ItemType, value: object) -> Any:
     return item_type.field.read(Reader.of_message(message.payload, message.buffers, DecodeSource()))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("annotation", "value"),
     [
         (int, 3),
@@ -69,7 +70,6 @@ def through(item_type: ItemType, value: object) -> Any:
         (Any, frozenset({1})),
         (type, int),
     ],
-    ids=str,
 )
 def test_item_arrives_as_what_it_is(annotation: Any, value: object) -> None:
     found = through(item_type_of(annotation), value)
@@ -149,7 +149,7 @@ def test_type_is_nested_so_deep_at_most() -> None:
         item_type_described(described, may_import=False)
 
 
-@pytest.mark.parametrize(
+@rows(
     "described",
     [
         ("class", "no_such_module_anywhere", "Batch"),
@@ -163,7 +163,6 @@ def test_type_is_nested_so_deep_at_most() -> None:
         ("or", ("rest",)),
         ("rest",),
     ],
-    ids=str,
 )
 def test_type_that_cannot_be_had_is_found_with_the_first_item(described: Any) -> None:
     """IT-2: a port may pass through; a peer makes nothing of what it names but containers (IT-1)."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._wire.pickled.payload import Decoder, Encoded, Encoder
@@ -52,7 +53,7 @@ arrays: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", arrays)
+@rows("name", arrays)
 def test_array_arrives_equal_and_writable(name: str) -> None:
     """V1."""
     array = arrays[name]()

@@ -13,6 +13,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.rows import rows
 from tests.wire import typed_shapes as shapes
 
 from trimesh._wire.pickled.payload import Encoded
@@ -54,7 +55,7 @@ def through(value: Any) -> Any:
 # ---- by annotations ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@rows(
     ("name", "value"),
     [
         ("names", ["a", "b"]),
@@ -120,7 +121,7 @@ def test_exception_arrives_as_one():
     assert kwargs["error"].args == ("lost",)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("kwargs", "said"),
     [
         ({"number": "1"}, r"argument 'number' of mesh.call\(\) does not fit its annotation int"),
@@ -281,7 +282,7 @@ def test_name_of_a_module_that_is_not_imported_is_not_imported():
     assert "antigravity" not in sys.modules
 
 
-@pytest.mark.parametrize(
+@rows(
     "parts",
     [
         ["class", "os", "system"],
@@ -300,7 +301,6 @@ def test_name_of_a_module_that_is_not_imported_is_not_imported():
         [],
         [3],
     ],
-    ids=repr,
 )
 def test_forged_kind_is_a_protocol_error(parts: list[Any]):
     writer = Writer()
