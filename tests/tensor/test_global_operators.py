@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.rows import rows
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -23,6 +24,6 @@ def everything() -> Any:
     return trio.run(run_all, RUNS)
 
 
-@pytest.mark.parametrize(("name", "way"), RUNS, ids=[f"{name}, {way}" for name, way in RUNS])
+@rows(("name", "way"), RUNS)
 def test_operators_compute_on_global_tensors_what_they_compute_here(everything: Any, name: str, way: str) -> None:
     check(name, way, everything[0][name, way])

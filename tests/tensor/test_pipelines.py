@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 import trimesh
 from trimesh import ProcMesh, ShapeError, this_host
@@ -35,9 +36,9 @@ PRELOAD = ("torch", "torch.distributed.tensor")
 STEPS = 2
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-@pytest.mark.parametrize("batches", [1, 2, 3, 8])
+@rows("schedule", ["1f1b", "gpipe"])
+@rows("stages", [1, 2, 3, 4])
+@rows("batches", [1, 2, 3, 8])
 def test_every_micro_batch_goes_forth_and_back_once(schedule: Schedule, stages: int, batches: int) -> None:
     order = issue_order(schedule, stages, batches)
 
@@ -54,8 +55,8 @@ def test_every_micro_batch_goes_forth_and_back_once(schedule: Schedule, stages: 
         assert kept == (batches if schedule == "gpipe" else min(batches, stages - stage))
 
 
-@pytest.mark.parametrize(("ranks", "each"), [(1, 2), (2, 1), (2, 2), (2, 3), (4, 2), (3, 4)])
-@pytest.mark.parametrize("batches", [1, 2, 3, 8, 12])
+@rows(("ranks", "each"), [(1, 2), (2, 1), (2, 2), (2, 3), (4, 2), (3, 4)])
+@rows("batches", [1, 2, 3, 8, 12])
 def test_interleaved_stages_go_forth_and_back_in_the_order_of_their_ranks(ranks: int, each: int, batches: int) -> None:
     stages = ranks * each
     order = issue_order("interleaved", stages, batches, ranks)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.rows import rows
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -130,7 +131,7 @@ def everything() -> Any:
     return trio.run(_everything)
 
 
-@pytest.mark.parametrize("name", CASES)
+@rows("name", CASES)
 def test_programs_compute_the_same_however_tensors_lie(everything: Any, name: str) -> None:
     tensor, program = CASES[name]
     expected = program(tensor.clone())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.rows import rows
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -31,7 +32,7 @@ def test_the_document_has_the_table() -> None:
     assert written_into(text) == text, "write it anew: python -m trimesh.tensor.rules docs/tensors.md"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.kind for row in ROWS])
+@rows("row", ROWS)
 def test_every_operator_of_the_table_is_one_of_torch_that_draws_no_random_numbers(row: object) -> None:
     if "attention" in row.kind:  # type: ignore[attr-defined]
         return  # its rule is for calls without dropout

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
@@ -181,7 +182,7 @@ def test_keys_of_a_generation_go_with_it() -> None:
     assert ask(table, "count").one.number == 2
 
 
-@pytest.mark.parametrize("seed", range(100))
+@rows("seed", range(100))
 def test_ranks_agree_whatever_the_order(seed: int) -> None:
     """All ranks run the same operations; some fail at some. Each collective is done by all of them or by none."""
     drawn = random.Random(seed)
