@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._native.lib import load
@@ -18,7 +18,7 @@ def test_bounds_of_both_are_found() -> None:
     assert {"FRAME_HEADER_BYTES", "CHUNK_FLIGHT_BYTES_MAX", "SPIN_US_MAX", "TCP_STRANGERS_SHARE"} <= set(SHARED)
 
 
-@pytest.mark.parametrize("name", SHARED)
+@rows("name", SHARED)
 def test_limit_is_the_same_in_both_languages(name: str):
     assert load().limit(name) == getattr(limits, name)
 

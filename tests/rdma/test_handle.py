@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.services.bulk import Granted
@@ -99,7 +100,7 @@ REPLACED: list[tuple[tuple[int, ...], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("at", "value"), REPLACED)
+@rows(("at", "value"), REPLACED)
 def test_other_values_are_refused(at: tuple[int, ...], value: Any):
     fields = [list(part) for part in make().fields()]
     if len(at) == 1:
@@ -112,7 +113,7 @@ def test_other_values_are_refused(at: tuple[int, ...], value: Any):
         rebuild()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@rows("seed", range(20))
 def test_any_fields_make_a_handle_or_a_protocol_error(seed: int):
     """Whatever a peer sends."""
     draw = random.Random(seed)
@@ -135,7 +136,7 @@ def test_any_fields_make_a_handle_or_a_protocol_error(seed: int):
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@rows(
     ("part", "start", "size"),
     [
         (slice(None), 0, 100),
@@ -151,7 +152,7 @@ def test_parts(part: slice, start: int, size: int):
     assert (found.offset, found.address, found.nbytes) == (16 + start, 4096 + start, size)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("part", "kind"),
     [
         (5, TypeError),

@@ -8,6 +8,7 @@ import mmap
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh._wire.memory.regions import memory_at
 from trimesh.rdma.memory.local import memory_of
@@ -21,7 +22,7 @@ def content(data: Any) -> bytes:
     return bytes(memory_at(found.span.address, found.nbytes, found.span.keep))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("data", "is_writable"),
     [
         (bytearray(b"abcdefgh"), True),

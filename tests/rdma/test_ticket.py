@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
@@ -45,7 +46,7 @@ def test_longest_ticket_has_room():
     assert read_ticket(data, space, 0, 1) == longest
 
 
-@pytest.mark.parametrize(
+@rows(
     "changed",
     [
         {"space": "cpu"},
@@ -77,7 +78,7 @@ def test_range_beyond_the_memory_is_refused(offset: int, nbytes: int):
         read_ticket(lay(), SPACE, offset, nbytes)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@rows("seed", range(10))
 def test_any_bytes_make_a_ticket_or_a_protocol_error(seed: int):
     draw = random.Random(seed)
     for _ in range(300):

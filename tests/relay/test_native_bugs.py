@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from tests.relay.native_bugs import BUGS, is_found, passes_without
+from tests.rows import rows
 
 from trimesh._native import tls
 
 pytestmark = pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
 
 
-@pytest.mark.parametrize("name", BUGS)
+@rows("name", BUGS)
 def test_what_a_bug_changes_stands_there_once(name: str) -> None:
     """So that each can be planted, whatever else has changed."""
     assert BUGS[name].right in BUGS[name].source()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
+from tests.rows import rows
 
 from trimesh._transport.messages.assembly import Assembly, AssemblyError, one_body
 
@@ -32,8 +33,8 @@ def test_one_body_is_the_same_with_and_without_an_assembly(made_by, word: int, p
     assert made_by(word, piece) == contents
 
 
-@pytest.mark.parametrize("made_by", [alone, assembled])
-@pytest.mark.parametrize(("word", "piece"), [(4, b"12345"), (6, b"12345"), (1, b""), (0, b"1"), (IN_SEGMENT, b"1")])
+@rows("made_by", [alone, assembled])
+@rows(("word", "piece"), [(4, b"12345"), (6, b"12345"), (1, b""), (0, b"1"), (IN_SEGMENT, b"1")])
 def test_one_body_of_another_size_than_announced_is_refused(made_by, word: int, piece: bytes):
     """The peer can change the table after the library has looked at it."""
     with pytest.raises(AssemblyError):

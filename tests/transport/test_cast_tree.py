@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from tests.rows import rows
 from tests.transport import casts
 from tests.transport.casts import Cast
 
@@ -95,7 +96,7 @@ def test_host_that_could_not_be_fed_is_sent_to_then_and_later():
     assert begin(hosts) == {1: 0, 2: 0, 3: 2}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@rows("seed", range(60))
 def test_each_leaf_is_settled_once_whatever_happens_in_a_tree(seed):
     """HB-1 to HB-4."""
     _Run(random.Random(seed)).run()

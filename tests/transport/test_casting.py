@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.rows import rows
 from tests.transport import casts
 
 from trimesh import limits
@@ -120,7 +121,7 @@ def test_answer_about_what_was_let_go_is_ignored():
     assert host.kept == set()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@rows("seed", range(40))
 def test_each_leaf_is_settled_once_whatever_happens(seed):
     """HB-1 to HB-3."""
     casts.run(random.Random(seed))

@@ -8,6 +8,7 @@ import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._transport.messages.arrivals import Arrival, Arrivals
@@ -129,7 +130,7 @@ def next_chunk(*pieces: bytes) -> tuple[bytes, list[bytes]]:
     return CHUNK.pack(1, 0), list(pieces)
 
 
-@pytest.mark.parametrize(
+@rows(
     "chunks",
     [
         [(b"", [b"x"])],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._transport.relay.base import SessionEnding
@@ -72,7 +73,7 @@ def test_channels_carry_bytes_both_ways_until_both_have_closed(pair: Pair) -> No
     assert (pair.dialler.channels, pair.other.channels) == (0, 0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@rows("seed", range(20))
 def test_connections_that_break_at_any_byte_lose_and_double_nothing(seed: int) -> None:
     """H3: whatever part of what was sent has come, the peer takes each frame once and in order."""
     chance, pair = random.Random(seed), Pair()
