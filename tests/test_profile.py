@@ -14,12 +14,13 @@ from bench.profile.perf import CALLS, FAULTS, INTERRUPTS, NATIVE, NATIVE_CALLS, 
 from bench.profile.profile import THREADS, Profile, divided, text
 from bench.profile.sampler import read_stacks
 from bench.profile.workloads import WORKLOADS
+from tests.rows import rows
 
 LIBRARY = "trimesh/_native/libtrimesh.so"
 OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py)")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("frames", "part"),
     [
         (["unrolled_run (trio/_core/_run.py)"], "Trio"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.rows import rows
 
 ROOT = Path(__file__).parents[1]
 
@@ -242,7 +243,7 @@ def test_tidy(check: Callable[[str, str], Complaints]) -> None:
     assert not complaints, "\n" + "\n".join(complaints)
 
 
-@pytest.mark.parametrize(("check", "path", "text"), PLANTED)
+@rows(("check", "path", "text"), PLANTED)
 def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text: str) -> None:
     assert len(list(check(path, text))) == 1
 

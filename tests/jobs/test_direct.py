@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 from tests.patience import HANG_SECONDS
+from tests.rows import rows
 
 from trimesh import ConfigError, LinkLost, limits
 from trimesh.ids import ProcId
@@ -229,7 +230,7 @@ async def test_ways_over_a_socket_pair_are_as_safe_as_others() -> None:
         assert all(isinstance(one, LinkLost) for one in await shake(three))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("wanted", "advertised", "route", "is_one_machine", "place"),
     [
         ("", (), "10.0.0.7", False, DirectPlace("10.0.0.7", 0, ("10.0.0.7",))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.rows import rows
 
 from trimesh.jobs import SlurmJob
 from trimesh.jobs.words.slurm import (
@@ -26,7 +27,7 @@ JOB = (
 NODE = "NodeName=n1 Arch=x86_64 Gres=(null) NodeAddr=127.0.0.1 NodeHostName=vm Port=53997 OS=Linux 6.18 #1 SMP"
 
 
-@pytest.mark.parametrize(
+@rows(
     ("state", "reason"),
     [
         ("NODE_FAIL", "node failed"),
@@ -88,8 +89,8 @@ def of_json(version: str, state: object, why: str, flags: object = None) -> str:
 VERSIONS = ("22.05", "23.02", "23.11", "24.05", "25.05")
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
+@rows("version", VERSIONS)
+@rows(
     "state", ["NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED", "TIMEOUT", "REVOKED", "NEW_ONE", ""]
 )
 def test_json_of_each_version_says_the_same_as_text(version: str, state: str) -> None:
@@ -99,7 +100,7 @@ def test_json_of_each_version_says_the_same_as_text(version: str, state: str) ->
     assert (said.is_alive, said.reason, said.text) == (False, text.reason, text.text)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@rows("version", VERSIONS)
 def test_json_of_each_version_has_times_and_queues(version: str) -> None:
     said = job_state(of_json(version, "RUNNING", "None", ["RESIZING"]), now=1600.0)
     assert (said.is_alive, said.run_seconds, said.limit_seconds) == (True, 600.0, 14_400.0)

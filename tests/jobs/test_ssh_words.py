@@ -7,12 +7,13 @@ import subprocess
 import sys
 
 import pytest
+from tests.rows import rows
 
 from trimesh.jobs.remote_python import NO_PYTHON, agent_command, agent_number
 from trimesh.jobs.words.ssh import start_failure
 
 
-@pytest.mark.parametrize(
+@rows(
     ("line", "words"),
     [
         ("me@n1: Permission denied (publickey,gssapi-keyex,gssapi-with-mic,password).", "ssh -o BatchMode=yes n1 true"),

@@ -13,6 +13,7 @@ from itertools import chain
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest
@@ -251,7 +252,7 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@rows("name", REQUESTS)
 async def test_request_that_breaks_the_rules_ends_the_channel_and_keeps_nothing(name: str):
     """HK-1."""
     async with agent() as stream:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.spawner import wire
@@ -121,7 +122,7 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+@rows("record", RECORDS)
 def test_record_survives_and_no_other_shape_does(record: wire.AnyRecord) -> None:
     """Round trip; cut anywhere, lengthened, with a field more or less: refused."""
     data = wire.encode(record)

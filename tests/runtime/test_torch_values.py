@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.patience import HANG_SECONDS
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.values import torch_values
@@ -78,7 +79,7 @@ TENSORS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", TENSORS)
+@rows("name", TENSORS)
 def test_tensor_arrives_equal_writable_and_private(name: str) -> None:
     """V1."""
     tensor = TENSORS[name]()
@@ -97,8 +98,8 @@ def test_tensor_arrives_equal_writable_and_private(name: str) -> None:
     assert torch.equal(tensor.detach(), before)
 
 
-@pytest.mark.parametrize("name", DTYPES)
-@pytest.mark.parametrize("count", [7, BIG])
+@rows("name", DTYPES)
+@rows("count", [7, BIG])
 def test_tensor_of_any_dtype_arrives(name: str, count: int) -> None:
     """V1."""
     dtype = getattr(torch, name)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.patience import HANG_SECONDS
+from tests.rows import rows
 
 from trimesh.service import open_replay
 from trimesh.service.accounts.extents import FileExtents
@@ -24,7 +25,7 @@ def item(number: int) -> bytes:
     return bytes([number % 256]) * KIB
 
 
-@pytest.mark.parametrize("seed", range(20))
+@rows("seed", range(20))
 def test_extents_never_overlap_and_lose_no_byte(seed: int) -> None:
     """FE-1, FE-2."""
     draws = random.Random(seed)

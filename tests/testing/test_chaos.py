@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import trio
+from tests.rows import rows
 from tests.testing.actors import Worker, run_body
 
 import trimesh
@@ -150,7 +151,7 @@ def test_failure_says_which_faults_it_needs_and_how_to_replay_them():
 # ---- shrinking -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(50))
+@rows("seed", range(50))
 def test_smallest_finds_what_is_needed(seed: int):
     draw = stream(seed, "shrinking")
     faults = [f"f{number}" for number in range(draw.randint(1, 30))]

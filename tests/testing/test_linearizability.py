@@ -10,6 +10,7 @@ import attrs
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh.testing import Model, NotLinearizable, Operation, UndecidedError, check_linearizable
@@ -129,7 +130,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@rows("name", KNOWN)
 def test_known_history(name):
     model, expected, operations = KNOWN[name]
     assert is_linearizable(operations, model) is expected

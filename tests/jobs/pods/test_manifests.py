@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 pytest.importorskip("yaml")
 pytest.importorskip("kubernetes_validate")
@@ -59,9 +60,9 @@ def job_spec(manifests: list[dict[str, Any]]) -> dict[str, Any]:
     return spec["replicatedJobs"][0]["template"]["spec"] if manifests[0]["kind"] == "JobSet" else spec
 
 
-@pytest.mark.parametrize("version", KUBERNETES)
-@pytest.mark.parametrize("has_jobset", [True, False], ids=["jobset", "job"])
-@pytest.mark.parametrize(
+@rows("version", KUBERNETES)
+@rows("has_jobset", [True, False])
+@rows(
     "said",
     [
         {},
