@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-import pytest
+from tests.rows import rows
 from website import check, menu, outside, reference
 
 import trimesh
@@ -52,7 +52,7 @@ def test_every_event_is_in_the_table() -> None:
     assert {row.split("`")[1] for row in rows} == {record.__name__ for record in get_args(events.Event)}
 
 
-@pytest.mark.parametrize(
+@rows(
     ("page", "written", "shown"),
     [
         ("guide.md", "[rules](SEMANTICS.md#C2)", "[rules](SEMANTICS.md#C2)"),

@@ -248,7 +248,7 @@ def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text
     assert len(list(check(path, text))) == 1
 
 
-@pytest.mark.parametrize(
+@rows(
     ("check", "path", "text"),
     [
         (function_size, "src/a.py", f'def f():\n    """Do.\n\n{LONG_BODY}    """\n{LONG_BODY[: -len("    x = 1")]}\n'),

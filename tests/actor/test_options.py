@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh import Actor, Backoff, Endpoint, ProcDied, Retry, endpoint, limits
 from trimesh._runtime.values.endpoint_spec import endpoints_of
@@ -30,7 +31,7 @@ def handle(name: str) -> Endpoint[..., Any]:
     return Endpoint(None, endpoints_of(Worker)[name])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@rows(
     ("options", "error", "text"),
     [
         ({"merge": "first"}, ValueError, "merge must be"),
@@ -53,7 +54,7 @@ def test_generator_cannot_be_retried():
         handle("many").options(retry=Retry(1))
 
 
-@pytest.mark.parametrize(
+@rows(
     ("fields", "error"),
     [
         ({"max": 0}, ValueError),

@@ -50,7 +50,7 @@ def test_variables_that_are_no_settings_are_left_alone():
     assert from_environment(Settings(), dict.fromkeys(others, "1")) == Settings()
 
 
-@pytest.mark.parametrize(
+@rows(
     ("variable", "text", "value"),
     [
         ("GRACE", "inf", float("inf")),
@@ -90,7 +90,7 @@ def test_wrong_text_is_refused(variable: str, text: str, known: str):
     assert str(caught.value).endswith(f"got {text!r}")
 
 
-@pytest.mark.parametrize(
+@rows(
     ("table", "text"),
     [
         ({"grace": "5"}, "a.toml: grace must be a number of seconds >= 0"),

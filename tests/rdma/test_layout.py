@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
@@ -42,7 +43,7 @@ def test_what_cannot_be_published_is_refused() -> None:
         layout_of({str(number): b"x" for number in range(limits.PUBLISHED_TENSORS_MAX + 1)})
 
 
-@pytest.mark.parametrize(
+@rows(
     "data",
     [
         b"",

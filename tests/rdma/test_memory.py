@@ -60,7 +60,7 @@ def test_memory_is_kept_as_it_is():
     data.append(1)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("data", "kind", "text"),
     [
         (7, TypeError, "got 7"),

@@ -98,7 +98,7 @@ def test_names_of_devices(space: str):
     assert is_device(space)
 
 
-@pytest.mark.parametrize("space", ["cpu", "cuda", "cuda:", "cuda:a b", "cuda:a\n", "xpu:1", "", "cuda:" + "a" * 65])
+@rows("space", ["cpu", "cuda", "cuda:", "cuda:a b", "cuda:a\n", "xpu:1", "", "cuda:" + "a" * 65])
 def test_other_names_are_none(space: str):
     assert not is_device(space)
 

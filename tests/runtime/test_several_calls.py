@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import trio
 import trio.testing
+from tests.rows import rows
 from tests.runtime.frames import RecordingLink, RecordingTransport
 from tests.runtime.test_outgoing import REQUEST
 
@@ -235,10 +236,8 @@ async def test_calls_that_break_the_rules_end_the_link(callee: Callee, broken: s
     assert callee.link.aborted
 
 
-@pytest.mark.parametrize(
-    "calls",
-    [(), ((1, b""),) * (limits.CALLS_PER_MESSAGE + 1), ((1,),), ((1, "text"),), ((1, b"", 2),), (1, b""), None],
-    ids=["none", "too many", "no payload", "text", "three", "flat", "nothing"],
+@rows(
+    "calls", [(), ((1, b""),) * (limits.CALLS_PER_MESSAGE + 1), ((1,),), ((1, "text"),), ((1, b"", 2),), (1, b""), None]
 )
 def test_malformed_calls_are_no_message(calls: Any):
     """E12."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 from trimesh._runtime.values import typed_values
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
@@ -22,7 +23,7 @@ def through(value: Any) -> Any:
     return TypedDecoder().decode(encoded.payload, [memoryview(bytearray(one)) for one in encoded.buffers])
 
 
-@pytest.mark.parametrize(
+@rows(
     "make",
     [
         lambda: torch.arange(10),

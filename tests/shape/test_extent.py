@@ -9,6 +9,7 @@ import types
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh.errors import ShapeError
 from trimesh.shape.extent import Extent
@@ -55,7 +56,7 @@ def test_extent_without_dimension_has_one_point():
     assert repr(Extent()) == "Extent()"
 
 
-@pytest.mark.parametrize("size", [0, -1, 1.0, "4", True, None, [2]])
+@rows("size", [0, -1, 1.0, "4", True, None, [2]])
 def test_extent_refuses_a_size_that_is_no_whole_number_of_at_least_one(size):
     """M6."""
     with pytest.raises(ShapeError, match="the size of 'gpus' must be a whole number of at least 1, got ") as caught:
@@ -63,7 +64,7 @@ def test_extent_refuses_a_size_that_is_no_whole_number_of_at_least_one(size):
     assert str(caught.value).endswith(repr(size))
 
 
-@pytest.mark.parametrize("label", ["", "2x", "a-b", "a b", "lambda", 3, None, b"gpus"])
+@rows("label", ["", "2x", "a-b", "a b", "lambda", 3, None, b"gpus"])
 def test_extent_refuses_a_label_that_is_no_identifier(label):
     with pytest.raises(ShapeError, match="a label must be an identifier") as caught:
         Extent({label: 2})

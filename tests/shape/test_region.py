@@ -203,7 +203,7 @@ def test_region_slice_that_selects_nothing_keeps_its_labels():
         empty.slice(gpus=0)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("selection", "text"),
     [
         ({"gpu": 0}, r"Extent\(gpus=4\) has no dimension 'gpu'; its labels are: 'gpus'"),

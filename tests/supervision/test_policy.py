@@ -44,7 +44,7 @@ RESTARTED = {
 }
 
 
-@pytest.mark.parametrize(("when", "ending"), list(RESTARTED))
+@rows(("when", "ending"), list(RESTARTED))
 def test_restart_follows_the_matrix_of_otp(when: Any, ending: Ending) -> None:
     """R10, R11: what is not restarted is given up, and is no failure of the block."""
     verdict = judge(Restart(when=when), ProcDied, ending, has_ended=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from tests.rows import rows
 
 from trimesh._transport.native.adapter_names import adapter_name
 
 
-@pytest.mark.parametrize(
+@rows(
     ("transports", "name"),
     [
         ("rc_verbs/rxe0:1, ud_verbs/rxe0:1", "ibverbs"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.rows import rows
 
 from trimesh._transport.interface.mover import Carrier
 from trimesh._transport.native.carrier_choice import can_look_at_memory, chosen_carriers, yama_allows
@@ -14,7 +15,7 @@ from trimesh.config import Settings, from_environment
 ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX
 
 
-@pytest.mark.parametrize(
+@rows(
     ("environment", "carriers", "address"),
     [
         ({}, ALL, b""),

@@ -101,7 +101,7 @@ def test_bytes_and_views_of_them_are_immutable():
     assert not is_immutable(memoryview(bytearray(data)).toreadonly())
 
 
-@pytest.mark.parametrize(
+@rows(
     ("bodies", "local", "shared", "chunks"),
     [
         ([bytes(LARGE)], True, False, True),

@@ -171,7 +171,7 @@ def test_type_that_cannot_be_had_is_found_with_the_first_item(described: Any) ->
         _ = item_type.field
 
 
-@pytest.mark.parametrize(
+@rows(
     "described",
     [
         (),
@@ -184,7 +184,6 @@ def test_type_that_cannot_be_had_is_found_with_the_first_item(described: Any) ->
         (1,),
         ("or", ()),
     ],
-    ids=str,
 )
 def test_what_describes_no_type_is_a_protocol_error(described: Any) -> None:
     with pytest.raises(ProtocolError):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.rows import rows
 
 from trimesh import limits
 from trimesh._wire.memory.reducers import Sink, register_reducer
@@ -223,7 +224,7 @@ def test_bytes_and_bytearray_arrive_as_themselves() -> None:
         assert arrived == value
 
 
-@pytest.mark.parametrize(
+@rows(
     "view",
     [
         memoryview(b"abcdef"),
@@ -234,7 +235,6 @@ def test_bytes_and_bytearray_arrive_as_themselves() -> None:
         memoryview(b""),
         memoryview(bytes(8)).cast("d", ()),
     ],
-    ids=["bytes", "large", "backwards", "doubles", "rows", "empty", "scalar"],
 )
 def test_memoryview_arrives_read_only(view: memoryview) -> None:
     """V1."""

@@ -223,7 +223,7 @@ def test_values_of_a_mesh_and_regions_travel():
     assert tuple(found.values()) == (1, 2)
 
 
-@pytest.mark.parametrize(
+@rows(
     "array",
     [
         numpy.arange(10),
@@ -235,7 +235,6 @@ def test_values_of_a_mesh_and_regions_travel():
         numpy.array(["a", "bc"]),
         numpy.arange(3)[::-1],
     ],
-    ids=repr,
 )
 def test_array_arrives_writable_and_equal(array: Any):
     found = through(array)

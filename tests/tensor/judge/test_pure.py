@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.rows import rows
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
@@ -88,8 +89,8 @@ def test_ranks_with_tensors_of_their_own_have_other_numbers() -> None:
     assert not torch.equal(numbers(matrix(), 0), numbers(matrix(), 1))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "int64"])
+@rows("count", [1, 2, 3])
+@rows("dtype", ["float64", "bfloat16", "int64"])
 def test_shares_of_a_sum_add_up_exactly(count: int, dtype: str) -> None:
     values = numbers(matrix(dtype=dtype))
     terms = shares(values, count)
