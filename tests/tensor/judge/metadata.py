@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -13,7 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trimesh.tensor.protocol.tracing import DATA_DEPENDENT, traced
 
-_FAKE = FakeTensorMode()
+
+@functools.cache
+def _fake_mode() -> FakeTensorMode:
+    """Return the mode, made on first use: it imports `torch._dynamo`, which each collection would pay for."""
+    return FakeTensorMode()
 
 
 class Beside(TorchDispatchMode):
@@ -26,6 +31,7 @@ class Beside(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[str, str] = {}
+        self._fake = _fake_mode()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -43,7 +49,7 @@ class Beside(TorchDispatchMode):
         error: Exception | None = None
         made = None
         try:
-            made, _ = traced(func, metas, filled, _FAKE)
+            made, _ = traced(func, metas, filled, self._fake)
         except DATA_DEPENDENT:
             return func(*args, **kwargs)
         except Exception as raised:  # noqa: BLE001 - of any kind: it is compared
