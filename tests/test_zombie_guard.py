@@ -10,7 +10,7 @@ import sys
 import pytest
 
 LEAKS = """
-import ctypes, mmap, os, subprocess, sys, threading, time
+import _multiprocessing, ctypes, mmap, os, subprocess, sys, threading, time
 import pytest
 from trimesh.testing import zombie_guard
 
@@ -82,6 +82,25 @@ def test_name_of_the_cuda_driver(request):
     path = f"/dev/shm/cuda.shm.0.{os.getpid():x}.1"
     open(path, "wb").close()
     request.config.add_cleanup(lambda: os.unlink(path))
+
+def test_semaphore_of_another_program():
+    os.write(int(os.environ["TO_FOREIGN"]), b"make\\n")
+    assert os.read(int(os.environ["FROM_FOREIGN"]), 100) == b"made\\n"
+
+def test_semaphore_of_this_program(request):
+    name = f"/trimesh-guard-{os.getpid()}"
+    kept.append(_multiprocessing.SemLock(0, 1, 1, name, False))
+    request.config.add_cleanup(lambda: _multiprocessing.sem_unlink(name))
+"""
+
+FOREIGN = """
+import _multiprocessing, os, sys
+sys.stdin.readline()
+name = f"/trimesh-foreign-{os.getpid()}"
+made = _multiprocessing.SemLock(0, 1, 1, name, False)
+print("made", flush=True)
+sys.stdin.read()
+_multiprocessing.sem_unlink(name)
 """
 
 
@@ -91,9 +110,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "test_leaks.py").write_text(LEAKS)
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:trio", "-p", "trimesh.testing.plugin", "-c", "/dev/null"]
     options += ["-o", "mesh_zombie_guard=all", "--rootdir", folder, folder]
-    command = [sys.executable, "-m", "pytest", *options]
-    environment = os.environ | {"TRIMESH_TEST_ID": "of another run"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-S", "-c", FOREIGN], **pipes) as foreign:
+        ends = {"TO_FOREIGN": foreign.stdin.fileno(), "FROM_FOREIGN": foreign.stdout.fileno()}
+        environment = os.environ | {name: str(fd) for name, fd in ends.items()} | {"TRIMESH_TEST_ID": "of another run"}
+        command = [sys.executable, "-m", "pytest", *options]
+        done = subprocess.run(
+            command, env=environment, pass_fds=ends.values(), capture_output=True, text=True, check=False
+        )
+        foreign.stdin.close()  # it removes its semaphore and ends
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -107,6 +133,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("thread", r"thread \d+ \(left over\)"),
         ("native_thread", r"thread \d+ \(python.*\)"),
         ("shared_memory", r"shared memory /dev/shm/trimesh-guard-\d+"),
+        ("semaphore_of_this_program", r"shared memory /dev/shm/sem\.trimesh-guard-\d+"),
     ],
 )
 def test_zombie_guard_names_leftover(report: str, test: str, leftover: str) -> None:
@@ -120,4 +147,9 @@ def test_zombie_guard_names_leftover(report: str, test: str, leftover: str) -> N
 def test_zombie_guard_passes_clean_test(report: str) -> None:
     assert "ERROR at teardown of test_clean" not in report
     assert "ERROR at teardown of test_name_of_the_cuda_driver" not in report
-    assert "8 errors" in report
+    assert "9 errors" in report
+
+
+def test_zombie_guard_passes_semaphore_of_another_program(report: str) -> None:
+    assert "test_semaphore_of_another_program" not in report
+    assert "13 passed" in report

@@ -200,19 +200,30 @@ def left_shared(before: Scan) -> Iterator[str]:
 
 
 def is_used_elsewhere(name: str) -> bool:
-    """Tell whether a process outside this run uses a name of shared memory."""
-    users = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if uses(pid, str(DEV_SHM / name))]
+    """Return whether a name of shared memory is gone, or belongs to a process outside this run."""
+    try:
+        file = os.stat(DEV_SHM / name)
+    except FileNotFoundError:
+        return True
+    if os.geteuid() not in (0, file.st_uid):  # another user's, whose processes are not ours to read
+        return True
+    users = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if uses(pid, file)]
     return not all(pid == str(os.getpid()) or is_descendant(pid) for pid in users)
 
 
-def uses(pid: str, path: str) -> bool:
-    """Tell whether a process has the file at `path` mapped or open."""
-    if path.encode() in read(f"/proc/{pid}/maps"):
+def uses(pid: str, file: os.stat_result) -> bool:
+    """Return whether a process has a file mapped or open.
+
+    Files are compared by device and inode: a named semaphore is mapped by another name, which glibc has removed since.
+    """
+    device = f"{os.major(file.st_dev):02x}:{os.minor(file.st_dev):02x}".encode()
+    where = [device, str(file.st_ino).encode()]
+    if any(line.split(maxsplit=5)[3:5] == where for line in read(f"/proc/{pid}/maps").splitlines()):
         return True
     with contextlib.suppress(OSError):
         for number in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{number}") == path:
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{number}"), file):
                     return True
     return False
 
