@@ -36,6 +36,7 @@ BIN     := $(VENV)/bin
 PY      := $(BIN)/python
 PINS    := $(if $(TORCH),$(VENV)/constraints-torch-$(TORCH).txt,requirements/constraints.txt)
 PIP     := $(PY) -m pip --disable-pip-version-check install --quiet --no-compile --constraint $(PINS) $(PIP_ARGS)
+STEP    := @$(PYTHON) requirements/step.py
 PYTEST  := $(PY) -m pytest
 ZIG     := $(PY) -m ziglang
 LIBRARY := src/trimesh/_native/libtrimesh.so
@@ -60,26 +61,27 @@ help:  ## show this list
 $(PY):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "trimesh needs Python 3.11 or newer; say which one: make PYTHON=python3.12 ..." >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(STEP) "set-up: Python environment in $(VENV)" $(VENV) $(PYTHON) -m venv $(VENV)
 
 $(VENV)/constraints-torch-%.txt: requirements/constraints.txt | $(PY)
-	sed 's/^torch==.*/torch==$*/' $< > $@
+	@sed 's/^torch==.*/torch==$*/' $< > $@
 
 packages := pyproject.toml hatch_build.py requirements/needed.py $(PINS)
 
 # The compiler of the native library comes first. pip compiles no bytecode: most of it is of modules that are never
 # imported. The pip that comes with Python takes twice as long as a new one to choose among the versions there are.
 $(VENV)/.installed-compiler: $(packages) | $(PY)
-	$(PIP) --upgrade pip
-	$(PY) requirements/needed.py > $(VENV)/needed-to-build
-	$(PIP) --requirement $(VENV)/needed-to-build
+	$(STEP) "set-up: a newer pip" $(VENV) $(PIP) --upgrade pip
+	@$(PY) requirements/needed.py > $(VENV)/needed-to-build
+	$(STEP) "set-up: Zig, which compiles the native library" $(VENV) $(PIP) --requirement $(VENV)/needed-to-build
 	@touch $@
 
 # One stamp for each set of packages; `dev` holds `test`. The compiler works beside pip, which has torch to unpack.
 $(VENV)/.installed-$(EXTRA): $(packages) | $(PY) $(VENV)/.installed-compiler
-	$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
-	$(PY) hatch_build.py & compiler=$$!; $(PIP) --requirement $(VENV)/needed && wait $$compiler || { kill $$compiler; exit 1; }
-	$(PIP) --no-build-isolation --no-deps --editable .
+	@$(PY) requirements/needed.py torch $(EXTRA) > $(VENV)/needed
+	$(STEP) "set-up: native library; torch and what $(EXTRA) needs" $(VENV) sh -c '$(PY) hatch_build.py & compiler=$$!; \
+		$(PIP) --requirement $(VENV)/needed && wait $$compiler || { kill $$compiler; exit 1; }'
+	$(STEP) "set-up: trimesh, from this folder" $(VENV) $(PIP) --no-build-isolation --no-deps --editable .
 	@touch $(VENV)/.installed-test $@
 
 # The first install has just built the library; later only a change of its sources builds it anew.
