@@ -1,7 +1,7 @@
 # Everything starts here. On a fresh machine with Python 3.11 or newer, pip and make:
 #
 #     make demo      set up, then train a small language model on four processes and kill one of them
-#     make test      set up, then run the tests
+#     make test      set up, then run the daily tests
 #     make help      the rest
 #
 # PYTHON chooses the interpreter (make test PYTHON=python3.12 VENV=.venv312), PYTEST_ARGS what pytest gets besides,
@@ -15,6 +15,7 @@ PIP_ARGS    ?=
 TORCH       ?=
 PYTEST_ARGS ?=
 WORKERS     ?= 2
+TIER        ?= all
 FUZZ_COUNT  ?= 10M
 FUZZ_MODE   ?= ReleaseSafe
 STRESS_RUNS ?= 3
@@ -49,8 +50,9 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke stress soak \
-	soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs test-cuda cuda-bundle seeds \
+.PHONY: help demo test test-all check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke \
+	stress soak soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs test-cuda \
+	cuda-bundle seeds \
 	fresh-seeds scenarios build-native wheel coverage setup setup-dev clean site tutorial release
 
 help:  ## show this list
@@ -100,8 +102,12 @@ setup-dev:  ## the environment of `make check` and the rest
 demo: setup  ## train on four processes, kill one, carry on; with HOSTS=3 on three hosts, one of which is killed
 	$(PY) $(if $(HOSTS),examples/train_bytes_on_hosts.py --hosts $(HOSTS),examples/train_bytes.py)
 
-test: setup  ## all tests but the stress runs
-	$(PYTEST) -m 'not stress' -n $(WORKERS) $(PYTEST_ARGS)
+test: setup  ## the daily tests: five minutes
+	$(PYTEST) -m 'not stress' --tier daily -n $(WORKERS) $(PYTEST_ARGS)
+
+# TIER=rest: without those of `make test`.
+test-all: setup  ## all tests but the stress runs: half an hour
+	$(PYTEST) -m 'not stress' --tier $(TIER) -n $(WORKERS) $(PYTEST_ARGS)
 
 check: lint types layers zig-check  ## every static check, and the native library's tests
 

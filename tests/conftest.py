@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests import program_template
+from tests import program_template, tiers
 from tests.agent_copies import copied_agents
 from tests.collection import pytest_collection
 from tests.lifetime import processes, program
@@ -31,14 +31,15 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.register_profile("few", settings.get_profile("loaded"), max_examples=10)  # for other versions of Python
 settings.load_profile("loaded")
 
-# ---- what the shell has taken away -----------------------------------------------------------------------------------
+# ---- tiers, and what the shell has taken away -----------------------------------------------------------------------------------
 
 
-def pytest_configure() -> None:
-    """Handle Ctrl-C where the tests were started in the background: a script's shell has its jobs ignore SIGINT.
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the tier. Handle Ctrl-C where the tests were started in the background: a script's shell has its jobs ignore SIGINT.
 
     Programs that tests start inherit the default then; a handler does not survive `exec`, to be ignored does.
     """
+    config.pluginmanager.register(tiers)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -141,11 +142,12 @@ def quick_starts(
         yield
 
 
-# ---- scripts ---------------------------------------------------------------------------------------------------------
+# ---- options ---------------------------------------------------------------------------------------------------------
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make scenarios`; here, because only what pytest reads first can add one."""
+    """Add the options of `make test` and `make scenarios`; here, because only what pytest reads first can add one."""
+    tiers.add_option(parser)
     parser.addoption("--rewrite-scenarios", action="store_true", help="write tests/scenarios/scripts anew")
 
 
