@@ -61,11 +61,13 @@ class Case:
         where: File and function.
         cited: The ids of its docstring.
         backends: Where CI runs it; none for a unit test.
+        daily: Those of them that `make test` runs it on.
     """
 
     where: str
     cited: frozenset[str]
     backends: frozenset[str]
+    daily: frozenset[str]
 
 
 def backends_of(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef, marks: str) -> frozenset[str]:
@@ -83,6 +85,14 @@ def backends_of(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef, ma
     return frozenset({SIM} if path.parent.name == "conformance" else ())
 
 
+def daily_of(backends: frozenset[str], marks: str) -> frozenset[str]:
+    """Return where the rule of `tests.tiers` runs a test daily."""
+    left_out = {SIM} if re.search(r"mark\.(slow|sampled)\b", marks) else set[str]()
+    if not re.search(r"mark\.daily\b(?!\()|mark\.daily\([^)]*'(real|proc)'", marks):
+        left_out.add(REAL)
+    return backends - left_out
+
+
 def cases() -> Iterator[Case]:
     """Yield every test function but those that only `make stress` runs."""
     for path in sorted(TESTS.rglob("test_*.py")):
@@ -94,7 +104,9 @@ def cases() -> Iterator[Case]:
             if is_test and "mark.stress" not in marks:
                 cited = frozenset(CITATION.findall(ast.get_docstring(node) or ""))
                 where = f"{path.relative_to(TESTS)}::{node.name}"
-                yield Case(where, cited, backends_of(path, node, marks))
+                backends = backends_of(path, node, marks)
+                all_marks = " ".join((marks, *map(ast.unparse, node.decorator_list)))
+                yield Case(where, cited, backends, daily_of(backends, all_marks))
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +141,15 @@ def test_behaviour_is_tested_where_it_must_be(behaviour: str, found: list[Case])
     assert needed <= frozenset().union(*(case.backends for case in cited)), [case.where for case in cited]
 
 
+@rows("behaviour", RULES)
+def test_behaviour_is_tested_daily(behaviour: str, found: list[Case]) -> None:
+    """Once: in simulation, or over real processes if it is about the operating system."""
+    needed, _ = ELSEWHERE.get(behaviour, (frozenset({SIM, REAL}), ""))
+    cited = [case for case in found if behaviour in case.cited]
+
+    assert any(case.daily & needed for case in cited), [case.where for case in cited]
+
+
 @pytest.mark.parametrize("family", ["C", "E", "D", "Z"])
 def test_family_is_tested_from_asyncio(family: str, found: list[Case]) -> None:
     """K04: not by single cases alone."""
@@ -145,3 +166,10 @@ def test_tests_cite_nothing_else(found: list[Case]) -> None:
     unknown = {(case.where, one) for case in found for one in case.cited - set(RULES)}
 
     assert unknown == set()
+
+
+if __name__ == "__main__":  # which test shows each rule daily
+    every = list(cases())
+    for rule in RULES:
+        shown = [case for case in every if rule in case.cited and case.daily & ELSEWHERE.get(rule, (case.daily,))[0]]
+        print(f"{rule:4} {len(shown):3}  {shown[0].where if shown else '-'}")
