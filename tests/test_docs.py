@@ -26,6 +26,7 @@ def read(document: str) -> str:
     return (ROOT / document).read_text()
 
 
+@pytest.mark.daily
 @pytest.mark.real
 def test_readme_first_listing_runs(tmp_path: Path) -> None:
     listing = re.search(r"```python\n(.*?)```", read("README.md"), re.DOTALL)

@@ -41,6 +41,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_model_counts_what_the_simulator_counts(shape: Shape, *, is_remote: bool) -> None:

@@ -234,6 +234,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_tidy(check: Callable[[str, str], Complaints]) -> None:
     complaints = [
@@ -300,6 +301,7 @@ MESSAGES = {"Fired", "Published", "Taken"}
 """Messages, which are named with their module (`messages.Fired`), beside what they tell of. There may only be fewer."""
 
 
+@pytest.mark.slow
 def test_public_classes_of_two_modules_have_two_names() -> None:
     """What a leading underscore keeps in its module is met in no other."""
     modules: dict[str, list[str]] = {}

@@ -50,6 +50,7 @@ async def test_calls_are_started_and_awaited_later():
         assert (await both).values() == ([0, 1], [0, 1])
 
 
+@pytest.mark.daily
 async def test_calls_are_answered_later():
     """A3, K05: by a callback of the loop, when the endpoint has returned."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
@@ -57,6 +58,7 @@ async def test_calls_are_answered_later():
         assert await engine.answer_later.call_one("late") == "late"
 
 
+@pytest.mark.daily
 async def test_cancel_reaches_the_task_and_is_waited_for():
     """C01, C03, K05: other calls of the same engine go on."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
@@ -155,6 +157,7 @@ async def test_generators_stream_and_close():
             assert [number async for _, number in items] == [0, 10, 20, 30]
 
 
+@pytest.mark.daily
 async def test_failure_of_lifespan_ends_the_actor():
     """K05: what a task group of `lifespan` raises goes to the owner; calls that run are told."""
     with pytest.raises(BaseExceptionGroup) as caught:

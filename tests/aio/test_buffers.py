@@ -15,6 +15,7 @@ from trimesh import RDMABuffer
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.daily
 def test_buffers_work(run):
     """K04: transfers, batches, views, own buffers and what is known of them."""
 

@@ -16,6 +16,7 @@ from trimesh import Actor, MeshErrorGroup, RemoteCancelled, endpoint, limits
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.daily
 def test_timeout_cancels_the_endpoints(run):
     """C01, D01, D06, K04: `asyncio.timeout` is a `TimeoutError` here, and by then every endpoint has unwound."""
 

@@ -43,6 +43,7 @@ def test_one_failing_rank_is_a_group_with_its_coordinates(run):
     run(main)
 
 
+@pytest.mark.daily
 def test_all_failing_ranks_are_in_the_group(run):
     """E02, K04."""
 
@@ -73,6 +74,7 @@ def test_call_one_and_choose_raise_bare(run):
     run(main)
 
 
+@pytest.mark.daily
 def test_death_cancels_the_body(run):
     """X3, K04: the asyncio task in the block is cancelled, the block raises the death once, and the task goes on."""
 

@@ -66,6 +66,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_interrupt_cancels_the_main_task(plan: dict[str, Any], tmp_path: Path) -> None:
     """Z02, once, K04: actors clean up, all is gone, and what comes out of the run is `KeyboardInterrupt` alone."""

@@ -31,6 +31,7 @@ def children() -> set[str]:
     return found
 
 
+@pytest.mark.daily
 def test_nothing_is_left_when_the_block_has_been_left(run):
     """Z01, K04: processes, descriptors and threads are gone when `async with` is over, while the loop runs on."""
 

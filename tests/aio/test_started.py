@@ -111,6 +111,7 @@ async def test_calls_of_a_task_group_are_cancelled_with_it() -> None:
         assert "many cancelled" in seen
 
 
+@pytest.mark.daily
 def test_task_group_owns_what_is_started_in_it(run) -> None:
     """A1, K04: it waits for the call; an error fails it at once, a call that was cancelled does not."""
 

@@ -52,6 +52,7 @@ class Producer(Actor):
         return self.notes.log
 
 
+@pytest.mark.daily
 def test_stream_gives_every_item(run):
     """T1, K04: items of all ranks, in the order of each."""
 
@@ -103,6 +104,7 @@ def test_timeout_of_a_step_leaves_the_stream_whole(run):
     run(main)
 
 
+@pytest.mark.daily
 def test_item_of_a_cancelled_step_is_put_back(run):
     """K04: what Trio has taken out for a task that was cancelled just then is not lost."""
 

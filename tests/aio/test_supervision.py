@@ -15,6 +15,7 @@ from trimesh import Backoff, Died, Isolate, MeshErrorGroup, ProcDied, Restart, R
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.daily
 def test_isolated_death_is_the_caller_s(run):
     """X3, P1, K04: the body is not cancelled; the call that addresses the dead raises, the rest lives."""
 

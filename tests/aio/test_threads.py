@@ -21,6 +21,7 @@ from trimesh.aio import trio_run
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.daily
 async def test_thread_of_a_trio_program_uses_its_handles():
     """K04: asyncio code in a thread that Trio has started calls by handles of the Trio program."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:

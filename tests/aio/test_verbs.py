@@ -26,6 +26,7 @@ class Worker(Actor):
         return number
 
 
+@pytest.mark.daily
 def test_listing_of_asyncio(run):
     """API 10, K04."""
 
@@ -55,6 +56,7 @@ def test_handles_are_the_same_objects(run):
     run(main)
 
 
+@pytest.mark.daily
 def test_every_verb_works(run):
     """K04: call, call_settled, call_one, choose, broadcast and broadcast_nowait."""
 

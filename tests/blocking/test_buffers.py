@@ -39,6 +39,7 @@ class Sender(Actor):
         return bytes(found)
 
 
+@pytest.mark.daily
 def test_buffers_are_read_and_written() -> None:
     """K06: the memory of this process by actors, and that of actors by this process."""
     memory = bytearray(8)

@@ -46,6 +46,7 @@ def procs() -> Iterator[tb.ProcMesh]:
         yield procs
 
 
+@pytest.mark.daily
 def test_items_come_from_actors(procs: tb.ProcMesh) -> None:
     """K06: the port that arrives is one of `trimesh`; the receiver ends when none is left."""
     senders = procs.spawn("senders", Sender)

@@ -33,6 +33,7 @@ def leaves(error: BaseException) -> list[Any]:
     return [type(leaf) for leaf in trimesh.leaves(error)]
 
 
+@pytest.mark.daily
 def test_death_is_raised_by_the_block() -> None:
     """E09, K06: the call ends by `Cancelled`, which is no `Exception`; the block raises the death, once."""
     ended: list[BaseException] = []
@@ -59,6 +60,7 @@ def test_death_in_isolation_is_raised_by_the_call() -> None:
         assert healthy.rank.call().values() == mortals.alive().rank.call().values() == (0,)
 
 
+@pytest.mark.daily
 def test_restarted_member_is_called_again() -> None:
     """K06: `settled` and `kill` of a mesh."""
     with tb.spawn_procs({"gpus": 1}, supervision=Restart()) as procs:

@@ -97,6 +97,7 @@ class Server(trimesh.aio.Actor):
         return await asyncio.get_running_loop().run_in_executor(None, lambda: other.step.call_one.from_thread(1))
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("way", ["of_endpoint", "of_own_thread", "of_function"])
 async def test_worker_calls_from_threads(way: str):
     """K06: of an endpoint, and of its own."""

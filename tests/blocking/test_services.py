@@ -76,6 +76,7 @@ def until(pool: Pool[Any], *, running: int, queued: int = 0) -> None:
     raise AssertionError(pool.statistics())
 
 
+@pytest.mark.daily
 def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
     """Y1, Y4, Y5, K06: what an endpoint raises is raised; each replica is handed out once."""
     answerers = procs.spawn("answerers", Answerer)

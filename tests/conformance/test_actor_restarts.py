@@ -47,6 +47,7 @@ class Numbered(Tidy):
         raise KeyError("the gate is open")
 
 
+@pytest.mark.daily("real")
 async def test_failed_actor_is_made_anew_in_its_process(backend: Backend):
     """P1: a new incarnation, the same process; other actors there, and other ranks, go on (R07)."""
     async with backend.procs() as procs:

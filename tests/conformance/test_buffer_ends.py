@@ -220,6 +220,7 @@ async def test_owner_is_killed_in_the_middle_of_a_read(backend: SimBackend):
         assert found == before
 
 
+@pytest.mark.daily("real")
 @pytest.mark.seeds(20)
 async def test_killed_owner_fails_the_block(backend: Backend):
     """X3, N4: under FailFast a reader inside the block ends by its cancel; the death is told once."""

@@ -101,6 +101,7 @@ async def test_parts_count_bytes(backend: Backend):
         assert whole == pattern(SMALL)[:110] + bytes(80) + pattern(SMALL)[190:]
 
 
+@pytest.mark.daily("real")
 async def test_readonly_handle_refuses_writes(backend: Backend):
     """API 7: rights are checked before a byte moves."""
     async with backend.procs({"gpus": 1}) as procs:
@@ -173,6 +174,7 @@ async def test_handles_can_be_pickled(backend: Backend):
         assert handle.owner.mesh == "vault"
 
 
+@pytest.mark.daily("real")
 async def test_atomic_additions_add_up(backend: Backend):
     """API 7: from many processes at once, by handles and parts; none sees a number that another one has seen."""
     times = 50

@@ -354,6 +354,7 @@ async def test_cancelled_message_that_waits_for_room_is_never_sent(backend: Back
         assert "late" not in await one.seen.call_one()
 
 
+@pytest.mark.daily("real")
 @only_real
 async def test_endpoint_in_c_code_ignores_cancel(backend: RealBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """C12, C13, C2: the caller leaves after the bound, later messages queue behind the call, its reply is dropped."""
@@ -406,6 +407,7 @@ async def test_rank_in_c_code_is_unresponsive_in_a_failed_call(
         assert await deaf.slice(gpus=1).echo.call_one(5) == 5
 
 
+@pytest.mark.daily("real")
 @only_real
 async def test_threaded_endpoint_sees_the_cancel(backend: RealBackend):
     """C14: `from_thread.check_cancelled` raises there."""

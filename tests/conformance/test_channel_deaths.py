@@ -74,6 +74,7 @@ async def test_message_dies_with_the_process_that_has_it_in_its_mailbox(backend:
         assert await rest(receiver) == []
 
 
+@pytest.mark.daily("real")
 async def test_home_that_dies_breaks_the_ports(backend: Backend):
     """T2: those who wait for room, and those who come later, learn how it died."""
     async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery:

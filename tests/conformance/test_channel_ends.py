@@ -15,6 +15,7 @@ from tests.conformance.sender import Sender, rest
 from trimesh import MeshErrorGroup, limits, open_channel
 
 
+@pytest.mark.daily("real")
 async def test_port_that_is_dropped_releases(backend: Backend):
     """T2: what is collected need not be closed."""
     async with backend.procs() as procs, open_channel(int, capacity=4) as (port, receiver):

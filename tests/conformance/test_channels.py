@@ -273,6 +273,7 @@ async def test_worker_sends_to_a_worker(backend: Backend):
         assert await result.result() == [1, 2, 3]
 
 
+@pytest.mark.daily("real")
 async def test_controller_sends_to_a_channel_of_a_worker(backend: Backend):
     async with backend.procs() as procs, open_channel(capacity=2) as (give_to, ports), trio.open_nursery() as nursery:
         senders = await procs.spawn("senders", Sender)

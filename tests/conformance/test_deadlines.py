@@ -308,6 +308,7 @@ def test_mock_clock_sends_no_budget_to_real_processes():
     trio.run(main, clock=clock)
 
 
+@pytest.mark.daily("real")
 @only_real
 async def test_budget_is_relative(backend: RealBackend):
     """D02: clocks of processes are not compared; each counts the seconds that are left."""

@@ -18,6 +18,7 @@ from trimesh import Actor, DeadlockError, MeshErrorGroup, ProcDied, endpoint, li
 # ---- cycles ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily("real")
 async def test_self_call_is_a_deadlock(backend: Backend):
     """C8: an actor that awaits its own endpoint gets the error, which names the cycle; it lives on."""
     async with no_deadline(), backend.procs() as procs:

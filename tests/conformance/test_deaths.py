@@ -17,6 +17,7 @@ from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
 
 
+@pytest.mark.daily("real")
 async def test_death_is_told_once_by_the_block(backend: Backend):
     """X3: calls of the body, of every verb, end by the cancel of the block; the one leaf is the death."""
     with pytest.raises(MeshErrorGroup) as caught:

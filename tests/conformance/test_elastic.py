@@ -74,6 +74,7 @@ async def test_mesh_grows_with_its_actors(backend: Backend):
         assert [event.point.rank for event in log.of(Started)] == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.daily("real")
 async def test_mesh_shrinks_and_its_calls_say_so(backend: Backend):
     """P6, C11: what runs there is cancelled, what comes later is not sent; the others go on."""
     async with backend.procs({"replica": 3}, supervision=Isolate()) as procs, trio.open_nursery() as nursery:

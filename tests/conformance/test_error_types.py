@@ -189,6 +189,7 @@ async def test_exit_raised_by_an_endpoint_is_a_remote_error(backend: Backend, er
         assert await probe.pid.call_one() == pid
 
 
+@pytest.mark.daily("real")
 async def test_chain_of_causes_travels(backend: Backend):
     """X2: causes and contexts of the remote chain are kept; the remote traceback ends it."""
     async with backend.procs({"gpus": 1}) as procs:

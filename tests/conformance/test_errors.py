@@ -151,6 +151,8 @@ async def test_split_and_derive_keep_what_belongs_to_the_group(backend: Backend)
             assert "fail_at_gate" in leaf.__cause__.text
 
 
+@pytest.mark.daily("sim-typed")
+@pytest.mark.daily("real")
 async def test_except_star_matches_the_original_type(backend: Backend):
     """E04: what is not matched goes on, with its coordinates."""
     matched: list[trimesh.Point] = []
@@ -212,6 +214,7 @@ async def test_errors_of_some_ranks_while_being_cancelled(backend: Backend):
         assert trimesh.coords(caught.value) == [{"gpus": 0}, {"gpus": 2}]
 
 
+@pytest.mark.daily("real")
 async def test_call_settled_tells_each_rank(backend: Backend):
     """API 3: no remote failure raises or cancels; `Outcome` has ok, value, error and unwrap."""
     async with backend.procs({"gpus": 3}) as procs:

@@ -58,6 +58,7 @@ async def test_async_iterables_are_taken_as_they_come(backend: Backend):
                 await anext(results)
 
 
+@pytest.mark.daily("real")
 async def test_items_go_to_members_that_are_free(backend: Backend):
     """C7: one that is busy gets no more than the window gives it."""
     async with backend.procs({"gpus": 3}) as procs:

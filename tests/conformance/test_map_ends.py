@@ -125,6 +125,7 @@ async def test_deadline_ends_a_map(backend: Backend):
 # ---- retry -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily("real")
 async def test_failed_items_are_tried_elsewhere(backend: Backend):
     """C6, S02: other members are preferred; each item has one result."""
     async with backend.procs({"gpus": 3}) as procs:

@@ -100,6 +100,7 @@ async def test_call_from_elsewhere_waits_for_the_restart(backend: Backend):
             assert await holder.use.call_one("bump", 1) == 1
 
 
+@pytest.mark.daily("real")
 async def test_reference_learns_of_a_replacement(backend: Backend):
     """API 6: the holder's `alive()` and `choose` too."""
     async with (

@@ -24,6 +24,7 @@ async def test_every_member_gets_the_source(backend: Backend, size: int):
             assert list(found.values()) == [(pattern(size), True)] * 3
 
 
+@pytest.mark.daily("real")
 async def test_buffers_are_written(backend: Backend):
     async with backend.procs({"gpus": 3}) as procs:
         vaults = await procs.spawn("vaults", Vault)

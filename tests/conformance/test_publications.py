@@ -39,6 +39,7 @@ async def test_version_that_is_about_to_go_is_whole_or_gone(backend: Backend):
         assert list((await chasing.result()).values()) == [[], [], []]
 
 
+@pytest.mark.daily("real")
 async def test_pinned_version_stays_as_it_is(backend: Backend):
     """N4: the publisher writes elsewhere, and waits when there is no elsewhere."""
     async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:
@@ -171,6 +172,7 @@ async def test_two_tasks_of_a_process_share_a_pin(backend: Backend):
         assert await publisher.publish.call_one(3, 6) == 6
 
 
+@pytest.mark.daily("real")
 async def test_end_of_the_publisher_ends_those_who_wait(backend: Backend):
     """N4: by its aclose with `ClosedResourceError`, by its death with `ProcDied`."""
     async with backend.procs({"gpus": 2}) as procs, trio.open_nursery() as nursery:

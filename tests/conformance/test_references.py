@@ -217,6 +217,7 @@ async def test_handle_that_comes_back_is_a_reference(backend: Backend):
         assert not getattr(caught.value, "maybe_executed", False)
 
 
+@pytest.mark.daily("real")
 async def test_workers_call_each_other(backend: Backend):
     """API 1: both ways at once, over links made on demand."""
     async with backend.procs({"gpus": 3}) as procs:

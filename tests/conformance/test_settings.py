@@ -36,6 +36,7 @@ class Reader(Actor):
         return self.sent
 
 
+@pytest.mark.daily("real")
 async def test_process_has_the_settings_of_who_spawns_it(backend: Backend):
     """G1: below it, too, and its follower; those of the block in which it was spawned."""
     with configured(grace=9, stream_window=3):

@@ -272,6 +272,7 @@ class Borrower(Actor):
         return list((await self.helpers.add.call(number)).values())
 
 
+@pytest.mark.daily("real")
 async def test_all_who_ask_for_a_name_get_one_actor(backend: Backend):
     """M9: at the same time, from the owner and from members; it belongs to the block of the processes."""
     async with backend.procs({"gpus": 3}, shared=True) as procs:

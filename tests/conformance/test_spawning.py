@@ -44,6 +44,8 @@ class Where(Actor):
 # ---- readiness -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily("sim-typed")
+@pytest.mark.daily("real")
 async def test_mesh_is_ready_when_spawned(backend: Backend):
     """M1, M5: every member has run `__init__` and entered `lifespan`, and knows its coordinates in all of them."""
     async with backend.procs({"hosts": 2, "gpus": 2}) as procs:

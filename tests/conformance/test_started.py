@@ -61,6 +61,7 @@ class Starter(Probe):
         await started
 
 
+@pytest.mark.daily("real")
 async def test_calls_are_sent_now_and_awaited_later(backend: Backend):
     """A1: two calls run at the same time; each handle gives what its verb returns, to every awaiter."""
     async with backend.procs() as procs:

@@ -48,6 +48,7 @@ async def count_calls(procs: ProcMesh, nursery: trio.Nursery) -> None:
     assert probes.statistics().calls_waiting == 0
 
 
+@pytest.mark.daily("real")
 async def test_statistics_of_a_link_grow_with_what_passes(backend: Backend):
     async with backend.procs({"gpus": 1}) as procs:
         probe = await procs.spawn("probe", Probe)

@@ -52,6 +52,7 @@ class Teller(Actor):
 # ---- drain -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily("real")
 async def test_accepted_messages_run_to_their_end(backend: Backend):
     """M3: in order, though the body has ended right after sending them."""
     async with this_proc().spawn("observer", Probe) as observer:

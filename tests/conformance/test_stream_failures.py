@@ -235,6 +235,7 @@ async def test_deadline_that_was_extended_is_told(backend: SimBackend):
         assert [error.reason for error in caught.value.exceptions] == ["budget at sending"] * 2
 
 
+@pytest.mark.daily("real")
 async def test_cancel_runs_through_the_consumer(backend: Backend):
     """C01, C10: the consumer is an endpoint; who cancels that cancels the producers, and leaves when they are done."""
     async with backend.procs() as procs:

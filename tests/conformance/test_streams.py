@@ -38,6 +38,8 @@ async def test_results_come_as_they_are_ready(backend: Backend):
                 await anext(results)
 
 
+@pytest.mark.daily("sim-typed")
+@pytest.mark.daily("real")
 async def test_generator_gives_many_per_rank_in_order(backend: Backend):
     """S01, S06: many windows of items; a stream ends when all ranks have ended."""
     upto = 3 * limits.STREAM_WINDOW

@@ -29,6 +29,7 @@ from trimesh import (
 )
 
 
+@pytest.mark.daily("real")
 async def test_dead_process_is_restarted_with_its_actors(backend: Backend):
     """R01, R09: the in-flight call gets `ProcDied`; the next one waits, and is served by the next incarnation."""
     async with backend.procs(supervision=restart()) as procs, trio.open_nursery() as nursery:

@@ -12,7 +12,10 @@ from tests.conformance.meshes import Backend, params
 import trimesh
 from trimesh import Actor, Port, endpoint, open_channel, this_proc
 
-pytestmark = pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
+pytestmark = [
+    pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True),
+    pytest.mark.daily("sim-typed"),
+]
 
 
 @attrs.frozen

@@ -26,6 +26,7 @@ from trimesh.service import (
 
 numpy = pytest.importorskip("numpy")
 
+pytestmark = pytest.mark.daily("sim-typed")
 typed = pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
 
 

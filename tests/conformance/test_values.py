@@ -53,6 +53,7 @@ class Keeper(Actor):
         return second[0] == 7
 
 
+@pytest.mark.daily("real")
 async def test_arrays_arrive_writable_and_private(backend: Backend):
     """V1: a write in place is seen by no other reader and not by the sender."""
     async with backend.procs() as procs, this_proc().spawn("here", Keeper) as here:
@@ -71,6 +72,7 @@ async def test_arrays_arrive_writable_and_private(backend: Backend):
             assert await keepers.slice(gpus=1).look.call_one() == 99
 
 
+@pytest.mark.daily("real")
 async def test_arguments_may_be_written_when_the_verb_returns(backend: Backend):
     """C9: a broadcast has sent them, a call has ended with them; small ones in the head, large ones in segments."""
     async with backend.procs() as procs:
@@ -86,6 +88,7 @@ async def test_arguments_may_be_written_when_the_verb_returns(backend: Backend):
             assert kept == [(1, 1), (2, 2)] * 2
 
 
+@pytest.mark.daily("sim-typed")
 async def test_plain_values_are_copied(backend: Backend):
     """V1, M7: lists, bytearrays; by pickle also arrays of the standard library."""
     async with backend.procs() as procs, this_proc().spawn("here", Keeper) as here:

@@ -19,6 +19,7 @@ from trimesh._wire.pickled import payload
 
 numpy = pytest.importorskip("numpy")
 
+pytestmark = pytest.mark.daily("sim-typed")
 typed = pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
 
 

@@ -83,6 +83,7 @@ async def test_a_stream_goes_on_from_a_state_on_a_mesh_of_another_size(parquet_f
                 stream.load_state_dict(state)
 
 
+@pytest.mark.daily
 async def test_a_stream_moves_to_other_processes_without_a_row_lost_or_doubled(parquet_files):
     source = data.parquet(parquet_files, columns=["i"])
     async with (
@@ -134,6 +135,7 @@ async def test_a_loader_that_is_not_started_again_ends_its_block(parquet_files):
     assert found.value.subgroup(ProcDied) is not None
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("read_by", ["this process", "loaders"])
 async def test_what_cannot_be_read_is_raised_by_the_step_and_the_stream_goes_on_elsewhere(read_by):
     table = pa.table({"i": pa.chunked_array([[0, 1], [2, None], [4, 5]])})

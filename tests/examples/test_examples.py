@@ -88,6 +88,7 @@ def training() -> str:
     return run_example("train_bytes.py", "--steps", "12")
 
 
+@pytest.mark.daily
 @pytest.mark.torch
 def test_train_bytes_makes_the_loss_fall(training: str) -> None:
     by_step = losses(training)
@@ -107,6 +108,7 @@ def test_train_bytes_tells_of_the_process_that_was_killed(training: str) -> None
     assert re.fullmatch(rf"pid {pid} computes the gradients of step \d+", words)
 
 
+@pytest.mark.daily
 @pytest.mark.torch
 def test_train_bytes_goes_on_with_a_fresh_mesh_at_the_lost_step(training: str) -> None:
     first, second = facts(r"^ +\S+ s  4 processes ready after \d+ ms for step (\d+)$", training)
@@ -128,6 +130,7 @@ def test_train_bytes_ends_with_text_and_a_table_of_events(training: str) -> None
     assert len(told) == 6
 
 
+@pytest.mark.daily
 @pytest.mark.torch
 def test_train_bytes_loses_nothing_by_the_death(training: str, example: Example) -> None:
     """Every loss after the death is the one of a run that nobody disturbed."""
@@ -153,6 +156,7 @@ def test_ddp_training_is_the_training_in_one_process(
     assert "the ranks have the same weights" in printed
 
 
+@pytest.mark.daily
 def test_script_needs_no_await() -> None:
     """K06."""
     printed = run_example("script.py")
@@ -198,6 +202,7 @@ def test_actor_tree_falls_with_a_death_and_shows_its_way(tree: str) -> None:
     assert facts(r"ProcDied: (procs\{.*?\}) \(pid \d+\) died: SIGKILL", climb) == ["procs{'leaf': 0/2}"]
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("suite", "count"), [("test_my_actor.py", 6), ("test_rl_loop.py", 8)])
 def test_suite_to_start_from_passes(suite: str, count: int) -> None:
     """As somebody else's pytest runs it, over simulated and over real processes, under fewer seeds."""
@@ -229,6 +234,7 @@ def test_cancel_cuts_the_remote_endpoints_and_waits_for_their_clean_up(example: 
     assert "served: dish 0 dish 1" in printed
 
 
+@pytest.mark.daily
 @pytest.mark.torch
 def test_weight_sync_is_never_torn(example: Example) -> None:
     """Every generator has taken versions up to the last, whole."""
@@ -390,6 +396,7 @@ def test_async_actor_batches_streams_and_is_cancelled(example: Example) -> None:
     assert "cancelled calls that have unwound: 1" in printed
 
 
+@pytest.mark.daily
 def test_getting_started_tells_of_slices_errors_and_restarts(run_program: Run) -> None:
     done = run_program(Path("examples") / "monarch" / "getting_started.py", cwd=ROOT, seconds=EXAMPLE_SECONDS)
 
@@ -443,6 +450,7 @@ def test_script_of_torchrun_trains_on_a_mesh(example: Example) -> None:
     assert failure.endswith("ValueError: rank 1 does not like step 0")
 
 
+@pytest.mark.daily
 def test_hosts_greet_each_other(example: Example) -> None:
     """Workers on the first host get answers of those on the second."""
     pytest.importorskip("cryptography")

@@ -67,6 +67,7 @@ async def test_command_runs_on_each_host_with_its_output_by_lines(tmp_path: Path
             assert list(await this_host().run(["false"])) == [1]
 
 
+@pytest.mark.daily
 async def test_command_that_fails_is_an_error_where_that_is_asked_for() -> None:
     """H15: with the coordinates of its host and its last words; one that cannot be started always is."""
     with trio.fail_after(HANG_SECONDS):
@@ -123,6 +124,7 @@ async def test_cancelled_command_is_ended_with_its_group() -> None:
             assert list(await hosts.run(["true"])) == [0, 0]
 
 
+@pytest.mark.daily
 async def test_what_a_command_leaves_behind_is_ended(tmp_path: Path) -> None:
     """H15, O6: also a daemon that has left its group, and holds its output open; the call does not wait for it."""
     mark = tmp_path / "mark"

@@ -41,6 +41,7 @@ def program(door: doors.Door, token: JoinToken) -> HostProgram:
     return HostProgram(jobs.AgentOrder(token.text, (door.address,)))
 
 
+@pytest.mark.daily
 async def test_token_lets_one_host_in_once() -> None:
     """H7: a second use, a wrong secret and a token of another mesh are refused; the door goes on."""
     async with open_door() as (door, _):
@@ -60,6 +61,7 @@ async def test_token_lets_one_host_in_once() -> None:
         assert guest.refusals == []
 
 
+@pytest.mark.daily
 async def test_member_needs_a_certificate() -> None:
     """H7: who has none, or one of an incarnation that the door does not know, comes no further than its hello."""
     async with open_door() as (door, authority):

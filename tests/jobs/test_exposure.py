@@ -69,6 +69,7 @@ async def above(look: Any) -> set[int]:
     return {pid for pids in await look.above.call() for pid in pids}
 
 
+@pytest.mark.daily
 async def test_nothing_listens_on_one_host() -> None:
     """H1: neither the program, nor its spawner, nor a process of the mesh."""
     with trio.fail_after(HANG_SECONDS):

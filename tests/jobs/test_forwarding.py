@@ -148,6 +148,7 @@ async def test_connection_that_is_reset_is_reset_on_the_other_side() -> None:
                     assert "on " in forwarded.failures[0]
 
 
+@pytest.mark.daily
 async def test_left_block_resets_what_is_open() -> None:
     """H16: nothing listens or stays after it, and what the body raises comes through."""
     with trio.fail_after(HANG_SECONDS):
@@ -178,6 +179,7 @@ async def test_lost_host_ends_the_block_of_its_port() -> None:
             assert {type(leaf) for leaf in leaves(caught.value)} == {HostLost}
 
 
+@pytest.mark.daily
 def test_plain_program_forwards_a_port() -> None:
     """H16, K06: without `await`."""
     with (

@@ -110,6 +110,7 @@ async def readers(count: int = 2, **options: Any) -> AsyncGenerator[tuple[Any, A
             yield hosts, actors
 
 
+@pytest.mark.daily
 async def test_one_copy_of_a_cast_enters_each_host() -> None:
     """H6: it is mapped by all processes there; it is private to each."""
     data = bytearray(os.urandom(3 * MEBIBYTE))
@@ -195,6 +196,7 @@ def is_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "HOST_CAST_HOP_BYTES", 1)
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("is_chain")
 async def test_hosts_feed_each_other() -> None:
     """H6: a large cast to three hosts leaves the program once."""

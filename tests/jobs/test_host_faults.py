@@ -46,6 +46,7 @@ def session_of(hosts: Any, rank: int) -> Any:
     return hosts._owned.host.hosts[rank].host._pipe.session
 
 
+@pytest.mark.daily
 async def test_broken_connection_resumes_and_nothing_is_lost_or_doubled() -> None:
     """H3: calls go on over a new connection of the same session, in order."""
     with trio.fail_after(HANG_SECONDS):
@@ -64,6 +65,7 @@ async def test_broken_connection_resumes_and_nothing_is_lost_or_doubled() -> Non
     assert counted.connections == 4
 
 
+@pytest.mark.daily
 async def test_silent_agent_is_lost_after_its_lease() -> None:
     """H4: a stopped agent, and all that ran on its host, is gone when the block has raised."""
     agent = 0
@@ -82,6 +84,7 @@ async def test_silent_agent_is_lost_after_its_lease() -> None:
     await wait_gone([agent])
 
 
+@pytest.mark.daily
 async def test_loss_of_an_idle_host_ends_the_block_of_the_job() -> None:
     """H4: where no mesh has a process there, the job itself fails."""
     with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
@@ -95,6 +98,7 @@ async def test_loss_of_an_idle_host_ends_the_block_of_the_job() -> None:
     assert (lost.host, lost.reason) == (hosts.names[0], "agent exit")
 
 
+@pytest.mark.daily
 def test_nothing_is_left_on_any_host_after_the_controller_was_killed() -> None:
     """H2: agents end with their standard input, and everything on their hosts with them."""
     check_killed_program("jobs.LocalJob(2)", hosts=2, gpus=2)

@@ -77,6 +77,7 @@ def test_default_is_what_the_file_the_environment_or_the_command_says(folder: Pa
     assert run(str(script), TRIMESH_CONFIG="").stdout == f"{jobs.LocalJob(1)} []\n"
 
 
+@pytest.mark.daily
 @pytest.mark.real
 @pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
 def test_script_runs_on_the_hosts_of_its_job(folder: Path) -> None:

@@ -116,6 +116,7 @@ def test_plain_program_enters_a_job() -> None:
                 assert (len(some), dict(others.extent)) == (1, {"hosts": 1, "gpus": 2})
 
 
+@pytest.mark.daily
 async def test_killed_process_of_a_host_is_restarted_there() -> None:
     """H1, R01, R07: with its actors, on the host of its rank; the others keep their state; events say it."""
     seen = list[Any]()

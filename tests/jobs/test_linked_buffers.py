@@ -51,6 +51,7 @@ async def two_hosts(**options: Any) -> AsyncGenerator[tuple[Any, Ends]]:
             yield procs, Ends(vault, readers.slice(hosts=1, gpus=0), await vault.handle.call_one())
 
 
+@pytest.mark.daily
 async def test_transfers_are_those_of_any_carrier():
     """H9, N4: reads, writes, parts, atomic operations of several at one time; a mapping is refused in words."""
     async with two_hosts() as (_, ends):

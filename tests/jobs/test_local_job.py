@@ -63,6 +63,7 @@ class Worker(Actor):
         return data
 
 
+@pytest.mark.daily
 async def test_job_has_hosts_whose_processes_are_called_like_any_others() -> None:
     """H1: a mesh over hosts is a mesh; each host has an agent of its own."""
     with trio.fail_after(HANG_SECONDS):
@@ -125,6 +126,7 @@ async def test_host_that_is_lost_while_its_block_is_left_is_one_failure() -> Non
     assert isinstance(lost, HostLost)
 
 
+@pytest.mark.daily
 async def test_errors_streams_and_cancels_cross_hosts() -> None:
     """H1: the same body as on one host."""
     with trio.fail_after(HANG_SECONDS):
@@ -152,6 +154,7 @@ async def test_errors_streams_and_cancels_cross_hosts() -> None:
             assert await far.echo.call_one(data) == data
 
 
+@pytest.mark.daily
 async def test_death_of_a_worker_names_its_place_and_its_host() -> None:
     """H1: a worker that dies on another host is a `ProcDied`, and the host goes on."""
     with trio.fail_after(HANG_SECONDS):
@@ -185,6 +188,7 @@ async def test_processes_without_pickle_print_with_their_coordinates(capsys: pyt
     assert sorted(lines) == ["procs[hosts=0,gpus=0] | green", "procs[hosts=1,gpus=0] | green"]
 
 
+@pytest.mark.daily
 async def test_same_lines_of_many_processes_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """H12: over hosts; all is shown when the block is left."""
     with trio.fail_after(HANG_SECONDS):

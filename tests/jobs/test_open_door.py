@@ -72,6 +72,7 @@ async def test_hosts_that_join_become_a_mesh_and_end_with_its_block() -> None:
     assert [one.returncode for one in (first, second, third)] == [0, 0, 0]
 
 
+@pytest.mark.daily
 async def test_host_that_joined_waits_until_the_door_is_closed() -> None:
     """H11: it holds a session for as long as nothing takes it; then its agent ends in good order."""
     with trio.fail_after(HANG_SECONDS):
@@ -178,6 +179,7 @@ async def test_cancelled_entry_and_wrong_places_leave_nothing() -> None:
         jobs.open_door(port=70_000)
 
 
+@pytest.mark.daily
 async def test_addresses_are_those_of_interfaces_and_routes() -> None:
     """H5: what is advertised is the address by which the peer reaches this machine."""
     assert await address_of("lo") == "127.0.0.1"

@@ -87,6 +87,7 @@ async def shell_in(nursery: trio.Nursery, hosts: Any, seat: Seat, codes: list[in
     return scope
 
 
+@pytest.mark.daily
 async def test_shell_has_a_terminal_on_its_host(seat: Seat) -> None:
     """H19: its size, job control by keys, its exit code; and the terminal here is as before."""
     before = seat.modes

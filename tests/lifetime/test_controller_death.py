@@ -24,6 +24,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("plan", "moment"), MOMENTS.values(), ids=MOMENTS)
 def test_controller_death_ends_all(plan: dict[str, Any], moment: str, tmp_path: Path) -> None:
     """Z04."""
@@ -39,6 +40,7 @@ def test_controller_death_ends_all(plan: dict[str, Any], moment: str, tmp_path: 
         program.kill_and_check()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("moment", ["started", "running"])
 def test_sigterm_of_the_controller_ends_all(moment: str, tmp_path: Path) -> None:
     """Z03: its default action is the user's wish (O6), so it is a death like another."""
@@ -51,6 +53,7 @@ def test_sigterm_of_the_controller_ends_all(moment: str, tmp_path: Path) -> None
         assert program.wait() == -signal.SIGTERM
 
 
+@pytest.mark.daily
 def test_controller_death_runs_no_clean_up(tmp_path: Path) -> None:
     """Z04: `lifespan` is not left, atexit functions do not run."""
     with Program(tmp_path, "hold", {"actor": "Talking", "before": [["at_exit"]], "during": [["sleep"]]}) as program:

@@ -69,6 +69,7 @@ async def test_processes_of_a_bound_process_stay_on_its_cpus() -> None:
         assert set().union(*await placed.of_a_child.call_one(bind="cores")) == {CPUS[0]}
 
 
+@pytest.mark.daily
 async def test_affinity_of_the_program_bounds_the_cores() -> None:
     """O8: "cores" is refused in words where there are fewer of them than processes; "numa" shares."""
     os.sched_setaffinity(0, {CPUS[0]})

@@ -51,6 +51,7 @@ def test_rubbish_of_the_controller_leaves_nothing(kind: str, tmp_path: Path) -> 
     assert {leaf["type"] for leaf in leaves} <= {"LinkLost", "ProcDied"}
 
 
+@pytest.mark.daily
 def test_nothing_listens_and_nothing_has_a_name(tmp_path: Path) -> None:
     """E12: there is no address that a stranger could connect to, but the control socket, which is off here (Q3)."""
     with Program(tmp_path, "hold", {"size": 3}, env={"TRIMESH_OBSERVE": "off"}) as program:

@@ -36,6 +36,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("plan", "moment"), MOMENTS.values(), ids=MOMENTS)
 def test_interrupt_ends_the_block(plan: dict[str, Any], moment: str, tmp_path: Path) -> None:
     """Z02, once: nothing is left when the block has been left, which raises `KeyboardInterrupt` and nothing else."""
@@ -67,6 +68,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("plan", BLOCKS.values(), ids=BLOCKS)
 def test_second_interrupt_kills(plan: dict[str, Any], tmp_path: Path) -> None:
     """Z02, twice, O6: clean-up that would take for ever is cut short at once."""
@@ -123,6 +125,7 @@ def test_interrupt_handler_is_taken_off_after(tmp_path: Path) -> None:
     assert said["own inside"] == said["own"]
 
 
+@pytest.mark.daily
 def test_terminal_interrupt_reaches_the_controller_alone(tmp_path: Path) -> None:
     """Z09: workers have sessions of their own, so the terminal signals none of them, and clean-up can run."""
     master, slave = pty.openpty()
@@ -160,6 +163,7 @@ def test_cancel_on_lets_clean_up_run(tmp_path: Path) -> None:
     assert ended["event"] == "left all"
 
 
+@pytest.mark.daily
 def test_cancel_on_is_over_with_its_body(tmp_path: Path) -> None:
     """O6: after it SIGTERM is the user's again, whose default ends the program."""
     with Program(tmp_path, "hold", {"cancel_on": "SIGTERM"}) as program:

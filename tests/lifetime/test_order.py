@@ -25,6 +25,7 @@ def leave(program: Program) -> None:
     assert program.said("stopping")
 
 
+@pytest.mark.daily
 def test_block_stops_meshes_in_reverse_order_and_ranks_together(tmp_path: Path) -> None:
     """M3 (3), Z15: a rank waits for its sibling, so ranks one after the other would never end."""
     with Program(tmp_path, "ordered") as program:
@@ -89,6 +90,7 @@ def test_block_is_left_in_silence(plan: dict[str, Any], flags: tuple[str, ...], 
         assert program.stderr == ""
 
 
+@pytest.mark.daily
 def test_process_ends_as_python_programs_do(tmp_path: Path) -> None:
     """Z12, O3: clean-up of `lifespan`, then atexit functions, then buffered output is written."""
     with Program(tmp_path, "hold", {"actor": "Talking", "before": [["at_exit"], ["buffer", "last line"]]}) as program:

@@ -41,6 +41,7 @@ ENDS: dict[str, tuple[list[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("call", "expected"), ENDS.values(), ids=ENDS)
 def test_process_death_is_diagnosed(call: list[Any], expected: dict[str, Any], tmp_path: Path) -> None:
     """Z10: code, signal, last words, coordinates and pid are in the leaf."""
@@ -55,6 +56,7 @@ def test_process_death_is_diagnosed(call: list[Any], expected: dict[str, Any], t
     assert {key: leaf[key] for key in expected} == expected
 
 
+@pytest.mark.daily
 def test_process_death_leaves_the_stack_of_a_crash(tmp_path: Path) -> None:
     """Z10: SIGSEGV in C code is explained by the Python stack in the last words."""
     with Program(tmp_path, "hold", {"size": 1, "during": [["crash"]], **LATE_REPORTS}) as program:
@@ -105,6 +107,7 @@ def test_process_death_takes_its_forks_with_it_at_once(call: str, tmp_path: Path
         assert program.family() == {program.process, program.spawner}
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("call", [["sleep"], ["hold_gil", 600], ["fork_session", 2]], ids=lambda call: call[0])
 def test_spawner_death_ends_all_below(call: list[Any], tmp_path: Path) -> None:
     """Z05: the block raises the deaths; workers and their forks are gone although their parent is."""
@@ -162,6 +165,7 @@ def test_process_under_a_debugger_is_no_death(tmp_path: Path) -> None:
         assert program.event("left all", "raised")["event"] == "left all"
 
 
+@pytest.mark.daily
 def test_stopped_process_is_a_death(tmp_path: Path) -> None:
     """O5: a child that was stopped has lost its lease by and by; it is ended, not waited for."""
     with Program(tmp_path, "hold", {"size": 2, "during": [["sleep"]]}) as program:

@@ -41,6 +41,7 @@ def deaths(ended: dict[str, Any]) -> list[tuple[Any, ...]]:
     return sorted((leaf["point"]["n"], leaf["by"], leaf["signal"]) for leaf in leaves)
 
 
+@pytest.mark.daily
 def test_grace_is_given_to_shielded_clean_up(tmp_path: Path) -> None:
     """Z14: shielded clean-up that fits in the grace ends by itself, and is no failure."""
     plan = {"actor": "Stubborn", "arguments": [GRACE], "grace": 20.0}
@@ -64,6 +65,7 @@ def test_grace_may_be_infinite(tmp_path: Path) -> None:
     assert ended["event"] == "left all"
 
 
+@pytest.mark.daily
 def test_grace_is_all_that_clean_up_gets(tmp_path: Path) -> None:
     """Z13, Z14: then the process is ended, and the group says so, once for each member."""
     with Program(tmp_path, "hold", {"actor": "Stubborn", "grace": GRACE}) as program:
@@ -94,6 +96,7 @@ STUCK = {
 }
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(("during", "before", "signum"), STUCK.values(), ids=STUCK)
 def test_gil_held_in_c_does_not_hold_the_block(during: Any, before: Any, signum: int, tmp_path: Path) -> None:
     """Z07, Z13: SIGTERM after the grace, SIGKILL `TERM_SECONDS` later."""
@@ -110,6 +113,7 @@ def test_gil_held_in_c_does_not_hold_the_block(during: Any, before: Any, signum:
     assert ended["took"] >= GRACE + (limits.TERM_SECONDS if signum == signal.SIGKILL else 0)
 
 
+@pytest.mark.daily
 def test_stopped_member_does_not_hold_the_block(tmp_path: Path) -> None:
     """Z06: clean-up is asked of a process that cannot run; SIGTERM does not reach it, SIGKILL does."""
     for grace in GRACES:
@@ -198,6 +202,7 @@ def test_stopped_spawner_does_not_hold_the_block(tmp_path: Path) -> None:
     assert ended["event"] == "left all"
 
 
+@pytest.mark.daily
 def test_process_that_does_not_die_is_given_up(tmp_path: Path) -> None:
     """Z08: it is in the group, with its state, and is not waited for any longer."""
     for grace in GRACES:

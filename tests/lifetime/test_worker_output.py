@@ -25,6 +25,7 @@ def run(program: Program) -> None:
 WRITE = ["write", "to out\nin two lines\n", "to err\n"]
 
 
+@pytest.mark.daily
 def test_output_is_forwarded_with_coordinates(tmp_path: Path) -> None:
     """O7: line by line, stream by stream, by default."""
     with Program(tmp_path, "hold", {"before": [WRITE]}) as program:

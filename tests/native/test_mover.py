@@ -66,6 +66,7 @@ def test_a_carrier_that_is_not_the_best_moves_the_bytes(odd_pair: Pair):
         check_moves(odd_pair, size)
 
 
+@pytest.mark.daily
 def test_part_of_a_range_is_moved_and_nothing_else(pair: Pair):
     for size in (SMALL, LARGE):
         grant = pair.grant(2 * size)
@@ -151,6 +152,7 @@ FORGED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.daily
 def test_forged_grant_is_denied(pair: Pair):
     for size in (SMALL, LARGE):
         grant, local = pair.grant(size), bytearray(size)
@@ -176,6 +178,7 @@ OUTSIDE = [
 ]
 
 
+@pytest.mark.daily
 def test_range_outside_of_the_grant_is_denied(pair: Pair):
     grant = pair.grant(8192)
     for offset, size in OUTSIDE:
@@ -189,6 +192,7 @@ def test_range_outside_of_the_grant_is_denied(pair: Pair):
         assert pair.reader.move(pair.attachment, ADD, grant, None, offset=offset).status == lib.TM_ERR_DENIED, offset
 
 
+@pytest.mark.daily
 def test_what_there_is_no_right_for_is_denied(pair: Pair):
     local = bytearray(8)
     allowed = {1: {READ}, 2: {WRITE}, 3: {READ, WRITE, ADD, SWAP}}
@@ -199,6 +203,7 @@ def test_what_there_is_no_right_for_is_denied(pair: Pair):
             assert done.status == (lib.TM_OK if kind in kinds else lib.TM_ERR_DENIED), (rights, kind)
 
 
+@pytest.mark.daily
 def test_revoked_grant_is_refused_and_its_place_leads_to_no_other(pair: Pair):
     """N4: never the bytes of what was granted later."""
     grant = pair.grant(SMALL)
@@ -257,6 +262,7 @@ def test_carriers_that_a_transfer_may_not_use_are_not_used(pair: Pair):
 # ---- atomic operations -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily
 def test_atomic_operations_give_the_old_value(pair: Pair):
     grant = pair.grant(64)
     pair.owner.call("poke", grant["address"], (10).to_bytes(8, "little").hex())

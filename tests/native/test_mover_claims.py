@@ -165,6 +165,7 @@ def test_reader_keeps_a_bounded_number_of_blocks_mapped(shared: Pair):
 # ---- views -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily
 def test_view_shows_the_memory_itself(shared: Pair):
     pair = shared
     grant = pair.grant(SIZE, seed=5)
@@ -213,6 +214,7 @@ def test_view_outlives_its_attachment(shared: Pair):
     assert block_mappings() == 0
 
 
+@pytest.mark.daily
 def test_views_are_refused_as_transfers_are(shared: Pair):
     grant = shared.grant(SIZE, rights=1)
     foreign = shared.owner.call("grant", SIZE)

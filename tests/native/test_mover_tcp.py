@@ -147,6 +147,7 @@ def test_request_is_worth_nothing_a_second_time(owner: Other, client: Client):
 # ---- hostile clients -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily
 def test_garbage_ends_its_connection_and_nothing_else(owner: Other, reader: Mover):
     numbers = random.Random(5)
     grant = owner.call("grant", 8192)

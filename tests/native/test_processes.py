@@ -106,6 +106,7 @@ async def test_hello_tells_who_the_peer_is(pair: Pair):
     assert (pair.link.peer_epoch, pair.link.peer_pid) == (peer_module.EPOCH, pair.process.pid)
 
 
+@pytest.mark.daily
 async def test_messages_are_echoed_in_order(pair: Pair):
     sizes = random.Random(3)
     bodies = [[sizes.randbytes(sizes.choice([0, 10, 5000, 70_000]))] for _ in range(300)]
@@ -150,6 +151,7 @@ async def test_close_ends_both_processes(pair: Pair):
 # ---- how an end is seen --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily
 async def test_killed_peer_is_an_end(pair: Pair):
     pair.process.kill()
 

@@ -167,6 +167,7 @@ async def test_same_buffer_twice_in_a_message_arrives_as_two(world: World):
 # ---- slots ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily
 async def test_cast_copies_once_for_all_readers(world: World):
     links, sees = star(world, 5)
     group = links[0].transport.define_group([*links, links[0]])  # a group is a set
@@ -194,6 +195,7 @@ async def test_thousand_messages_need_few_segments(world: World):
     assert 1 <= segments() <= 2 * limits.SEGMENT_FLIGHT_BYTES_MAX // MIB + 2
 
 
+@pytest.mark.daily
 async def test_body_that_is_kept_keeps_its_segment_and_nothing_else(world: World):
     (link,), (sees,) = star(world, 1)
     kept = await pass_one(link, sees, pattern(MIB, 99))

@@ -109,6 +109,7 @@ async def test_segment_may_take_the_place_of_one_that_is_free(side: Side, memory
     os.close(other)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("word", "text"),
     [
@@ -188,6 +189,7 @@ async def test_memory_that_could_fail_later_is_refused(side: Side, which: str):
     await side.expect_protocol(text)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("lies", "count", "text"),
     [
@@ -218,6 +220,7 @@ async def test_torn_announcement_ends_the_link(side: Side, memory: int):
     await side.expect_protocol("a segment that cannot be")
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("refs", "text"),
     [

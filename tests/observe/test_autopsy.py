@@ -240,6 +240,7 @@ def test_stuck_process_is_shown_with_its_stack_and_calls(monkeypatch: pytest.Mon
     ]
 
 
+@pytest.mark.daily
 def test_member_that_has_died_is_named() -> None:
     """Q7: with how, and what it did; the error that has left the block is there, too."""
     with victim("dies") as one:
@@ -285,6 +286,7 @@ async def test_switched_off_there_is_no_record(folder: Path):
             assert not (folder / ".records").exists()
 
 
+@pytest.mark.daily
 async def test_records_of_a_run_are_private_and_end_with_it(folder: Path):
     """Q6: a file for each process, in a folder that only this user may enter; an error that was caught keeps it."""
     with pytest.raises(ExceptionGroup) as raised:
@@ -356,6 +358,7 @@ def test_report_of_a_dead_run_is_one_file(tmp_path: Path) -> None:
     assert "==== machine" in text
 
 
+@pytest.mark.daily
 def test_run_is_stopped_from_outside() -> None:
     """Q5: as by a Ctrl-C: the program unwinds, nothing of it is left running; the record says so."""
     with victim("slow") as one:

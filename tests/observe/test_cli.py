@@ -31,6 +31,7 @@ async def told(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int,
     return code, capfd.readouterr().out
 
 
+@pytest.mark.daily
 async def test_ps_shows_what_lives(capfd: pytest.CaptureFixture[str]):
     """Q3: as a tree, and as JSON."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:

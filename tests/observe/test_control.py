@@ -44,6 +44,7 @@ def asked() -> observe.RunSnapshot:
         return run.snapshot()
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("patient")
 async def test_run_is_asked_from_outside(folder: Path):
     """Q3: while a block is open, in a folder that only this user may enter; nothing is left of it."""
@@ -69,6 +70,7 @@ async def test_run_is_asked_from_outside(folder: Path):
         observe.find_run()
 
 
+@pytest.mark.daily
 async def test_run_answers_while_its_loop_does_not_run():
     """Q4: a thread answers in its place, with the stack of the loop's thread."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:

@@ -126,6 +126,7 @@ async def start(nursery: trio.Nursery, results: list[Any], call: Callable[..., A
     nursery.start_soon(run)
 
 
+@pytest.mark.daily
 async def test_breakpoint_of_an_endpoint():
     """Q11: pdb where it stands, with the names of the frame; steps go over an `await`."""
     results: list[int] = []

@@ -120,6 +120,7 @@ async def test_full_mailbox(trimesh_command: Shell, monkeypatch: pytest.MonkeyPa
     assert len([line for line in said.splitlines() if "waits for no call" in line]) == 1
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("patient")
 async def test_rank_that_was_killed(trimesh_command: Shell):
     """Q5: by a person; its mesh does what its policy says, the tables keep it, and say how it ended."""
@@ -176,6 +177,7 @@ async def test_slow_rank_among_many(trimesh_command: Shell):
         assert "in wait_for_gate" in said
 
 
+@pytest.mark.daily
 @pytest.mark.usefixtures("patient")
 async def test_call_is_cancelled_by_a_person(trimesh_command: Shell):
     """Q5: its caller gets a `RemoteCancelled` that says by whom; the rest goes on."""

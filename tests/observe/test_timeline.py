@@ -142,6 +142,7 @@ def test_events_are_at_the_process_that_they_are_about() -> None:
     assert [(one["name"], one["ts"], one["pid"]) for one in events if one["ph"] == "i"] == [("Died procs[n=0]", 1e6, 1)]
 
 
+@pytest.mark.daily
 @pytest.mark.real
 async def test_calls_of_a_live_run_are_traced(tmp_path: Path) -> None:
     """Q10: one that ran before, one that comes meanwhile, one that raises; each at its coordinate."""

@@ -65,6 +65,7 @@ def test_asyncio_connects(publisher: Program, judge: Any) -> None:
     publisher.say("leave")
 
 
+@pytest.mark.daily
 def test_asyncio_is_told_of_the_end_of_the_other_program(publisher: Program, judge: Any) -> None:
     """W4, K04: first that of an actor's process, with its diagnosis; then that of all."""
 

@@ -65,6 +65,7 @@ async def test_name_of_a_killed_program(publisher: Program, judge: Any, folder: 
     assert names_in(folder) == []
 
 
+@pytest.mark.daily
 async def test_name_of_a_killed_program_is_taken_over(publisher: Program, folder: Path):
     """W1."""
     publisher.kill_and_check()
@@ -125,6 +126,7 @@ async def test_other_user_is_declined(folder: Path, monkeypatch: pytest.MonkeyPa
         broker.close()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize(
     ("field", "value", "text"),
     [
@@ -191,6 +193,7 @@ async def test_publisher_that_does_not_fit_is_refused(folder: Path):
     taken.give_back()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("data", [b"\x80\x04N.", b"rubbish", b""])
 async def test_rubbish_ends_the_connection_alone(data: bytes):
     """W2: nothing of it is unpickled."""

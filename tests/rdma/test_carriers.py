@@ -84,6 +84,7 @@ WITH_PIDS: list[Test] = [
 """Those for which it matters that the pid of the owner can be watched."""
 
 
+@pytest.mark.daily
 async def test_over_tcp(monkeypatch: pytest.MonkeyPatch):
     """N4, API 7: processes of one host that can do nothing else."""
     monkeypatch.setenv("TRIMESH_RDMA", "tcp")

@@ -21,6 +21,7 @@ from trimesh.rdma.memory.handle import Handle
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.daily
 async def test_process_without_the_device_is_told_why() -> None:
     """N5: the error names the owner, and says what is missing here."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
@@ -50,6 +51,7 @@ async def test_device_of_this_process_is_found_by_name() -> None:
             await buffer.read_into(bytearray(SIZE))
 
 
+@pytest.mark.daily
 async def test_rights_and_range_on_a_device_are_checked() -> None:
     """N5: before a byte moves, by the ledger and the ticket; not by what the handle says."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:

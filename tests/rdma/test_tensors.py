@@ -54,6 +54,7 @@ class Reader(Actor):
             return await snapshot.read()
 
 
+@pytest.mark.daily
 async def test_state_dict_is_read_as_it_was_published() -> None:
     async with this_host().spawn_procs({"procs": 2}) as procs:
         readers = await procs.spawn("readers", Reader)
@@ -80,6 +81,7 @@ async def test_copy_into_a_model() -> None:
         assert torch.equal(other.weight, model.weight)
 
 
+@pytest.mark.daily
 async def test_module_that_follows_keeps_its_tensors() -> None:
     """API 7: what refers to them (an optimizer, a hook, a compiled function) has the new values; types are cast."""
     trained = torch.nn.BatchNorm1d(3)

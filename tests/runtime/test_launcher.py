@@ -29,6 +29,7 @@ pytestmark = pytest.mark.real
 # ---- blocks ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.daily
 async def test_block_leaves_nothing_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Z01, Z11: workers that still run are killed; everything is reaped."""
     root_id = new_id()
@@ -251,6 +252,7 @@ async def test_block_with_a_stopped_spawner_ends() -> None:
     assert not family(root_id)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
 async def test_spawner_that_is_killed_takes_everything_along(signum: int) -> None:
     """Z05: its workers, their foreign children of every kind, their own workers; the owner learns of each loss."""

@@ -132,6 +132,7 @@ def test_numpy_is_seeded_when_it_is_imported() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_torch_is_seeded_when_it_is_imported() -> None:
     """And a seed that the program sets afterwards stands."""

@@ -19,6 +19,7 @@ from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
 pytestmark = pytest.mark.real
 
 
+@pytest.mark.daily
 async def test_worker_leads_its_own_session_and_group(start: Start) -> None:
     """Z09: a terminal's Ctrl-C and job control reach only the controller."""
     child = await start()
@@ -30,6 +31,7 @@ async def test_worker_leads_its_own_session_and_group(start: Start) -> None:
     assert about["stdin"]
 
 
+@pytest.mark.daily
 async def test_worker_has_no_descriptor_but_its_own(start: Start) -> None:
     """O4: no copy of another process's sockets or pipes, so that an end is an end."""
     await start()
@@ -41,6 +43,7 @@ async def test_worker_has_no_descriptor_but_its_own(start: Start) -> None:
     assert about["lifelines"] == 2  # controller and spawner
 
 
+@pytest.mark.daily
 async def test_worker_looks_like_a_fresh_program(start: Start) -> None:
     """O2: default signal handling, one thread, an empty `__main__`, a shallow stack, a name for `top`."""
     about = await ask(await start(mesh="trainers", labels=("gpus",), sizes=(4,), rank=2), "about")
@@ -53,6 +56,7 @@ async def test_worker_looks_like_a_fresh_program(start: Start) -> None:
     assert about["comm"] == "trainers.2"
 
 
+@pytest.mark.daily
 async def test_worker_takes_over_the_caller_as_it_is_now(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +171,7 @@ async def test_preloaded_torch_gets_its_threads_and_seed_after_the_fork() -> Non
         assert len(set(seeds)) == 2
 
 
+@pytest.mark.daily
 async def test_modules_are_loaded_once_for_all_and_torch_never_unasked() -> None:
     """O1: what `preload` names is there at once; nothing else is."""
     async with open_spawner(new_id(), entry=SERVE, preload=["wave"]) as launcher:

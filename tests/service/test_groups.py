@@ -102,6 +102,7 @@ async def test_each_set_of_members_has_a_group_of_its_own(mesh, faults):
     assert len({epochs[rank] for rank in (0, 2, 3, 4)}) == 1
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=10, per_host={"dp": 3}, supervision=Restart("one_for_one"))
 async def test_a_member_that_fails_ends_its_group_for_all(mesh):

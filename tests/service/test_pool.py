@@ -77,6 +77,7 @@ class Caller(Actor):
         return pool.statistics().made
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=5, per_host={"gpus": 3})
 async def test_requests_go_to_all_replicas(mesh):
@@ -132,6 +133,7 @@ async def test_request_of_a_dead_replica_is_made_again_only_if_it_may_run_twice(
         assert await pool.generate("z") == ("Z", 0)
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
 async def test_pool_goes_on_with_the_replicas_that_live(mesh, faults):
@@ -336,6 +338,7 @@ async def test_sick_replica_gets_no_requests_until_it_is_well(mesh):
         assert {(await pool.generate("x"))[1] for _ in range(4)} == {0, 1}
 
 
+@pytest.mark.slow
 @simulate(seeds=5, per_host={"gpus": 1})
 async def test_adaptive_limit_comes_to_what_the_replica_can_do(mesh):
     generators = await mesh.spawn("generators", Generator)

@@ -85,6 +85,7 @@ async def test_pool_grows_and_shrinks_with_its_processes(mesh):
         assert {(await pool.generate("x"))[1] for _ in range(6)} == {0, 2, 4}
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=10, per_host={"replica": 2}, **HEALED)
 async def test_pool_follows_what_others_do_to_its_processes(mesh):
@@ -155,6 +156,7 @@ async def test_replica_that_has_come_is_probed_as_the_first(mesh):
         assert {(await pool.generate("x"))[1] for _ in range(4)} == {0}
 
 
+@pytest.mark.slow
 @simulate(seeds=20, per_host={"gpus": REPLICAS}, supervision=HARDENED)
 async def test_each_request_has_one_outcome_while_replicas_come_and_go(mesh, chaos):
     """Y1, Y2, Y3, Y4, Y5, P6: the workload of pools; its resizes end processes and start them."""

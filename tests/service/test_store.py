@@ -86,6 +86,7 @@ async def test_values_come_back_as_they_were_put(mesh):
         assert await store.keys("small") == ["small array", "small bytes"]
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=5, per_host={"gpus": 3})
 async def test_each_process_has_the_same_store(mesh):

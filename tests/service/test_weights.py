@@ -89,6 +89,7 @@ async def publish(trainers: Any, version: int, ranks: range = range(TRAINERS)) -
             nursery.start_soon(trainers.slice(gpus=rank).publish.call_one, rank, version)
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=5, per_host={"gpus": TRAINERS})
 async def test_readers_of_another_layout_get_their_parts_of_one_version(mesh):

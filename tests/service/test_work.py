@@ -120,6 +120,7 @@ async def test_slots_of_holders_that_die_or_raise_are_given_back(mesh, faults):
         assert slots.statistics().returned == 2
 
 
+@pytest.mark.daily("proc")
 @both
 @simulate(seeds=10, per_host={"gpus": 2}, **ISOLATED)
 async def test_items_of_consumers_that_die_are_there_again(mesh, faults):

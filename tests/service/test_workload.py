@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
 import trio
 
 from trimesh import Actor, Backoff, ProcDied, RemoteCancelled, Restart, endpoint
@@ -95,6 +96,7 @@ async def disturb(mesh: Any, pool: Any, faults: Any, rng: random.Random) -> None
             faults.loop(mesh.slice(gpus=index)).lag(0.5)
 
 
+@pytest.mark.slow
 @simulate(seeds=15, per_host={"gpus": 3}, **HEALED)
 async def test_loop_under_kills_stalls_and_pauses(mesh, faults):
     """Y1, Y5, Y7, Y8: one outcome a request, each sample counted once, nothing trained too late, no worker starved."""

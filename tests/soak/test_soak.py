@@ -28,6 +28,7 @@ async def test_mixed_workload(faults, chaos):
     await mixed_workload(faults, chaos)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_planted_bug_is_found(name: str):
     """Under the seed of the table; or under another, where the runtime has changed and the schedules with it."""
@@ -51,6 +52,7 @@ def soak(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_soak_says_how_many_schedules_there_were():
     done = soak("--schedules", "4", "--processes", "2", "--first-seed", "0x100")
 

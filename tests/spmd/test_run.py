@@ -25,6 +25,7 @@ def failures(group: BaseExceptionGroup[Exception]) -> list[Exception]:
     return list(leaves(group))
 
 
+@pytest.mark.daily
 async def test_first_failure_ends_the_others() -> None:
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
@@ -81,6 +82,7 @@ async def test_function_gives_its_results() -> None:
             await trimesh.spmd.run(procs, PLAIN, 3)
 
 
+@pytest.mark.daily
 async def test_environment_is_that_of_torchrun() -> None:
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         first, second = (await trimesh.spmd.env(procs)).values()

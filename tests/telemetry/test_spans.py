@@ -106,6 +106,7 @@ def recorded() -> Iterator[Recorded]:
     telemetry.uninstrument()
 
 
+@pytest.mark.daily
 async def test_call_is_a_span_at_both_ends(recorded: Recorded):
     """Q12: CLIENT at the caller, SERVER as its child at each member; what an endpoint calls belongs to it."""
     async with this_proc().spawn("first", Step) as first, this_proc().spawn("other", Step) as other:

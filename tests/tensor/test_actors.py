@@ -75,6 +75,7 @@ class Reader(Actor):
         return here.tolist()
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("preload", [("torch",), ()], ids=["loaded", "loading"])
 async def test_endpoint_gets_the_tensor_of_its_own_rank(preload: tuple[str, ...]) -> None:
     async with this_host().spawn_procs({"gpus": 3}, preload=preload) as procs:

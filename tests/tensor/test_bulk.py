@@ -67,6 +67,7 @@ async def test_large_tensors_come_and_go_as_they_are() -> None:
         await nothing_lent(procs)
 
 
+@pytest.mark.daily
 async def test_state_of_a_module_comes_and_is_loaded() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD) as procs:
         net = torch.nn.Sequential(torch.nn.Linear(600, 700), torch.nn.Linear(700, 3))

@@ -158,6 +158,7 @@ async def test_a_training_goes_on_after_a_rank_was_killed(unbroken: Training, tm
         check_equal(await training.values(), await unbroken.values(), SAVED)
 
 
+@pytest.mark.daily
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of a process alone
 async def test_torch_reads_checkpoints_and_writes_them(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp

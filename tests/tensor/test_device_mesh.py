@@ -20,6 +20,7 @@ def scaled(t: Any, factor: float = 2.0) -> Any:
     return t * factor
 
 
+@pytest.mark.daily
 async def test_function_runs_on_each_rank_with_its_part() -> None:
     async with DeviceMesh({"dp": 2}) as mesh:
         assert type(mesh) is ProcMesh

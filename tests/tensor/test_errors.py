@@ -28,6 +28,7 @@ def inverse(t: Any) -> Any:
 LINE = f"{__file__}:{inverse.__code__.co_firstlineno + 2} in inverse"
 
 
+@pytest.mark.daily
 async def test_failures_on_the_ranks(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "trimesh")
     async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:

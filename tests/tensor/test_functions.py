@@ -39,6 +39,7 @@ def positive(t: Any) -> Any:
     return t[t > 0]
 
 
+@pytest.mark.daily
 async def test_function_runs_on_every_rank_with_its_tensors() -> None:
     local = 10.0
 
@@ -91,6 +92,7 @@ async def test_cached_function_is_run_here_once_for_arguments_alike() -> None:
         assert cached(one, 2).sum().item() == 4
 
 
+@pytest.mark.daily
 async def test_gradient_goes_through_a_function_on_the_ranks() -> None:
     @trimesh.remote
     def pair(a: Any, b: Any) -> Any:

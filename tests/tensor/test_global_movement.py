@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 
 
+@pytest.mark.daily
 async def test_parts_go_to_who_needs_them() -> None:
     async with (
         this_host().spawn_procs({"dp": 2, "tp": 2}, preload=PRELOAD) as source,

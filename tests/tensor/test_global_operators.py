@@ -24,6 +24,7 @@ def everything() -> Any:
     return trio.run(run_all, RUNS)
 
 
+@pytest.mark.daily
 @rows(("name", "way"), RUNS)
 def test_operators_compute_on_global_tensors_what_they_compute_here(everything: Any, name: str, way: str) -> None:
     check(name, way, everything[0][name, way])

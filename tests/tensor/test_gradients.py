@@ -214,6 +214,7 @@ async def compare(procs: Any, program: Any, model: Any, x: Any, *, is_active: bo
     return wrong
 
 
+@pytest.mark.daily
 async def test_gradients_on_ranks_equal_those_of_this_process() -> None:
     """No mesh is active, so that what torch makes on the way must find the ranks by itself."""
     torch.manual_seed(1)
@@ -225,6 +226,7 @@ async def test_gradients_on_ranks_equal_those_of_this_process() -> None:
     assert wrong == []
 
 
+@pytest.mark.daily
 async def test_layers_of_torch_train_on_ranks_as_in_this_process() -> None:
     torch.manual_seed(2)
     layers = {

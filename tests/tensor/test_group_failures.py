@@ -86,6 +86,7 @@ def _poisoned_on(procs: Any, failing: int) -> Any:
         return torch.arange(4.0).index_select(0, ((rank == failing) * 9).reshape(1))
 
 
+@pytest.mark.daily
 async def test_poisoned_input_fails_the_others_and_nothing_else() -> None:
     """N3."""
     async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
@@ -147,6 +148,7 @@ async def test_in_place_reduction_of_something_poisoned() -> None:
             assert isinstance(caught.value.exceptions[0], kind)
 
 
+@pytest.mark.daily
 async def test_process_answers_while_a_collective_waits() -> None:
     """N3: it runs beside the loop."""
     async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:

@@ -47,6 +47,7 @@ def laid_out(value: Any, layout: str) -> Any:
     return value.permute(order).contiguous().permute([order.index(dim) for dim in range(value.ndim)])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.searchsorted:UserWarning")  # that odd layouts are slow
 @pytest.mark.parametrize("layout", ["contiguous", "reversed", "swapped", "channels last"])
 def test_operators_lay_out_what_they_make_as_is_believed(layout: str) -> None:

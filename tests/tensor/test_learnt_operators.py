@@ -33,6 +33,7 @@ def _moved(tensor: Any, number: float) -> Any:
     return tensor.sum() + number, tensor.sum() * number, tensor.sum().view(1).expand(3) - number, copy, row * number
 
 
+@pytest.mark.daily
 async def test_operators_run_as_learnt_whatever_the_layout_and_the_numbers() -> None:
     async with this_host().spawn_procs({"dp": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
         with procs.activate():

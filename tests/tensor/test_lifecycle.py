@@ -41,6 +41,7 @@ def died(error: BaseException) -> list[BaseException]:
     return [leaf for leaf in trimesh.leaves(error) if isinstance(leaf, ProcDied)]
 
 
+@pytest.mark.daily
 async def test_death_under_fail_fast_surfaces_once() -> None:
     async with this_host().warm(preload=("torch",)) as host:
         for waits in (lambda t: t.item(), add_for_ever):
@@ -245,6 +246,7 @@ async def test_block_waits_for_what_was_issued() -> None:
         assert scope.cancelled_caught
 
 
+@pytest.mark.daily
 async def test_nothing_of_an_engine_outlives_its_block() -> None:
     async with this_host().warm(preload=("torch",)) as host:
         async with host.spawn_procs({"gpus": 1}) as procs:

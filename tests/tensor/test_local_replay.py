@@ -62,6 +62,7 @@ def make_step(net: Any, optimizer: Any) -> Any:
     return step
 
 
+@pytest.mark.daily
 async def test_learnt_steps_equal_those_that_are_called_and_run_no_rules() -> None:
     torch.manual_seed(0)
     first = Net()

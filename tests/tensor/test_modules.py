@@ -44,6 +44,7 @@ def network() -> Any:
     return Net()
 
 
+@pytest.mark.daily
 async def test_modules() -> None:
     async with this_host().spawn_procs({"dp": 2, "tp": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
         await check_training_equals_local_training(procs)

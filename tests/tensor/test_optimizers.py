@@ -89,6 +89,7 @@ async def differences(procs: Any, make: Callable[..., Any], schedule: Any = None
     )
 
 
+@pytest.mark.daily
 async def test_optimizers_train_on_ranks_as_in_this_process() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
         for name, make in OPTIMIZERS.items():

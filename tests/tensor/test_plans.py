@@ -158,6 +158,7 @@ async def check_parameters_are_brought_together_while_their_module_runs(procs: P
         trimesh.module_to_mesh(nn.Linear(4, 6), procs, ParallelPlan({"w*": {"gpus": 0}, "*t": None}))
 
 
+@pytest.mark.daily
 @pytest.mark.real
 async def test_a_gpt_trains_as_plain_torch_does_on_two_ranks() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=("torch", "torch.distributed.tensor")) as procs:

@@ -86,6 +86,7 @@ class Clashing(Actor):
         dist.destroy_process_group()
 
 
+@pytest.mark.daily
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 async def test_remote_function_gets_a_process_group() -> None:
     async with this_host().spawn_procs({"hosts": 2, "gpus": 2}, preload=("torch",), output="discard") as procs:

@@ -105,6 +105,7 @@ async def test_actors_get_whole_tensors_of_each_version() -> None:
             await handle.wait_newer(3)
 
 
+@pytest.mark.daily
 async def test_versions_are_never_mixed() -> None:
     rounds = 30
     async with (
@@ -131,6 +132,7 @@ async def test_versions_are_never_mixed() -> None:
         assert found == [True, True]
 
 
+@pytest.mark.daily
 async def test_tensors_of_each_rank_are_read_by_shard() -> None:
     async with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD) as procs:
         with procs.activate():

@@ -32,6 +32,7 @@ def _make_step(net, optimizer, average):
     return step
 
 
+@pytest.mark.daily
 async def test_training_step_equals_its_local_twin_in_every_call():
     import torch
 
@@ -72,6 +73,7 @@ def _slots(net):
     return [(module, name) for module in net.modules() for name in module._parameters]
 
 
+@pytest.mark.daily
 async def test_aliases_data_and_randomness_are_those_of_a_call():
     import torch
 

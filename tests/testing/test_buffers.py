@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from tests.conformance.vault import Reader, Vault, pattern
 
@@ -15,6 +16,7 @@ SIZE = 1 << 18
 RESTART = Restart("one_for_one", intensity=1_000, period=60)
 
 
+@pytest.mark.slow
 @simulate(seeds=8, per_host={"gpus": 4}, supervision=RESTART, sometimes=("a death was seen", "all went well"))
 async def test_memory_is_read_while_members_die(mesh, chaos):
     """N4, R08: old handles never give new bytes, whoever reads; after the faults every member is read again."""

@@ -74,6 +74,7 @@ def test_installed_trio_is_bit_exact():
     assert is_bit_exact()
 
 
+@pytest.mark.slow
 def test_trace_is_the_same_in_every_process():
     first, other = [hashes_under(hash_seed) for hash_seed in ("0", "4711")]
 

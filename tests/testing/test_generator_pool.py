@@ -138,6 +138,7 @@ class Beside:
                 self.news = trio.Event()
 
 
+@pytest.mark.slow
 @pytest.mark.mesh_backend("sim", "proc")
 @simulate(seeds=3, per_host={"gpus": GENERATORS + 1}, supervision=POLICY)
 async def test_each_prompt_is_answered_once_while_generators_die(mesh, faults):

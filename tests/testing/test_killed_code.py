@@ -97,6 +97,7 @@ async def read_one(holder, *, task_status) -> None:
         await trio.sleep_forever()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["sigkill", "sigterm", "exit(3)"])
 @pytest.mark.mesh_backend("sim", "proc")
 @simulate(seeds=10, per_host={"gpus": 2}, supervision=trimesh.Isolate())
@@ -144,6 +145,7 @@ class Sloppy(Actor):
             LEFT.append("generator")
 
 
+@pytest.mark.slow
 @simulate(seeds=10, per_host={"gpus": 2}, supervision=trimesh.Isolate())
 async def test_collector_runs_nothing_of_a_killed_process(mesh, faults):
     LEFT.clear()

@@ -17,6 +17,7 @@ class Worker(Actor):
         return number
 
 
+@pytest.mark.slow
 @trimesh.testing.simulate(seeds=200, per_host={"gpus": 4})
 async def test_one_rank_out_of_memory(mesh, faults):
     async with mesh.spawn("w", Worker) as w:

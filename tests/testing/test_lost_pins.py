@@ -52,6 +52,7 @@ async def forget(mesh: Any, publisher: Any, fault_log: Any) -> None:
     await publisher.forget.call_one(member(mesh, 1).proc_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nth", [1, 2], ids=["first tensor", "last tensor"])
 @simulate(seeds=10)
 async def test_copy_that_ends_after_the_reader_was_forgotten_is_no_result(mesh, faults, fault_log, nth):
@@ -97,6 +98,7 @@ PINNING_TRANSFERS = 6
 """Of one that pins a version by its number and has subscribed: head, cell, head, layout, row, and the first tensor."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nth", range(1, PINNING_TRANSFERS + 1))
 @simulate(seeds=5)
 async def test_forgotten_reader_reads_nothing_torn(mesh, faults, fault_log, nth):
@@ -118,6 +120,7 @@ async def test_forgotten_reader_reads_nothing_torn(mesh, faults, fault_log, nth)
     assert await publisher.publish.call_one(7, 12) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nth", range(1, PINNING_TRANSFERS + 1))
 @simulate(seeds=5, per_host={"gpus": 3})
 async def test_forgotten_reader_takes_no_pin_away(mesh, faults, fault_log, nth):

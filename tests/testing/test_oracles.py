@@ -159,10 +159,12 @@ def found(seeds: int) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_healthy_runtime_breaks_no_rule():
     assert found(SEEDS) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("plant", "rule"), PLANTED)
 def test_planted_bug_is_found(monkeypatch: pytest.MonkeyPatch, plant: Plant, rule: str):
     plant(monkeypatch)

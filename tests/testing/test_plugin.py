@@ -92,6 +92,7 @@ def test_failure_prints_the_line_that_replays_it(tmp_path: Path, report: str):
     assert f"mesh seed {line[2].partition('=')[2]}" in again
 
 
+@pytest.mark.slow
 def test_trace_of_a_failure_is_written_and_is_the_same_each_time(tmp_path: Path):
     traces = []
     for number in range(2):
@@ -102,11 +103,13 @@ def test_trace_of_a_failure_is_written_and_is_the_same_each_time(tmp_path: Path)
     assert "dispatch  w{gpus=0}  step for controller" in traces[0]
 
 
+@pytest.mark.slow
 def test_number_of_seeds_can_be_overridden(tmp_path: Path):
     """Under two seeds the race does not show; so many were run only."""
     assert "1 passed" in run(tmp_path, "-k", "test_passes", "--mesh-seeds", "2", "--mesh-first-seed", "0x10")
 
 
+@pytest.mark.slow
 def test_time_is_shared_by_the_tests_that_run_under_seeds(tmp_path: Path):
     report = run(
         tmp_path, "-k", "test_passes or test_race or of_pytest_trio", "--mesh-seconds", "1", "--mesh-first-seed", "7"
@@ -117,6 +120,7 @@ def test_time_is_shared_by_the_tests_that_run_under_seeds(tmp_path: Path):
     assert int(told[1]) >= 2
 
 
+@pytest.mark.slow
 def test_fresh_seeds_begin_elsewhere_each_time(tmp_path: Path):
     reports = [run(tmp_path, "-k", "test_passes", "--mesh-seeds", "2", "--mesh-first-seed", "fresh") for _ in range(2)]
     first = [re.findall(r"2 runs: 2 to 2 seeds each, from (0x[0-9a-f]+) on", report) for report in reports]
@@ -125,6 +129,7 @@ def test_fresh_seeds_begin_elsewhere_each_time(tmp_path: Path):
     assert [len(found) for found in first] == [1, 1], reports
 
 
+@pytest.mark.slow
 def test_fresh_seeds_may_follow_those_of_a_test(tmp_path: Path):
     """Whoever of several workers runs it: they begin where the report says."""
     report = run(tmp_path, "-k", "test_passes", "--mesh-seeds", "2", "--mesh-fresh-seconds", "1e-9", "-n", "2")

@@ -43,6 +43,7 @@ async def full_of_steps(mesh, faults, chaos):
         await w.count.call()
 
 
+@pytest.mark.slow
 def test_report_says_which_steps_a_failure_needs_and_how_to_replay_them():
     run = item(full_of_steps)
     with pytest.raises(trimesh.MeshErrorGroup):

@@ -58,6 +58,7 @@ async def test_attached_hosts_are_those_of_the_job() -> None:
     assert len(set(agents)) == 2
 
 
+@pytest.mark.daily
 async def test_second_program_is_told_who_has_the_hosts() -> None:
     """H13, H23: of two that race one gets them, and the error of the other names host, process and time."""
     errors, entered = list[str](), trio.Event()

@@ -27,6 +27,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
+@pytest.mark.daily
 @pytest.mark.real
 @pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
 async def test_program_is_told_before_its_hosts_end_and_gets_a_spare_one(folder: Path) -> None:

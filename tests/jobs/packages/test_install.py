@@ -65,6 +65,7 @@ async def reading(hosts: Any) -> list[tuple[int, str]]:
         return list(await reader.read.call())
 
 
+@pytest.mark.daily
 async def test_processes_import_what_was_installed(requirements: Path, tmp_path: Path) -> None:
     """H25: made once for hosts that share a folder; commands find its programs; after the block it is not there."""
     cache = str(tmp_path / "cache")

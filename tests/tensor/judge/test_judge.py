@@ -75,6 +75,7 @@ def judged() -> Judged:
     return trio.run(_run)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("name", LISTED)
 def test_listed_programs_compute_what_plain_torch_computes(
     judged: Judged, name: str, request: pytest.FixtureRequest
@@ -91,6 +92,7 @@ def new(verdicts: list[Verdict]) -> list[str]:
     return [told(one) for one in verdicts if one.kind == "wrong" and cause_of(one) is None]
 
 
+@pytest.mark.daily
 def test_programs_of_fixed_seeds_compute_what_plain_torch_computes(judged: Judged) -> None:
     assert len(judged.fixed) == len(FIXED)
     assert not new(judged.fixed), "\n\n".join(new(judged.fixed))

@@ -208,6 +208,7 @@ def test_listed_programs_are_taken_by_plain_torch_and_the_failing_ones_are_liste
     }
 
 
+@pytest.mark.slow
 def test_metadata_that_is_found_without_data_is_that_of_torchs_kernels() -> None:
     """Also of bfloat16 that was expanded, and of windows that overlap."""
     lines = "unfold|expand|index|isin|<<|None"
