@@ -31,11 +31,11 @@ settings.register_profile("loaded", deadline=None, suppress_health_check=[Health
 settings.register_profile("few", settings.get_profile("loaded"), max_examples=10)  # for other versions of Python
 settings.load_profile("loaded")
 
-# ---- tiers, and what the shell has taken away -----------------------------------------------------------------------------------
+# ---- tiers, and what the shell has taken away ------------------------------------------------------------------------
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the tier. Handle Ctrl-C where the tests were started in the background: a script's shell has its jobs ignore SIGINT.
+    """Load the tiers. Handle Ctrl-C in tests that a script started in the background: its shell ignores SIGINT.
 
     Programs that tests start inherit the default then; a handler does not survive `exec`, to be ignored does.
     """
