@@ -115,7 +115,6 @@ def test_what_is_drawn_in_a_fork_is_drawn_again_after_it(found: Any) -> None:
             assert torch.equal(one, other)
 
 
-@pytest.mark.daily
 def test_a_view_that_is_made_later_draws_again_what_it_drew(found: Any) -> None:
     [first], [second] = found["late view"]
     assert torch.equal(first, second)

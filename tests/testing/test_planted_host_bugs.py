@@ -38,7 +38,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 def bytes_cross_connections_that_break() -> None:
     for seed in range(SEEDS):
-        sessions.test_connections_that_break_at_any_byte_lose_and_double_nothing(seed)
+        sessions.break_connections_at_any_byte(seed)
 
 
 def windows_bound_what_is_under_way() -> None:

@@ -78,6 +78,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
     return run(tmp_path_factory.mktemp("suite"))
 
 
+@pytest.mark.slow
 def test_suite_beside_pytest_trio(report: str):
     assert "2 passed, 1 skipped" in report.replace("3 failed, ", "").replace(", 1 error", ""), report
 
