@@ -13,10 +13,9 @@ from tests.conformance.probe import Probe, Tidy
 import trimesh
 from trimesh import Actor, MeshErrorGroup, RemoteCancelled, endpoint, limits
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
-@pytest.mark.daily
 def test_timeout_cancels_the_endpoints(run):
     """C01, D01, D06, K04: `asyncio.timeout` is a `TimeoutError` here, and by then every endpoint has unwound."""
 

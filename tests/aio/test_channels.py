@@ -11,7 +11,7 @@ import trio
 import trimesh
 from trimesh import Actor, Port, endpoint
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Sender(Actor):
@@ -41,7 +41,6 @@ def test_channel_receives_in_asyncio(run):
     run(main)
 
 
-@pytest.mark.daily
 def test_both_ends_in_asyncio(run):
     """T2, K04: send waits for room, `clone`, the sync methods, and the errors of Trio."""
 
@@ -67,7 +66,6 @@ def test_both_ends_in_asyncio(run):
     run(main)
 
 
-@pytest.mark.daily
 def test_cancelled_receive_has_taken_nothing(run):
     """T2, K04: whenever the cancel comes, no item is lost and none comes twice."""
 

@@ -13,7 +13,7 @@ from tests.conformance.probe import Probe
 import trimesh
 from trimesh import MeshErrorGroup, MeshStopped, ProcDied
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Odd(Exception):
@@ -43,7 +43,6 @@ def test_one_failing_rank_is_a_group_with_its_coordinates(run):
     run(main)
 
 
-@pytest.mark.daily
 def test_all_failing_ranks_are_in_the_group(run):
     """E02, K04."""
 
@@ -74,7 +73,6 @@ def test_call_one_and_choose_raise_bare(run):
     run(main)
 
 
-@pytest.mark.daily
 def test_death_cancels_the_body(run):
     """X3, K04: the asyncio task in the block is cancelled, the block raises the death once, and the task goes on."""
 

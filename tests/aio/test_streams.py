@@ -14,7 +14,7 @@ import trimesh
 from trimesh import Actor, MeshErrorGroup, ProcDied, Retry, endpoint
 from trimesh._runtime.tasks.foreign import in_trio_taking
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Producer(Actor):
@@ -52,7 +52,6 @@ class Producer(Actor):
         return self.notes.log
 
 
-@pytest.mark.daily
 def test_stream_gives_every_item(run):
     """T1, K04: items of all ranks, in the order of each."""
 
@@ -104,7 +103,6 @@ def test_timeout_of_a_step_leaves_the_stream_whole(run):
     run(main)
 
 
-@pytest.mark.daily
 def test_item_of_a_cancelled_step_is_put_back(run):
     """K04: what Trio has taken out for a task that was cancelled just then is not lost."""
 

@@ -12,7 +12,7 @@ import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, endpoint
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Sender(Actor):
@@ -39,7 +39,6 @@ class Sender(Actor):
         return bytes(found)
 
 
-@pytest.mark.daily
 def test_buffers_are_read_and_written() -> None:
     """K06: the memory of this process by actors, and that of actors by this process."""
     memory = bytearray(8)

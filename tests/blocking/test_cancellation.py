@@ -20,7 +20,7 @@ import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, MeshErrorGroup, endpoint
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Watch(Actor):
@@ -62,7 +62,6 @@ def test_interrupt_cancels_the_call_and_leaves_the_mesh() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.daily
 def test_interrupt_leaves_the_block_in_order() -> None:
     """Z02, K06: actors clean up, and what comes out is `KeyboardInterrupt`."""
     with pytest.raises(KeyboardInterrupt), tb.spawn_procs({"gpus": 1}) as procs:
@@ -132,7 +131,6 @@ def test_error_while_unwinding_is_the_context_of_the_interrupt() -> None:
         assert isinstance(caught.value.__context__, LookupError)
 
 
-@pytest.mark.daily
 def test_time_limit_cancels_the_endpoints() -> None:
     """C01, D01, D06, K06: every endpoint has unwound when `TimeoutError` comes."""
     with tb.spawn_procs({"gpus": 2}) as procs:

@@ -15,7 +15,7 @@ import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, endpoint
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Sender(Actor):
@@ -46,7 +46,6 @@ def procs() -> Iterator[tb.ProcMesh]:
         yield procs
 
 
-@pytest.mark.daily
 def test_items_come_from_actors(procs: tb.ProcMesh) -> None:
     """K06: the port that arrives is one of `trimesh`; the receiver ends when none is left."""
     senders = procs.spawn("senders", Sender)

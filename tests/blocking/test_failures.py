@@ -14,7 +14,7 @@ import trimesh.blocking as tb
 from trimesh import Actor, Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restart, endpoint
 from trimesh.blocking.body import Body
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Mortal(Actor):
@@ -33,7 +33,6 @@ def leaves(error: BaseException) -> list[Any]:
     return [type(leaf) for leaf in trimesh.leaves(error)]
 
 
-@pytest.mark.daily
 def test_death_is_raised_by_the_block() -> None:
     """E09, K06: the call ends by `Cancelled`, which is no `Exception`; the block raises the death, once."""
     ended: list[BaseException] = []
@@ -60,7 +59,6 @@ def test_death_in_isolation_is_raised_by_the_call() -> None:
         assert healthy.rank.call().values() == mortals.alive().rank.call().values() == (0,)
 
 
-@pytest.mark.daily
 def test_restarted_member_is_called_again() -> None:
     """K06: `settled` and `kill` of a mesh."""
     with tb.spawn_procs({"gpus": 1}, supervision=Restart()) as procs:

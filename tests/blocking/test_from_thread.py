@@ -17,7 +17,7 @@ import trimesh.aio
 import trimesh.blocking as tb
 from trimesh import Actor, endpoint, this_host
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
@@ -97,7 +97,6 @@ class Server(trimesh.aio.Actor):
         return await asyncio.get_running_loop().run_in_executor(None, lambda: other.step.call_one.from_thread(1))
 
 
-@pytest.mark.daily
 @pytest.mark.parametrize("way", ["of_endpoint", "of_own_thread", "of_function"])
 async def test_worker_calls_from_threads(way: str):
     """K06: of an endpoint, and of its own."""

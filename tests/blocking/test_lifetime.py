@@ -18,7 +18,7 @@ import trimesh.blocking as tb
 from trimesh import MeshErrorGroup
 from trimesh.testing.zombie_guard import left_descriptors, left_threads, scan
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -27,7 +27,6 @@ def trio_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "trimesh.blocking"]
 
 
-@pytest.mark.daily
 def test_nothing_is_left_when_the_last_block_has_been_left() -> None:
     """Z01, K06: blocks that are nested, or side by side, share a thread; it is gone with the last."""
     before = scan()
@@ -53,7 +52,6 @@ def test_mesh_stays_open_until_it_is_closed() -> None:
     assert trio_threads() == []
 
 
-@pytest.mark.daily
 def test_wrong_order_is_refused() -> None:
     """K06: what is open inside is closed first; a `with` block is not closed by a call."""
     procs = tb.spawn_procs({"gpus": 1}).open()
@@ -134,7 +132,6 @@ def test_works_inside_a_running_asyncio_loop() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.daily
 @pytest.mark.executed("it is about the exit of an interpreter")
 def test_exit_closes_what_is_open(tmp_path: Path) -> None:
     """Z01, K06: in order, the last first, and a line says so; actors clean up."""

@@ -132,7 +132,6 @@ def test_output_of_ranks_is_under_the_cell_that_runs(tmp_path: Path) -> None:
     assert sorted(said.splitlines()) == [f"procs[gpus={rank}] | said by a rank" for rank in (0, 1)]
 
 
-@pytest.mark.daily
 def test_what_takes_long_is_shown_under_the_cell_until_it_is_done(tmp_path: Path) -> None:
     """Q9: one line of HTML."""
     waits = """

@@ -19,7 +19,7 @@ import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, Failure, Isolate, MeshErrorGroup, ProcDied, RemoteCancelled, RemoteError, endpoint, leaves
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Odd(Exception):
@@ -78,7 +78,6 @@ def test_cancelled_future_names_its_caller(procs: tb.ProcMesh) -> None:
     assert second.result(HANG_SECONDS) == "second"
 
 
-@pytest.mark.daily
 def test_cancel_of_a_future_is_never_lost(procs: tb.ProcMesh) -> None:
     """C02, C11, K06: at once after it was made; what has begun has ended, and a queued call never runs."""
     probe = procs.slice(gpus=0).spawn("probe", Probe)
@@ -169,7 +168,6 @@ def test_least_budget_holds_along_a_chain(procs: tb.ProcMesh) -> None:
             assert 0 < threaded.left_there.call_one(watch, inner) <= HANG_SECONDS
 
 
-@pytest.mark.daily
 def test_limit_in_a_thread_of_an_actor_cancels_its_call(procs: tb.ProcMesh) -> None:
     """C14, D01, D06, K06: it is `TimeoutError` there, and the endpoint that it has called has unwound."""
     threaded = procs.slice(gpus=0).spawn("threaded", Threaded)
@@ -227,7 +225,6 @@ def open_past(
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.daily
 def test_all_ranks_that_fail_are_in_the_group(procs: tb.ProcMesh) -> None:
     """E02, E03, E04, K06: `call_one` and `choose` raise bare."""
     probes = procs.spawn("probes", Probe)
@@ -273,7 +270,6 @@ def test_failed_spawn_names_its_ranks() -> None:
 # ---- deaths, owners --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.daily
 def test_death_cites_the_process(procs: tb.ProcMesh) -> None:
     """E14, X3, K06: to a future, too; the mesh goes on without it."""
     with tb.spawn_procs({"gpus": 2}, supervision=Isolate()) as isolated:

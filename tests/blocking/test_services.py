@@ -14,7 +14,7 @@ from trimesh import Actor, Overloaded, RemoteCancelled, endpoint
 from trimesh.blocking.service import Pool, ReplayBuffer, Slots, face, open_pool, open_replay, open_slots
 from trimesh.service import Health, Paused
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Answerer(Actor):
@@ -76,7 +76,6 @@ def until(pool: Pool[Any], *, running: int, queued: int = 0) -> None:
     raise AssertionError(pool.statistics())
 
 
-@pytest.mark.daily
 def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
     """Y1, Y4, Y5, K06: what an endpoint raises is raised; each replica is handed out once."""
     answerers = procs.spawn("answerers", Answerer)

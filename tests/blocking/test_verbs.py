@@ -18,7 +18,7 @@ import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, MeshErrorGroup, endpoint
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 def worker_of(handle: object) -> type[Worker]:

@@ -24,7 +24,7 @@ from trimesh.jobs.agent import HostProgram
 from trimesh.jobs.handshake import SecureSocket, own_hello
 from trimesh.jobs.identity import Authority, JoinToken
 
-pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
+pytestmark = [pytest.mark.real, pytest.mark.daily, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 
 OWN = ProcId(7)
 
@@ -41,7 +41,6 @@ def program(door: doors.Door, token: JoinToken) -> HostProgram:
     return HostProgram(jobs.AgentOrder(token.text, (door.address,)))
 
 
-@pytest.mark.daily
 async def test_token_lets_one_host_in_once() -> None:
     """H7: a second use, a wrong secret and a token of another mesh are refused; the door goes on."""
     async with open_door() as (door, _):
@@ -61,7 +60,6 @@ async def test_token_lets_one_host_in_once() -> None:
         assert guest.refusals == []
 
 
-@pytest.mark.daily
 async def test_member_needs_a_certificate() -> None:
     """H7: who has none, or one of an incarnation that the door does not know, comes no further than its hello."""
     async with open_door() as (door, authority):

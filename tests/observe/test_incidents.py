@@ -23,7 +23,7 @@ pytest.importorskip("cyclopts")
 
 from trimesh.cli.commands import run
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 class Shell:
@@ -120,7 +120,6 @@ async def test_full_mailbox(trimesh_command: Shell, monkeypatch: pytest.MonkeyPa
     assert len([line for line in said.splitlines() if "waits for no call" in line]) == 1
 
 
-@pytest.mark.daily
 @pytest.mark.usefixtures("patient")
 async def test_rank_that_was_killed(trimesh_command: Shell):
     """Q5: by a person; its mesh does what its policy says, the tables keep it, and say how it ended."""
@@ -177,7 +176,6 @@ async def test_slow_rank_among_many(trimesh_command: Shell):
         assert "in wait_for_gate" in said
 
 
-@pytest.mark.daily
 @pytest.mark.usefixtures("patient")
 async def test_call_is_cancelled_by_a_person(trimesh_command: Shell):
     """Q5: its caller gets a `RemoteCancelled` that says by whom; the rest goes on."""

@@ -149,6 +149,7 @@ def test_stream_that_cannot_be_written_to_disturbs_nothing(monkeypatch: pytest.M
         assert isinstance(progress_view.open_view(), progress_view.LogView)
 
 
+@pytest.mark.daily
 @pytest.mark.real
 @pytest.mark.parametrize("has_rich", [True, False])
 def test_terminal_shows_what_a_start_waits_for(has_rich: bool, tmp_path: Path) -> None:

@@ -16,10 +16,9 @@ from tests.programs.conftest import SCRIPTS, names_in
 import trimesh
 from trimesh import ConnectError, MeshErrorGroup, MeshStopped, connect, publish_as, this_host, this_proc
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
-@pytest.mark.daily
 async def test_calls_streams_and_errors_cross(publisher: Program, judge: Any):
     """W3: as within a program, with the coordinates of the other one."""
     async with connect("judge", judge) as judges:
@@ -157,7 +156,6 @@ async def test_own_publication_is_refused(judge: Any):
                 raise AssertionError
 
 
-@pytest.mark.daily
 async def test_leaving_leaves_nothing(publisher: Program, judge: Any, folder: Path):
     """W5: descriptors of the client, and of the program that published, and no name."""
     before = os.listdir("/proc/self/fd")

@@ -14,7 +14,7 @@ from tests.programs.conftest import SCRIPTS
 import trimesh
 from trimesh import ConnectError, ConnectionLost, MeshStopped, ProcDied, connect
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 
 
 async def test_death_of_the_publisher_is_connection_lost(publisher: Program, judge: Any):

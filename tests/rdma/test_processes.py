@@ -20,11 +20,10 @@ from tests.lifetime.processes import stop
 import trimesh
 from trimesh import Actor, ConfigError, LinkLost, RDMABuffer, endpoint, this_host
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.daily]
 numpy = pytest.importorskip("numpy")
 
 
-@pytest.mark.daily
 async def test_owner_that_does_not_run_is_read():
     """API 7: the owner's Python takes no part; its process is even stopped meanwhile."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
@@ -82,7 +81,6 @@ async def test_environment_restricts_the_carriers(monkeypatch: pytest.MonkeyPatc
         this_host().spawn_procs({"gpus": 1})
 
 
-@pytest.mark.daily
 async def test_other_host_is_reached_by_messages_only():
     """API 7, H9: `TRIMESH_HOST_ID` makes two hosts of one machine; without tcp no carrier joins them."""
     async with this_host().spawn_procs({"gpus": 2}, env=lambda point: {"TRIMESH_HOST_ID": str(point["gpus"])}) as procs:
@@ -126,7 +124,6 @@ class Arrays(Actor):
         return float(self.values.sum())
 
 
-@pytest.mark.daily
 @pytest.mark.torch
 async def test_tensors_of_torch():
     """API 7: `RDMABuffer(tensor)`, reads into tensors, tensors from `allocate`, a tensor over a view."""
@@ -197,7 +194,6 @@ def maps() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:trimesh")
 
 
-@pytest.mark.daily
 async def test_allocated_memory_goes_back():
     """API 7: when its buffer is closed and nothing looks at it; then it is used again, and a limit is never met."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:

@@ -13,7 +13,7 @@ from trimesh.rdma import Published
 torch = pytest.importorskip("torch", reason="torch is an extra")
 numpy = pytest.importorskip("numpy", reason="numpy is no dependency")
 
-pytestmark = [pytest.mark.real, pytest.mark.torch]
+pytestmark = [pytest.mark.real, pytest.mark.daily, pytest.mark.torch]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +54,6 @@ class Reader(Actor):
             return await snapshot.read()
 
 
-@pytest.mark.daily
 async def test_state_dict_is_read_as_it_was_published() -> None:
     async with this_host().spawn_procs({"procs": 2}) as procs:
         readers = await procs.spawn("readers", Reader)
@@ -81,7 +80,6 @@ async def test_copy_into_a_model() -> None:
         assert torch.equal(other.weight, model.weight)
 
 
-@pytest.mark.daily
 async def test_module_that_follows_keeps_its_tensors() -> None:
     """API 7: what refers to them (an optimizer, a hook, a compiled function) has the new values; types are cast."""
     trained = torch.nn.BatchNorm1d(3)

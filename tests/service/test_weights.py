@@ -317,7 +317,6 @@ async def test_relay_keeps_what_it_has_when_the_publisher_dies(mesh, faults):
             assert await puller.pull.call_one(relayed, 0) == (1, True)
 
 
-@pytest.mark.slow
 @pytest.mark.executed("agents of hosts are processes of their own")
 async def test_relays_fetch_a_version_once_for_each_host() -> None:
     """Y13: over three hosts, in a chain: readers read on their own host, the first relay alone from the publisher."""

@@ -16,7 +16,7 @@ from trimesh import this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-pytestmark = [pytest.mark.real, pytest.mark.torch]
+pytestmark = [pytest.mark.real, pytest.mark.daily, pytest.mark.torch]
 
 
 @trimesh.remote
@@ -39,7 +39,6 @@ def positive(t: Any) -> Any:
     return t[t > 0]
 
 
-@pytest.mark.daily
 async def test_function_runs_on_every_rank_with_its_tensors() -> None:
     local = 10.0
 
@@ -92,7 +91,6 @@ async def test_cached_function_is_run_here_once_for_arguments_alike() -> None:
         assert cached(one, 2).sum().item() == 4
 
 
-@pytest.mark.daily
 async def test_gradient_goes_through_a_function_on_the_ranks() -> None:
     @trimesh.remote
     def pair(a: Any, b: Any) -> Any:

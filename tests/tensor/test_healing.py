@@ -153,6 +153,7 @@ def found() -> Any:
     return trio.run(_run)
 
 
+@pytest.mark.daily
 @pytest.mark.parametrize("kind", ["local", "global"])
 @pytest.mark.parametrize("name", HEALING)
 def test_what_overwrites_all_of_a_tensor_heals_it_and_its_views(found: Any, kind: str, name: str) -> None:

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 from trimesh.tensor.rank.function_parts import Here  # noqa: E402 - imports torch
 from trimesh.tensor.rank.moves import Moves  # noqa: E402
 
-pytestmark = [pytest.mark.real, pytest.mark.torch]
+pytestmark = [pytest.mark.real, pytest.mark.daily, pytest.mark.torch]
 
 LARGE = 1 << 20
 """Elements that do not fit into a message."""
@@ -98,7 +98,6 @@ async def test_sliced_tensor_is_the_same_memory() -> None:
         assert (await trimesh.fetch(whole.to_mesh(procs.rename(gpus="tp")))).item(hosts=1, tp=0).tolist() == [5, 5]
 
 
-@pytest.mark.daily
 async def test_gradients_move_back() -> None:
     async with this_host().spawn_procs({"gpus": 3}, preload=("torch",)) as procs:
         stages = [procs.slice(gpus=index) for index in range(3)]
@@ -121,7 +120,6 @@ async def test_gradients_move_back() -> None:
         assert [one.tolist() for one in (await trimesh.fetch(shared.grad)).values()] == [[0, 0], [18, 18], [0, 0]]
 
 
-@pytest.mark.daily
 async def test_tensor_moves_to_another_mesh_and_so_do_errors() -> None:
     async with (
         this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as trainers,

@@ -9,7 +9,7 @@ from trimesh import ShapeError, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-pytestmark = [pytest.mark.real, pytest.mark.torch]
+pytestmark = [pytest.mark.real, pytest.mark.daily, pytest.mark.torch]
 
 GPUS = 3
 
@@ -24,7 +24,6 @@ LOCAL = {
 """What each reduction is of the ranks' tensors, stacked."""
 
 
-@pytest.mark.daily
 async def test_each_reduction_is_what_torch_makes_of_all() -> None:
     async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
         base = torch.linspace(-2, 3, 2 * GPUS * 4).reshape(GPUS, 2, 4)
@@ -93,7 +92,6 @@ async def _items(tensor: torch.Tensor) -> list[int]:
     return [one.item() for one in (await trimesh.fetch(tensor)).values()]
 
 
-@pytest.mark.daily
 async def test_gradient_is_that_of_the_sum_over_ranks() -> None:
     async with this_host().spawn_procs({"gpus": GPUS}, preload=("torch",)) as procs:
         for reduction, scatter in [(r, s) for r in ("sum", "avg", "stack") for s in (False, True)]:

@@ -145,7 +145,6 @@ class Sloppy(Actor):
             LEFT.append("generator")
 
 
-@pytest.mark.slow
 @simulate(seeds=10, per_host={"gpus": 2}, supervision=trimesh.Isolate())
 async def test_collector_runs_nothing_of_a_killed_process(mesh, faults):
     LEFT.clear()

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 import trio
 from tests.testing.actors import Worker
 
@@ -50,7 +49,6 @@ class Impatient(Poller):
         await trio.sleep_forever()
 
 
-@pytest.mark.slow
 @simulate(seeds=60, per_host={"gpus": 2})
 async def test_background_calls_while_the_mesh_is_left(mesh):
     worker = await mesh.slice(gpus=0).spawn("worker", Worker)

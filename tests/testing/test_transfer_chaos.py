@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 import trio
 from tests.conformance.publishing import is_torn, version_of
 
@@ -89,7 +88,6 @@ async def until_it_works(work: Callable[[], Awaitable[int]]) -> int:
             await trio.sleep(0.1)
 
 
-@pytest.mark.slow
 @simulate(
     seeds=25,
     per_host={"gpus": 1 + READERS},
