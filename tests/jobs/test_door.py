@@ -60,6 +60,23 @@ async def test_token_lets_one_host_in_once() -> None:
         assert guest.refusals == []
 
 
+async def test_host_that_leaves_before_its_certificate_is_refused() -> None:
+    """H7: the launcher that waits for it hears why, rather than of a time limit."""
+    async with open_door() as (door, _):
+        guest = Guest()
+        token = door.expect(guest)
+        host = program(door, token)
+        context = tls.TLSContext(pin=token.pin)
+        try:
+            async with host._dialled(context, is_join=True):
+                assert guest.refusals == []
+        finally:
+            context.close()
+        while not guest.refusals:
+            await trio.lowlevel.checkpoint()
+        assert [type(error) for error in guest.refusals] == [HostRefused]
+
+
 async def test_member_needs_a_certificate() -> None:
     """H7: who has none, or one of an incarnation that the door does not know, comes no further than its hello."""
     async with open_door() as (door, authority):

@@ -26,6 +26,15 @@ def test_callee_knows_the_state_and_caller_the_rest():
     assert (row.state, row.part_of, row.age, row.left) == ("queued", "0.1@1", 2.0, 4.0)
 
 
+def test_caller_knows_that_it_cancels():
+    """ME-2: its state counts, whatever the callee says."""
+    made = CallRow(id="1.2@3", proc="3", name="a", mesh="a", endpoint="e", state="cancelling", caller_proc="1")
+    come = CallRow(id="1.2@3", proc="3", name="a", mesh="a", endpoint="e", state="running")
+    views = [ProcView(proc=ProcRow(id="1"), calls=(made,)), ProcView(proc=ProcRow(id="3", parent="1"), calls=(come,))]
+    [row] = merge(views, 0.0).calls
+    assert row.state == "cancelling"
+
+
 def test_process_that_has_said_nothing_is_silent():
     """ME-1: its owner knows of it."""
     child = ProcRow(id="2", parent="1", name="procs[gpus=0]")
