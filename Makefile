@@ -52,8 +52,7 @@ native_sources := $(shell find build.zig build.zig.zon native -type f 2>/dev/nul
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-all check lint format types mypy pyright layers zig-check races fuzz bench bench-smoke \
 	stress soak soak-proc soak-alone tensor-fuzz trainings-fuzz tensor-training mutate mutations test-verbs test-cuda \
-	cuda-bundle seeds \
-	fresh-seeds scenarios build-native wheel coverage setup setup-dev clean site tutorial release
+	cuda-bundle seeds fresh-seeds scenarios build-native wheel coverage setup setup-dev clean site tutorial release
 
 help:  ## show this list
 	@sed -n 's/^\([a-z-]*\):.*##/\1##/p' $(MAKEFILE_LIST) | awk -F '## ' '{ printf "  make %-14s%s\n", $$1, $$2 }'
