@@ -7,14 +7,15 @@ import signal
 from typing import Any
 
 import pytest
-import trio
-from tests.patience import HANG_SECONDS
-from tests.tensor.test_bulk import PRELOAD, SIZE, nothing_lent
-
-import trimesh
-from trimesh import Isolate, ProcDied, ShapeError, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
+
+import trio  # noqa: E402 - after the skip
+from tests.patience import HANG_SECONDS  # noqa: E402
+from tests.tensor.test_bulk import PRELOAD, SIZE, nothing_lent  # noqa: E402
+
+import trimesh  # noqa: E402
+from trimesh import Isolate, ProcDied, ShapeError, this_host  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-import trimesh
-from trimesh import this_host
-from trimesh.tensor import ParallelPlan
-
 torch: Any = pytest.importorskip("torch", reason="torch is an extra")
+
+
+import trimesh  # noqa: E402 - after the skip
+from trimesh import this_host  # noqa: E402
+from trimesh.tensor import ParallelPlan  # noqa: E402
+
 nn: Any = torch.nn
 
 from tests.tensor.counting import count_rules, rules_run  # noqa: E402

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from trimesh import limits
-from trimesh._wire.memory import large_bytes
-from trimesh.tensor.protocol.new_memory import new_tensor
+torch = pytest.importorskip("torch", reason="torch is an extra")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - after the skip
+
+from trimesh import limits  # noqa: E402
+from trimesh._wire.memory import large_bytes  # noqa: E402
+from trimesh.tensor.protocol.new_memory import new_tensor  # noqa: E402
 
 HUGE = 1 << 21
 

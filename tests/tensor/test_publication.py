@@ -7,15 +7,16 @@ import signal
 from typing import Any
 
 import pytest
-import trio
-from tests.patience import HANG_SECONDS
-from tests.tensor.test_bulk import PRELOAD
-
-import trimesh
-from trimesh import Actor, MeshErrorGroup, ProcDied, ShapeError, endpoint, this_host
-from trimesh.rdma.publications.reading import VersionGone
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
+
+import trio  # noqa: E402 - after the skip
+from tests.patience import HANG_SECONDS  # noqa: E402
+from tests.tensor.test_bulk import PRELOAD  # noqa: E402
+
+import trimesh  # noqa: E402
+from trimesh import Actor, MeshErrorGroup, ProcDied, ShapeError, endpoint, this_host  # noqa: E402
+from trimesh.rdma.publications.reading import VersionGone  # noqa: E402
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-import trimesh
-from trimesh import MeshErrorGroup, ProcMesh, RecordingError, this_host
-
 torch = pytest.importorskip("torch", reason="torch is an extra")
+
 
 from tests.tensor.counting import commands_run, count_commands  # noqa: E402
 
+import trimesh  # noqa: E402 - after the skip
+from trimesh import MeshErrorGroup, ProcMesh, RecordingError, this_host  # noqa: E402
 from trimesh.tensor import Pipeline, simulate  # noqa: E402 - after the skip
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]

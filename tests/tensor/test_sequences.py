@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-import trimesh
-from trimesh import limits, this_host
-from trimesh.tensor import ParallelPlan
-
 torch: Any = pytest.importorskip("torch", reason="torch is an extra")
+
+
+import trimesh  # noqa: E402 - after the skip
+from trimesh import limits, this_host  # noqa: E402
+from trimesh.tensor import ParallelPlan  # noqa: E402
+
 nn: Any = torch.nn
 
 from tests.tensor.counting import commands_run, count_commands  # noqa: E402
