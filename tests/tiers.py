@@ -23,7 +23,7 @@ DAILY, REST, ALL = "daily", "rest", "all"
 REAL_BACKENDS = frozenset(("real", "proc"))
 """Which variants of a test with a back end `daily` adds, where it names none."""
 
-MODULE_MARKS = re.compile(r"^pytestmark = (?:\[.*?^\]|\(.*?^\)|[^\n]*)", re.MULTILINE | re.DOTALL)
+MODULE_MARKS = re.compile(r"^pytestmark = (?:\[\n.*?^\]|[^\n]*)", re.MULTILINE | re.DOTALL)
 
 
 def backend_of(item: pytest.Item) -> str | None:

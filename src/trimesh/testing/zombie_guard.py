@@ -43,7 +43,7 @@ ALLOWED_THREADS = ("Trio thread",)
 POOL_THREADS = ("pt_", "OpenBLAS", "omp")
 DEV_SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
 DRIVER_NAMES = ("cuda.shm.",)
-"""How names begin that the CUDA driver gives to memory of events between processes."""
+"""Prefixes of the names that the CUDA driver gives to memory of events between processes."""
 
 
 @attrs.frozen
