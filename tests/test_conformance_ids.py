@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import pytest
 from tests.rows import rows
+from tests.tiers import REAL_BACKENDS, Marks, is_daily, marks_in
 
 TESTS = Path(__file__).parent
 CITATION = re.compile(r"\b([A-Z]\d{1,2})\b")
@@ -85,12 +86,10 @@ def backends_of(path: Path, function: ast.FunctionDef | ast.AsyncFunctionDef, ma
     return frozenset({SIM} if path.parent.name == "conformance" else ())
 
 
-def daily_of(backends: frozenset[str], marks: str) -> frozenset[str]:
-    """Return where the rule of `tests.tiers` runs a test daily."""
-    left_out = {SIM} if re.search(r"mark\.(slow|sampled)\b", marks) else set[str]()
-    if not re.search(r"mark\.daily\b(?!\()|mark\.daily\([^)]*'(real|proc)'", marks):
-        left_out.add(REAL)
-    return backends - left_out
+def daily_of(backends: frozenset[str], marks: Marks) -> frozenset[str]:
+    """Return where a test runs daily."""
+    names = {SIM: ("sim",), REAL: tuple(REAL_BACKENDS)}
+    return frozenset(one for one in backends if any(is_daily(marks, name) for name in names[one]))
 
 
 def cases() -> Iterator[Case]:
@@ -98,15 +97,16 @@ def cases() -> Iterator[Case]:
     for path in sorted(TESTS.rglob("test_*.py")):
         tree = ast.parse(path.read_text())
         assigned = (node for node in tree.body if isinstance(node, ast.Assign))
-        marks = " ".join(ast.unparse(node.value) for node in assigned if ast.unparse(node.targets[0]) == "pytestmark")
+        of_module = [node.value for node in assigned if ast.unparse(node.targets[0]) == "pytestmark"]
+        marks = " ".join(map(ast.unparse, of_module))
         for node in tree.body:
             is_test = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
             if is_test and "mark.stress" not in marks:
                 cited = frozenset(CITATION.findall(ast.get_docstring(node) or ""))
                 where = f"{path.relative_to(TESTS)}::{node.name}"
                 backends = backends_of(path, node, marks)
-                all_marks = " ".join((marks, *map(ast.unparse, node.decorator_list)))
-                yield Case(where, cited, backends, daily_of(backends, all_marks))
+                daily = daily_of(backends, marks_in(*of_module, *node.decorator_list))
+                yield Case(where, cited, backends, daily)
 
 
 @pytest.fixture(scope="module")

@@ -1,24 +1,27 @@
 """Two tiers of tests. `make test` runs the daily tier, `make test-all` both; CI runs the daily tier first.
 
-`is_daily` is the rule:
+`is_daily` is the rule, for pytest and for what looks at the sources alone:
 
 - A test that starts no process is daily, unless it is marked `slow`.
 - A test with a back end is daily in simulation, with pickle, and Trio as its own host loop. Its variants are not.
 - A test of real processes is daily if it is marked `daily`. One case of each rule of docs/SEMANTICS.md that is about
   the operating system is (`tests/test_conformance_ids.py` checks it), and a few of each room.
-- Of a table marked `sampled(n)` one case in n is daily, chosen by its name: the same cases in each run.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 DAILY, REST, ALL = "daily", "rest", "all"
+
+Marks = Collection[tuple[str, tuple[Any, ...]]]
+"""Marks of a test: name and arguments."""
 
 REAL_BACKENDS = frozenset(("real", "proc"))
 """Which variants of a test with a back end `daily` adds, where it names none."""
@@ -33,18 +36,22 @@ def backend_of(item: pytest.Item) -> str | None:
     return None if found is None else str(found)
 
 
-def is_daily(item: pytest.Item) -> bool:
-    """Return whether an item belongs to the daily tier."""
-    backend = backend_of(item)
-    for mark in item.iter_markers(DAILY):
-        if backend is None or backend in (mark.args or REAL_BACKENDS):
-            return True
-    sampled = item.get_closest_marker("sampled")
-    if sampled is not None:
-        return zlib.crc32(item.nodeid.encode()) % sampled.args[0] == 0
-    if backend is not None and backend != "sim":
-        return False
-    return item.get_closest_marker("real") is None and item.get_closest_marker("slow") is None
+def is_daily(marks: Marks, backend: str | None) -> bool:
+    """Return whether a test belongs to the daily tier, on one of its back ends if it has some."""
+    if any(name == DAILY and (backend is None or backend in (args or REAL_BACKENDS)) for name, args in marks):
+        return True
+    return backend in (None, "sim") and not {"real", "slow"} & {name for name, _ in marks}
+
+
+def marks_in(*trees: ast.AST) -> Marks:
+    """Return the marks that syntax trees name."""
+    found: dict[ast.AST, tuple[str, tuple[Any, ...]]] = {}
+    for node in (inner for tree in trees for inner in ast.walk(tree)):  # a call comes before the mark that it calls
+        args = [one.value for one in node.args if isinstance(one, ast.Constant)] if isinstance(node, ast.Call) else []
+        mark = node.func if isinstance(node, ast.Call) else node
+        if isinstance(mark, ast.Attribute) and ast.unparse(mark.value) == "pytest.mark":
+            found.setdefault(mark, (mark.attr, tuple(args)))
+    return list(found.values())
 
 
 def has_daily(source: Path) -> bool:
@@ -52,7 +59,7 @@ def has_daily(source: Path) -> bool:
     text = source.read_text()
     marks = MODULE_MARKS.search(text)
     is_left_out = marks is not None and re.search(r"\bmark\.(?:real|slow)\b", marks[0]) is not None
-    return not is_left_out or re.search(r"\bmark\.(?:daily|sampled)\b", text) is not None
+    return not is_left_out or re.search(r"\bmark\.daily\b", text) is not None
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------
@@ -79,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        (chosen if is_daily(item) == (tier == DAILY) else others).append(item)
+        marks = [(mark.name, mark.args) for mark in item.iter_markers()]
+        (chosen if is_daily(marks, backend_of(item)) == (tier == DAILY) else others).append(item)
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen

@@ -4,7 +4,6 @@ Some are executed as a user does, with torch and without, with another program b
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import signal
 import subprocess
@@ -14,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.devices import HAS_CUDA
 from tests.program_template import Run, executed
 
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.real
 
-HAS_CUDA = importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
 
 on_each_device = pytest.mark.parametrize(
     ("device", "tolerance"),

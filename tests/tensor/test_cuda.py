@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
+from tests.devices import HAS_CUDA
 
 import trimesh
 from trimesh import CollectiveFailed, MeshErrorGroup, this_host
-
-HAS_CUDA = importlib.util.find_spec("torch") is not None and importlib.import_module("torch").cuda.is_available()
 
 pytestmark = [
     pytest.mark.torch,

@@ -279,6 +279,7 @@ def test_blocking_and_asyncio_programs_bring_code(project: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.daily("sim")
 @simulate(seeds=3, hosts=2)
 async def test_simulated_hosts_have_the_code_of_the_program(host_mesh: Any) -> None:
     """H18: they are this process; so nothing is sent, and what is spawned reads the files themselves."""
