@@ -15,7 +15,8 @@ A remote exception arrives as the original type; its coordinates are kept beside
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import attrs
@@ -247,18 +248,45 @@ class TrimeshInternalError(TrimeshError):
 
 
 class RemoteTraceback(Exception):
-    """The traceback of the remote process, as the `__cause__` of a rebuilt exception."""
+    """The traceback of the remote process, as the `__cause__` of a rebuilt exception.
+
+    It prints as a traceback does, without the words of the error, which follow; its frames are a note, because Python
+    3.11 and 3.12 keep notes alone inside of the margin of a group.
+
+    Attributes:
+        text: The whole traceback, with the words of the error.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
+        frames = _without_words(text.removeprefix(_TRACEBACK_HEAD + "\n").rstrip("\n").split("\n"))
+        if frames:
+            self.add_note("\n".join(frames))
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.text}"""'
+        return _TRACEBACK_HEAD
+
+
+_TRACEBACK_HEAD = "Traceback (most recent call last):"
+
+
+def _without_words(lines: list[str]) -> list[str]:
+    """Return the lines of a traceback up to its last frame."""
+    frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
+    if not frames:
+        return []
+    end = frames[-1] + 1
+    while end < len(lines) and lines[end].startswith("    "):
+        end += 1
+    return lines[:end]
 
 
 class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     """All failures of one mesh call, or of one block.
+
+    Its text has the first failure in it. Failures of several members that are equal - type, text and remote traceback -
+    print once, and stay together where the group is split by a predicate.
 
     Attributes:
         partial: What came back before the failure, as a `ValueMesh`, or None.
@@ -280,7 +308,8 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         endpoint: str | None = None,
     ) -> Self:
         """Make a group with what belongs to it."""
-        self = super().__new__(cls, message, exceptions)
+        self = super().__new__(cls, message, _distinct(exceptions))
+        self.__dict__[FAILURES] = tuple(exceptions)
         self.partial = partial
         self.mesh = mesh
         self.endpoint = endpoint
@@ -297,9 +326,36 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     ) -> None:
         super().__init__(message, exceptions)  # `__new__` has kept the rest, because groups are made by it alone
 
+    @property
+    def exceptions(self) -> tuple[Exception, ...]:
+        """All failures, one of each member."""
+        # What Python prints is what the group holds natively, each distinct failure once: 3.11 and 3.12 read it in C,
+        # 3.13 and the module `traceback` read this attribute.
+        if sys._getframe(1).f_globals.get("__name__") == "traceback":  # noqa: SLF001 - there is no other way
+            return cast("tuple[Exception, ...]", _DISTINCT.__get__(self))
+        return self._all
+
+    @property
+    def _all(self) -> tuple[Exception, ...]:
+        found: tuple[Exception, ...] | None = self.__dict__.get(FAILURES)
+        return cast("tuple[Exception, ...]", _DISTINCT.__get__(self)) if found is None else found
+
     def derive(self, exceptions: Sequence[Any], /) -> MeshErrorGroup:  # type: ignore[override]  # no BaseException here
         """Return a group of the same mesh, endpoint and partial results around other exceptions."""
-        return MeshErrorGroup(self.message, exceptions, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
+        equals = self._equals()
+        found = [equal for error in exceptions for equal in equals.get(id(error), (error,))]
+        return MeshErrorGroup(self.message, found, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
+
+    def _equals(self) -> dict[int, list[Exception]]:
+        """Return, by the identity of each failure that is held natively, it and those that are equal to it."""
+        firsts: dict[object, int] = {}
+        found: dict[int, list[Exception]] = {}
+        for error in self._all:
+            found.setdefault(firsts.setdefault(_key(error), id(error)), []).append(error)
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.message}: {_first_of(self._all)}"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: where each failure came from, and what it says."""
@@ -308,7 +364,94 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the remote tracebacks, too: Python's own way drops every cause (E04)."""
         texts = [_remote_text(leaf) for leaf in leaves(self)]
-        return _rebuild_group, (type(self), self.message, self.exceptions, texts), self.__dict__
+        state = {name: value for name, value in self.__dict__.items() if name != FAILURES}
+        return _rebuild_group, (type(self), self.message, self._all, texts), state
+
+
+FAILURES = "__trimesh_failures__"
+"""Entry of a `MeshErrorGroup` with all its failures, those that are equal to others, too."""
+
+_DISTINCT: Any = BaseExceptionGroup.__dict__["exceptions"]
+_WORDS_CHARS_MAX = 300
+"""Characters of the first failure in the text of a group: a line of a log."""
+
+_SAME = "the same at "
+"""Begins the note of a failure that stands for equal ones."""
+
+
+def _key(error: Exception) -> object:
+    """Return what equal failures of several members have in common; nothing is equal to an error without a place."""
+    where = getattr(error, _ORIGIN, None)
+    if not isinstance(where, Origin) or where.point is None or isinstance(error, BaseExceptionGroup):
+        return id(error)
+    cause = error.__cause__
+    return type(error), _text_of(error), cause.text if isinstance(cause, RemoteTraceback) else id(cause or None)
+
+
+def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
+    """Return the first of each set of equal failures; a note on it names the places of the others."""
+    if len(exceptions) < 2 or not all(isinstance(error, Exception) for error in exceptions):
+        return exceptions  # what is no exception is refused by the constructor
+    sets: dict[object, list[Exception]] = {}
+    for error in exceptions:
+        sets.setdefault(_key(error), []).append(error)
+    if len(sets) == len(exceptions):
+        return exceptions
+    for first, *rest in sets.values():
+        if rest:
+            _note_once(first, _SAME + _places(rest))
+    return [equal[0] for equal in sets.values()]
+
+
+def _note_once(error: Exception, note: str) -> None:
+    """Put a note in the place of an earlier one of its kind: a failure may be put into several groups."""
+    notes = getattr(error, "__notes__", None)
+    if isinstance(notes, list):
+        notes[:] = [one for one in cast("list[object]", notes) if not str(one).startswith(_SAME)]
+    BaseException.add_note(error, note)
+
+
+def _places(errors: Sequence[Exception]) -> str:
+    """Return the places of failures; those in one row of one dimension as a range: `trainers[gpus=1..7]`."""
+    named = [where for error in errors if (where := origin(error)) is not None and where.point is not None]
+    first = named[0]
+    assert first.point is not None
+    axes = [(label, [one.point[label] for one in named if one.point is not None]) for label in first.point]
+    moving = [(label, row) for label, row in axes if len(set(row)) > 1]
+    if len({one.mesh for one in named}) == 1 and len(moving) == 1:
+        [(label, row)] = moving
+        if row == list(range(row[0], row[0] + len(row))):
+            fixed = {name: str(values[0]) for name, values in axes}
+            return place_name(first.mesh, fixed | {label: f"{row[0]}..{row[-1]}"})
+    shown = ", ".join(place_name(one.mesh, one.point) for one in named[:_PLACES_SHOWN])
+    return f"{shown} and {len(named) - _PLACES_SHOWN} more" if len(named) > _PLACES_SHOWN else shown
+
+
+_PLACES_SHOWN = 8
+"""Places that a note lists where they make no range."""
+
+
+def _first_of(exceptions: Sequence[BaseException]) -> str:
+    """Return the first failure in one line, its place, and how many more there are."""
+    found = [leaf for error in exceptions for leaf in leaves(error)]
+    first = found[0]
+    text = _text_of(first).strip().partition("\n")[0]
+    words = f"{type(first).__name__}: {text}" if text else type(first).__name__
+    if len(words) > _WORDS_CHARS_MAX:
+        words = words[: _WORDS_CHARS_MAX - 3] + "..."
+    where = origin(first)
+    place = "" if where is None else place_name(where.mesh, where.point)
+    is_named = not place or place in words
+    rest = f"and {len(found) - 1} more" if len(found) > 1 else ""
+    inside = " ".join(part for part in ("" if is_named else place, rest) if part)
+    return f"{words} ({inside})" if inside else words
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - a __str__ of the user's
+        return ""
 
 
 def _remote_text(error: BaseException) -> str:
@@ -327,6 +470,19 @@ def _rebuild_group(
         if text and leaf.__cause__ is None:
             leaf.__cause__ = RemoteTraceback(text)
     return group
+
+
+def place_name(mesh: str, point: Mapping[str, object] | None) -> str:
+    """Return the name of a member for people and for the command line; a mesh without dimensions has one, itself.
+
+    Example:
+        >>> place_name("procs", {"hosts": 1, "gpus": 2})
+        'procs[hosts=1,gpus=2]'
+        >>> place_name("trainer", {})
+        'trainer'
+    """
+    inside = ",".join(f"{label}={index}" for label, index in (point or {}).items())
+    return f"{mesh}[{inside}]" if inside else mesh
 
 
 @attrs.frozen

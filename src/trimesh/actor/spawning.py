@@ -6,7 +6,6 @@ import sys
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import trio
@@ -14,7 +13,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life import BorrowPlan, open_borrowed
 from trimesh._runtime.system import SEED_MAX
-from trimesh._runtime.tasks import in_trio, in_trio_block
+from trimesh._runtime.tasks import TrioBlock, in_trio
 from trimesh._runtime.values import MeshInfo, endpoints_of, signature_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
@@ -115,7 +114,7 @@ def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, A
         return
 
 
-class Spawning(Generic[T]):
+class Spawning(TrioBlock[T], Generic[T]):
     """A mesh that has not been started.
 
     `async with spawning as mesh:` makes the block the owner. `mesh = await spawning` hands ownership to the block of
@@ -142,19 +141,17 @@ class Spawning(Generic[T]):
         return in_trio(self._adopt)().__await__()
 
     @trio.lowlevel.enable_ki_protection
-    async def __aenter__(self) -> T:
-        """Start it in a block of its own."""
+    async def _enter(self) -> T:
         self._use()
-        self._entered = in_trio_block(self._open())
+        self._entered = self._open()
         return await self._entered.__aenter__()
 
     @trio.lowlevel.enable_ki_protection
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool | None:
-        """Leave the block: everything that it owns is joined."""
+    async def _leave(self, error: BaseException | None) -> bool | None:
         assert self._entered is not None
-        return await self._entered.__aexit__(kind, error, traceback)
+        if error is None:
+            return await self._entered.__aexit__(None, None, None)
+        return await self._entered.__aexit__(type(error), error, error.__traceback__)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

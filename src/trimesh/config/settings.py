@@ -34,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     observe: str = "on"
     record: str = "on"
     progress: str = "auto"
+    traceback: str = "short"
     debug: str = "on"
     debug_wait: float = limits.DEBUG_WAIT_SECONDS
     job: str = ""
@@ -208,6 +209,13 @@ SETTINGS: Final = (
         "",
         "Whether what takes more than two seconds shows how far it is: starts of processes and jobs, `map`.",
         "`auto` shows it where stderr is a terminal, and in notebooks; `on` writes a line to a log every ten seconds.",
+    ),
+    Setting(
+        "traceback",
+        Choice(("short", "full")),
+        "",
+        "Whether tracebacks leave out the frames of this library.",
+        "`full` shows how an error came through it: for bugs of ours, and for those who work on it.",
     ),
     Setting(
         "debug",

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from trimesh.errors import ShapeError
+from trimesh.errors import ShapeError, place_name
+
+__all__ = ["Point", "place_name"]
 
 if TYPE_CHECKING:
     from trimesh.shape.extent import Extent
@@ -103,16 +105,3 @@ class Point(Mapping[str, int]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Point, (self.rank, self.extent, self.mesh, self.base_rank)
-
-
-def place_name(mesh: str, point: Mapping[str, int] | None) -> str:
-    """Return the name of a member for people and for the command line; a mesh without dimensions has one, itself.
-
-    Example:
-        >>> place_name("procs", {"hosts": 1, "gpus": 2})
-        'procs[hosts=1,gpus=2]'
-        >>> place_name("trainer", {})
-        'trainer'
-    """
-    inside = ",".join(f"{label}={index}" for label, index in (point or {}).items())
-    return f"{mesh}[{inside}]" if inside else mesh

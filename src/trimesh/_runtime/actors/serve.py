@@ -11,27 +11,23 @@ import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import trio
 
-from trimesh._runtime.actors import producing
 from trimesh._runtime.actors.context import ExecutionContext, set_context, set_message
 from trimesh._runtime.actors.producing import produce
 from trimesh._runtime.actors.reply import LateAnswer, Reply
 from trimesh._runtime.calls.circle import pass_on
-from trimesh._runtime.peers import item_sender
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.tasks import run_in_context as context_runner
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._wire.call_places import CallerPlace, SentView
+from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
-
-_OWN_FILES: Final = {__file__, producing.__file__, item_sender.__file__, context_runner.__file__}
 
 
 class LocatedError(Exception):
@@ -222,7 +218,7 @@ class Server:
     def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
         pass_on(error)
         call.error_text = _text_of(error)
-        _forget_own_frames(error)
+        without_own_frames(error)
         call.forget_arguments()
         if not call.is_broadcast and not call.ended:
             return call.raised(self.values.encode_error(error, origin))
@@ -294,17 +290,3 @@ def _text_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001 - it is for people only
         return type(error).__name__
-
-
-def _forget_own_frames(error: BaseException) -> None:
-    """Let the traceback begin in the endpoint: how it was reached here says nothing to its author."""
-    traceback = error.__traceback__
-    while traceback is not None and _is_own(traceback.tb_frame.f_code):
-        traceback = traceback.tb_next
-    if traceback is not None:
-        error.__traceback__ = traceback
-
-
-def _is_own(code: types.CodeType) -> bool:
-    """Tell whether code is ours, around an endpoint; packages above mark theirs as pytest wants it."""
-    return code.co_filename in _OWN_FILES or "__tracebackhide__" in code.co_varnames

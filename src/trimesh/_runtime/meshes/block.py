@@ -414,19 +414,24 @@ async def run_block(block: Block) -> AsyncGenerator[None, None]:
 
 
 def raise_all(name: str, left: Left) -> None:
-    """Raise what a block has come to, in the order in which it failed; return when it is nothing."""
+    """Raise what a block has come to, in the order in which it failed; return when it is nothing (rule X1)."""
     if left.error is not None:
         pass_on(left.error)
     cancelled, rest = split_cancelled(left.error)
     losses = ToldLosses()
     failures = [failure for failure in (*left.first, *left.late) if not losses.is_told(failure)]
     rest = _without_told(rest, failures)
-    exceptions, base = _split_exceptions(rest)
-    if exceptions is not None:
-        failures.insert(len(left.first), exceptions)
+    body, base = _split_exceptions(rest)
+    is_of_body = not failures
+    if body is not None:
+        failures[len(left.first) : len(left.first)] = [body] if is_of_body else _side_by_side(body)
     failures = fold_into_deaths(failures, left.crews)
+    if is_of_body and base is None and len(failures) == 1 and isinstance(failures[0], ExceptionGroup):
+        raise failures[0]  # the block has nothing to add
     message = f"{name} failed"
     if base is not None:
+        if is_of_body and isinstance(rest, BaseExceptionGroup):
+            raise rest
         inside: list[BaseException] = [base]
         if failures:
             inside.insert(0, MeshErrorGroup(message, failures, mesh=name))
@@ -435,6 +440,12 @@ def raise_all(name: str, left: Left) -> None:
         raise MeshErrorGroup(message, failures, mesh=name) from None
     if cancelled is not None:
         raise cancelled
+
+
+def _side_by_side(error: Exception) -> list[Exception]:
+    """Return the failures of an inner block, to stand beside those of this one; any other error stays whole."""
+    is_of_block = isinstance(error, MeshErrorGroup) and error.endpoint is None
+    return list(error.exceptions) if is_of_block else [error]
 
 
 def _without_told(error: BaseException | None, failures: Sequence[Exception]) -> BaseException | None:
@@ -451,7 +462,8 @@ def _without_told(error: BaseException | None, failures: Sequence[Exception]) ->
 
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return group.split(is_told)[1]
+        found, rest = group.split(is_told)
+        return error if found is None else rest
     return None if is_told(error) else error
 
 

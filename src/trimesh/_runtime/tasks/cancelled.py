@@ -13,5 +13,6 @@ def split_cancelled(error: BaseException | None) -> tuple[BaseException | None, 
         return error, None
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
-        return group.split(trio.Cancelled)
+        cancelled, rest = group.split(trio.Cancelled)
+        return (None, error) if cancelled is None else (cancelled, rest)  # itself, not a copy
     return None, error

@@ -13,11 +13,13 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast
 
-from trio.lowlevel import in_trio_run, in_trio_task
+from trio.lowlevel import enable_ki_protection, in_trio_run, in_trio_task
 
 from trimesh._runtime.tasks.crossing import Site
+from trimesh._wire.exceptions.frames import has_user_frame, without_own_frames
+from trimesh.errors import leaves
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,20 +106,45 @@ class TrioBlock(ABC, Generic[T]):
 
     _crossing: AbstractAsyncContextManager[T] | None = None
 
+    @enable_ki_protection
     async def __aenter__(self) -> T:
         """Enter it."""
-        if in_trio_task():
-            return await self._enter()
-        self._crossing = _the_portal().block(self._enter, self._leave)
-        return await self._crossing.__aenter__()
+        try:
+            if in_trio_task():
+                return await self._enter()
+            self._crossing = _the_portal().block(self._enter, self._leave)
+            return await self._crossing.__aenter__()
+        except BaseException as error:
+            without_own_frames(error)
+            raise
 
+    @enable_ki_protection
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         """Leave it."""
-        if self._crossing is None:
-            return await self._leave(error)
-        return await self._crossing.__aexit__(kind, error, traceback)
+        try:
+            if self._crossing is None:
+                is_settled = await self._leave(error)
+            else:
+                is_settled = await self._crossing.__aexit__(kind, error, traceback)
+            if is_settled or error is None:
+                return is_settled
+            found = error
+        except BaseException as raised:
+            found = without_own_nurseries(raised, error)
+            context = found.__context__
+            if found is raised and found is not error:
+                without_own_frames(found)
+                raise
+        if error is not None and _is_same(found, error):  # it goes on as it has come
+            without_own_frames(BaseException.with_traceback(error, traceback))
+            return False
+        try:
+            raise without_own_frames(found)
+        finally:
+            found.__context__ = context  # which the error of the body has replaced
+            del found, error, context
 
     @abstractmethod
     async def _enter(self) -> T:
@@ -140,7 +167,48 @@ class _Wrapped(TrioBlock[T], Generic[T]):
     async def _leave(self, error: BaseException | None) -> bool | None:
         if error is None:
             return await self._block.__aexit__(None, None, None)
-        return await self._block.__aexit__(type(error), error, error.__traceback__)
+        try:
+            return await self._block.__aexit__(type(error), error, error.__traceback__)
+        except BaseExceptionGroup as group:
+            if group.exceptions == (error,):
+                return False  # of a block of ours inside, which the user has not opened
+            raise
+
+
+def without_own_nurseries(raised: BaseException, error: BaseException | None) -> BaseException:
+    """Return what the leaving of a block has raised, without the groups of nurseries that the user has not opened.
+
+    Args:
+        raised: By the leaving.
+        error: By the body, which is left as it is.
+    """
+    members = _members(raised, error)
+    if members == [raised]:
+        return raised
+    if len(members) == 1:
+        return members[0]
+    return BaseExceptionGroup("a block failed", members)
+
+
+def _is_same(found: BaseException, error: BaseException) -> bool:
+    """Tell whether an exception is the error of the body, or a copy of its group, as a cancel scope makes one."""
+    if found is error:
+        return True
+    is_copy = isinstance(found, BaseExceptionGroup) and isinstance(error, BaseExceptionGroup)
+    return is_copy and [id(leaf) for leaf in leaves(found)] == [id(leaf) for leaf in leaves(error)]
+
+
+def _members(raised: BaseException, error: BaseException | None) -> list[BaseException]:
+    if raised is error or not isinstance(raised, BaseExceptionGroup) or raised.message != _NURSERY:
+        return [raised]
+    if has_user_frame(raised):
+        return [raised]
+    group = cast("BaseExceptionGroup[BaseException]", raised)
+    return [member for one in group.exceptions for member in _members(one, error)]
+
+
+_NURSERY: Final = "Exceptions from Trio nursery"
+"""Message of the groups that nurseries of Trio make."""
 
 
 def _the_portal() -> Portal:

@@ -51,6 +51,7 @@ from trimesh._wire.pickled.exception_parts import (
 )
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import (
+    FAILURES,
     MeshErrorGroup,
     Origin,
     ProtocolError,
@@ -63,7 +64,7 @@ from trimesh.errors import (
 
 _ORIGIN_KEY = "__trimesh_origin__"  # kept by errors.set_origin; travels as a record of its own
 _NOTES_KEY = "__notes__"
-_NOT_STATE = frozenset((_ORIGIN_KEY, _NOTES_KEY))
+_NOT_STATE = frozenset((_ORIGIN_KEY, _NOTES_KEY, FAILURES))
 _METHODS = _NOT_STATE.union(name for name in dir(BaseExceptionGroup) if callable(getattr(BaseExceptionGroup, name)))
 """What a peer must not put in the place of: `except*` calls `split`, and who catches an error `add_note`."""
 
@@ -95,7 +96,7 @@ def encode_exception(
         error: The exception; not changed.
         encoder: Encodes its parts.
         where: Origin of the exceptions in it that have none yet.
-        note: Added to those, and to the exception itself if it is a group; heads the remote traceback.
+        note: Added to those, and to the exception itself if it is a group.
 
     Returns:
         The payload, never with buffers. Never raises.
@@ -142,7 +143,7 @@ class _Writer:
             context=-1,
             suppress=False,
             members=None,
-            traceback=self._note,
+            traceback=type_name(type(error)),
             origin=self._origin(self._where),
         )
 
@@ -185,7 +186,7 @@ class _Writer:
             context=context_index,
             suppress=suppress,
             members=members,
-            traceback=traceback_text(error, self._note) if top else "",
+            traceback=traceback_text(error) if top else "",
             origin=self._origin(self._origin_of(error, top=top)),
         )
 

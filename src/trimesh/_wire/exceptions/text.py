@@ -11,6 +11,7 @@ import traceback
 from typing import Any
 
 from trimesh import limits
+from trimesh._wire.exceptions.frames import shown_traceback
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of
 from trimesh.errors import RemoteTraceback
 
@@ -78,8 +79,8 @@ def message_of(error: BaseException) -> str:
         return f"<str of {type_name(type(error))} failed>"
 
 
-def traceback_text(error: BaseException, heading: str) -> str:
-    """Return the traceback of an exception and its chain, as the interpreter would print it.
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception and its chain, without frames of this library.
 
     Remote tracebacks in the chain are left out, they travel by themselves; so are the members of a group.
     """
@@ -98,13 +99,14 @@ def traceback_text(error: BaseException, heading: str) -> str:
             break
         text = (_CONTEXT if cause is None else _CAUSE) + text
         link = following
-    return plain_text(f"{heading}\n{text}" if heading else text).rstrip("\n")
+    return plain_text(text).rstrip("\n")
 
 
 def _one(error: BaseException) -> str:
     lines: list[str] = []
     try:
-        frames = traceback.format_tb(error.__traceback__)
+        walked = traceback.walk_tb(shown_traceback(error))
+        frames = traceback.StackSummary.extract(walked).format()  # without marks below the lines
     except Exception:  # noqa: BLE001 - source files that vanish or cannot be decoded
         frames = ["  (the frames cannot be shown)\n"]
     if frames:

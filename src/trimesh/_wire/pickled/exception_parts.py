@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
+from trimesh.errors import FAILURES
+
 _ARGS: Any = BaseException.__dict__["args"]
 _DICT: Any = BaseException.__dict__["__dict__"]
 _CAUSE: Any = BaseException.__dict__["__cause__"]
@@ -51,7 +53,7 @@ def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
     """Return the exceptions of a group, or None when it is none."""
     if not isinstance(error, BaseExceptionGroup):
         return None
-    members: tuple[BaseException, ...] = _MEMBERS.__get__(error)
+    members: tuple[BaseException, ...] = dict_of(error).get(FAILURES) or _MEMBERS.__get__(error)
     return members
 
 

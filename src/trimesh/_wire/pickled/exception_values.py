@@ -23,7 +23,7 @@ from trimesh._wire.pickled.exception_parts import (
     set_attribute,
     set_chain,
 )
-from trimesh.errors import RemoteTraceback
+from trimesh.errors import FAILURES, RemoteTraceback
 
 _OWN_WAYS = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"
@@ -43,7 +43,8 @@ def reduce_exception(error: BaseException, _: Sink) -> Any:
             return NotImplemented
     cause = chain_of(error)[0]
     remote = cause.text if isinstance(cause, RemoteTraceback) else None
-    state = (dict(attributes_of(error)), dict_of(error), remote)
+    entries = {name: value for name, value in dict_of(error).items() if name != FAILURES}
+    state = (dict(attributes_of(error)), entries, remote)
     members = group_members(error)
     group = None if members is None else (group_message(error), members)
     return rebuild_exception, (type(error), args_of(error), group), state, None, None, set_state

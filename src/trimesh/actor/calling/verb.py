@@ -9,6 +9,7 @@ import trio
 
 from trimesh._runtime.tasks import in_trio, in_trio_now, place_outside
 from trimesh._runtime.values import EndpointSpec
+from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh.actor import retrying, verbs
 from trimesh.actor.calling import started
 from trimesh.actor.calling.started import StartedCall, Way
@@ -52,14 +53,18 @@ class CallVerb(Generic[P, T]):
         """Send, and wait for the result: a checkpoint, cancellable."""
         way, options = self._way, self._options
         result: T
-        if options is NO_OPTIONS:
-            result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs)
-            return result
-        self._check()
-        if options.retry is not None and way.again is not None:
-            result = await in_trio(way.again)(self._mesh, self._spec, options, args, kwargs)
-        else:
-            result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs, options)
+        try:
+            if options is NO_OPTIONS:
+                result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs)
+                return result
+            self._check()
+            if options.retry is not None and way.again is not None:
+                result = await in_trio(way.again)(self._mesh, self._spec, options, args, kwargs)
+            else:
+                result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs, options)
+        except Exception as error:
+            without_own_frames(error)
+            raise
         return result
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:

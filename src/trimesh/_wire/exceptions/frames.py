@@ -1,0 +1,107 @@
+"""Tracebacks without the library's own frames: what users read are their frames, and the one of ours that they called.
+
+`TRIMESH_TRACEBACK=full` keeps all frames. So does an error that looks like a bug of ours: one that no `raise` statement
+of ours, and not Trio, has raised below the last frame of the user.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from types import TracebackType
+from typing import Final, TypeVar
+
+from trimesh import config
+from trimesh._wire.pickled.exception_parts import chain_of, group_members
+from trimesh.errors import ConfigError, RemoteTraceback, TrimeshInternalError
+
+_E = TypeVar("_E", bound=BaseException)
+
+_OURS: Final = "trimesh"
+_BELOW: Final = frozenset(("attr", "cloudpickle", "msgspec", "outcome", "torch", "trio")) | sys.stdlib_module_names
+"""Packages whose frames are hidden where we have called them, and shown where the user has."""
+
+_RAISES: Final = frozenset(("outcome", "trio"))
+"""Packages that raise by intent what passes through us: a cancel, Ctrl-C, the error of a task."""
+
+_RAISE: Final = dis.opmap["RAISE_VARARGS"]
+_CHAIN_MAX: Final = 1000
+"""Exceptions whose tracebacks are shortened; the rest of a larger tree keeps its frames."""
+
+
+def without_own_frames(error: _E) -> _E:
+    """Remove the library's frames from the tracebacks of an exception, its members and its chain; return it."""
+    if _keeps_all():
+        return error
+    pending: list[BaseException] = [error]
+    seen: set[int] = set()
+    while pending and len(seen) < _CHAIN_MAX:
+        one = pending.pop()
+        if id(one) in seen or isinstance(one, RemoteTraceback):
+            continue
+        seen.add(id(one))
+        if one.__traceback__ is not None:
+            BaseException.with_traceback(one, shown_traceback(one))  # also where a class refuses attributes
+        cause, context, _ = chain_of(one)
+        pending += [link for link in (cause, context, *(group_members(one) or ())) if link is not None]
+    return error
+
+
+def shown_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception without the frames that say nothing to the user."""
+    frames = list(_walk(error.__traceback__))
+    if _keeps_all() or _is_bug(error, frames):
+        return error.__traceback__
+    kept: list[TracebackType] = []
+    is_inside = False
+    for frame in frames:
+        package = _package(frame)
+        if package == _OURS:
+            if kept and not is_inside:
+                kept.append(frame)
+            is_inside = True
+        elif not is_inside or package not in _BELOW:
+            kept.append(frame)
+            is_inside = False
+    shown: TracebackType | None = None
+    for frame in reversed(kept):
+        shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return shown
+
+
+def has_user_frame(error: BaseException) -> bool:
+    """Return whether an exception has passed through code of the user so far."""
+    return any(_package(frame) != _OURS and _package(frame) not in _BELOW for frame in _walk(error.__traceback__))
+
+
+def _keeps_all() -> bool:
+    try:
+        return config.current().traceback == "full"
+    except ConfigError:  # raised where a setting is used, not while another error is shown
+        return False
+
+
+def _walk(traceback: TracebackType | None) -> list[TracebackType]:
+    frames: list[TracebackType] = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    return frames
+
+
+def _package(frame: TracebackType) -> str:
+    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
+    """Tell whether the error was raised below our code by something that was not meant to raise."""
+    if not frames or isinstance(error, TrimeshInternalError):
+        return bool(frames)
+    last = frames[-1]
+    package = _package(last)
+    if package == _OURS:
+        return isinstance(error, AssertionError) or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
+    if package not in _BELOW or package in _RAISES:
+        return False
+    callers = (_package(frame) for frame in reversed(frames))
+    return next((package == _OURS for package in callers if package not in _BELOW), False)
