@@ -286,7 +286,7 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     """All failures of one mesh call, or of one block.
 
     Its text has the first failure in it. Failures of several members that are equal - type, text and remote traceback -
-    print once, and stay together where the group is split by a predicate.
+    print once.
 
     Attributes:
         partial: What came back before the failure, as a `ValueMesh`, or None.
@@ -340,9 +340,28 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         found: tuple[Exception, ...] | None = self.__dict__.get(FAILURES)
         return cast("tuple[Exception, ...]", _DISTINCT.__get__(self)) if found is None else found
 
+    def split(self, condition: Any, /) -> Any:
+        """Split by type or predicate, which is asked of every failure."""
+        return super(MeshErrorGroup, self._unfolded()).split(condition)
+
+    def subgroup(self, condition: Any, /) -> Any:
+        """Return the part that matches a type or predicate, which is asked of every failure."""
+        return super(MeshErrorGroup, self._unfolded()).subgroup(condition)
+
+    def _unfolded(self) -> MeshErrorGroup:
+        """Return a group that holds every failure natively; itself if it does."""
+        if len(_DISTINCT.__get__(self)) == len(self._all):
+            return self
+        group = BaseExceptionGroup.__new__(type(self), self.message, self._all)
+        group.__dict__.update(self.__dict__)
+        group.__cause__, group.__context__ = self.__cause__, self.__context__
+        group.__suppress_context__ = self.__suppress_context__
+        return cast("MeshErrorGroup", group.with_traceback(self.__traceback__))
+
     def derive(self, exceptions: Sequence[Any], /) -> MeshErrorGroup:  # type: ignore[override]  # no BaseException here
         """Return a group of the same mesh, endpoint and partial results around other exceptions."""
-        equals = self._equals()
+        is_folded = len(_DISTINCT.__get__(self)) < len(self._all)
+        equals = self._equals() if is_folded else {}  # Python splits what a group holds natively
         found = [equal for error in exceptions for equal in equals.get(id(error), (error,))]
         return MeshErrorGroup(self.message, found, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
 
@@ -364,12 +383,18 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the remote tracebacks, too: Python's own way drops every cause (E04)."""
         texts = [_remote_text(leaf) for leaf in leaves(self)]
-        state = {name: value for name, value in self.__dict__.items() if name != FAILURES}
+        state = {name: value for name, value in self.__dict__.items() if name not in LOCAL_ENTRIES}
         return _rebuild_group, (type(self), self.message, self._all, texts), state
 
 
 FAILURES = "__trimesh_failures__"
 """Entry of a `MeshErrorGroup` with all its failures, those that are equal to others, too."""
+
+SHORTENED = "__trimesh_shortened__"
+"""Entry of an exception whose traceback has lost frames of this library; see `trimesh._wire.exceptions.frames`."""
+
+LOCAL_ENTRIES = frozenset((FAILURES, SHORTENED))
+"""Entries of exceptions that stay in the process."""
 
 _DISTINCT: Any = BaseExceptionGroup.__dict__["exceptions"]
 _WORDS_CHARS_MAX = 300

@@ -7,7 +7,7 @@ import trio
 from tests.conformance.meshes import SimBackend, kinds, only_sim
 
 import trimesh
-from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, current_rank, endpoint
+from trimesh import Actor, Isolate, ProcDied, current_rank, endpoint
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1000"
 
@@ -36,7 +36,7 @@ class Meeting(Actor):
 @pytest.mark.parametrize("is_isolated", [False, True])
 async def test_survivors_error_is_a_note_on_the_death(backend: SimBackend, error: Exception, *, is_isolated: bool):
     """X3: in the group of the block, and in that of a call; an error that says something else stays."""
-    with pytest.raises(MeshErrorGroup) as caught:
+    with pytest.raises(ExceptionGroup) as caught:
         async with backend.procs(supervision=Isolate() if is_isolated else None) as procs:
             meeting = await procs.spawn("meeting", Meeting)
             async with trio.open_nursery() as nursery:

@@ -58,11 +58,10 @@ def test_remote_traceback_is_the_cause_of_the_last_exception() -> None:
     first, second = ValueError("first"), KeyError("second")
     second.__cause__ = first
 
-    arrived = round_trip(raised(second), note="trainers[gpus=2]")
+    arrived = round_trip(raised(second))
 
     assert [type(link) for link in own_chain(arrived)] == [KeyError, ValueError, RemoteTraceback]
     text = remote_texts(arrived)[0]
-    assert text.startswith("trainers[gpus=2]\n")
     assert "in raised" in text
     assert text.index("ValueError: first") < text.index("direct cause") < text.index("KeyError: 'second'")
 
@@ -74,8 +73,8 @@ def test_printed_error_shows_everything_once() -> None:
     printed = "".join(traceback.format_exception(arrived))
 
     assert printed.count("in raised") == 1
-    assert printed.count("on gpus=2") == 2  # above the remote traceback, and as the note below the error
-    assert printed.rstrip().endswith("on gpus=2")
+    assert printed.count("ValueError: text") == 1
+    assert printed.rstrip().endswith("ValueError: text\non gpus=2")
 
 
 def test_remote_traceback_matches_the_interpreters_own() -> None:
@@ -217,7 +216,7 @@ def test_frames_that_cannot_be_shown_do_no_harm(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: Any) -> Any:
         raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a source file of another encoding")
 
-    monkeypatch.setattr(traceback, "format_tb", fail)
+    monkeypatch.setattr(traceback.StackSummary, "extract", fail)
 
     assert "cannot be shown" in remote_texts(round_trip(raised(ValueError("x"))))[0]
 

@@ -19,7 +19,7 @@ from trio.lowlevel import enable_ki_protection, in_trio_run, in_trio_task
 
 from trimesh._runtime.tasks.crossing import Site
 from trimesh._wire.exceptions.frames import has_user_frame, without_own_frames
-from trimesh.errors import leaves
+from trimesh.errors import MeshErrorGroup, leaves
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -181,13 +181,17 @@ def without_own_nurseries(raised: BaseException, error: BaseException | None) ->
     Args:
         raised: By the leaving.
         error: By the body, which is left as it is.
+
+    Returns:
+        `raised`, or `error` where nothing else has failed, or one group of what tasks of ours have raised.
     """
     members = _members(raised, error)
-    if members == [raised]:
-        return raised
-    if len(members) == 1:
+    if len(members) == 1 and (members[0] is raised or members[0] is error):
         return members[0]
-    return BaseExceptionGroup("a block failed", members)
+    exceptions = [member for member in members if isinstance(member, Exception)]
+    if len(exceptions) == len(members):
+        return MeshErrorGroup(_FAILED, exceptions)
+    return BaseExceptionGroup(_FAILED, members)
 
 
 def _is_same(found: BaseException, error: BaseException) -> bool:
@@ -207,6 +211,7 @@ def _members(raised: BaseException, error: BaseException | None) -> list[BaseExc
     return [member for one in group.exceptions for member in _members(one, error)]
 
 
+_FAILED: Final = "a task of a block failed"
 _NURSERY: Final = "Exceptions from Trio nursery"
 """Message of the groups that nurseries of Trio make."""
 

@@ -51,7 +51,7 @@ from trimesh._wire.pickled.exception_parts import (
 )
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import (
-    FAILURES,
+    LOCAL_ENTRIES,
     MeshErrorGroup,
     Origin,
     ProtocolError,
@@ -64,7 +64,7 @@ from trimesh.errors import (
 
 _ORIGIN_KEY = "__trimesh_origin__"  # kept by errors.set_origin; travels as a record of its own
 _NOTES_KEY = "__notes__"
-_NOT_STATE = frozenset((_ORIGIN_KEY, _NOTES_KEY, FAILURES))
+_NOT_STATE = LOCAL_ENTRIES.union((_ORIGIN_KEY, _NOTES_KEY))
 _METHODS = _NOT_STATE.union(name for name in dir(BaseExceptionGroup) if callable(getattr(BaseExceptionGroup, name)))
 """What a peer must not put in the place of: `except*` calls `split`, and who catches an error `add_note`."""
 

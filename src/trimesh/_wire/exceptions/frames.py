@@ -1,4 +1,4 @@
-"""Tracebacks without the library's own frames: what users read are their frames, and the one of ours that they called.
+"""Tracebacks without the library's own frames, and without those of packages that it calls: users read their own.
 
 `TRIMESH_TRACEBACK=full` keeps all frames. So does an error that looks like a bug of ours: one that no `raise` statement
 of ours, and not Trio, has raised below the last frame of the user.
@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from trimesh import config
-from trimesh._wire.pickled.exception_parts import chain_of, group_members
-from trimesh.errors import ConfigError, RemoteTraceback, TrimeshInternalError
+from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
+from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -41,7 +41,10 @@ def without_own_frames(error: _E) -> _E:
             continue
         seen.add(id(one))
         if one.__traceback__ is not None:
-            BaseException.with_traceback(one, shown_traceback(one))  # also where a class refuses attributes
+            shown = shown_traceback(one)
+            if shown is not one.__traceback__:
+                dict_of(one)[SHORTENED] = True  # the frame that has raised it may be gone
+                BaseException.with_traceback(one, shown)  # also where a class refuses attributes
         cause, context, _ = chain_of(one)
         pending += [link for link in (cause, context, *(group_members(one) or ())) if link is not None]
     return error
@@ -49,20 +52,21 @@ def without_own_frames(error: _E) -> _E:
 
 def shown_traceback(error: BaseException) -> TracebackType | None:
     """Return the traceback of an exception without the frames that say nothing to the user."""
-    frames = list(_walk(error.__traceback__))
-    if _keeps_all() or _is_bug(error, frames):
+    frames = _walk(error.__traceback__)
+    if _keeps_all() or (SHORTENED not in dict_of(error) and _is_bug(error, frames)):
         return error.__traceback__
     kept: list[TracebackType] = []
     is_inside = False
     for frame in frames:
         package = _package(frame)
         if package == _OURS:
-            if kept and not is_inside:
-                kept.append(frame)
             is_inside = True
         elif not is_inside or package not in _BELOW:
             kept.append(frame)
             is_inside = False
+    if isinstance(error, KeyboardInterrupt):  # which Trio raises wherever a task waits
+        while kept and _package(kept[-1]) in _RAISES:
+            kept.pop()
     shown: TracebackType | None = None
     for frame in reversed(kept):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)

@@ -23,7 +23,7 @@ from trimesh._wire.pickled.exception_parts import (
     set_attribute,
     set_chain,
 )
-from trimesh.errors import FAILURES, RemoteTraceback
+from trimesh.errors import LOCAL_ENTRIES, RemoteTraceback
 
 _OWN_WAYS = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"
@@ -43,7 +43,7 @@ def reduce_exception(error: BaseException, _: Sink) -> Any:
             return NotImplemented
     cause = chain_of(error)[0]
     remote = cause.text if isinstance(cause, RemoteTraceback) else None
-    entries = {name: value for name, value in dict_of(error).items() if name != FAILURES}
+    entries = {name: value for name, value in dict_of(error).items() if name not in LOCAL_ENTRIES}
     state = (dict(attributes_of(error)), entries, remote)
     members = group_members(error)
     group = None if members is None else (group_message(error), members)
