@@ -15,7 +15,6 @@ A remote exception arrives as the original type; its coordinates are kept beside
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -260,19 +259,20 @@ class RemoteTraceback(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-        frames = _without_words(text.removeprefix(_TRACEBACK_HEAD + "\n").rstrip("\n").split("\n"))
-        if frames:
-            self.add_note("\n".join(frames))
+        lines = (line for line in traceback_frames(text) if line and line != TRACEBACK_HEAD)
+        shown = "\n".join(lines)
+        self.__notes__ = [shown] if shown else []
 
     def __str__(self) -> str:
-        return _TRACEBACK_HEAD
+        return TRACEBACK_HEAD
 
 
-_TRACEBACK_HEAD = "Traceback (most recent call last):"
+TRACEBACK_HEAD = "Traceback (most recent call last):"
 
 
-def _without_words(lines: list[str]) -> list[str]:
-    """Return the lines of a traceback up to its last frame."""
+def traceback_frames(text: str) -> list[str]:
+    """Return the lines of a traceback up to its last frame: without the words of the error."""
+    lines = text.rstrip("\n").split("\n")
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
         return []
@@ -286,7 +286,7 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     """All failures of one mesh call, or of one block.
 
     Its text has the first failure in it. Failures of several members that are equal - type, text and remote traceback -
-    print once.
+    are one in `exceptions`, and print once; `failures`, `leaves` and `coords` have one of each member.
 
     Attributes:
         partial: What came back before the failure, as a `ValueMesh`, or None.
@@ -327,18 +327,10 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         super().__init__(message, exceptions)  # `__new__` has kept the rest, because groups are made by it alone
 
     @property
-    def exceptions(self) -> tuple[Exception, ...]:
-        """All failures, one of each member."""
-        # What Python prints is what the group holds natively, each distinct failure once: 3.11 and 3.12 read it in C,
-        # 3.13 and the module `traceback` read this attribute.
-        if sys._getframe(1).f_globals.get("__name__") == "traceback":  # noqa: SLF001 - there is no other way
-            return cast("tuple[Exception, ...]", _DISTINCT.__get__(self))
-        return self._all
-
-    @property
-    def _all(self) -> tuple[Exception, ...]:
+    def failures(self) -> tuple[Exception, ...]:
+        """One failure of each member, those that are equal, too; `exceptions` has each distinct one once."""
         found: tuple[Exception, ...] | None = self.__dict__.get(FAILURES)
-        return cast("tuple[Exception, ...]", _DISTINCT.__get__(self)) if found is None else found
+        return self.exceptions if found is None else found
 
     def split(self, condition: Any, /) -> Any:
         """Split by type or predicate, which is asked of every failure."""
@@ -350,17 +342,23 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
 
     def _unfolded(self) -> MeshErrorGroup:
         """Return a group that holds every failure natively; itself if it does."""
-        if len(_DISTINCT.__get__(self)) == len(self._all):
-            return self
-        group = BaseExceptionGroup.__new__(type(self), self.message, self._all)
-        group.__dict__.update(self.__dict__)
+        return self if len(self.exceptions) == len(self.failures) else self._around(self.failures)
+
+    def folded(self) -> MeshErrorGroup:
+        """Return a group that holds equal failures once; itself if it does."""
+        distinct = _distinct(self.failures)
+        return self if len(self.exceptions) == len(distinct) else self._around(distinct)
+
+    def _around(self, exceptions: Sequence[Exception]) -> MeshErrorGroup:
+        group = BaseExceptionGroup.__new__(type(self), self.message, exceptions)
+        group.__dict__.update(self.__dict__, **{FAILURES: self.failures})
         group.__cause__, group.__context__ = self.__cause__, self.__context__
         group.__suppress_context__ = self.__suppress_context__
-        return cast("MeshErrorGroup", group.with_traceback(self.__traceback__))
+        return group.with_traceback(self.__traceback__)
 
     def derive(self, exceptions: Sequence[Any], /) -> MeshErrorGroup:  # type: ignore[override]  # no BaseException here
         """Return a group of the same mesh, endpoint and partial results around other exceptions."""
-        is_folded = len(_DISTINCT.__get__(self)) < len(self._all)
+        is_folded = len(self.exceptions) < len(self.failures)
         equals = self._equals() if is_folded else {}  # Python splits what a group holds natively
         found = [equal for error in exceptions for equal in equals.get(id(error), (error,))]
         return MeshErrorGroup(self.message, found, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
@@ -369,12 +367,12 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         """Return, by the identity of each failure that is held natively, it and those that are equal to it."""
         firsts: dict[object, int] = {}
         found: dict[int, list[Exception]] = {}
-        for error in self._all:
+        for error in self.failures:
             found.setdefault(firsts.setdefault(_key(error), id(error)), []).append(error)
         return found
 
     def __str__(self) -> str:
-        return f"{self.message}: {_first_of(self._all)}"
+        return f"{self.message}: {_first_of(self.failures)}"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: where each failure came from, and what it says."""
@@ -384,7 +382,7 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         """Pickle the remote tracebacks, too: Python's own way drops every cause (E04)."""
         texts = [_remote_text(leaf) for leaf in leaves(self)]
         state = {name: value for name, value in self.__dict__.items() if name not in LOCAL_ENTRIES}
-        return _rebuild_group, (type(self), self.message, self._all, texts), state
+        return _rebuild_group, (type(self), self.message, self.failures, texts), state
 
 
 FAILURES = "__trimesh_failures__"
@@ -396,7 +394,6 @@ SHORTENED = "__trimesh_shortened__"
 LOCAL_ENTRIES = frozenset((FAILURES, SHORTENED))
 """Entries of exceptions that stay in the process."""
 
-_DISTINCT: Any = BaseExceptionGroup.__dict__["exceptions"]
 _WORDS_CHARS_MAX = 300
 """Characters of the first failure in the text of a group: a line of a log."""
 
@@ -410,7 +407,8 @@ def _key(error: Exception) -> object:
     if not isinstance(where, Origin) or where.point is None or isinstance(error, BaseExceptionGroup):
         return id(error)
     cause = error.__cause__
-    return type(error), _text_of(error), cause.text if isinstance(cause, RemoteTraceback) else id(cause or None)
+    place = "\n".join(cause.__notes__) if isinstance(cause, RemoteTraceback) else id(cause or None)
+    return type(error), _text_of(error), place
 
 
 def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
@@ -574,7 +572,8 @@ def leaves(error: BaseException) -> Iterator[BaseException]: ...
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the exceptions of a group that are not groups themselves, in order; an exception yields itself."""
     if isinstance(error, BaseExceptionGroup):
-        for child in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        for child in group.failures if isinstance(group, MeshErrorGroup) else group.exceptions:
             yield from leaves(child)
     else:
         yield error

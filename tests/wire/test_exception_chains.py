@@ -166,7 +166,7 @@ def test_note_and_origin_are_set_on_a_new_exception() -> None:
     assert origin(arrived) == HERE
 
 
-def test_relayed_exception_keeps_both_tracebacks_and_its_first_origin() -> None:
+def test_relayed_exception_has_one_traceback_and_its_first_origin() -> None:
     """X2, E04."""
     there = attrs.evolve(HERE, mesh="inner", pid=1)
 
@@ -185,12 +185,25 @@ def test_relayed_exception_keeps_both_tracebacks_and_its_first_origin() -> None:
 
     assert origin(twice) == there
     assert twice.__notes__ == ["on inner"]
-    outer, inner = remote_texts(twice)
-    assert "in relay" in outer
-    assert "in innermost" not in outer  # once is enough
-    assert "in innermost" in inner
+    [whole] = remote_texts(twice)
+    assert whole.count("in innermost") == whole.count("Traceback (most recent call last)") == 1
+    assert whole.index("in relay") < whole.index("in innermost") < whole.index("ValueError")
     printed = "".join(traceback.format_exception(twice))
-    assert printed.index("in innermost") < printed.index("in relay")
+    assert printed.index("in relay") < printed.index("in innermost")
+
+
+def test_relayed_exception_with_a_chain_keeps_two_tracebacks() -> None:
+    """X2: between the two is the error that the second process has handled."""
+    once = round_trip(raised(ValueError("x")), where=HERE)
+    try:
+        try:
+            raise once
+        except ValueError:
+            raise KeyError("y") from once
+    except KeyError as error:
+        twice = round_trip(error, where=HERE)
+
+    assert [type(link) for link in own_chain(twice)] == [KeyError, ValueError, RemoteTraceback, RemoteTraceback]
 
 
 def test_point_of_an_origin_may_be_anything_that_pickles() -> None:

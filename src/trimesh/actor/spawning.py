@@ -135,6 +135,9 @@ class Spawning(TrioBlock[T], Generic[T]):
             raise RuntimeError(f"{self._what} can be started once: call it again for another mesh")
         self._is_used = True
 
+    def _begin(self) -> None:
+        self._use()
+
     def __await__(self) -> Generator[Any, Any, T]:
         """Start it in the block of the mesh that it is spawned on."""
         self._use()
@@ -142,7 +145,6 @@ class Spawning(TrioBlock[T], Generic[T]):
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self) -> T:
-        self._use()
         self._entered = self._open()
         return await self._entered.__aenter__()
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import trio
 
 from trimesh._runtime.tasks import HeldBlock, Site, interrupt
+from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh.blocking.cancelled import Cancelled
 from trimesh.blocking.crossing import Crossing
 from trimesh.blocking.interrupts import InterruptGuard
@@ -121,6 +122,7 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
         except BaseException as error:
             if self._run is not None and not self._is_over:
                 self.leave(error)  # Ctrl-C, after the guard
+            without_own_frames(error)
             raise
 
     def _begin(self, guard: InterruptGuard) -> None:
@@ -151,11 +153,15 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
             _innermost.set(self.around)
         if self._is_over or self._run is None or self._run.is_forgotten:
             return False
-        with InterruptGuard() as guard:
-            for inner in self.inner():
-                if inner.is_kept:
-                    inner.leave(error)
-            return self._end(guard, error)
+        try:
+            with InterruptGuard() as guard:
+                for inner in self.inner():
+                    if inner.is_kept:
+                        inner.leave(error)
+                return self._end(guard, error)
+        except BaseException as raised:
+            without_own_frames(raised)
+            raise
 
     def close(self) -> None:
         """Leave a block that was opened.

@@ -137,7 +137,7 @@ class BorrowedActors:
         for result in results_of(self.proc, self._stream, self._request, cancelled=False):
             if isinstance(result, Err) and (not self.is_stopping or is_news(result, where)):
                 error = result.error
-                found += error.exceptions if isinstance(error, MeshErrorGroup) else [error]
+                found += error.failures if isinstance(error, MeshErrorGroup) else [error]
         return found
 
     # ---- as the block owns it ----------------------------------------------------------------------------------

@@ -444,8 +444,9 @@ def raise_all(name: str, left: Left) -> None:
 
 def _side_by_side(error: Exception) -> list[Exception]:
     """Return the failures of an inner block, to stand beside those of this one; any other error stays whole."""
-    is_of_block = isinstance(error, MeshErrorGroup) and error.endpoint is None
-    return list(error.exceptions) if is_of_block else [error]
+    if isinstance(error, MeshErrorGroup) and error.endpoint is None:
+        return list(error.failures)
+    return [error]
 
 
 def _without_told(error: BaseException | None, failures: Sequence[Exception]) -> BaseException | None:

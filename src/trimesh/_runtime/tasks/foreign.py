@@ -109,6 +109,7 @@ class TrioBlock(ABC, Generic[T]):
     @enable_ki_protection
     async def __aenter__(self) -> T:
         """Enter it."""
+        self._begin()
         try:
             if in_trio_task():
                 return await self._enter()
@@ -145,6 +146,9 @@ class TrioBlock(ABC, Generic[T]):
         finally:
             found.__context__ = context  # which the error of the body has replaced
             del found, error, context
+
+    def _begin(self) -> None:
+        """Note that it is used, before it is entered; a cancel may come between."""
 
     @abstractmethod
     async def _enter(self) -> T:

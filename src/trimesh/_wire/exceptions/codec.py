@@ -9,7 +9,8 @@ put together without running an `__init__` written in Python.
     EX-3 What arrives is an `Exception`: an exception that is none here (KeyboardInterrupt, SystemExit, GeneratorExit,
          the Cancelled of Trio or asyncio), or whose class cannot be had, is a `RemoteError` (E06).
     EX-4 A part that does not travel is replaced by its shortened repr; a string that is too long is cut.
-    EX-5 An exception that was remote already keeps its first origin, and all its remote tracebacks.
+    EX-5 An exception that was remote already keeps its first origin, and all its remote tracebacks, in one if
+         no chain is between them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from trimesh._wire.exceptions.records import (
 )
 from trimesh._wire.exceptions.text import (
     is_plain,
+    joined_tracebacks,
     message_of,
     notes_of,
     plain_text,
@@ -276,7 +278,8 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
     for index in reversed(range(len(records))):
         if records[index].traceback:
             _attach_traceback(errors[index], records[index].traceback)
-    return errors[0]
+    error = errors[0]
+    return error.folded() if isinstance(error, MeshErrorGroup) else error
 
 
 def _members_first(records: list[ExceptionRecord]) -> list[int]:
@@ -365,7 +368,9 @@ def _attach_traceback(error: BaseException, text: str) -> None:
             break
         seen.add(id(following))
         error = following
-    remote = RemoteTraceback(text)
-    if isinstance(cause, RemoteTraceback):
-        set_chain(remote, cause, None, suppress=True)
+    inner = cause if isinstance(cause, RemoteTraceback) else None
+    whole = None if inner is None else joined_tracebacks(text, inner.text)
+    remote = RemoteTraceback(text if whole is None else whole)
+    if whole is None and inner is not None:
+        set_chain(remote, inner, None, suppress=True)
     set_chain(error, remote, context, suppress)

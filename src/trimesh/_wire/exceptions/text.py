@@ -13,7 +13,7 @@ from typing import Any
 from trimesh import limits
 from trimesh._wire.exceptions.frames import shown_traceback
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of
-from trimesh.errors import RemoteTraceback
+from trimesh.errors import TRACEBACK_HEAD, RemoteTraceback, traceback_frames
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -100,6 +100,14 @@ def traceback_text(error: BaseException) -> str:
         text = (_CONTEXT if cause is None else _CAUSE) + text
         link = following
     return plain_text(text).rstrip("\n")
+
+
+def joined_tracebacks(outer: str, inner: str) -> str | None:
+    """Return the traceback of a process that has called another one, with that of the other below; None for a chain."""
+    frames = traceback_frames(outer)
+    if not frames or _CAUSE in outer or _CONTEXT in outer or not inner.startswith(TRACEBACK_HEAD):
+        return None
+    return "\n".join(frames) + inner.removeprefix(TRACEBACK_HEAD)
 
 
 def _one(error: BaseException) -> str:
