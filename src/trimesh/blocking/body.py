@@ -122,7 +122,6 @@ class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
         except BaseException as error:
             if self._run is not None and not self._is_over:
                 self.leave(error)  # Ctrl-C, after the guard
-            without_own_frames(error)
             raise
 
     def _begin(self, guard: InterruptGuard) -> None:

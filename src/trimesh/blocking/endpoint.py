@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from trimesh._runtime.channels import Port
+from trimesh._wire.exceptions.frames import shortens_tracebacks
 from trimesh.actor import endpoint
 from trimesh.actor.options import Members, Merge, Retry
 from trimesh.actor.outcome import Outcome
@@ -41,6 +42,7 @@ class Verb(Generic[P, T]):
         self._verb = verb
         self._home = home
 
+    @shortens_tracebacks
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call, and wait for the result."""
         return wait(self._work(args, kwargs), self._home)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeGuard, TypeVar
 
+from trimesh._wire.exceptions.frames import shortens_tracebacks
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.event_stream import EventStream
 from trimesh.blocking.work import wait, wait_now
@@ -45,6 +46,12 @@ class ClosedByBlock(ABC):
 
 class FacedObject(Generic[ObjectT]):
     """An object of `trimesh` without `await`. Sent to an actor it is that object."""
+
+    def __init_subclass__(cls) -> None:
+        """Shorten tracebacks of all its methods: a cell of a notebook has no block that does."""
+        for name, method in list(vars(cls).items()):
+            if isinstance(method, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, shortens_tracebacks(method))
 
     def __init__(self, inner: ObjectT, home: AnyBody | None = None) -> None:
         self._inner = inner

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from trimesh._wire.exceptions.frames import shortens_tracebacks
 from trimesh.actor import spawning
 from trimesh.blocking.body import AnyBody, Body, body_of
 from trimesh.blocking.trio_thread import check_thread
@@ -52,6 +53,7 @@ class Spawning(Generic[T]):
         assert self._body is not None
         return self._body.leave(error)
 
+    @shortens_tracebacks
     def open(self) -> T:
         """Start it, until its `close()`; what is open at the exit of the interpreter is closed then, which is logged.
 
@@ -59,6 +61,7 @@ class Spawning(Generic[T]):
         """
         return self._enter(keep=True)
 
+    @shortens_tracebacks
     def adopt(self) -> T:
         """Start it in the block of the mesh that it is spawned on."""
         made = self._use()
@@ -74,6 +77,7 @@ class Spawning(Generic[T]):
         value = body.owns = body.enter(keep=keep)
         return self._face(value, body)
 
+    @shortens_tracebacks
     def close(self) -> None:
         """End what was opened: everything that it owns is joined, in order. A second call does nothing.
 

@@ -35,6 +35,7 @@ from trimesh._wire.exceptions.text import (
     short_repr,
     traceback_text,
     type_name,
+    with_local_sources,
 )
 from trimesh._wire.memory.reducers import DefinitionId
 from trimesh._wire.memory.regions import Buffer
@@ -368,6 +369,7 @@ def _attach_traceback(error: BaseException, text: str) -> None:
             break
         seen.add(id(following))
         error = following
+    text = with_local_sources(text)
     inner = cause if isinstance(cause, RemoteTraceback) else None
     whole = None if inner is None else joined_tracebacks(text, inner.text)
     remote = RemoteTraceback(text if whole is None else whole)

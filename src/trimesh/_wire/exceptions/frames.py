@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Callable
+from functools import wraps
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from trimesh import config
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
 from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError
 
 _E = TypeVar("_E", bound=BaseException)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _OURS: Final = "trimesh"
 _BELOW: Final = frozenset(("attr", "cloudpickle", "msgspec", "outcome", "torch", "trio")) | sys.stdlib_module_names
@@ -48,6 +52,20 @@ def without_own_frames(error: _E) -> _E:
         cause, context, _ = chain_of(one)
         pending += [link for link in (cause, context, *(group_members(one) or ())) if link is not None]
     return error
+
+
+def shortens_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that users call outside of blocks, which shorten tracebacks where they are left."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            without_own_frames(error)
+            raise
+
+    return run
 
 
 def shown_traceback(error: BaseException) -> TracebackType | None:

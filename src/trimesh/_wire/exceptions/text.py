@@ -6,9 +6,11 @@ encoded as UTF-8.
 
 from __future__ import annotations
 
+import linecache
+import re
 import reprlib
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from trimesh import limits
 from trimesh._wire.exceptions.frames import shown_traceback
@@ -100,6 +102,23 @@ def traceback_text(error: BaseException) -> str:
         text = (_CONTEXT if cause is None else _CAUSE) + text
         link = following
     return plain_text(text).rstrip("\n")
+
+
+def with_local_sources(text: str) -> str:
+    """Return a traceback with the lines of code that were typed into this process: a cell of a notebook."""
+    return _TYPED_FRAME.sub(lambda frame: _with_source(frame[0], frame["file"], int(frame["line"])), text)
+
+
+def _with_source(frame: str, file: str, line: int) -> str:
+    entry = linecache.cache.get(file)  # what was typed is in there; no file is read because a peer names it
+    lines = entry[2] if entry is not None and len(entry) > 1 else []
+    source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return f"{frame}\n    {source}" if source else frame
+
+
+_TYPED_FRAME: Final = re.compile(
+    r'^  File "(?P<file><[^"]*>|/tmp/ipykernel[^"]*)", line (?P<line>\d+).*(?!\n    )$', re.MULTILINE
+)
 
 
 def joined_tracebacks(outer: str, inner: str) -> str | None:
