@@ -15,7 +15,7 @@ from trimesh._wire import watching
 from trimesh.errors import Origin, ProtocolError, ShapeError
 from trimesh.ids import MeshId
 from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 from trimesh.shape.region import Region
 
 
@@ -51,7 +51,8 @@ class SentView(_Place, frozen=True):
                 rank = ranks.index(point.rank)
             return Point(rank, extent, point.mesh, point.rank)
         except (ShapeError, ValueError, TypeError, ArithmeticError) as error:
-            raise ProtocolError(f"a message must be sent to a view of its mesh, got {self!r} at {point!r}") from error
+            where = place_name("", point)
+            raise ProtocolError(f"a message must be sent to a view of its mesh, got {self!r} at {where}") from error
 
 
 class CallerPlace(_Place, frozen=True):

@@ -401,12 +401,6 @@ def _decoded(data: Buffer, kind: type[_T]) -> _T:
         raise ProtocolError(f"what a process says of itself must be tables, got {error}") from error
 
 
-def label_of(mesh: str, point: dict[str, int]) -> str:
-    """Return how a member is called: `trainers[hosts=0,gpus=2]`, or `trainers` where there are no coordinates."""
-    inside = ",".join(f"{label}={place}" for label, place in point.items())
-    return f"{mesh}[{inside}]" if inside else mesh
-
-
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What is asked at a control socket.
 

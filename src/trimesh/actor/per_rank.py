@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, TypeVar, cast, overload
 
 import msgspec
 
 from trimesh.errors import ShapeError
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -41,8 +41,8 @@ class PerRank:
             found = {_key(point): value for point, value in cast("Mapping[Point, Any]", values).items()}
             wanted = [_key(point) for point in points]
             if found.keys() != set(wanted):
-                text = f"per_rank needs a value for each member of {what}, {_list(wanted)}"
-                raise ShapeError(f"{text}; got {_list(found) or 'none'}")
+                text = f"per_rank needs a value for each member of {what}, {_list(points)}"
+                raise ShapeError(f"{text}; got {_list(key for key, _ in values.items()) or 'none'}")
             return [found[key] for key in wanted]
         if isinstance(values, Sized):
             if len(values) != len(points):
@@ -129,5 +129,5 @@ def _key(point: Any) -> frozenset[tuple[str, int]]:
     return frozenset(cast("Mapping[str, int]", point).items())
 
 
-def _list(keys: Any) -> str:
-    return ", ".join(str(dict(sorted(key))) for key in sorted(keys, key=sorted))
+def _list(points: Iterable[Mapping[str, int]]) -> str:
+    return ", ".join(place_name("", point) for point in points)

@@ -19,6 +19,7 @@ from trimesh.observe.flights import RunRecords
 from trimesh.observe.merging import RunSnapshot, program_line
 from trimesh.observe.publishing import kept_versions, unread_versions
 from trimesh.observe.waiting import WaitGraph
+from trimesh.shape.point import place_name
 
 _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
 _MENDED: Final = ("Restarted", "Started")
@@ -114,7 +115,7 @@ def name_of(name: flight.CallName | None) -> str:
         return "a call"
     if not name.mesh:
         return f"{name.endpoint} (of the runtime)"
-    return f"{observed.label_of(name.mesh, name.point)}.{name.endpoint}"
+    return f"{place_name(name.mesh, name.point)}.{name.endpoint}"
 
 
 def _raised(records: RunRecords, left_by: str) -> Cause:
@@ -234,7 +235,7 @@ def _member(records: RunRecords, call_id: str) -> str:
     caller, _, number = call_id.rpartition("@")[0].partition(".")
     for call in records.flights[proc_id].calls:
         if call.name is not None and f"{call.caller:x}" == caller and str(call.call) == number:
-            return observed.label_of(call.name.mesh, call.name.point)
+            return place_name(call.name.mesh, call.name.point)
     return records.flights[proc_id].head.proc.name
 
 

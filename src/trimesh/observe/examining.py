@@ -19,6 +19,7 @@ from trimesh._wire import flight, observed
 from trimesh.observe.culprit import Cause, cause_of, name_of
 from trimesh.observe.flights import RunRecords, find_records
 from trimesh.observe.merging import RunSnapshot, merge
+from trimesh.shape.point import place_name
 
 _END_SECONDS: Final = 1.0
 """In which all processes of a run that is killed end."""
@@ -252,7 +253,7 @@ def _view_at_end(one: flight.Flight, proc_id: str, last_at: float, state: str) -
             observed.CallRow(
                 id=call_id,
                 proc=proc_id,
-                name=observed.label_of(call.name.mesh, call.name.point),
+                name=place_name(call.name.mesh, call.name.point),
                 mesh=call.name.mesh,
                 point=call.name.point,
                 endpoint=call.name.endpoint,

@@ -17,7 +17,7 @@ import msgspec
 
 from trimesh._runtime.actors import caller_here
 from trimesh._wire.call_places import CallerPlace
-from trimesh._wire.observed import label_of
+from trimesh.shape.point import place_name
 
 _FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _OWN: Final = frozenset({"member", "mesh", "point", "endpoint", "incarnation"})
@@ -42,7 +42,7 @@ def add_coordinates(record: logging.LogRecord) -> None:
         return
     place = caller_here()
     point = {} if place is None else _point_of(place)
-    name = "-" if place is None else label_of(place.mesh, point)
+    name = "-" if place is None else place_name(place.mesh, point)
     record.mesh = "" if place is None else place.mesh
     record.point = point
     record.endpoint = "" if place is None else place.endpoint or ""

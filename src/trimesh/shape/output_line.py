@@ -6,7 +6,7 @@ from typing import Literal
 
 import attrs
 
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 
 
 @attrs.frozen
@@ -28,5 +28,4 @@ class OutputLine:
 
     def __str__(self) -> str:
         """Return the line as the output of processes is shown."""
-        place = ",".join(f"{label}={index}" for label, index in self.point.items())
-        return f"{self.host}[{place}] | {self.text}" if place else f"{self.host} | {self.text}"
+        return f"{place_name(self.host, self.point)} | {self.text}"

@@ -35,7 +35,7 @@ import attrs
 from trimesh.errors import ShapeError
 from trimesh.shape import reshape
 from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 
 
 def _as_extent(extent: Mapping[str, int]) -> Extent:
@@ -141,7 +141,7 @@ class Region:
         point = self.extent.point(rank)
         found = self._table[point.rank]
         if found in self._excluded:
-            raise ShapeError(f"the member at {point!r} (rank {found} of {self.base!r}) is not in this view")
+            raise ShapeError(f"the member {place_name('', point)} (rank {found} of {self.base!r}) is not in this view")
         return found
 
     def rank_of(self, base_rank: int) -> int:
@@ -245,7 +245,7 @@ class Region:
             ([2], [2])
         """
         if isinstance(points, Mapping):
-            raise ShapeError(f"exclude takes a list of points, got one: write exclude([{points!r}])")
+            raise ShapeError(f"exclude takes a list of points, got one: write exclude([{dict(points)!r}])")
         return self.exclude_ranks(map(self._base_rank_of, points))
 
     def exclude_ranks(self, base_ranks: Iterable[int]) -> Region:
@@ -311,11 +311,12 @@ class Region:
         if not isinstance(point, Mapping):
             raise ShapeError(f"a point is a mapping of label to index such as {{'gpus': 2}}, got {point!r}")
         if isinstance(point, Point) and point.base_rank is not None:
+            where = place_name("", point)
             if point.mesh != self.mesh:
-                raise ShapeError(f"the point {point!r} is of the mesh {point.mesh!r}, this view is of {self.mesh!r}")
+                raise ShapeError(f"the member {where} is of the mesh {point.mesh!r}, this view is of {self.mesh!r}")
             if point.base_rank not in self._table:
                 rank = f"rank {point.base_rank} of {self.base!r}"
-                raise ShapeError(f"the point {point!r} ({rank}) is not in this view of {self.extent!r}")
+                raise ShapeError(f"the member {where} ({rank}) is not in this view of {self.extent!r}")
             return point.base_rank
         return self._table[self.extent.rank(point)]
 

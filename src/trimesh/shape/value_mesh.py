@@ -8,6 +8,7 @@ import attrs
 
 from trimesh.errors import ShapeError
 from trimesh.shape.extent import as_integer
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -152,7 +153,7 @@ class ValueMesh(Generic[T_co]):
 
     def __repr__(self) -> str:
         shown = [
-            f"{point!r}: {value!r}"
+            f"{place_name('', point)}: {value!r}"
             for point, value in zip(self.region.points(), self._values[:_REPR_VALUES_MAX], strict=False)
         ]
         if len(self._values) > _REPR_VALUES_MAX:

@@ -15,7 +15,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.meshes import says_peer_is_gone, text_says_peer_is_gone
-from trimesh.errors import MeshErrorGroup, coords, leaves
+from trimesh.errors import MeshErrorGroup, leaves, origin
+from trimesh.shape.point import place_name
 from trimesh.spmd.failure import ScriptFailed
 
 R = TypeVar("R")
@@ -67,6 +68,7 @@ def _told(failures: Sequence[Exception]) -> list[Exception]:
     if not causes:
         return others
     if others:
-        where = ", ".join(str(point) for error in others for point in coords(error))
+        places = [origin(leaf) for error in others for leaf in leaves(error)]
+        where = ", ".join(place_name(one.mesh, one.point) for one in places if one is not None)
         causes[0].add_note(f"ranks that failed since a peer was gone: {where}")
     return causes

@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised
 from trimesh._wire import messages
-from trimesh._wire.observed import label_of
+from trimesh.shape.point import place_name
 from trimesh.telemetry import names
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class CallSpans:
             names.METHOD: method,
             names.MESH: spec.name,
             names.ENDPOINT: call.spec.name,
-            names.POINT: label_of("", {label: spec.point[label] for label in spec.point}),
+            names.POINT: place_name("", spec.point),
             names.INCARNATION: spec.incarnation,
             names.QUEUED: max(0.0, cell.proc.now() - call.received_at),
         }

@@ -15,6 +15,7 @@ from trimesh import limits
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import NodeReport, Place
 from trimesh.errors import DeadlockError, ProtocolError, leaves
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.process import CallingProc
@@ -86,5 +87,5 @@ def _relation(report: NodeReport) -> str:
 
 
 def _describe(place: Place) -> str:
-    where = f"{place.mesh}{place.point()!r}"
+    where = place_name(place.mesh, place.point())
     return f"{where}.{place.endpoint}" if place.endpoint else f"room in the mailbox of {where}"

@@ -43,6 +43,7 @@ from trimesh.errors import (
     set_origin,
 )
 from trimesh.ids import AGENT, CallId, MeshId
+from trimesh.shape.point import place_name
 
 
 class Ok(msgspec.Struct, frozen=True):
@@ -145,7 +146,7 @@ def _encode_each(
         try:
             parcels.append(encode_request(proc, one, call_id, mesh, budget, window=window))
         except TypeError as error:
-            error.add_note(f"it was meant for the member {request.origin(index).point!r} alone")
+            error.add_note(f"it was meant for {place_name(request.mesh, request.origin(index).point)} alone")
             raise
     if len(parcels) == 1:
         return parcels[0]

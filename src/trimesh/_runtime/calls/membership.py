@@ -33,6 +33,7 @@ from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh.errors import MeshError, MeshStopped, Origin
 from trimesh.ids import AGENT, MeshId, ProcId
+from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 
 
@@ -202,7 +203,7 @@ class Membership:
     def leave(self, rank: int) -> None:
         """Note that a member leaves the mesh: calls that are made from now on are not sent to it."""
         peer = self.peer(rank)
-        where = f"{self.info.name}{self.info.whole.point(rank)!r}"
+        where = place_name(self.info.name, self.info.whole.point(rank))
         text = f"{where} has left the mesh, which was resized: trimesh.current_view(mesh) shows who is in it"
         self.set(rank, Standing.GONE)
         self._left[rank] = Target(Peer(peer.proc, peer.proc_id, death=left(text)), self.info.mesh)

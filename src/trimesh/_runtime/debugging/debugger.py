@@ -28,11 +28,10 @@ from trimesh._runtime.debugging.held_thread import HeldThread
 from trimesh._runtime.debugging.process import DebuggedProc
 from trimesh._runtime.system.breakpoints import refuse_breakpoints
 from trimesh._wire import observed
-from trimesh._wire.observed import label_of
 from trimesh.config import Settings
 from trimesh.errors import Origin, leaves, origin
 from trimesh.ids import AGENT
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.debugging.holds import Holds
@@ -235,7 +234,7 @@ def _here() -> str:
 
 
 def _name_of(mesh: str | None, point: Point | None, endpoint: str | None) -> str:
-    name = label_of(mesh or "", {} if point is None else {label: point[label] for label in point})
+    name = place_name(mesh or "", point)
     return f"{name}.{endpoint}" if endpoint else name
 
 

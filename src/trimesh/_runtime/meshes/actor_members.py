@@ -46,6 +46,7 @@ from trimesh.errors import (
 )
 from trimesh.events.records import Died, Failed, GaveUp, Restarted, Restarting, Started, Unacknowledged
 from trimesh.ids import AGENT, ProcId
+from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 
 
@@ -229,7 +230,7 @@ class ActorMembers:
         self._take(peer, self._ended)
 
     def _ended(self, rank: int) -> None:
-        error = ActorFailed(f"{self.info.name}{self.info.whole.point(rank)!r} has ended by itself")
+        error = ActorFailed(f"{place_name(self.info.name, self.info.whole.point(rank))} has ended by itself")
         self._failed(rank, error, Ending.CANCELLED, ended=True)
 
     def _take(self, peer: Peer, act: Callable[[int], None]) -> None:
@@ -294,7 +295,7 @@ class ActorMembers:
     def member_silent(self, proc_id: ProcId, what: str, *, is_logged: bool) -> None:
         """Learn that a member did not acknowledge a cancel in time (rule C2); the caller here has logged it."""
         for rank in self._ranks_in(proc_id):
-            label = f"{what} at {self.info.name}{self.info.whole.point(rank)!r}"
+            label = f"{what} at {place_name(self.info.name, self.info.whole.point(rank))}"
             error = Unresponsive(f"{label} did not acknowledge its cancel in time; it may still run")
             set_origin(error, self.info.origin(rank))
             self.events.tell(Unacknowledged, rank, error=error)
@@ -415,7 +416,7 @@ class ActorMembers:
             self._tell(error)
         for rank, result in zip(ranks, results, strict=True):
             if is_silent(result) and self.processes is not None:
-                name = f"{self.info.name}{self.info.whole.point(rank)!r}"
+                name = place_name(self.info.name, self.info.whole.point(rank))
                 text = f"the clean-up of {name} took longer than grace={self.block.grace:g} s"
                 self.processes.escalate(self.proc_ranks[rank], ActorFailed(text))
 

@@ -23,6 +23,7 @@ from trimesh._runtime.meshes.member import discard
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh.errors import MembershipChanged, MeshErrorGroup, MeshStopped, ShapeError
 from trimesh.events.records import Started
+from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 
 
@@ -207,7 +208,7 @@ def changes_of(procs: ProcMembers) -> Changes:
 def gone_of(procs: ProcMembers, ranks: Collection[int]) -> MembershipChanged:
     """Return the error of a view that shows members which are not in their mesh any more."""
     found = sorted(procs.absent.intersection(ranks))
-    shown = ", ".join(repr(dict(procs.whole.point(rank))) for rank in found[:8])
+    shown = ", ".join(place_name(procs.name, procs.whole.point(rank)) for rank in found[:8])
     return MembershipChanged(
         f"{procs.name} was resized to {dict(procs.present.extent)!r}, and this view shows who has left: {shown}"
         f"{', ...' if len(found) > 8 else ''}; use the one that resize has returned",

@@ -30,7 +30,7 @@ from trimesh._runtime.watch.stall import StallReport
 from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.errors import ProcDied
 from trimesh.ids import ProcId
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.host import HostChild, LaunchRequest
@@ -103,7 +103,7 @@ class Member:
         self.rank = rank
         self.mesh = mesh
         self.point = point
-        self.label = f"{mesh}{point!r}" + (f" (incarnation {incarnation})" if incarnation else "")
+        self.label = place_name(mesh, point) + (f" (incarnation {incarnation})" if incarnation else "")
         self.incarnation = incarnation
         self.on_death = on_death
         self.child: HostChild | None = None

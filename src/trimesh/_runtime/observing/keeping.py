@@ -23,6 +23,7 @@ from trimesh._runtime.system.records import WorkerConfig
 from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight, observed
 from trimesh.errors import leaves
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.observing.process import ObservedProc
@@ -105,7 +106,7 @@ def record_worker(proc: ObservedProc, config: WorkerConfig) -> FlightRecord | No
     row = observed.ProcRow(
         id=proc_name(config.proc_id),
         parent=proc_name(config.parent_id),
-        name=observed.label_of(config.mesh, where),
+        name=place_name(config.mesh, where),
         mesh=config.mesh,
         point=where,
         incarnation=config.incarnation,

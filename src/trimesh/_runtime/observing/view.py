@@ -20,6 +20,7 @@ from trimesh._runtime.watch.task_tree import where
 from trimesh._wire import observed
 from trimesh._wire.waits import NodeKind, NodeRef
 from trimesh.ids import AGENT
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     import trio
@@ -150,7 +151,7 @@ class _Look:
         return observed.ProcRow(
             id=self._me,
             parent="" if parent is None else proc_name(parent),
-            name=observed.label_of(mesh, point) if mesh else "controller",
+            name=place_name(mesh, point) if mesh else "controller",
             mesh=mesh,
             point=point,
             incarnation=incarnation,
@@ -175,7 +176,7 @@ class _Look:
         state = "ended" if cell.ended.is_set() else "serving" if cell.mailbox.is_open else "starting"
         return observed.ActorRow(
             proc=self._me,
-            name=observed.label_of(spec.name, point),
+            name=place_name(spec.name, point),
             mesh=spec.name,
             point=point,
             cls=spec.cls.__qualname__,
@@ -253,7 +254,7 @@ class _Look:
         return observed.CallRow(
             id=self._name(self._waits.ref_of(call)),
             proc=self._me,
-            name=observed.label_of(spec.name, point),
+            name=place_name(spec.name, point),
             mesh=spec.name,
             point=point,
             endpoint=call.spec.name,
@@ -277,7 +278,7 @@ class _Look:
         for label, size in zip(reversed(place.labels), reversed(place.sizes), strict=False):
             point.append((label, rest % max(size, 1)))
             rest //= max(size, 1)
-        name = observed.label_of(place.mesh, dict(reversed(point)))
+        name = place_name(place.mesh, dict(reversed(point)))
         return f"{name}.{place.endpoint}" if place.endpoint else name
 
     def _left(self, deadline: float) -> float | None:
@@ -325,7 +326,7 @@ class _Look:
             is_unsent = call.is_unsent_to(peer)
             origin = call.request.origin(call.index_of(peer))
             point = {} if origin.point is None else coordinates(origin.point)
-            name = observed.label_of(call.request.mesh, point)
+            name = place_name(call.request.mesh, point)
             age = self._now - call.started_at
             yield observed.CallRow(
                 id=self._outgoing_id(call, peer.proc_id),
@@ -352,7 +353,7 @@ class _Look:
                 yield observed.CallRow(
                     id=_call_id(self._proc.proc_id, call.call_id, peer.proc_id),
                     proc=proc_name(peer.proc_id),
-                    name=observed.label_of(mesh, point),
+                    name=place_name(mesh, point),
                     mesh=mesh,
                     point=point,
                     endpoint=endpoint,
@@ -379,7 +380,7 @@ def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
     return observed.ProcRow(
         id=proc_name(member.peer.proc_id),
         parent=parent,
-        name=observed.label_of(mesh, point),
+        name=place_name(mesh, point),
         mesh=mesh,
         point=point,
         incarnation=member.incarnation,

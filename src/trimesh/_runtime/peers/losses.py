@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trimesh.errors import HostLost, Origin, set_origin
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 
 
 class HostLoss(msgspec.Struct, frozen=True):
@@ -27,7 +27,7 @@ class HostLoss(msgspec.Struct, frozen=True):
 
     def __call__(self, *, maybe_executed: bool = True) -> Exception:
         """Return an error of its own for one call, or for a block."""
-        place = "" if self.point is None else f" {self.job}{self.point!r}"
+        place = "" if self.point is None else f" {place_name(self.job, self.point)}"
         error = HostLost(
             f"the host {self.host}{place} was lost with all that ran there: {self.text}",
             host=self.host,

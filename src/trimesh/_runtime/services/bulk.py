@@ -49,6 +49,7 @@ from trimesh.errors import (
     set_origin,
 )
 from trimesh.ids import ProcId
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
@@ -480,7 +481,7 @@ def _best(attachment: Attachment, granted: Granted) -> Carrier:
 def describe(granted: Granted) -> str:
     """Say whose memory it is."""
     origin = granted.origin
-    where = f"{origin.mesh}{origin.point!r}, " if origin.point is not None else ""
+    where = f"{place_name(origin.mesh, origin.point)}, " if origin.point is not None else ""
     return f"{where}pid {origin.pid} on {origin.host}"
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from trimesh.errors import SpawnError
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 
 Cores = tuple[frozenset[int], ...]
 """Cores of a machine: the CPUs, its hardware threads, of each."""
@@ -119,7 +119,7 @@ class CpuBinding:
         if not found or not found <= self._machine.cpus:
             raise SpawnError(
                 f"the function bind= must return some of the CPUs {_shown(self._machine.cpus)}, which this process may "
-                f"use, got {given!r} for {point!r}"
+                f"use, got {given!r} for {place_name('', point)}"
             )
         return tuple(sorted(found))
 

@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from trimesh.config import Settings
 from trimesh.ids import ID_MAX
 from trimesh.limits import DIRECT_ADDRESS_CHARS_MAX, DIRECT_ADDRESSES_MAX
+from trimesh.shape.point import place_name
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
 Count = Annotated[int, Meta(ge=0, le=ID_MAX)]
@@ -91,13 +92,11 @@ def member_name(config: WorkerConfig) -> str:
 
     The last label varies fastest: rank 5 of hosts=2, gpus=4 is hosts=1, gpus=1.
     """
-    if not config.labels:
-        return config.mesh
-    rest, parts = config.rank, list[str]()
+    rest, places = config.rank, list[tuple[str, int]]()
     for label, size in zip(reversed(config.labels), reversed(config.sizes), strict=False):
-        parts.append(f"{label}={rest % max(size, 1)}")
+        places.append((label, rest % max(size, 1)))
         rest //= max(size, 1)
-    return f"{config.mesh}[{','.join(reversed(parts))}]"
+    return place_name(config.mesh, dict(reversed(places)))
 
 
 # ---- between a controller and the agents of its hosts ----------------------------------------------------

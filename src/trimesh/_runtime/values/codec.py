@@ -18,6 +18,7 @@ from trimesh._wire.pickled.payload import Bindings, Decoder, Encoded, Encoder
 from trimesh._wire.typed.item_types import WHAT, ItemType
 from trimesh.errors import Origin, RemoteError, set_origin
 from trimesh.ids import ProcId
+from trimesh.shape.point import place_name
 
 
 class ValueSender(Protocol):
@@ -174,7 +175,7 @@ def _refuse_guarded(encoded: Encoded, what: str) -> None:
 
 def describe(origin: Origin) -> str:
     """Say in one line where an error came from."""
-    parts = [f"at {origin.mesh}{origin.point!r}" if origin.point is not None else f"in {origin.mesh}"]
+    parts = [f"at {place_name(origin.mesh, origin.point)}" if origin.point is not None else f"in {origin.mesh}"]
     if origin.actor is not None:
         parts.append(f"actor {origin.actor}")
     if origin.endpoint is not None:

@@ -14,7 +14,7 @@ NAMED_MAX: Final = 4
 """Names of processes in one line; how many more there are is said."""
 
 _AGE: Final = re.compile(r"\d+\.\d s\b")
-_POINT: Final = re.compile(r"\{[^{}]*\d/\d[^{}]*\}")
+_POINT: Final = re.compile(r"\[[^\[\]{}\s,=]+=\d+(?:,[^\[\]{}\s,=]+=\d+)*\]")
 
 
 def fold(told: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:

@@ -11,6 +11,7 @@ from trimesh._runtime.watch.causes import causes_of
 from trimesh._wire import observed
 from trimesh._wire.flight import SeenEvent
 from trimesh.events.records import Died, Failed, GaveUp, Lagged, Unacknowledged
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.recording.recorder import FlightRecorder
@@ -55,7 +56,7 @@ def _row(number: int, event: MemberEvent) -> observed.EventRow:
         number=number,
         at=time.time(),
         kind=type(event).__name__,
-        name=observed.label_of(event.mesh, point),
+        name=place_name(event.mesh, point),
         mesh=event.mesh,
         point=point,
         incarnation=event.incarnation,

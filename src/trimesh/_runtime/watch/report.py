@@ -14,6 +14,7 @@ from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
 from trimesh.ids import AGENT
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -98,7 +99,7 @@ def _lines(proc: WatchedProc, asked: Asked) -> Iterator[str]:
 def describe_abandoned(call: AbandonedCall) -> str:
     """Describe a call that was given up, in one line."""
     now, where = trio.current_time(), call.where()
-    member = "" if where.point is None else f" to {where.mesh}{where.point!r}"
+    member = "" if where.point is None else f" to {place_name(where.mesh, where.point)}"
     return (
         f"call {call.what}{member}: given up {now - call.cancelled_at:.1f} s ago, may still run, "
         f"{now - call.started_at:.1f} s old"

@@ -19,6 +19,7 @@ import trio
 
 from trimesh._runtime.tasks import run_in_context as context_runner
 from trimesh.ids import AGENT
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
@@ -78,7 +79,7 @@ def stack_lines(frame: FrameType | None) -> list[str]:
 
 
 def _describe_cell(cell: Cell, now: float) -> Iterator[str]:
-    name = f"{cell.spec.name}{cell.spec.point!r}"
+    name = place_name(cell.spec.name, cell.spec.point)
     calls: dict[trio.lowlevel.Task, IncomingCall] = {}
     for group in cell.mailbox.groups():
         calls |= {task: call for call, task in group.running.items()}

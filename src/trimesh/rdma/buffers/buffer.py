@@ -20,6 +20,7 @@ from trimesh.rdma.memory import device_transfer
 from trimesh.rdma.memory.device import find_device, queued_before, share
 from trimesh.rdma.memory.handle import Handle, handle_of
 from trimesh.rdma.memory.local import Memory, memory_of
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from typing import Self
@@ -350,7 +351,7 @@ class RDMABuffer:
     def __repr__(self) -> str:
         origin = self.owner
         rights = "" if self.is_writable else "read-only "
-        where = f"{origin.mesh}{origin.point!r} " if origin.point is not None else ""
+        where = f"{place_name(origin.mesh, origin.point)} " if origin.point is not None else ""
         proc = find_proc_anywhere()
         is_here = proc is not None and proc.proc_id == self._handle.granted.home.epoch
         is_revoked = self._registration is not None and self._registration.is_revoked

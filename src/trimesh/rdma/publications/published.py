@@ -20,6 +20,7 @@ from trimesh.rdma.publications.publisher import Publisher
 from trimesh.rdma.publications.reading import VersionGone
 from trimesh.rdma.publications.registry import Publications, publications_of
 from trimesh.rdma.publications.snapshot import Snapshot, snapshot_of
+from trimesh.shape.point import place_name
 
 
 class Published:
@@ -234,7 +235,7 @@ class Published:
 
     def __repr__(self) -> str:
         origin = self._board.owner
-        where = f"{origin.mesh}{origin.point!r} " if origin.point is not None else ""
+        where = f"{place_name(origin.mesh, origin.point)} " if origin.point is not None else ""
         return f"<publication {self._number} of {where}pid {origin.pid}>"
 
 

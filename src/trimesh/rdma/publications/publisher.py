@@ -22,12 +22,13 @@ from trimesh import limits
 from trimesh._runtime.actors import find_cell
 from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
-from trimesh._wire.observed import PinRow, PublicationRow, label_of
+from trimesh._wire.observed import PinRow, PublicationRow
 from trimesh.ids import ProcId
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.allocation import allocate
 from trimesh.rdma.publications import board
 from trimesh.rdma.publications.layout import layout_of
+from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Cell
@@ -219,7 +220,7 @@ class Publisher:
         return PublicationRow(
             proc=f"{self.proc.proc_id:x}",
             number=self.number,
-            member="" if spec is None else label_of(spec.name, {label: spec.point[label] for label in spec.point}),
+            member="" if spec is None else place_name(spec.name, spec.point),
             latest=self.latest,
             slots=self.count,
             pinned=tuple(sorted({pin.version for pin in pins})),

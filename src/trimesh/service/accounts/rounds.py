@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from trimesh.shape.point import place_name
+
 Place = tuple[tuple[str, int], ...]
 """Coordinates of a member."""
 
@@ -84,7 +86,8 @@ class Rounds:
             ValueError: It waits for one already, or is in one.
         """
         if place in self._waiting or place in self._inside:
-            raise ValueError(f"a process is in one group at a time, and {dict(place)!r} is in one, or waits for it")
+            name = place_name("", dict(place))
+            raise ValueError(f"a process is in one group at a time, and {name} is in one, or waits for it")
         joined = self._waiting[place] = RoundMember(place)
         return joined, self._form()
 

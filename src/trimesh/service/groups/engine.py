@@ -10,6 +10,7 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.events.membership import MembershipView
 from trimesh.service.accounts.keys import Answer, RoundKeys
 from trimesh.service.accounts.rounds import Place, RoundMember, Rounds
+from trimesh.shape.point import place_name
 
 
 class GroupsEngine:
@@ -28,7 +29,7 @@ class GroupsEngine:
             async for view in views:
                 members = [place_of(point.items()) for point in view.members]
                 joined = [place_of(point.items()) for point in view.joined]
-                self._tell(self._rounds.see(view.epoch, members, joined, _what_changed(view)))
+                self._tell(self._rounds.see(view.epoch, members, joined, _what_changed(self._procs.name, view)))
 
     def join(self, place: Place) -> RoundMember:
         """Let a member be in the next round."""
@@ -43,7 +44,8 @@ class GroupsEngine:
 
     def leave(self, joined: RoundMember) -> None:
         """Take a member out, whose call is over."""
-        self._tell(self._rounds.leave(joined, f"{dict(joined.place)!r} has died, or has left it before the others"))
+        name = place_name(self._procs.name, dict(joined.place))
+        self._tell(self._rounds.leave(joined, f"{name} has died, or has left it before the others"))
         del self._news[joined]
 
     async def wait_formed(self, joined: RoundMember) -> None:
@@ -94,7 +96,7 @@ def place_of(point: Iterable[tuple[str, int]]) -> Place:
     return tuple((str(label), int(index)) for label, index in point)
 
 
-def _what_changed(view: MembershipView) -> str:
-    left = [f"{dict(one.point)!r} has left ({type(one.reason).__name__})" for one in view.left]
-    joined = [f"{dict(point)!r} has joined" for point in view.joined]
+def _what_changed(mesh: str, view: MembershipView) -> str:
+    left = [f"{place_name(mesh, one.point)} has left ({type(one.reason).__name__})" for one in view.left]
+    joined = [f"{place_name(mesh, point)} has joined" for point in view.joined]
     return f"epoch {view.epoch}: {', '.join(left + joined) or 'other members'}"

@@ -15,6 +15,7 @@ from trimesh import limits
 from trimesh._runtime.services import TENSORS
 from trimesh._runtime.values import take_payload
 from trimesh.errors import MeshError, MeshStopped, ProcDied, ProtocolError, set_origin
+from trimesh.shape.point import place_name
 from trimesh.tensor.controller.team import Team, TeamFailure
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.device import default_device
@@ -37,7 +38,7 @@ _Answer = tuple[Any, list[memoryview], "tuple[int, int] | None", Any]
 
 def unexplained_death(name: str, origin: Origin) -> ProcDied:
     """Return the error for a process whose end is known, and how it has ended not yet: tasks find that out."""
-    error = ProcDied(f"{name}: the process at {origin.point!r} (pid {origin.pid}) has ended", reason="lost")
+    error = ProcDied(f"{place_name(name, origin.point)} (pid {origin.pid}) has ended", reason="lost")
     set_origin(error, origin)
     return error
 
@@ -414,8 +415,9 @@ class Engine:
             if team.executed == team.issued:
                 continue
             behind = [origin for peer, origin in zip(team.peers, team.origins, strict=True) if team.is_behind(peer)]
+            names = ", ".join(place_name(self.name, one.point) for one in behind)
             lines.append(
-                f"  {', '.join(repr(one.point) for one in behind)} of {len(team.peers)} execute what was issued at "
+                f"  {names} of {len(team.peers)} execute what was issued at "
                 f"{team.awaited_line}, or soon after it; a collective there that the other ranks did not call waits "
                 f"for them for {limits.COLLECTIVE_SECONDS:.0f} s"
             )

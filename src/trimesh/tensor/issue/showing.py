@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh._runtime.tasks import in_trio
+from trimesh.shape.point import place_name
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked, fetch, fetch_shard, values_now
 from trimesh.tensor.issue.plot import check_plot
@@ -129,4 +130,4 @@ def _title(tensor: MeshTensor, values: Sequence[torch.Tensor]) -> str:
 def _names(tensor: MeshTensor) -> list[str]:
     """Return the coordinates of each rank."""
     points = tensor._held.team.region.points()
-    return [", ".join(f"{label}={index}" for label, index in dict(point).items()) for point in points]
+    return [place_name(tensor._held.team.engine.name, point) for point in points]

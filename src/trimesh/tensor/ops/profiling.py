@@ -18,6 +18,7 @@ from trimesh import limits
 from trimesh._runtime.tasks import in_trio
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.shape.point import place_name
 from trimesh.tensor.controller import expected
 from trimesh.tensor.controller.answers import answers
 from trimesh.tensor.controller.call import call_kernel
@@ -212,4 +213,4 @@ async def _take(team: Team, found: Profile, offsets: Sequence[int]) -> None:
     told = await answers(request)
     for place, origin in zip(places, team.origins, strict=True):
         names, rows, missing = told[place]
-        found.done(f"{team.engine.name}{dict(origin.point or {})!r}", names, rows.tolist(), missing, offsets[place])
+        found.done(place_name(team.engine.name, origin.point), names, rows.tolist(), missing, offsets[place])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import attrs
 
-from trimesh.testing.plans.places import coordinates
+from trimesh.shape.point import place_name
 
 Call = tuple[Any, ...]
 """What was asked: the name of the operation and its arguments, as `("write", "x", 3)`."""
@@ -50,7 +50,7 @@ class Operation:
 
 def client_text(client: Hashable) -> str:
     """Return what a client is called."""
-    return coordinates(client) if isinstance(client, Mapping) else str(client)
+    return place_name("", cast("Mapping[str, int]", client)) if isinstance(client, Mapping) else str(client)
 
 
 def call_text(call: Call) -> str:

@@ -32,9 +32,8 @@ from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.ids import AGENT, ProcId
-from trimesh.shape.point import Point
+from trimesh.shape.point import Point, place_name
 from trimesh.testing.plans.injector import Injector, Rule, run, watched
-from trimesh.testing.plans.places import coordinates
 from trimesh.testing.plans.proc_clock import ProcClock
 from trimesh.testing.plans.slow_processors import SlowProcessors
 from trimesh.testing.plans.transfers import FailingTransfers
@@ -132,12 +131,12 @@ class _Armed:
 
     def _fired_here(self, site: str, index: int, _: object) -> None:
         assert self._planner is not None
-        _tell(self._planner, index, site, f"{self.mesh}{coordinates(self.point)}")
+        _tell(self._planner, index, site, place_name(self.mesh, self.point))
 
     def _fired(self, rule: Rule, cell: Cell) -> None:
         assert self._planner is not None
         site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
-        _tell(self._planner, rule.index, site, f"{cell.spec.name}{coordinates(cell.spec.point)}")
+        _tell(self._planner, rule.index, site, place_name(cell.spec.name, cell.spec.point))
 
     # ---- messages --------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import msgspec
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh.errors import SpawnError
-from trimesh.testing.plans.places import coordinates
+from trimesh.shape.point import place_name
 from trimesh.testing.plans.plan import Planned
 from trimesh.testing.plans.vocabulary import SpawnFault
 
@@ -54,7 +54,7 @@ class FailingStarts:
         self._launched += 1
         for index, fault, first in self._planned:
             if self._launched == first + fault.nth:
-                where = f"{request.mesh}{coordinates(request.whole.point(request.rank))}"
+                where = place_name(request.mesh, request.whole.point(request.rank))
                 self.fire(index, "spawn", where)
                 if fault.stage == "launch":
                     raise SpawnError(f"{where} could not be started: a planned fault ({fault})")

@@ -19,10 +19,10 @@ from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
 from trimesh.ids import ProcId
+from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 from trimesh.testing.plans.armed import ArmedSetup
 from trimesh.testing.plans.host_faults import OfHost
-from trimesh.testing.plans.places import coordinates
 from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.plans.vocabulary import (
     DIRECTIONS,
@@ -276,7 +276,7 @@ class Faults:
         ranks = region.ranks()
         places = tuple(self.executor.place_of(info.members[rank].proc_id) for rank in ranks)
         if len(ranks) == 1:
-            return Where(f"{info.name}{coordinates(info.whole.point(ranks[0]))}", places)
+            return Where(place_name(info.name, info.whole.point(ranks[0])), places)
         return Where(f"{info.name}[{len(ranks)}]", places)
 
 

@@ -56,7 +56,7 @@ class Where:
     """Members that a fault is for.
 
     Attributes:
-        text: For people, as `w{gpus=2}`.
+        text: For people, as `w[gpus=2]`.
         places: Their processes.
     """
 

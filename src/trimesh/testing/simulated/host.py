@@ -32,7 +32,7 @@ from trimesh._transport.interface.base import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
-from trimesh.testing.plans.places import coordinates
+from trimesh.shape.point import place_name
 from trimesh.testing.plans.vocabulary import Place
 from trimesh.testing.simulated.dropping import drop_tasks
 
@@ -55,7 +55,7 @@ class SimChild:
         task: The one that everything of it runs in, once it runs.
         report: How it ended, or None while it lives.
         place: Its process mesh and rank, the same for all incarnations.
-        label: `mesh{coordinates}`, for people.
+        label: `mesh[gpus=2]`, for people.
         host: Of a job, or None for that of the controller.
         children: Those that it has started, living or not.
     """
@@ -291,7 +291,7 @@ class SimHost:
         await trio.lowlevel.checkpoint()
         watcher = self.world.watcher
         point = request.whole.point(request.rank)
-        label = f"{request.mesh}{coordinates(point)}"
+        label = place_name(request.mesh, point)
         try:
             self._take_resources(self.proc.proc_id)
         except OSError as error:

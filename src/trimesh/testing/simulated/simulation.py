@@ -28,11 +28,11 @@ from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ShapeError
 from trimesh.ids import AGENT, ProcId
+from trimesh.shape.point import place_name
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.failing_starts import FailingStarts
 from trimesh.testing.plans.faults import UnsupportedFault
 from trimesh.testing.plans.injector import Injector, Rule, run, watched
-from trimesh.testing.plans.places import coordinates
 from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.plans.refusals import Refusals
 from trimesh.testing.plans.slow_processors import SlowProcessors
@@ -237,7 +237,7 @@ class Simulation:
         return attrs.evolve(spec, fn=inline, kind=EndpointKind.ASYNC)
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
-        where = f"{cell.spec.name}{coordinates(cell.spec.point)}"
+        where = place_name(cell.spec.name, cell.spec.point)
         self.note("dispatch", where, f"{spec.name} for {self.label_of(call.peer.proc_id)}")
         self.oracles.started(cell, call)
         self._deadlines.started(cell.proc.proc_id, call)
@@ -264,7 +264,7 @@ class Simulation:
 
     def _fired_in_actor(self, rule: Rule, cell: Cell) -> None:
         site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
-        self.fire(rule.index, site, f"{cell.spec.name}{coordinates(cell.spec.point)}")
+        self.fire(rule.index, site, place_name(cell.spec.name, cell.spec.point))
 
     def _fired_at(self, site: str, index: int, place: Any) -> None:
         where = [child.label for child in self.world.children.values() if place is not None and child.place == place]

@@ -1,6 +1,6 @@
 """What happened in one simulated run, in order; the same for the same seed, on every machine and in every process.
 
-    1.250000  dispatch  w{gpus=2}  step()
+    1.250000  dispatch  w[gpus=2]  step()
     ^         ^         ^          ^
     virtual   site      where      what
 
@@ -26,7 +26,7 @@ class Entry:
     Attributes:
         time: Virtual seconds since the run began.
         site: Where in the runtime: "spawn", "receive", "dispatch", "exit", "fault", "note".
-        where: Coordinates, as `mesh{gpus=2}`.
+        where: Coordinates, as `mesh[gpus=2]`.
         what: In words.
     """
 
