@@ -59,7 +59,7 @@ async def main(options: argparse.Namespace) -> None:
                 except* HostLost as group:
                     lost = next(leaves(group))
                     after = milliseconds_since(saboteur.struck_at)
-                    screen.note(f"HostLost at hosts{lost.point}: {lost.reason}, {after} ago")
+                    screen.note(f"HostLost at hosts[hosts={lost.point['hosts']}]: {lost.reason}, {after} ago")
                     await trainers.agent.call()  # waits for the host in its place
                     screen.note(f"all processes are there {milliseconds_since(saboteur.struck_at)} after it")
                 screen.advance(learner.step, learner.loss)

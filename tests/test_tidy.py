@@ -28,6 +28,8 @@ LEFTOVER = re.compile(r"\b(FIXME|XXX|HACK)\b|\bTODO\b(?!\(#\d+\))")
 PERSONS = re.compile(r"\b([Nn]o(body| one)|([Ss]ome|[Aa]ny|[Ee]very)(body|one))\b")
 ABSOLUTE_PATH = re.compile(r"""(?<![\w.~/$}*-])/(home/(?!me/)|root/|Users/|work/|mnt/|srv/|tmp/)[\w.]""")
 """A user who is called "me" is nobody."""
+SECOND_SPELLING = re.compile(r"\w\{'?\w+'?(=\d+|: ?\d+/\d+)")
+"""Coordinates behind the name of a mesh in another spelling than `procs[gpus=2]`."""
 LIST_ITEM = re.compile(r"([-*]|\d+\.) ")
 TEXT_SUFFIXES = {".py", ".pyi", ".zig", ".zon", ".h", ".c", ".md", ".toml", ".txt", ".cfg", ".sh", ""}
 MADE_BY_HAND_FREE = {"LICENSE"}
@@ -195,6 +197,32 @@ def is_exempt(node: ast.Module | Definition) -> bool:
     return bool(decorators & {"overload", "override", "setter"})
 
 
+def coordinates(path: str, text: str) -> Complaints:
+    """Texts name a member as `procs[gpus=2]`, by `place_name`, never by the repr of its point."""
+    if not path.startswith(("src/", "docs/", "examples/")) or not path.endswith((".py", ".md")):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if SECOND_SPELLING.search(line):
+            yield f"{path}:{number}: name the member as procs[gpus=2]: {line.strip()}"
+    if path.startswith("src/") and path.endswith(".py"):
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FormattedValue) and shows_point(node):
+                yield f"{path}:{node.lineno}: {{{ast.unparse(node.value)}}}: use place_name(mesh, point)"
+
+
+def shows_point(node: ast.FormattedValue) -> bool:
+    """Tell whether an f-string shows the repr of a point, or of the mapping that it is."""
+    value, is_repr = node.value, node.conversion == ord("r")
+    while isinstance(value, ast.Call) and ast.unparse(value.func) in ("dict", "repr", "str") and value.args:
+        is_repr = True
+        value = value.args[0]
+    value = value.values[0] if isinstance(value, ast.BoolOp) else value
+    value = value.func if isinstance(value, ast.Call) else value
+    if isinstance(value, ast.Attribute):
+        return value.attr in ("point", "_point")
+    return is_repr and isinstance(value, ast.Name) and value.id == "point"
+
+
 CHECKS: list[Callable[[str, str], Complaints]] = [
     file_size,
     function_size,
@@ -205,6 +233,7 @@ CHECKS: list[Callable[[str, str], Complaints]] = [
     subjects,
     file_name,
     docstrings,
+    coordinates,
 ]
 
 LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
@@ -231,6 +260,12 @@ PLANTED = [
     ),
     (docstrings, "native/src/a.zig", "//! A module.\npub fn f() void {}\n"),
     (docstrings, "native/src/a.zig", "const x = 1;\n"),
+    (coordinates, "src/a.py", 'f"{mesh}{point!r}"\n'),
+    (coordinates, "src/a.py", 'f"{mesh}{where.point}"\n'),
+    (coordinates, "src/a.py", 'f"{mesh}{whole.point(rank)!r}"\n'),
+    (coordinates, "src/a.py", 'f"{mesh}{dict(where.point or {})}"\n'),
+    (coordinates, "docs/a.md", "it comes from procs{'gpus': 2" + "/4}\n"),
+    (coordinates, "docs/a.md", "it comes from procs{gpus=" + "2}\n"),
 ]
 
 
@@ -260,6 +295,8 @@ def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text
         (absolute_paths, "src/a.py", "url = 'https://example.org/home/page'\n"),
         (docstrings, "src/a.py", '"""A module."""\ndef _f(): ...\n'),
         (docstrings, "native/src/a.zig", "//! A module.\n\n/// Does it.\npub fn f() void {}\n"),
+        (coordinates, "src/a.py", "f\"{place_name(mesh, point)} of {dict(extent)!r}, {point['gpus']}\"\n"),
+        (coordinates, "docs/a.md", "a point is {'gpus': 2" + "/4}, a mesh procs{'gpus': 4}\n"),
     ],
 )
 def test_tidy_keeps_quiet(check: Callable[[str, str], Complaints], path: str, text: str) -> None:

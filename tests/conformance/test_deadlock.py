@@ -28,7 +28,7 @@ async def test_self_call_is_a_deadlock(backend: Backend):
             await one.visit.call_one(one)
         here = {"gpus": 1}
         assert caught.value.cycle == (("Node", "visit", here), ("Node", "visit", here))
-        assert "nodes{'gpus': 1/2}.visit waits for itself" in str(caught.value)
+        assert "nodes[gpus=1].visit waits for itself" in str(caught.value)
         where = trimesh.origin(caught.value)
         assert where is not None
         assert (where.mesh, where.endpoint, where.point) == ("nodes", "visit", here)

@@ -47,7 +47,7 @@ async def test_deadlock_that_a_deadline_ends_is_said(backend: Backend, caplog: p
         with pytest.raises(trio.TooSlowError) as caught:
             await visiting.result()
         assert await one.ping.call_one() == 1
-    heading = "nodes{'gpus': 1/2}.ping waits for itself"
+    heading = "nodes[gpus=1].ping waits for itself"
     assert [text.splitlines()[0] for text in told(caplog)] == [f"{heading}, until a deadline ends it:"]
     assert [note.splitlines()[0] for note in caught.value.__notes__ if "itself" in note] == [
         f"a deadline has ended a deadlock: {heading}:"
@@ -95,7 +95,7 @@ async def test_deadlock_without_a_deadline_has_its_victim_beside_one_with(
             with pytest.raises(DeadlockError):
                 await zero.visit.call_one(zero)
     assert [text.splitlines()[0] for text in told(caplog)] == [
-        "nodes{'gpus': 1/2}.ping waits for itself, until a deadline ends it:"
+        "nodes[gpus=1].ping waits for itself, until a deadline ends it:"
     ]
 
 

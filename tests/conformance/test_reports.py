@@ -78,7 +78,7 @@ async def test_calls_that_run_and_calls_behind_them_are_told_apart(backend: SimB
         await busy.open_gate.call_one()
 
     text = "\n".join(lines)
-    name, files = re.escape("busy{'gpus': 0/1}"), r"\n(  File .*\n)*"
+    name, files = re.escape("busy[gpus=0]"), r"\n(  File .*\n)*"
     for pattern in (
         rf"^{name}\.wait_for_gate runs, 2\.\d s old.*{files}  File .*probe.py.* in wait_for_gate$",
         rf"^{name}\.rank is queued behind wait_for_gate, 2\.\d s old",
@@ -103,10 +103,10 @@ async def test_dump_shows_threads_and_what_was_given_up(backend: RealBackend, tm
         await hanging.over.wait()
         assert await one.rank.call_one() == 1
         text = dumped()
-        assert re.search(r"procs{'gpus': 1/2} pid \d+: .*not done with busy\.in_thread, which was given up", text)
-        assert re.search(r"    busy{'gpus': 1/2}\.in_thread runs, \d+\.\d s old, cancelled \d+\.\d s ago", text)
+        assert re.search(r"procs\[gpus=1\] pid \d+: .*not done with busy\.in_thread, which was given up", text)
+        assert re.search(r"    busy\[gpus=1\]\.in_thread runs, \d+\.\d s old, cancelled \d+\.\d s ago", text)
         assert re.search(r"    a thread:\n(      File .*\n)*      File .* in in_thread", text)
-        assert re.search(r"  call busy\.in_thread to busy{'gpus': 1/2}: given up \d+\.\d s ago, may still run", text)
+        assert re.search(r"  call busy\.in_thread to busy\[gpus=1\]: given up \d+\.\d s ago, may still run", text)
         await meet(released)
 
 
@@ -119,7 +119,7 @@ async def test_log_of_a_stopping_block_names_who_it_waits_for_and_for_what(backe
     assert "has been stopping for 2 s, accepted messages still run; it waits for:" in text
     assert "0/3" not in text
     assert "2/3" not in text
-    assert "probes{'gpus': 1/3}.wait_for_gate runs" in text
+    assert "probes[gpus=1].wait_for_gate runs" in text
     assert "and for nothing of 2 other processes" in text
 
 

@@ -100,7 +100,7 @@ def test_train_bytes_makes_the_loss_fall(training: str) -> None:
 def test_train_bytes_tells_of_the_process_that_was_killed(training: str) -> None:
     """The type, the coordinates, the signal, the delay and the last words of the dead are printed."""
     [pid] = facts(r"^ +\S+ s  SIGKILL to process (\d+)$", training)
-    [delay] = facts(r"^ +\S+ s  ProcDied at procs\{'replica': 2/4\}: SIGKILL, (\d+) ms ago$", training)
+    [delay] = facts(r"^ +\S+ s  ProcDied at procs\[replica=2\]: SIGKILL, (\d+) ms ago$", training)
     [words] = facts(r"^ +\S+ s  its last words: (.*)$", training)
 
     assert int(delay) < 10_000
@@ -186,10 +186,10 @@ def test_actor_tree_survives_an_error_and_shows_its_way(tree: str) -> None:
     assert facts(r"the sum is (\d+)$", tree) == ["5050", "5050"]
     climb = tree.partition("an error goes to its caller")[2].partition("the tree lives on")[0]
     # "fifty-one" is number 50 from 0: branch 0 takes the even ones, its twig 1 every other, its leaf 0 of those.
-    assert facts(r"\(at (\w+\{.*?\}), actor Node, endpoint total, pid \d+ on ", climb) == [
-        "branch{'branch': 0/2}",
-        "twig{'twig': 1/2}",
-        "leaf{'leaf': 0/2}",
+    assert facts(r"\(at (\w+\[.*?\]), actor Node, endpoint total, pid \d+ on ", climb) == [
+        "branch[branch=0]",
+        "twig[twig=1]",
+        "leaf[leaf=0]",
     ]
     assert "ValueError: invalid literal for int() with base 10: 'fifty-one'" in climb
 
@@ -197,8 +197,8 @@ def test_actor_tree_survives_an_error_and_shows_its_way(tree: str) -> None:
 def test_actor_tree_falls_with_a_death_and_shows_its_way(tree: str) -> None:
     """A death three levels down comes out of the outermost block with the coordinates of every level."""
     climb = tree.partition("a death goes to its owner")[2]
-    assert facts(r"\(at (\w+\{.*?\}), actor Node, pid", climb) == ["branch{'branch': 1/2}", "twig{'twig': 0/2}"]
-    assert facts(r"ProcDied: (procs\{.*?\}) \(pid \d+\) died: SIGKILL", climb) == ["procs{'leaf': 0/2}"]
+    assert facts(r"\(at (\w+\[.*?\]), actor Node, pid", climb) == ["branch[branch=1]", "twig[twig=0]"]
+    assert facts(r"ProcDied: (procs\[.*?\]) \(pid \d+\) died: SIGKILL", climb) == ["procs[leaf=0]"]
 
 
 @pytest.mark.daily
@@ -249,7 +249,7 @@ def test_weight_sync_is_never_torn(example: Example) -> None:
 def test_training_from_parquet_loses_no_row_with_a_loader(example: Example) -> None:
     """Two loaders read what DuckDB has written, and one of them is killed."""
     pytest.importorskip("duckdb", reason="comes with the extra `test`")
-    warned = r"procs: ProcDied: procs\{'loaders': 0/2\} [^\n]*; restarting rank 0 after [^\n]*\n"
+    warned = r"procs: ProcDied: procs\[loaders=0\] [^\n]*; restarting rank 0 after [^\n]*\n"
     printed = example("train_from_parquet.py", "--rows", "8000", "--epochs", "1", warns=warned)
     assert "killed the first loader\n" in printed
     assert "8000 rows in 16 batches" in printed
@@ -264,7 +264,7 @@ def test_training_over_hosts_loses_nothing_by_the_loss_of_one(example: Example) 
     options = ("--hosts", "2", "--steps", "8")
     printed = example("train_bytes_on_hosts.py", *options, warns=warned)
     undisturbed = example("train_bytes_on_hosts.py", *options, "--no-kill")
-    assert re.search(r"SIGKILL to process \d+\n.*HostLost at hosts\{'hosts': 1/2\}: agent exit", printed, re.DOTALL)
+    assert re.search(r"SIGKILL to process \d+\n.*HostLost at hosts\[hosts=1\]: agent exit", printed, re.DOTALL)
     ends = [re.findall(r"8 steps done, final loss (\d\.\d{4})\n", one) for one in (printed, undisturbed)]
     assert ends[0] == ends[1] != []
 
@@ -471,7 +471,7 @@ def test_two_programs_talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_verl_adapter_dispatches_ends_by_its_deadline_and_tells_of_a_death(example: Example) -> None:
     """`RemoteCall`: the deadline is that of the submission; `DP_COMPUTE` cuts and puts together."""
-    printed = example("verl_adapter.py", warns=r"(?s).*ProcDied: procs\{'dp': 1/3\}.*")
+    printed = example("verl_adapter.py", warns=r"(?s).*ProcDied: procs\[dp=1\].*")
     assert printed.splitlines() == [
         "7 answers of 3 workers, in order",
         "the first worker sees 7 prompts",

@@ -113,4 +113,4 @@ async def test_error_of_gloo_is_told_by_the_death_that_it_comes_of() -> None:
             await summing.total_of_others.call(1)
     (death,) = trimesh.leaves(caught.value)
     assert isinstance(death, ProcDied)
-    assert any("summing{'n': 0/2}" in note and "RuntimeError" in note for note in death.__notes__)
+    assert any("summing[n=0]" in note and "RuntimeError" in note for note in death.__notes__)

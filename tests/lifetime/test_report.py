@@ -44,12 +44,12 @@ def test_stopping_is_logged_once(tmp_path: Path) -> None:
         r"the block of procs has been stopping for \d+ s, 5\d\d\.\d s of grace left; it waits for:", first
     )
     told = [paragraph(logged["text"], pids[0])]
-    alike = f"    and the same of 1 other process: procs{{'n': 1/2}} pid {pids[1]}"
+    alike = f"    and the same of 1 other process: procs[n=1] pid {pids[1]}"
     if alike not in told[0].splitlines():  # the clean-up of one has begun some tenths of a second after the other's
         told.append(paragraph(logged["text"], pids[1]))
     for rank, (pid, lines) in enumerate(zip(pids, told, strict=False)):
-        assert lines.startswith(f"  procs{{'n': {rank}/2}} pid {pid}: running, in the clean-up of held for ")
-        assert f"held{{'n': {rank}/2}} in a task of its own, run:" in lines
+        assert lines.startswith(f"  procs[n={rank}] pid {pid}: running, in the clean-up of held for ")
+        assert f"held[n={rank}] in a task of its own, run:" in lines
         assert "in lifespan" in lines
 
 
@@ -62,7 +62,7 @@ def test_log_names_only_what_the_block_waits_for(tmp_path: Path) -> None:
         program.say("leave")
         text = program.event("logged")["text"]
 
-    assert "procs{'n': 0/1} pid" in text
+    assert "procs[n=0] pid" in text
     assert "outer" not in text
 
 
@@ -94,12 +94,12 @@ def test_dump_shows_every_call_and_stack(tmp_path: Path) -> None:
         text = program.event("dumped")["text"]
 
     assert text.startswith(f"trimesh: process {program.pid} on ")
-    assert re.search(rf"procs{{'n': 0/3}} pid {pids[0]}: running, .*called held\.sleep for \d+\.\d s", text)
+    assert re.search(rf"procs\[n=0\] pid {pids[0]}: running, .*called held\.sleep for \d+\.\d s", text)
     told = paragraph(text, pids[0])
-    assert re.search(r"held{'n': 0/3}\.sleep runs, \d+\.\d s old", told)
+    assert re.search(r"held\[n=0\]\.sleep runs, \d+\.\d s old", told)
     assert re.search(r"in sleep$", told, re.MULTILINE)
     assert "in hold_gil" in paragraph(text, pids[1])
-    assert f"procs{{'n': 2/3}} pid {pids[2]}: stopped" in text
+    assert f"procs[n=2] pid {pids[2]}: stopped" in text
     for rank in range(3):
-        assert re.search(rf"call held\.sleep to procs{{'n': {rank}/3}}: sent, \d+\.\d s old", text)
-    assert re.search(r"call held\.hold_gil_at to procs{'n': 1/3}: sent", text)
+        assert re.search(rf"call held\.sleep to procs\[n={rank}\]: sent, \d+\.\d s old", text)
+    assert re.search(r"call held\.hold_gil_at to procs\[n=1\]: sent", text)

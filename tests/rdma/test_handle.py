@@ -179,4 +179,4 @@ def test_readonly_part_of_a_handle():
     assert not found.is_writable
     assert found.nbytes == 90
     assert found.readonly().nbytes == 90
-    assert "read-only buffer of 90 bytes of trainers{'gpus': 1/2}" in repr(found)
+    assert "read-only buffer of 90 bytes of trainers[gpus=1]" in repr(found)

@@ -24,6 +24,7 @@ from tests.scenarios.script import Command, Scene
 from tests.scenarios.supervision import VOCABULARY
 
 from trimesh import Actor, Lagged, MeshErrorGroup, TrimeshError, endpoint, leaves, origin, this_host
+from trimesh.shape.point import place_name
 from trimesh.testing.simulated.host import SimChild, World, open_world
 
 
@@ -86,7 +87,7 @@ class MeshScene(Scene):
                 if isinstance(event, Lagged):
                     self.news.append(f"t={trio.current_time():.3g} {event}")
                     continue
-                what = f"{type(event).__name__} {event.mesh}{dict(event.point)}, incarnation {event.incarnation}"
+                what = f"{type(event).__name__} {place_name(event.mesh, event.point)}, incarnation {event.incarnation}"
                 self.news.append(f"t={trio.current_time():.3g} {what}")
 
     async def actors(self, command: Command) -> list[str]:
@@ -157,4 +158,6 @@ class MeshScene(Scene):
 
 def _shown(error: BaseException) -> str:
     where = origin(error)
-    return type(error).__name__ + (f" {where.mesh}{dict(where.point)}" if where is not None and where.point else "")
+    return type(error).__name__ + (
+        f" {place_name(where.mesh, where.point)}" if where is not None and where.point else ""
+    )

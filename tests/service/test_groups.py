@@ -92,7 +92,7 @@ async def test_each_set_of_members_has_a_group_of_its_own(mesh, faults):
         seen, ended = await members.slice(dp=2).looks.call_one()
         assert [len(places) for _, places, _ in seen] == [3, 2]
         assert [rank for _, _, rank in seen] == [2, 1]
-        assert "{'dp': 1} has" in ended[0]
+        assert "[dp=1] has" in ended[0]
         assert f"epoch {seen[0][0]} of " in ended[0]
         await mesh.resize(dp=5)
         now = await trimesh.current_view(members)
@@ -119,7 +119,7 @@ async def test_a_member_that_fails_ends_its_group_for_all(mesh):
         with pytest.raises(LookupError):
             await members.slice(dp=2).fail_in.call_one(groups)
     assert len(found) == 2
-    assert all("{'dp': 2} has died, or has left it" in one for one in found)
+    assert all("[dp=2] has died, or has left it" in one for one in found)
 
 
 class Reducer(Actor):
@@ -202,7 +202,7 @@ async def test_nobody_hangs_in_a_collective_of_an_epoch_that_is_over(mesh, fault
     sums, errors = await members.slice(dp=0).looks.call_one()
     assert sums == [(2, 4.0), (3, 9.0)]
     assert errors[0].startswith("1 the process group of epoch 1 of ")
-    assert "{'dp': 3} has joined" in errors[1]
+    assert "[dp=3] has joined" in errors[1]
 
 
 @simulate(seeds=1, per_host={"gpus": 1})

@@ -47,7 +47,7 @@ async def check_images(differs: Any, folder: Path) -> None:
     assert (folder / "t.png").read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in (folder / "u.svg").read_bytes()
     *panels, _ = figure.axes  # and the scale of the colours
-    names = [f"hosts={host}, gpus={gpu}" for host in range(2) for gpu in range(2)]
+    names = [f"[hosts={host},gpus={gpu}]" for host in range(2) for gpu in range(2)]
     assert [panel.get_title() for panel in panels] == names
     assert [panel.get_subplotspec().get_geometry()[:3] for panel in panels] == [(2, 2, index) for index in range(4)]
     for index, panel in enumerate(panels):
@@ -60,7 +60,7 @@ async def check_lines(differs: Any) -> None:
     figure = await trimesh.show(differs, plot=True)
     [axes] = figure.axes
     assert [line.get_ydata().tolist() for line in axes.lines] == [[n, n + 1, n + 2] for n in range(4)]
-    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "hosts=0, gpus=1"
+    assert [text.get_text() for text in axes.get_legend().get_texts()][1] == "[hosts=0,gpus=1]"
 
 
 async def check_one_picture_of_what_is_the_same(t: Any, procs: ProcMesh) -> None:

@@ -37,7 +37,7 @@ async def test_endpoint_raises_and_is_late(mesh, faults, fault_log):
     assert list((await w.in_thread.call()).values()) == [7, 7]
 
     assert trimesh.coords(caught.value) == [{"gpus": 1}]
-    assert (fault_log[0].site, fault_log[0].where) == ("dispatch", "w{gpus=1}")
+    assert (fault_log[0].site, fault_log[0].where) == ("dispatch", "w[gpus=1]")
 
 
 @pytest.mark.parametrize("what", ["request", "in_flight", "reply"])

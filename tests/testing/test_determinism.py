@@ -96,7 +96,7 @@ def test_trace_tells_names_and_no_numbers_of_this_run(tmp_path: Path):
     text = (tmp_path / "trace").read_text()
 
     assert text.startswith("# trimesh trace 1 seed=0x1\n")
-    assert "  dispatch  w{gpus=1}  slow for controller" in text
+    assert "  dispatch  w[gpus=1]  slow for controller" in text
     assert "  receive   w" not in text
     ids = {str(child.proc_id) for child in simulation.world.children.values()}
     assert ids.isdisjoint(re.findall(r"\d+", text))

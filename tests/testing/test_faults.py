@@ -32,7 +32,7 @@ async def test_raises_at_the_planned_start_only(mesh, faults, fault_log):
     outcomes = [[o.ok for o in (await w.step.call_settled(i)).values()] for i in range(4)]
 
     assert outcomes == [[True, True], [True, False], [True, False], [True, True]]
-    assert [(fired.site, fired.where) for fired in fault_log] == [("dispatch", "w{gpus=1}")] * 2
+    assert [(fired.site, fired.where) for fired in fault_log] == [("dispatch", "w[gpus=1]")] * 2
 
 
 @simulate(seeds=SEEDS)

@@ -81,7 +81,7 @@ def test_seed_finds_the_counter_that_loses_updates():
     failures = [error for error in found if error is not None]
     assert failures
     assert all(isinstance(error, NotLinearizable) for error in failures)
-    assert "{gpus=0}" in str(failures[0])
+    assert "[gpus=0]" in str(failures[0])
 
 
 class Uncertain(Actor):

@@ -396,7 +396,7 @@ async def test_large_body_without_a_segment_travels_in_frames(mesh, faults, faul
     for _ in range(3):
         assert await keeper.mirror.call_one(data) == data
 
-    assert {fired.where for fired in fault_log} == {"controller", "procs{gpus=0}"}
+    assert {fired.where for fired in fault_log} == {"controller", "procs[gpus=0]"}
 
 
 # ---- chaos -----------------------------------------------------------------------------------------------------------

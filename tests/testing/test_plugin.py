@@ -101,7 +101,7 @@ def test_trace_of_a_failure_is_written_and_is_the_same_each_time(tmp_path: Path)
         traces.append((tmp_path / f"trace{number}").read_text())
 
     assert traces[0] == traces[1]
-    assert "dispatch  w{gpus=0}  step for controller" in traces[0]
+    assert "dispatch  w[gpus=0]  step for controller" in traces[0]
 
 
 @pytest.mark.slow

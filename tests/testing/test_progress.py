@@ -66,7 +66,7 @@ def test_hang_beside_heartbeats_is_found():
 
     assert "steps of its tasks" in text
     assert "waits for stuck.never" in text
-    assert "procs{gpus=0}:" in text
+    assert "procs[gpus=0]:" in text
 
 
 def test_task_that_never_waits_is_found():
@@ -77,7 +77,7 @@ def test_task_that_never_waits_is_found():
     text = text_of(body, STEPS_MAX)
 
     assert "steps at one moment of the virtual clock" in text
-    assert "of procs{gpus=" in text
+    assert "of procs[gpus=" in text
 
 
 class Poller(Actor):

@@ -47,7 +47,7 @@ async def test_planned_transfer_raises_at_who_makes_it(mesh, faults, fault_log):
         await peeker.write.call_one(handle, bytes(SMALL))
     assert await peeker.read.call_one(handle) == pattern(SMALL)
 
-    assert [(fired.site, fired.where) for fired in fault_log] == [("transfer", "procs{gpus=1}")]
+    assert [(fired.site, fired.where) for fired in fault_log] == [("transfer", "procs[gpus=1]")]
 
 
 @both
@@ -156,7 +156,7 @@ def test_planned_transfer_must_be_made():
     outcome = run_body(_one_transfer)
 
     assert isinstance(outcome.error, UnfiredFault)
-    assert r"transfer procs{gpus=1} nth=1: raises(OSError)" in str(outcome.error)
+    assert r"transfer procs[gpus=1] nth=1: raises(OSError)" in str(outcome.error)
     assert r"transfer controller nth=2: delays(1)" in str(outcome.error)
 
 

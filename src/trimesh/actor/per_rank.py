@@ -123,10 +123,10 @@ def _column(arg: Any, region: Region, what: str) -> Sequence[Any]:
     return arg.of(region, what) if type(arg) is PerRank else [arg] * len(region)
 
 
-def _key(point: Any) -> frozenset[tuple[str, int]]:
-    if not isinstance(point, Mapping):
-        raise ShapeError(f"per_rank takes a mapping by point, as mesh.points() gives them, got the key {point!r}")
-    return frozenset(cast("Mapping[str, int]", point).items())
+def _key(given: Any) -> frozenset[tuple[str, int]]:
+    if not isinstance(given, Mapping):
+        raise ShapeError(f"per_rank takes a mapping by point, as mesh.points() gives them, got the key {given!r}")
+    return frozenset(cast("Mapping[str, int]", given).items())
 
 
 def _list(points: Iterable[Mapping[str, int]]) -> str:

@@ -24,6 +24,7 @@ from trimesh.cli.dashboard import dashboard
 from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
 from trimesh.cli.logs import logs
+from trimesh.cli.members import MemberRefused, NamedMember, choose
 from trimesh.cli.processes import process_tree
 from trimesh.cli.profile import profile
 from trimesh.cli.publishing import publication_lines
@@ -59,6 +60,9 @@ def run(arguments: Sequence[str]) -> int:
         code = app(arguments, exit_on_error=False, print_error=True)
     except CycloptsError:
         return WRONG
+    except MemberRefused as error:
+        sys.stderr.write(f"trimesh: {error}\n")
+        return error.code
     except ConnectError as error:
         sys.stderr.write(f"trimesh: {error}\n")
         return NO_RUN
@@ -139,19 +143,25 @@ def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
     """Show where calls run, and the main threads whose Trio loop does not; equal stacks once.
 
     Args:
-        point: A process or actor, as `ps` shows it: `trainer[gpus=3]`; else all.
+        point: A process or actor, as `ps` shows it: `trainers[gpus=3]`, or one endpoint of an actor,
+            `trainers[gpus=3].step`; else all.
         pid: Of the controller.
         json: Print one JSON document: a list of stacks.
 
-    Exit codes: 0, 1 there is no such stack, 3 there is no run.
+    Exit codes: 0, 1 there is no such member or no stack of it, 2 POINT names no member, 3 there is no run.
     """
     with find_run(pid) as one:
         seen = one.snapshot()
-    found = shared_stacks(seen, point)
+    chosen = choose(point, [*seen.procs, *seen.actors], endpoints=True) if point else NamedMember("")
+    found = shared_stacks(seen, chosen.name)
+    if chosen.endpoint:
+        found = [one for one in found if one.what.rpartition(".")[2] == chosen.endpoint]
     if json:
         _print_json(found)
     else:
         _print_lines(stack_lines(found))
+    if not found and not json:
+        sys.stderr.write(f"trimesh: no stack to show: no call runs{' there' * bool(point)}, and all Trio loops run\n")
     return 0 if found else FOUND
 
 
@@ -201,15 +211,14 @@ def kill(point: str, /, *, pid: Pid = None) -> int:
         point: The process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`.
         pid: Of the controller.
 
-    Exit codes: 0, 1 there is no such process, 3 there is no run.
+    Exit codes: 0, 1 there is no such process, 2 POINT names no member, 3 there is no run.
     """
     with find_run(pid) as one:
         seen = one.snapshot()
-        ids = [proc.id for proc in seen.procs if proc.name == point and proc.state != "dead"]
-        ids += [actor.proc for actor in seen.actors if actor.name == point]
-        if not ids:
-            sys.stderr.write(f"trimesh: there is no process or actor {one_line(point)}; trimesh ps --all shows them\n")
-            return FOUND
+        alive = [proc for proc in seen.procs if proc.state != "dead"]
+        name = choose(point, [*alive, *seen.actors]).name
+        ids = [proc.id for proc in alive if proc.name == name]
+        ids += [actor.proc for actor in seen.actors if actor.name == name]
         one.kill(ids[0])
     return 0
 

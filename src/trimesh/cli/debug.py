@@ -15,9 +15,10 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import Parameter
 
+from trimesh.cli.members import choose
 from trimesh.cli.text import clean, duration, one_line
 from trimesh.errors import ConnectError
-from trimesh.observe import DebugTerminal, HoldRow, find_run
+from trimesh.observe import DebugTerminal, HoldRow, ObservedRun, find_run
 
 _FOUND: Final = 1
 _CTRL_D: Final = "\x04"
@@ -38,13 +39,17 @@ def debug(
     go on, and so does a terminal that goes.
 
     Args:
-        point: A process, or an actor in it, as `ps` shows it: `trainer[gpus=3]`; else all.
+        point: A process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`; else all.
         pid: Of the controller.
         follow: Wait for what is held next, until the run ends or Ctrl-C.
         json: Print one JSON document: a list of what is held.
 
-    Exit codes: 0, 1 nothing is held, 3 there is no run, it has ended, or another terminal debugs there.
+    Exit codes: 0, 1 nothing is held or there is no such member, 2 POINT names no member, 3 there is no run, it has
+    ended, or another terminal debugs there.
     """
+    if point:
+        with find_run(pid) as run:
+            point = _meant(point, run)
     if json:
         with find_run(pid) as run:
             sys.stdout.buffer.write(msgspec.json.encode(_held(run.holds(), point)) + b"\n")
@@ -68,6 +73,15 @@ def debug(
         sys.stderr.write("trimesh: no process of the run waits for a debugger (-f waits for one)\n")
         return _FOUND
     return 0
+
+
+def _meant(point: str, run: ObservedRun) -> str:
+    """Return how the holds of a member, or of one of its endpoints, are called."""
+    if any(point in (hold.proc_name, hold.name) for hold in run.holds()):
+        return point
+    seen = run.snapshot()
+    chosen = choose(point, [*seen.procs, *seen.actors], endpoints=True)
+    return f"{chosen.name}.{chosen.endpoint}" if chosen.endpoint else chosen.name
 
 
 def _held(holds: Sequence[HoldRow], point: str) -> list[HoldRow]:

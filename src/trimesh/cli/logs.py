@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -12,12 +11,12 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import Parameter
 
+from trimesh.cli.members import choose_processes, has_coordinates, parse_coordinates
 from trimesh.cli.text import clean
 from trimesh.observe import OutputRow, find_run
 
 _FOLLOW_SECONDS: Final = 0.3
 _TOGETHER_SECONDS: Final = 1.0
-_COORDINATE: Final = re.compile(r"[^\[\],=\s]+=[0-9]+")
 
 
 def logs(
@@ -31,16 +30,18 @@ def logs(
     """Show what the processes of a run have written, as far as the controller keeps it.
 
     Args:
-        at: Of some processes only: coordinates, `gpus=3` or `hosts=0,gpus=3`, or a name, `trainers[gpus=3]`.
+        at: Only of some processes: that of a member, `trainers[gpus=3]`, or all with coordinates, `gpus=3`.
         pid: Of the controller.
         follow: Go on, until the run ends.
         all: Show every line; else equal ones that several processes have written within a second are one.
         json: Print a JSON document a line.
 
-    Exit codes: 0, 3 there is no run.
+    Exit codes: 0, 1 there is no such process, 2 --at names none, 3 there is no run.
     """
     after = 0
     with find_run(pid) as one:
+        if at:
+            at = choose_processes(at, one.snapshot(), {row.name for row in one.output()})
         while True:
             rows = one.output(after)
             after = rows[-1].number if rows else after
@@ -57,7 +58,8 @@ def logs(
 
 def is_at(name: str, at: str) -> bool:
     """Return whether a process is one of those that `at` means: all, by name, or by some of its coordinates."""
-    return not at or at == name or set(at.split(",")) <= set(_COORDINATE.findall(name))
+    point = parse_coordinates(at)
+    return not at or at == name or (point is not None and has_coordinates(name, point))
 
 
 def log_lines(rows: Sequence[OutputRow], *, shows_all: bool) -> Iterator[str]:

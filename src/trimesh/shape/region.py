@@ -309,7 +309,8 @@ class Region:
 
     def _base_rank_of(self, point: Mapping[str, int]) -> int:
         if not isinstance(point, Mapping):
-            raise ShapeError(f"a point is a mapping of label to index such as {{'gpus': 2}}, got {point!r}")
+            given: object = point
+            raise ShapeError(f"a point is a mapping of label to index such as {{'gpus': 2}}, got {given!r}")
         if isinstance(point, Point) and point.base_rank is not None:
             where = place_name("", point)
             if point.mesh != self.mesh:

@@ -118,7 +118,8 @@ class JobHosts(msgspec.Struct, frozen=True):
         """
         region = self.region.slice(**point)
         if len(region) != 1:
-            raise ShapeError(f"one host is replaced at a time, got {dict(point)!r}, which are {len(region)}")
+            given = dict(point)
+            raise ShapeError(f"one host is replaced at a time, got {given!r}, which are {len(region)}")
         await self.group.replace(next(iter(region.ranks())))
 
     async def grow(self, count: Any) -> JobHosts:

@@ -130,4 +130,4 @@ def _title(tensor: MeshTensor, values: Sequence[torch.Tensor]) -> str:
 def _names(tensor: MeshTensor) -> list[str]:
     """Return the coordinates of each rank."""
     points = tensor._held.team.region.points()
-    return [place_name(tensor._held.team.engine.name, point) for point in points]
+    return [place_name("", point) for point in points]

@@ -1,0 +1,148 @@
+"""Members named on the command line: `procs[gpus=2]`, as every text of the library names them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import attrs
+
+from trimesh.cli.text import one_line
+from trimesh.observe import ActorRow, ProcRow, RunSnapshot
+
+ABSENT: Final = 1
+MALFORMED: Final = 2
+
+_NAME: Final = re.compile(r"(?P<mesh>[^\[\]{}=]+?)\s*(?:\[(?P<inside>[^\[\]]+)\])?")
+_COORDINATE: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*([0-9]+)\s*")
+_SHOWN_OF_ONE: Final = 8
+_SHOWN_OF_EACH: Final = 3
+
+
+class MemberRefused(Exception):
+    """An argument that names no member.
+
+    Attributes:
+        code: Exit code: `ABSENT` for a member that does not exist, `MALFORMED` for a text that names none.
+    """
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@attrs.frozen
+class NamedMember:
+    """A member, and an endpoint where the argument has one.
+
+    Attributes:
+        name: Name of the member, as `ps` shows it.
+        endpoint: Name of the endpoint; empty without one.
+    """
+
+    name: str
+    endpoint: str = ""
+
+
+def parse(text: str) -> tuple[str, dict[str, int]] | None:
+    """Return the mesh and the coordinates of a member's name; None for a text that is no such name.
+
+    Example:
+        >>> parse("procs[hosts=1,gpus=2]")
+        ('procs', {'hosts': 1, 'gpus': 2})
+        >>> parse("procs"), parse("procs[2]")
+        (('procs', {}), None)
+    """
+    found = _NAME.fullmatch(text.strip())
+    if found is None:
+        return None
+    point = parse_coordinates(found["inside"]) if found["inside"] else {}
+    return None if point is None else (found["mesh"], point)
+
+
+def parse_coordinates(text: str) -> dict[str, int] | None:
+    """Return coordinates from `hosts=1,gpus=2`; None for another text, and for a label that comes twice."""
+    parts = [_COORDINATE.fullmatch(part) for part in text.split(",")]
+    point = {part[1]: int(part[2]) for part in parts if part is not None}
+    return point if len(point) == len(parts) else None
+
+
+def choose(text: str, rows: Sequence[ProcRow | ActorRow], *, endpoints: bool = False) -> NamedMember:
+    """Return the process or actor that an argument names.
+
+    Args:
+        text: The argument.
+        rows: The processes and actors that exist.
+        endpoints: Accept `procs[gpus=2].step`, too.
+
+    Raises:
+        MemberRefused: The argument names none of them.
+    """
+    found = _find(text, rows)
+    head, dot, endpoint = text.rpartition(".")
+    if found is None and endpoints and dot and endpoint.isidentifier():
+        found = _find(head, rows)
+        if found is not None:
+            return NamedMember(found, endpoint)
+    if found is not None:
+        return NamedMember(found)
+    parsed = parse(text)
+    if parsed is None:
+        rule = "a member is named by its mesh and coordinates, as procs[gpus=2]"
+        raise MemberRefused(f"{rule}; got {one_line(repr(text))}\n{existing(rows)}", MALFORMED)
+    raise MemberRefused(f"no process or actor is named {one_line(text)}\n{existing(rows, parsed[0])}", ABSENT)
+
+
+def choose_processes(at: str, snapshot: RunSnapshot, named: Iterable[str]) -> str:
+    """Return the name of the process that an argument means, or the coordinates that it gives.
+
+    Args:
+        at: A member, of which the process is meant, or coordinates: `gpus=2`.
+        snapshot: The run.
+        named: Names of processes, some of which may have ended.
+
+    Raises:
+        MemberRefused: No process has that name, or these coordinates.
+    """
+    point = parse_coordinates(at)
+    if point is not None:
+        if not any(has_coordinates(name, point) for name in {*named, *(proc.name for proc in snapshot.procs)}):
+            raise MemberRefused(f"no process has the coordinates {one_line(at)}\n{existing(snapshot.procs)}", ABSENT)
+        return at
+    if at in named:
+        return at
+    chosen = choose(at, [*snapshot.procs, *snapshot.actors], endpoints=True)
+    names = {proc.id: proc.name for proc in snapshot.procs}
+    homes = [names.get(actor.proc, "") for actor in snapshot.actors if actor.name == chosen.name]
+    return chosen.name if chosen.name in names.values() or not homes else homes[0]
+
+
+def has_coordinates(name: str, point: dict[str, int]) -> bool:
+    """Return whether a member of this name has all of some coordinates."""
+    parsed = parse(name)
+    return parsed is not None and point.items() <= parsed[1].items()
+
+
+def existing(rows: Sequence[ProcRow | ActorRow], mesh: str = "") -> str:
+    """Return a line that lists members: those of a mesh, or else some of each."""
+    groups = dict[str, dict[str, None]]()  # a dict is an ordered set of names
+    for row in rows:
+        groups.setdefault(row.mesh or row.name, {})[row.name] = None
+    if mesh in groups:
+        return one_line(f"{mesh} has {_listed([*groups[mesh]], _SHOWN_OF_ONE)}{_MORE}", 400)
+    return one_line(f"there are {', '.join(_listed([*one], _SHOWN_OF_EACH) for one in groups.values())}{_MORE}", 400)
+
+
+_MORE: Final = "; trimesh ps --all shows them"
+
+
+def _find(text: str, rows: Sequence[ProcRow | ActorRow]) -> str | None:
+    parsed = parse(text)
+    named = [row.name for row in rows if row.name == text]
+    named += [row.name for row in rows if parsed is not None and (row.mesh or row.name, row.point) == parsed]
+    return named[0] if named else None
+
+
+def _listed(names: Sequence[str], count: int) -> str:
+    return ", ".join(names[:count]) + f" and {len(names) - count} more" * (len(names) > count)
