@@ -170,7 +170,8 @@ async def main(options: argparse.Namespace) -> None:
                     where = trimesh.origin(error)
                     after = milliseconds_since(saboteur.struck_at)
                     cause = signal.Signals(error.signal).name
-                    screen.note(f"{type(error).__name__} at {where.mesh}[replica={where.point['replica']}]: {cause}, {after} ago")
+                    name = f"{where.mesh}[replica={where.point['replica']}]"
+                    screen.note(f"{type(error).__name__} at {name}: {cause}, {after} ago")
                     screen.note(f"its last words: {error.stderr_tail.splitlines()[-1]}")
                 text = await train(host, learner, screen, saboteur)
         screen.note(f"{learner.steps} steps done, final loss {learner.loss:.4f}")

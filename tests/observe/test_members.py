@@ -141,19 +141,17 @@ async def test_commands_refuse_what_is_no_member(capfd: pytest.CaptureFixture[st
 async def test_what_commands_print_can_be_pasted(capfd: pytest.CaptureFixture[str]):
     """Q3: names of processes and actors, with and without an endpoint, in a mesh of two dimensions."""
     shell = Shell(capfd)
-    async with (
-        this_host().spawn_procs({"hosts": 1, "gpus": 2}, supervision=Isolate()) as procs,
-        cancelled_at_the_end() as nursery,
-    ):
+    async with this_host().spawn_procs({"hosts": 1, "gpus": 2}, supervision=Isolate()) as procs:
         keepers = await procs.spawn("keepers", Keeper)
         await keepers.say.call("hello")
-        nursery.start_soon(keepers.hold.call)
-        await shell.until("x2: keepers[hosts=0,gpus=0], keepers[hosts=0,gpus=1]", "stack")
-        for text in ("keepers[hosts=0,gpus=1]", "keepers[hosts=0,gpus=1].hold", "procs[hosts=0,gpus=1]"):
-            code, shown = await shell("stack", text)
-            assert code == 0
-            assert shown.startswith("keepers.hold x1: keepers[hosts=0,gpus=1]\n")
-        assert (await shell("stack", "keepers[hosts=0,gpus=1].say"))[0] == 1
+        async with cancelled_at_the_end() as nursery:
+            nursery.start_soon(keepers.hold.call)
+            await shell.until("x2: keepers[hosts=0,gpus=0], keepers[hosts=0,gpus=1]", "stack")
+            for text in ("keepers[hosts=0,gpus=1]", "keepers[hosts=0,gpus=1].hold", "procs[hosts=0,gpus=1]"):
+                code, shown = await shell("stack", text)
+                assert code == 0
+                assert shown.startswith("keepers.hold x1: keepers[hosts=0,gpus=1]\n")
+            assert (await shell("stack", "keepers[hosts=0,gpus=1].say"))[0] == 1
         await shell.until(("procs[hosts=0,gpus=0]", "hello"), "logs")
         for text in ("keepers[hosts=0,gpus=1]", "procs[hosts=0,gpus=1]", "gpus=1", "hosts=0,gpus=1"):
             shown = await shell.until("hello", "logs", "--at", text)

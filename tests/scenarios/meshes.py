@@ -158,6 +158,5 @@ class MeshScene(Scene):
 
 def _shown(error: BaseException) -> str:
     where = origin(error)
-    return type(error).__name__ + (
-        f" {place_name(where.mesh, where.point)}" if where is not None and where.point else ""
-    )
+    name = "" if where is None or not where.point else f" {place_name(where.mesh, where.point)}"
+    return f"{type(error).__name__}{name}"
