@@ -50,8 +50,8 @@ async def test_a_profile_names_what_ranks_do_by_the_lines_that_issued_it(
         after = here + 2
 
         metadata = [one for one in json.loads(path.read_text())["traceEvents"] if one["name"] == "process_name"]
-        named = [one["args"]["name"].partition("{")[0] for one in metadata]
-        assert named == [f"controller of {procs.name}", procs.name, procs.name]
+        named = [one["args"]["name"] for one in metadata]
+        assert named == [f"controller of {procs.name}", f"{procs.name}[gpus=0]", f"{procs.name}[gpus=1]"]
         issued = events_of(path, "issued", 1)
         assert f"test_profile.py:{line} aten::mm" in [one["name"] for one in issued]
         for process in (2, 3):

@@ -38,11 +38,12 @@ class PerRank:
         """
         values, points = self.values, [*region.points()]
         if isinstance(values, ValueMesh | Mapping):
-            found = {_key(point): value for point, value in cast("Mapping[Point, Any]", values).items()}
+            given = cast("Mapping[Point, Any]", values)
+            found = {_key(point): value for point, value in given.items()}
             wanted = [_key(point) for point in points]
             if found.keys() != set(wanted):
                 text = f"per_rank needs a value for each member of {what}, {_list(points)}"
-                raise ShapeError(f"{text}; got {_list(key for key, _ in values.items()) or 'none'}")
+                raise ShapeError(f"{text}; got {_list(point for point, _ in given.items()) or 'none'}")
             return [found[key] for key in wanted]
         if isinstance(values, Sized):
             if len(values) != len(points):

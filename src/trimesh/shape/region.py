@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import cast
 
 import attrs
 
@@ -245,7 +246,8 @@ class Region:
             ([2], [2])
         """
         if isinstance(points, Mapping):
-            raise ShapeError(f"exclude takes a list of points, got one: write exclude([{dict(points)!r}])")
+            given = dict(cast("Mapping[str, int]", points))
+            raise ShapeError(f"exclude takes a list of points, got one: write exclude([{given!r}])")
         return self.exclude_ranks(map(self._base_rank_of, points))
 
     def exclude_ranks(self, base_ranks: Iterable[int]) -> Region:
