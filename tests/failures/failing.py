@@ -30,6 +30,8 @@ LINES_MAX: Final = {
     "death": 25,
     "mistake": 20,
     "interrupt": 15,
+    "notebook": 30,
+    "pytest": 40,  # with its summary, and the seed
     "interrupt_asyncio": 25,  # asyncio.run() reports the cancel of its task, too: 20 lines of a program without meshes
 }
 """Lines that a program of a kind may print: what a person takes in without scrolling."""
