@@ -16,12 +16,8 @@ from tests.rows import rows
 
 ROOT = Path(__file__).parents[1]
 
-FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 70
 LINE_COLUMNS_MAX = 120
-
-RATCHET: dict[str, int] = {"native/include/trimesh.h": 674}
-"""Files that are longer than `FILE_LINES_MAX` all the same: path and lines. A file may shrink here, never grow."""
 
 BANNED_NAMES = {"base2", "common", "helper", "helpers", "manager", "misc", "util", "utils"}
 LEFTOVER = re.compile(r"\b(FIXME|XXX|HACK)\b|\bTODO\b(?!\(#\d+\))")
@@ -57,19 +53,6 @@ THIS = "tests/test_tidy.py"
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
-
-
-def file_size(path: str, text: str) -> Complaints:
-    """A file stays small enough to be read whole."""
-    if not path.endswith((".py", ".zig", ".c", ".h")):
-        return
-    lines, most = text.count("\n"), RATCHET.get(path, FILE_LINES_MAX)
-    if lines > most:
-        yield f"{path}: {lines} lines, at most {most}: split it by its nouns"
-    if path in RATCHET and lines <= FILE_LINES_MAX:
-        yield f"{path}: is short enough now, take it out of RATCHET"
-    elif path in RATCHET and lines < RATCHET[path]:
-        yield f"{path}: has shrunk to {lines} lines, lower its entry in RATCHET"
 
 
 def function_size(path: str, text: str) -> Complaints:
@@ -224,7 +207,6 @@ def shows_point(node: ast.FormattedValue) -> bool:
 
 
 CHECKS: list[Callable[[str, str], Complaints]] = [
-    file_size,
     function_size,
     line_width,
     leftovers,
@@ -239,7 +221,6 @@ CHECKS: list[Callable[[str, str], Complaints]] = [
 LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
 
 PLANTED = [
-    (file_size, "src/a.py", "x = 1\n" * (FILE_LINES_MAX + 1)),
     (function_size, "src/a.py", f"def f():\n{LONG_BODY}"),
     (function_size, "native/src/a.zig", f"pub fn f() void {{\n{LONG_BODY}}}\n"),
     (line_width, "native/src/a.zig", "x" * (LINE_COLUMNS_MAX + 1)),
@@ -272,9 +253,7 @@ PLANTED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_tidy(check: Callable[[str, str], Complaints]) -> None:
-    complaints = [
-        line for path, text in SOURCES.items() for line in check(path, text) if path != THIS or check is file_size
-    ]
+    complaints = [line for path, text in SOURCES.items() for line in check(path, text) if path != THIS]
 
     assert not complaints, "\n" + "\n".join(complaints)
 
@@ -306,7 +285,6 @@ def test_tidy_keeps_quiet(check: Callable[[str, str], Complaints], path: str, te
 def test_tidy_sees_the_tree() -> None:
     assert "src/trimesh/errors.py" in SOURCES
     assert any(path.endswith(".zig") for path in SOURCES)
-    assert set(RATCHET) <= set(SOURCES)
 
 
 INVARIANT = re.compile(r"\b([A-Z]{2})-\d+:? [A-Za-z`]")

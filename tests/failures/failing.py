@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ LINES_MAX: Final = {
     "pytest": 40,  # with its summary, and the seed
     "interrupt_asyncio": 25,  # asyncio.run() reports the cancel of its task, too: 20 lines of a program without meshes
 }
-"""Lines that a program of a kind may print: what a person takes in without scrolling."""
+"""Lines that a program of a kind may print, without the marks that newer Pythons put below lines of code."""
 
 OWN_FRAMES_MAX: Final = 2
 LAST_LINES: Final = 5
@@ -56,7 +57,7 @@ class Failure:
         program: Its file.
         status: Its exit status.
         text: Its standard error, masked: paths, numbers of processes, lines of code that is not the program's.
-        lines: Lines as the user sees them.
+        lines: Lines of it.
         own_frames: Frames of this library among them.
     """
 
@@ -109,8 +110,9 @@ def run(program: Path, python: str = sys.executable) -> Failure:
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     environment |= {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONHASHSEED": "0"}
     with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copy(program, folder)
         process = subprocess.Popen(
-            [python, str(program)],
+            [python, copy],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -127,20 +129,23 @@ def run(program: Path, python: str = sys.executable) -> Failure:
             process.kill()
             process.communicate()
     own = sum(frame["path"].startswith(_OWN) for frame in _FRAME.finditer(text))
-    return Failure(program, process.returncode, masked(text, program), len(text.splitlines()), own)
+    shown = masked(text, program, Path(copy))
+    return Failure(program, process.returncode, shown, len(shown.splitlines()), own)
 
 
-def masked(text: str, program: Path) -> str:
+def masked(text: str, program: Path, copy: Path) -> str:
     """Return a text without what differs from run to run, and the marks below lines of code."""
     kept = [line.rstrip() for line in text.splitlines() if not _MARKS.fullmatch(line)]
     text = "\n".join(kept) + "\n"
-    text = _FRAME.sub(lambda frame: _frame(frame["path"], frame["line"], program), text)
+    text = _FRAME.sub(lambda frame: _frame(frame["path"], frame["line"], copy), text)
     if program.parent.name == "many":  # some ranks may be cancelled before they fail
         text = re.sub(r"\d+ of 64|and \d+ more", "N of them", text)
         text = re.sub(r"^(.*the same at ).*", r"\1...", text, flags=re.MULTILINE)
     text = re.sub(r"\bpid \d+", "pid N", text)
     text = re.sub(r"\bon [\w.-]+(?=$|\)|, )", "on HOST", text, flags=re.MULTILINE)
     text = re.sub(r"\bafter [\d.]+ s\b", "after N s", text)
+    text = re.sub(r"\bin [\d.]+s$", "in Ns", text, flags=re.MULTILINE)
+    text = re.sub(r"^trace hash: .*", "trace hash: N", text, flags=re.MULTILINE)
     return re.sub(r"0x[0-9a-f]{6,}", "0xN", text)
 
 

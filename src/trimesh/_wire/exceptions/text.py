@@ -117,7 +117,7 @@ def _with_source(frame: str, file: str, line: int) -> str:
 
 
 _TYPED_FRAME: Final = re.compile(
-    r'^  File "(?P<file><[^"]*>|/tmp/ipykernel[^"]*)", line (?P<line>\d+).*(?!\n    )$', re.MULTILINE
+    r'^  File "(?P<file><[^"]*>|[^"]*ipykernel[^"]*)", line (?P<line>\d+).*(?!\n    )$', re.MULTILINE
 )
 
 
