@@ -245,6 +245,10 @@ class ProtocolError(TrimeshError):
 class TrimeshInternalError(TrimeshError):
     """A broken promise inside trimesh: a bug of ours, please report it."""
 
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text if "report" in text else f"{text}; this is a bug of trimesh, please report it"
+
 
 class RemoteTraceback(Exception):
     """The traceback of the remote process, as the `__cause__` of a rebuilt exception.

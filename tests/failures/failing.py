@@ -137,6 +137,7 @@ def masked(text: str, program: Path, copy: Path) -> str:
     """Return a text without what differs from run to run, and the marks below lines of code."""
     kept = [line.rstrip() for line in text.splitlines() if not _MARKS.fullmatch(line)]
     text = "\n".join(kept) + "\n"
+    text = text.replace(f"{copy.parent}/{copy.name}:", f"{copy.name}:")
     text = _FRAME.sub(lambda frame: _frame(frame["path"], frame["line"], copy), text)
     if program.parent.name == "many":  # some ranks may be cancelled before they fail
         text = re.sub(r"\d+ of 64|and \d+ more", "N of them", text)

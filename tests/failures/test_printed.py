@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.failures.failing import PRINTED, programs, run
@@ -14,7 +16,18 @@ RECORDED_ON = (3, 11)
 """Python that `printed/` was written with; others word some lines in another way."""
 
 
-@pytest.mark.parametrize("program", programs(), ids=lambda program: f"{program.parent.name}/{program.stem}")
+DAILY = {"one/call_one", "many/init_on_8", "nest/endpoint_raises", "death/killed", "interrupt/nest", "one/asyncio_call"}
+
+
+def cases() -> Iterator[Any]:
+    """Yield a case for each program."""
+    for program in programs():
+        name = f"{program.parent.name}/{program.stem}"
+        marks = [pytest.mark.daily] if name in DAILY else []
+        yield pytest.param(program, id=name, marks=[pytest.mark.torch, *marks] if "tensor" in name else marks)
+
+
+@pytest.mark.parametrize("program", cases())
 def test_failure_reads(program: Path) -> None:
     if program.parent.name == "notebook":
         pytest.importorskip("IPython", reason="IPython is not installed")

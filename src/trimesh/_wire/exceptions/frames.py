@@ -25,8 +25,8 @@ _OURS: Final = "trimesh"
 _BELOW: Final = frozenset(("attr", "cloudpickle", "msgspec", "outcome", "torch", "trio")) | sys.stdlib_module_names
 """Packages whose frames are hidden where we have called them, and shown where the user has."""
 
-_RAISES: Final = frozenset(("outcome", "trio"))
-"""Packages that raise by intent what passes through us: a cancel, Ctrl-C, the error of a task."""
+_RAISES: Final = frozenset(("outcome", "torch", "trio"))
+"""Packages that raise by intent what passes through us: a cancel, the error of a task, shapes that do not fit."""
 
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
 _CHAIN_MAX: Final = 1000
@@ -46,12 +46,25 @@ def without_own_frames(error: _E) -> _E:
         seen.add(id(one))
         if one.__traceback__ is not None:
             shown = shown_traceback(one)
-            if shown is not one.__traceback__:
+            if shown is one.__traceback__:
+                _note_bug(one)
+            else:
                 dict_of(one)[SHORTENED] = True  # the frame that has raised it may be gone
                 BaseException.with_traceback(one, shown)  # also where a class refuses attributes
         cause, context, _ = chain_of(one)
         pending += [link for link in (cause, context, *(group_members(one) or ())) if link is not None]
     return error
+
+
+def _note_bug(error: BaseException) -> None:
+    notes = dict_of(error).setdefault("__notes__", [])
+    if type(notes) is list and _BUG_NOTE not in notes:
+        notes.append(_BUG_NOTE)
+
+
+_BUG_NOTE: Final = (
+    "This was raised inside of trimesh. If your program is right, please report it with all that is above."
+)
 
 
 def shortens_tracebacks(function: Callable[P, T]) -> Callable[P, T]:

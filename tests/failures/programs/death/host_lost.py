@@ -1,0 +1,30 @@
+"""The agent of a host is killed.
+
+Words: HostLost
+"""
+
+import os
+import signal
+
+import trio
+
+from trimesh import Actor, endpoint
+from trimesh.jobs import LocalJob
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self) -> int:
+        return os.getppid()
+
+
+async def main() -> None:
+    async with LocalJob(hosts=2) as hosts, hosts.spawn_procs({"gpus": 1}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        spawner = await trainers.slice(hosts=1).step.call_one()
+        agent = int(open(f"/proc/{spawner}/stat").read().rpartition(")")[2].split()[1])
+        os.kill(agent, signal.SIGKILL)
+        await trio.sleep_forever()
+
+
+trio.run(main)
