@@ -27,7 +27,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(program, id=name, marks=[pytest.mark.torch, *marks] if "tensor" in name else marks)
 
 
-@pytest.mark.parametrize("program", cases())
+@pytest.mark.parametrize("program", list(cases()))
 def test_failure_reads(program: Path) -> None:
     if program.parent.name == "notebook":
         pytest.importorskip("IPython", reason="IPython is not installed")

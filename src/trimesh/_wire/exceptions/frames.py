@@ -62,9 +62,7 @@ def _note_bug(error: BaseException) -> None:
         notes.append(_BUG_NOTE)
 
 
-_BUG_NOTE: Final = (
-    "This was raised inside of trimesh. If your program is right, please report it with all that is above."
-)
+_BUG_NOTE: Final = "This was raised inside of trimesh. If your program is right, please report it, with what is above."
 
 
 def shortens_tracebacks(function: Callable[P, T]) -> Callable[P, T]:

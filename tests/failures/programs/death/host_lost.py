@@ -22,7 +22,8 @@ async def main() -> None:
     async with LocalJob(hosts=2) as hosts, hosts.spawn_procs({"gpus": 1}) as procs:
         trainers = await procs.spawn("trainers", Trainer)
         spawner = await trainers.slice(hosts=1).step.call_one()
-        agent = int(open(f"/proc/{spawner}/stat").read().rpartition(")")[2].split()[1])
+        status = await trio.Path(f"/proc/{spawner}/stat").read_text()
+        agent = int(status.rpartition(")")[2].split()[1])
         os.kill(agent, signal.SIGKILL)
         await trio.sleep_forever()
 

@@ -16,7 +16,7 @@ def loss(batch: torch.Tensor) -> torch.Tensor:
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
         with procs.activate():
             value = loss(torch.ones(4))
         print(await trimesh.fetch(value))

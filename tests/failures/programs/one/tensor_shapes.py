@@ -10,7 +10,7 @@ from trimesh import this_host
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
         with procs.activate():
             hidden = torch.ones(4, 8)
             weights = torch.ones(4, 8)
