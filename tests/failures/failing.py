@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +44,9 @@ LAST_LINES: Final = 5
 
 SECONDS: Final = 60.0
 """Until a program that does not end is killed: many times what the slowest takes."""
+
+REACTION_SECONDS: Final = 0.5
+"""Between "ready" and Ctrl-C: the program goes on to its next line, as before a person presses a key."""
 
 _MARKS: Final = re.compile(r"[ |+]*[~^]+[~^ ]*")
 _FRAME: Final = re.compile(r'File "(?P<path>[^"]+)", line (?P<line>\d+)')
@@ -123,6 +127,7 @@ def run(program: Path, python: str = sys.executable) -> Failure:
         try:
             if '"ready"' in program.read_text():
                 assert process.stdout.readline() == "ready\n"
+                time.sleep(REACTION_SECONDS)
                 process.send_signal(signal.SIGINT)
             _, text = process.communicate(timeout=SECONDS)
         finally:
@@ -142,6 +147,7 @@ def masked(text: str, program: Path, copy: Path) -> str:
     if program.parent.name == "many":  # some ranks may be cancelled before they fail
         text = re.sub(r"\d+ of 64|and \d+ more", "N of them", text)
         text = re.sub(r"^(.*the same at ).*", r"\1...", text, flags=re.MULTILINE)
+        text = re.sub(r"\[gpus=\d+\]", "[gpus=N]", text)
     text = re.sub(r"\bpid \d+", "pid N", text)
     text = re.sub(r"\bon [\w.-]+(?=$|\)|, )", "on HOST", text, flags=re.MULTILINE)
     text = re.sub(r"\bafter [\d.]+ s\b", "after N s", text)

@@ -16,7 +16,7 @@ class Trainer(Actor):
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
+    async with this_host().spawn_procs({}) as procs:
         trainers = await procs.spawn("trainers", Trainer)
         await trainers.set_rate.broadcast(0.0)
         await trio.sleep_forever()
