@@ -1,0 +1,23 @@
+"""An endpoint gets an argument too many.
+
+Words: step
+"""
+
+import trio
+
+from trimesh import Actor, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self, batch: int) -> int:
+        return batch + 1
+
+
+async def main() -> None:
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        await trainers.step.call(1, 2)
+
+
+trio.run(main)

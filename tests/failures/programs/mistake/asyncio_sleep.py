@@ -1,0 +1,26 @@
+"""`asyncio.sleep` in an actor of Trio.
+
+Words: trio.sleep
+"""
+
+import asyncio
+
+import trio
+
+from trimesh import Actor, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self, batch: int) -> int:
+        await asyncio.sleep(0.1)
+        return batch
+
+
+async def main() -> None:
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        await trainers.step.call(1)
+
+
+trio.run(main)

@@ -1,0 +1,26 @@
+"""`asyncio.create_task` in an actor of Trio.
+
+Words: trimesh.aio.Actor
+"""
+
+import asyncio
+
+import trio
+
+from trimesh import Actor, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self, batch: int) -> int:
+        asyncio.create_task(asyncio.sleep(0.1))
+        return batch
+
+
+async def main() -> None:
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        await trainers.step.call(1)
+
+
+trio.run(main)

@@ -1,0 +1,24 @@
+"""The result of a call is used without `await`.
+
+Words: await
+"""
+
+import trio
+
+from trimesh import Actor, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self, batch: int) -> int:
+        return batch + 1
+
+
+async def main() -> None:
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        loss = trainers.slice(gpus=0).step.call_one(1)
+        print(loss + 1)
+
+
+trio.run(main)

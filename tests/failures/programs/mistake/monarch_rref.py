@@ -1,0 +1,23 @@
+"""`.rref()`, as in Monarch.
+
+Words: rref
+"""
+
+import trio
+
+from trimesh import Actor, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self, batch: int) -> int:
+        return batch + 1
+
+
+async def main() -> None:
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        print(trainers.step.rref(1))
+
+
+trio.run(main)

@@ -1,0 +1,14 @@
+"""`spawn_procs` is entered in a plain function.
+
+Words: trio.run
+"""
+
+from trimesh import this_host
+
+
+def main() -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        print(procs)
+
+
+main()
