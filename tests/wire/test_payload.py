@@ -149,14 +149,14 @@ def test_encode_names_the_part_that_cannot_be_serialised(value: Any, path: str) 
     with pytest.raises(TypeError, match=r"^argument 'batch' of add\(\) cannot be serialised: cannot pickle") as caught:
         Encoder().encode(value, what="argument 'batch' of add()")
 
-    assert caught.value.__cause__ is not None
+    assert caught.value.__cause__ is None  # its words are in the text, its frames are the pickler's
     assert (f" at {path} (a " in str(caught.value)) if path else (" at " not in str(caught.value))
 
 
 def test_encode_call_names_the_argument() -> None:
     lock = threading.Lock()
 
-    with pytest.raises(TypeError, match=r"argument 'batch' of add\(\).* at \[0\]"):
+    with pytest.raises(TypeError, match=r"argument 'batch' of add\(\).* at batch\[0\] \(a _thread.lock\); a lock works in"):
         Encoder().encode_call((1, [lock]), {}, endpoint="add", names=("by", "batch"))
     with pytest.raises(TypeError, match=r"argument 'key' of add\(\)"):
         Encoder().encode_call((1,), {"key": lock}, endpoint="add", names=("by",))

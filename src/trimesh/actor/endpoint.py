@@ -309,6 +309,10 @@ class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):
     def __doc__(self) -> str | None:  # type: ignore[override]
         return self.spec.fn.__doc__
 
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.spec.fn
+
     def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, as `super().add(1)` or `Counter.add(counter, 1)` do."""
         return self.spec.fn(instance, *args, **kwargs)

@@ -49,6 +49,20 @@ def keep(values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: di
     return Recipe(bytes(encoded.payload), buffers, encoded.definitions, encoded.attachments)
 
 
+def argument_named(
+    error: BaseException, values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> BaseException:
+    """Return the error of a spawn that was not sent; one of an argument names that, or the actor class."""
+    if isinstance(error, TypeError):
+        try:
+            values.encode_construction(cls, args, kwargs, name=name)
+        except TypeError as named:
+            named.__context__ = None
+            return named
+    return error
+
+
+
 def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
     """As `make_from`, for a process that is not the owner of this one: it can have nothing imported here.
 

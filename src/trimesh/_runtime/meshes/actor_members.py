@@ -16,7 +16,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.actors.agent_results import errors_of, is_silent, news_of, raise_errors
-from trimesh._runtime.actors.recipe import Recipe, keep
+from trimesh._runtime.actors.recipe import Recipe, argument_named, keep
 from trimesh._runtime.actors.supervision_log import log_kept_back
 from trimesh._runtime.calls.invocation import Result, invoke, invoke_until, post_nowait
 from trimesh._runtime.calls.membership import Membership, Standing
@@ -175,7 +175,7 @@ class ActorMembers:
             if self._lost is not None and is_cut:  # a process was lost after it had answered, others are taken down
                 errors = [self._lost]
         except BaseException as error:  # noqa: BLE001 - raised again when the mesh is gone
-            await self._discard([], error)
+            await self._discard([], argument_named(error, self.proc.values, info.name, cls, args, kwargs))
         else:
             if errors or self._early:
                 await self._discard(errors, None)

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from trimesh._runtime.values import torch_values
-from trimesh._runtime.values.endpoint_spec import EndpointSpec
+from trimesh._runtime.values.endpoint_spec import EndpointSpec, signature_of
 from trimesh._runtime.values.guarded import Guarded
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
 from trimesh._wire.exceptions.text import type_name
@@ -108,11 +108,14 @@ class Values:
         """Encode a class and what it is called with; `TypeError` names the argument that cannot be serialised."""
         try:
             encoded = self._encoder.encode((cls, args, kwargs), what=f"the arguments of {name}")
-        except TypeError:
-            self._encoder.encode_call((cls, *args), kwargs, endpoint=f"{name}.__init__")  # names the argument
-            raise
-        _refuse_guarded(encoded, f"the arguments of {name}")
-        return encoded
+        except TypeError as error:
+            whole = error
+        else:
+            _refuse_guarded(encoded, f"the arguments of {name}")
+            return encoded
+        self._encoder.encode(cls, what=f"the actor class {cls.__qualname__}")
+        self._encoder.encode_call(args, kwargs, endpoint=f"{name}.spawn", names=_parameters(cls))  # names the argument
+        raise whole
 
     def decode_construction(
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
@@ -165,6 +168,13 @@ class Values:
     ) -> None:
         """Take a definition of a peer; see `Definitions.define`. `ProtocolError` for bytes that are none."""
         self._definitions.define(definition, payload, carried, attachments)
+
+
+def _parameters(cls: type) -> tuple[str, ...]:
+    try:
+        return tuple(signature_of(cls).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def _refuse_guarded(encoded: Encoded, what: str) -> None:

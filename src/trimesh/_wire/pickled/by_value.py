@@ -128,7 +128,22 @@ class _Global:
 
 
 class DefinitionError(TypeError):
-    """A definition cannot be encoded; the text says which, and why."""
+    """A definition cannot be encoded.
+
+    Attributes:
+        names: The definitions, each of which needs the next one.
+        reason: Why the last one cannot be encoded.
+    """
+
+    def __init__(self, names: tuple[str, ...], reason: str) -> None:
+        self.names = names
+        self.reason = reason
+        needed = f" with {names[-1]}: " if len(names) > 1 else ", but "
+        super().__init__(f"{names[0]} goes by value{needed}{reason}")
+
+    def needed_by(self, name: str) -> DefinitionError:
+        """Return the error of a definition that needs this one."""
+        return DefinitionError((name, *self.names), self.reason)
 
 
 class Definitions:
@@ -201,8 +216,10 @@ class Definitions:
             self._bytes[definition] = DefinitionBytes(payload, needed, attachments)
         except BaseException as error:
             self._forget([DefinitionId(f"{self._prefix}{number}") for number in range(first, self._count + 1)])
+            if isinstance(error, DefinitionError):
+                raise error.needed_by(name) from error.__cause__
             if isinstance(error, Exception):
-                raise DefinitionError(f"{name} goes by value, but {error}") from error
+                raise DefinitionError((name,), str(error)) from error.__cause__
             raise
         return definition
 

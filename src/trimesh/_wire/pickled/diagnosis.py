@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from io import IOBase
+from threading import Lock, RLock, Thread
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 from trimesh import limits
+from trimesh._wire.pickled.by_value import DefinitionError
 
 _TEXT_CHARS_MAX = 300
+
+_REMEDIES: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
+    ((type(Lock()), type(RLock())), "a lock works in one process: leave it out in __getstate__, make it where it runs"),
+    ((IOBase,), "send its path, and open it where it is used"),
+    ((Generator, AsyncGenerator), "send a list of its items, or one call for each (`map`)"),
+    ((Coroutine,), "write `await` before it, to send its result"),
+    ((ContextVar,), "send its value, `.get()`"),
+    ((Thread,), "start it where it is used"),
+)
+"""What works in place of values of some classes that never leave their process."""
+
+_BY_VALUE_REMEDY: Final = (
+    "what a script, notebook or function defines travels by value: move the definition into a module, or create that "
+    "part in __init__"
+)
+_REMEDY: Final = "send plain data, or give the class a __reduce__"
+_SOCKET_REMEDY: Final = "send its address, and connect where it is used"
 
 
 _STAYING = frozenset(("__dict__", "__weakref__", "__annotate_func__"))
 """Attributes of a class that do not travel."""
 
 
-def offending_part(value: object, what: str, error: Exception, fails: Callable[[object], Exception | None]) -> str:
+def offending_part(
+    value: object, what: str, error: Exception, fails: Callable[[object], Exception | None], root: str = ""
+) -> str:
     """Return the text of the error for a value that could not be encoded.
 
     Args:
@@ -23,6 +46,7 @@ def offending_part(value: object, what: str, error: Exception, fails: Callable[[
         what: Its name for the user.
         error: What encoding it raised.
         fails: Encodes a part by itself and returns its error, or None.
+        root: What the path to the part begins with.
     """
     path = ""
     budget = limits.DIAGNOSIS_OBJECTS
@@ -30,6 +54,8 @@ def offending_part(value: object, what: str, error: Exception, fails: Callable[[
     _forget_levels(error)
     seen: set[int] = set()
     while id(value) not in seen:
+        if isinstance(error, DefinitionError) and isinstance(value, type | FunctionType):
+            break  # it names what is in the definition
         seen.add(id(value))
         for step, part in _parts(value):
             budget -= 1
@@ -45,26 +71,41 @@ def offending_part(value: object, what: str, error: Exception, fails: Callable[[
         if budget < 0 or overflows <= 0:
             break
     cls = type(value)
-    where = f" at {path.removeprefix('.').strip()}" if path else ""
-    return (
-        f"{what} cannot be serialised: {_short(error)}"
-        f"{where} (a {cls.__module__}.{cls.__qualname__}); send plain data, or give the class a __reduce__"
-    )
+    where = f" at {root}{path if root else path.lstrip(', .')}" if path else ""
+    if isinstance(error, DefinitionError):
+        return f"{what} cannot be serialised: {_short(error)}{where}; {_BY_VALUE_REMEDY}"
+    kind = f"a {cls.__module__}.{cls.__qualname__}"
+    return f"{what} cannot be serialised: {_short(error)}{where} ({kind}); {_remedy(value)}"
+
+
+def _remedy(value: object) -> str:
+    """Return what to send in place of a value."""
+    for classes, text in _REMEDIES:
+        if isinstance(value, classes):
+            return text
+    return _SOCKET_REMEDY if type(value).__module__ in ("socket", "_socket") else _REMEDY
 
 
 def offending_attribute(thing: object, fails: Callable[[object], Exception | None]) -> str | None:
     """Return how a class or function calls the part of it that cannot be encoded, or None if none fails by itself."""
     for name, part in list(getattr(thing, "__dict__", {}).items()):
         if name not in _STAYING and fails(part) is not None:
-            return f"its attribute {name!r}"
-    for default in getattr(thing, "__defaults__", None) or ():
-        if fails(default) is not None:
-            return f"its default {_name(default)}"
-    names = getattr(getattr(thing, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(thing, "__closure__", None) or (), strict=False):
-        if fails(cell) is not None:
-            return f"its closure's {name!r}"
-    return None
+            function = getattr(part, "__wrapped__", part)  # of an endpoint, a static method
+            inside = next((step for step, value in _captures(function) if fails(value) is not None), "")
+            return f"its attribute {name!r}{inside}"
+    return next((f"its{step.removeprefix(',')}" for step, part in _captures(thing) if fails(part) is not None), None)
+
+
+def _captures(function: object) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults and the closure of a function with the words that lead to each."""
+    for default in getattr(function, "__defaults__", None) or ():
+        yield f", default {_name(default)}", default
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            yield f", closure's {name!r}", cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
 
 
 def _forget_levels(error: Exception) -> None:
@@ -89,6 +130,8 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from _members(whole)
     elif isinstance(value, set | frozenset):
         yield from ((f" member {_name(part)}", part) for _, part in _members(whole))
+    elif isinstance(value, FunctionType):
+        yield from _captures(value)
     if not isinstance(type(whole).__reduce_ex__, FunctionType):  # such a class says itself why it does not travel
         yield from _attributes(whole)
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from trimesh import limits
+from trimesh._wire.exceptions.frames import has_user_frame
 from trimesh._wire.memory.reducers import DefinitionId, Reducer, ReducerEntry, ReducerTable
 from trimesh._wire.memory.regions import STOP, Arrived, Buffer, SourceMemory, lay_out
 from trimesh._wire.pickled import arrays, exception_values
@@ -177,6 +178,13 @@ def _encode_bytes(data: bytes, stream_alone: bytes, value: object) -> Encoded:
     return Encoded(pickle.dumps(value, _PROTOCOL))
 
 
+def _shown_cause(error: Exception) -> BaseException | None:
+    """Return what tells more than the text of the error does, which has the words of pickle."""
+    if isinstance(error, DefinitionError):
+        return error.__cause__
+    return None if isinstance(error, TypeError | pickle.PicklingError) and not has_user_frame(error) else error
+
+
 class Encoder:
     """Turns values into bytes for the links of one process."""
 
@@ -198,7 +206,7 @@ class Encoder:
         self._table = ReducerTable(table)
         self._idle: list[_Pickler] = []
 
-    def encode(self, value: object, *, what: str) -> Encoded:
+    def encode(self, value: object, *, what: str, root: str = "") -> Encoded:
         """Encode a value.
 
         Buffers of arrays are lent: their contents are read when they are sent, or now if they are small.
@@ -206,6 +214,7 @@ class Encoder:
         Args:
             value: Anything that can be pickled.
             what: How an error names it: "argument 'batch' of add()".
+            root: How an error begins the path to a part of it: "batch".
 
         Raises:
             TypeError: It cannot be serialised; the text names `what` and the offending part.
@@ -225,7 +234,7 @@ class Encoder:
             is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
             encoded = pickler.take()
         except Exception as error:
-            raise TypeError(offending_part(value, what, error, self._fails)) from error
+            raise TypeError(offending_part(value, what, error, self._fails, root)) from _shown_cause(error)
         if is_short:
             self._idle.append(pickler)
         return encoded
@@ -263,13 +272,14 @@ class Encoder:
                 return Encoded(pickle.dumps((args, kwargs), _PROTOCOL))
         try:
             return self.encode(arguments_beside(args, kwargs), what=f"the arguments of {endpoint}()")
-        except TypeError:
-            for index, value in enumerate(args):
-                name = repr(names[index]) if index < len(names) else str(index)
-                self.encode(value, what=f"argument {name} of {endpoint}()")
-            for key, value in kwargs.items():
-                self.encode(value, what=f"argument {key!r} of {endpoint}()")
-            raise
+        except TypeError as error:
+            whole = error
+        for index, value in enumerate(args):
+            name = names[index] if index < len(names) else ""
+            self.encode(value, what=f"argument {repr(name) if name else index} of {endpoint}()", root=name)
+        for key, value in kwargs.items():
+            self.encode(value, what=f"argument {key!r} of {endpoint}()", root=key)
+        raise whole
 
     def _encode_body(self, body: object, subject: object) -> tuple[bytes, tuple[DefinitionId, ...], tuple[object, ...]]:
         """Encode the body of a definition; see `Definitions.pickle`."""
@@ -283,7 +293,8 @@ class Encoder:
             raise  # of another definition, which it names
         except Exception as error:
             part = offending_attribute(body, self._fails) if body is subject else None
-            raise TypeError(f"{part or 'it'} cannot be serialised: {error}") from error
+            text = f"{part} cannot be serialised: {error}" if part else str(error)
+            raise TypeError(text) from _shown_cause(error)
         return encoded.payload, encoded.definitions, encoded.attachments
 
     def _fails(self, value: object) -> Exception | None:

@@ -1,6 +1,6 @@
 """An argument holds a lock.
 
-Words: config["lock"]
+Words: config['lock']
 """
 
 import threading

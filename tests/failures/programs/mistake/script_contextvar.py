@@ -1,6 +1,6 @@
 """An actor class of a script uses a contextvar of the script.
 
-Words: a module
+Words: move the definition into a module
 """
 
 from contextvars import ContextVar

@@ -1,6 +1,6 @@
 """An actor class of a script uses a lock of the script.
 
-Words: a module
+Words: move the definition into a module
 """
 
 import threading
