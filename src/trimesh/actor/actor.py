@@ -10,6 +10,7 @@ import attrs
 
 from trimesh._runtime.values import ENDPOINTS, EndpointSpec
 from trimesh.actor.endpoint import EndpointMethod
+from trimesh.actor.misnamed import NotHere
 
 if TYPE_CHECKING:
     from trimesh.actor.handle_types import HandleAttributes
@@ -69,6 +70,8 @@ class Actor(HandleAttributes):
         setattr(cls, ENDPOINTS, found)
 
     if not TYPE_CHECKING:
+        options = NotHere()
+        remote = NotHere()
 
         def __getattr__(self, name: str) -> Any:
             if name in MESH_ATTRIBUTES:

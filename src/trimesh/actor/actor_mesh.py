@@ -9,7 +9,9 @@ from trimesh._runtime.meshes import ActorMembers
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import MeshInfo, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
+from trimesh.actor.actor import MESH_ATTRIBUTES
 from trimesh.actor.endpoint import Endpoint
+from trimesh.actor.misnamed import no_endpoint
 from trimesh.actor.view import MeshView
 from trimesh.shape.region import Region
 from trimesh.shape.shaped import Shaped
@@ -70,8 +72,7 @@ class ActorMesh(Shaped):
             raise AttributeError(name)
         spec = self._view.endpoints.get(name)
         if spec is None:
-            known = ", ".join(sorted(self._view.endpoints)) or "none"
-            raise AttributeError(f"{self._cls.__qualname__} has no endpoint {name!r}; its endpoints are: {known}")
+            raise no_endpoint(self._cls, name, self._view.endpoints, MESH_ATTRIBUTES)
         found: Endpoint[..., Any] = Endpoint(self._view, spec)
         vars(self)[name] = found
         return found

@@ -15,12 +15,14 @@ from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
+from trimesh.actor.misnamed import no_verb
 from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.actor.stream import Stream
 from trimesh.shape.point import Point
 from trimesh.shape.value_mesh import ValueMesh
+from trimesh.spelling import suggests_keywords
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Reply
@@ -50,6 +52,7 @@ class Endpoint(Generic[P, R]):
         self._spec = spec
         self._options = options
 
+    @suggests_keywords
     def options(
         self,
         *,
@@ -260,6 +263,11 @@ class Endpoint(Generic[P, R]):
             f"an endpoint of a mesh must be called by a verb, got mesh.{name}(...): "
             f"write `await mesh.{name}.call(...)`, .call_one, .choose, .broadcast, .stream or .map"
         )
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_verb(f"{self._mesh.name}.{self._spec.name}", name)
 
     def __repr__(self) -> str:
         return f"<endpoint {self._mesh!r}.{self._spec.name}>"

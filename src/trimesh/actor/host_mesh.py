@@ -35,6 +35,7 @@ from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
+from trimesh.spelling import suggests_keywords
 
 if TYPE_CHECKING:
     from trimesh.actor.procs.host_services import Forwarded, HostServices, Installed, Synced
@@ -97,6 +98,7 @@ class HostMesh:
         start, stop = parts[name]
         return HostMesh(self._owned, self._hosts.part(self._hosts.whole.slice(hosts=slice(start, stop))))
 
+    @suggests_keywords
     def spawn_procs(
         self,
         per_host: Mapping[str, int],
@@ -152,8 +154,7 @@ class HostMesh:
             ConfigError: What is said of settings is wrong.
             MeshErrorGroup: On entering, when a process could not be started: with its coordinates, and nothing left.
         """
-        name = checked_name(name)
-        extent = check_per_host(per_host)
+        name, extent = checked_name(name), check_per_host(per_host)
         owned = self._owned
         if self._hosts is not None:
             if bind is not None or rendezvous:
@@ -178,7 +179,6 @@ class HostMesh:
         )
         policy = FailFast() if supervision is None else checked_policy(supervision)
         check_units(policy, extent)
-
         fixed_by = "" if self._hosts is None else "its first dimensions are those of its hosts"
 
         @asynccontextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Generic, Literal, TypeVar, cast
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import trio
 
@@ -96,7 +97,14 @@ def checked_class(cls: Any) -> type[Actor]:
         TypeError: It is none.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}")
+        if isinstance(cls, Actor):
+            name = type(cls).__qualname__
+            raise TypeError(
+                f"spawn takes the class of the actors, which it makes in their processes, got an object of {name}: "
+                f'write spawn("name", {name}, ...) with the arguments of its __init__'
+            )
+        remedy = f": write `class {cls.__name__}(trimesh.Actor):`" if isinstance(cls, type) else ""
+        raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}{remedy}")
     return cls
 
 
@@ -114,6 +122,14 @@ def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, A
         return
 
 
+def _place_of_user() -> str:
+    """Return the line that has called this library."""
+    frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - for the warning
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("trimesh."):
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
 class Spawning(TrioBlock[T], Generic[T]):
     """A mesh that has not been started.
 
@@ -122,12 +138,11 @@ class Spawning(TrioBlock[T], Generic[T]):
     """
 
     def __init__(self, what: str, open_: Open[T], adopt: Adopt[T]) -> None:
-        frame = sys._getframe(2)  # noqa: SLF001 - the caller of spawn(), for the warning
         self._what = what
-        self._where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        self._where = _place_of_user()
         self._open = open_
         self._adopt = adopt
-        self._is_used = False
+        self._is_used = self._is_entered = False
         self._entered: AbstractAsyncContextManager[T] | None = None
 
     def _use(self) -> None:
@@ -137,6 +152,22 @@ class Spawning(TrioBlock[T], Generic[T]):
 
     def _begin(self) -> None:
         self._use()
+
+    def __aenter__(self) -> Coroutine[Any, Any, T]:
+        """Start it, owned by this block."""
+        self._is_entered = True  # even where that is refused, it was not forgotten
+        return super().__aenter__()
+
+    if not TYPE_CHECKING:
+
+        def __enter__(self) -> Any:
+            self._is_entered = True
+            raise TypeError(
+                f"{self._what} is entered by `async with`, got `with`: write `async with` in an async function that "
+                "trio.run runs, or use trimesh.blocking, whose meshes are entered by `with`"
+            )
+
+        def __exit__(self, *_: object) -> None: ...
 
     def __await__(self) -> Generator[Any, Any, T]:
         """Start it in the block of the mesh that it is spawned on."""
@@ -163,7 +194,7 @@ class Spawning(TrioBlock[T], Generic[T]):
 
     def __del__(self) -> None:
         # The names may be missing when __init__ has failed, and the module may be gone at interpreter exit.
-        if not self.__dict__.get("_is_used", True):
+        if not self.__dict__.get("_is_used", True) and not self._is_entered:
             warnings.warn(
                 f"{self._what}, made at {self._where}, was never started: write `await` or `async with` before it",
                 RuntimeWarning,

@@ -78,10 +78,14 @@ def one_rank(mesh: MeshView) -> Sequence[int]:
     ranks = mesh.ranks()
     if len(ranks) != 1:
         raise ValueError(
-            f"call_one needs a mesh of exactly one member, got {len(ranks)} in {mesh!r}: "
-            "slice it to one, or use call or choose"
+            f"call_one needs a mesh of exactly one member, got {len(ranks)} in {mesh!r}: slice it to one, as by "
+            f"slice({_first(mesh)}), or write call for all of them or choose for any one"
         )
     return ranks
+
+
+def _first(mesh: MeshView) -> str:
+    return ", ".join(f"{label}=0" for label in mesh.region.extent) or "..."
 
 
 async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS) -> Any:

@@ -103,7 +103,7 @@ class MeshView:
     @property
     def closed_text(self) -> str:
         """Why no messages may be sent once that is so."""
-        return f"{self!r} takes no messages: the block that owns it is being left"
+        return f"{self!r} takes no messages: the block that owns it is being left, or has been; call it inside of that"
 
     def target(self, proc: Proc, rank: int) -> Target:
         """Return the actor of a base rank as the target of a call."""

@@ -9,6 +9,7 @@ import msgspec
 
 from trimesh.config.settings import BY_NAME, PREFIX, SETTINGS, Setting, Settings
 from trimesh.errors import ConfigError
+from trimesh.spelling import suggestion
 
 _NO_SETTINGS: Final = ("TRIMESH_CONFIG", "TRIMESH_PROC", "TRIMESH_SYNCED", "TRIMESH_TRACKER", "TRIMESH_ZIG_TARGET")
 _NO_SETTINGS_PREFIXES: Final = ("TRIMESH_TEST_", "TRIMESH_SERVICE_", "TRIMESH_PORT")
@@ -100,10 +101,7 @@ def _checked(setting: Setting, value: Any, came: object, where: str) -> Any:
 
 
 def _guess(name: str, known: list[str]) -> str:
-    import difflib  # noqa: PLC0415 - only wrong names need it
-
-    near = difflib.get_close_matches(name, known, 1)
-    return f" (is it {near[0]}?)" * bool(near) + f": there are {', '.join(known)}"
+    return f"{suggestion(name, known)}: there are {', '.join(known)}"
 
 
 _VARIABLES: Final = {one.variable: one for one in SETTINGS}

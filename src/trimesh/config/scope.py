@@ -9,7 +9,7 @@ from typing import Any
 
 from trimesh.config.layers import Sources, above
 from trimesh.config.settings import Settings
-from trimesh.errors import TrimeshInternalError
+from trimesh.errors import ConfigError, TrimeshInternalError
 
 _chosen: ContextVar[Settings | None] = ContextVar("trimesh_settings", default=None)
 
@@ -47,7 +47,10 @@ def reread() -> Settings:
         ConfigError: A file or variable says what is no setting.
     """
     if not _base.is_given:
-        _base.settings = _base.read().settings()
+        try:
+            _base.settings = _base.read().settings()
+        except ConfigError as error:
+            raise error.with_traceback(None) from None  # how it was found says nothing to its reader
     return current()
 
 
@@ -85,7 +88,10 @@ def configured(**settings: Any) -> Generator[Settings, None, None]:
         ...     settings.grace
         30.0
     """
-    chosen = above(current(), settings)
+    try:
+        chosen = above(current(), settings)
+    except ConfigError as error:
+        raise error.with_traceback(None) from None
     token = _chosen.set(chosen)
     try:
         yield chosen

@@ -22,6 +22,7 @@ import attrs
 
 from trimesh.errors import ShapeError
 from trimesh.shape.point import Point
+from trimesh.spelling import suggestion
 
 
 def check_label(label: object) -> str:
@@ -136,7 +137,9 @@ class Extent(Mapping[str, int]):
         """
         if label not in self.labels:
             known = ", ".join(map(repr, self.labels)) or "none"
-            raise ShapeError(f"{self!r} has no dimension {label!r}; its labels are: {known}")
+            raise ShapeError(
+                f"{self!r} has no dimension {label!r}{suggestion(str(label), self.labels)}; its labels are: {known}"
+            )
         return self.labels.index(label)
 
     def index(self, label: str, index: object) -> int:

@@ -62,7 +62,6 @@ def argument_named(
     return error
 
 
-
 def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
     """As `make_from`, for a process that is not the owner of this one: it can have nothing imported here.
 

@@ -26,6 +26,7 @@ from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.exceptions.frames import without_own_frames
+from trimesh._wire.exceptions.hints import add_hints
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
 
@@ -218,6 +219,7 @@ class Server:
     def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
         pass_on(error)
         call.error_text = _text_of(error)
+        add_hints(error)
         without_own_frames(error)
         call.forget_arguments()
         if not call.is_broadcast and not call.ended:

@@ -233,7 +233,7 @@ class Encoder:
             pickler.dump(beside(value))
             is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
             encoded = pickler.take()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises, in our words
             raise TypeError(offending_part(value, what, error, self._fails, root)) from _shown_cause(error)
         if is_short:
             self._idle.append(pickler)
@@ -291,7 +291,7 @@ class Encoder:
             encoded = pickler.take(bodies_max=0)
         except DefinitionError:
             raise  # of another definition, which it names
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             part = offending_attribute(body, self._fails) if body is subject else None
             text = f"{part} cannot be serialised: {error}" if part else str(error)
             raise TypeError(text) from _shown_cause(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 import trio
@@ -91,6 +91,13 @@ class StartedCall(Generic[T]):
                 await absorb_budget()
             raise RemoteCancelled(reason=work.cut_reason)
         return cast("T", work.value)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(
+                f"a started call has no {name!r}: write `await` before it for its result; it has .done and .cancel()"
+            )
 
     def __del__(self) -> None:
         self._work.drop()

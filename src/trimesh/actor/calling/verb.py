@@ -132,11 +132,19 @@ class CallVerb(Generic[P, T]):
     def _check(self) -> None:
         self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._way.name)
 
+    @property
+    def spelling(self) -> str:
+        """How the verb is written, for hints."""
+        return f"{self._mesh.name}.{self._spec.name}.{self._way.name}"
+
     def __repr__(self) -> str:
         if not self._text:
             self._text = f"<{self._way.name} of {self._mesh!r}.{self._spec.name}>"
         return self._text
 
+
+# Python warns of a coroutine that was never awaited by this name, and shows the line that has made it.
+CallVerb.__call__.__qualname__ = "call of an endpoint (write `await mesh.endpoint.call(...)`)"
 
 CALL: Final = Way("call", verbs.call, retrying.call, MeshView.ranks, verbs.values_of, fail_fast=True)
 CALL_SETTLED: Final = Way(

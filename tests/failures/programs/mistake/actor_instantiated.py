@@ -5,7 +5,7 @@ Words: spawn
 
 import trio
 
-from trimesh import Actor, endpoint
+from trimesh import Actor, endpoint, this_host
 
 
 class Trainer(Actor):
@@ -15,8 +15,9 @@ class Trainer(Actor):
 
 
 async def main() -> None:
-    trainer = Trainer()
-    print(await trainer.step.call(1))
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainer = Trainer()
+        print(procs, await trainer.step.call(1))
 
 
 trio.run(main)

@@ -1,6 +1,6 @@
 """`asyncio.sleep` in an actor of Trio.
 
-Words: trio.sleep
+Words: write trio.sleep
 """
 
 import asyncio

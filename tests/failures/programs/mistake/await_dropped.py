@@ -1,6 +1,6 @@
 """A call is neither awaited nor kept.
 
-Words: was never awaited
+Words: write `await mesh.endpoint.call(...)`
 """
 
 import trio

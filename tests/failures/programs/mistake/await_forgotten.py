@@ -1,6 +1,6 @@
 """The result of a call is used without `await`.
 
-Words: await
+Words: write `await trainers.step.call
 """
 
 import trio

@@ -1,6 +1,6 @@
 """An attribute of a call's result is used without `await`.
 
-Words: await
+Words: write `await trainers.step.call
 """
 
 import trio

@@ -1,6 +1,6 @@
 """`call_one` on a mesh of eight.
 
-Words: call_one
+Words: slice(gpus=0)
 """
 
 import trio

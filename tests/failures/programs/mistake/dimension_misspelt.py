@@ -1,6 +1,6 @@
 """A dimension is misspelt.
 
-Words: gpus
+Words: is it gpus?
 """
 
 import trio

@@ -1,6 +1,6 @@
 """An endpoint is misspelt.
 
-Words: step
+Words: is it step?
 """
 
 import trio

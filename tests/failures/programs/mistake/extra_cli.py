@@ -1,19 +1,20 @@
 """The command `trimesh` without the extra `cli`.
 
-Words: pip install
+Words: pip install 'trimesh-actors[cli]'
 """
 
-import runpy
 import sys
 
 
 class NoCyclopts:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("cyclopts", "rich", "textual"):
+        if name.partition(".")[0] == "cyclopts":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 sys.meta_path.insert(0, NoCyclopts())
 sys.argv = ["trimesh", "ps"]
 
-runpy.run_module("trimesh", run_name="__main__")
+from trimesh.cli.main import main
+
+main()

@@ -1,6 +1,6 @@
 """`trimesh.tensor` without torch.
 
-Words: pip install
+Words: pip install 'trimesh-actors[torch]'
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A keyword of `spawn_procs` is misspelt.
 
-Words: supervision
+Words: is it supervision?
 """
 
 import trio

@@ -1,6 +1,6 @@
 """`.get()` of a call, as in Monarch.
 
-Words: await
+Words: write `await trainers.step.call
 """
 
 import trio

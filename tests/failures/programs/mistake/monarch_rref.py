@@ -1,6 +1,6 @@
 """`.rref()`, as in Monarch.
 
-Words: rref
+Words: .call(...)
 """
 
 import trio

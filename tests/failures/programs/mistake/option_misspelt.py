@@ -1,6 +1,6 @@
 """An option of an endpoint is misspelt.
 
-Words: retry
+Words: is it retry?
 """
 
 import trio

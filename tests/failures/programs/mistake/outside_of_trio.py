@@ -1,6 +1,6 @@
 """`spawn_procs` is entered in a plain function.
 
-Words: trio.run
+Words: trimesh.blocking
 """
 
 from trimesh import this_host

@@ -1,6 +1,6 @@
 """A class that is no actor is spawned.
 
-Words: Actor
+Words: class Trainer(trimesh.Actor)
 """
 
 import trio

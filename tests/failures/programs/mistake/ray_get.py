@@ -1,6 +1,6 @@
 """`.get()` of a started call, as in Monarch and Ray.
 
-Words: await
+Words: write `await`
 """
 
 import trio

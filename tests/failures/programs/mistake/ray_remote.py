@@ -1,6 +1,6 @@
 """`.remote()`, as in Ray.
 
-Words: call
+Words: .call(...)
 """
 
 import trio

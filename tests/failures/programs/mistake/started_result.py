@@ -1,6 +1,6 @@
 """`.result()` of a started call, as of a future.
 
-Words: await
+Words: write `await`
 """
 
 import trio

@@ -13,7 +13,7 @@ from trimesh import Actor, endpoint, this_host
 class Trainer(Actor):
     @endpoint
     async def step(self, batch: int) -> int:
-        time.sleep(2)
+        time.sleep(6)
         return batch
 
 

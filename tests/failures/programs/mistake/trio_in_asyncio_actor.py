@@ -1,6 +1,6 @@
 """`trio.sleep` in an actor of asyncio.
 
-Words: asyncio.sleep
+Words: write asyncio.sleep
 """
 
 import trio

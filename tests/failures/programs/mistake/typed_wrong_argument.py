@@ -3,15 +3,27 @@
 Words: batch
 """
 
+import sys
+from pathlib import Path
+
 import trio
 
-from trimesh import Actor, endpoint, this_host
+from trimesh import this_host
+
+Path("workers.py").write_text(
+    """
+from trimesh import Actor, endpoint
 
 
 class Trainer(Actor):
     @endpoint
     async def step(self, batch: int) -> int:
         return batch
+"""
+)
+sys.path.insert(0, "")
+
+from workers import Trainer
 
 
 async def main() -> None:

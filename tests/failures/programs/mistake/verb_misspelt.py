@@ -1,6 +1,6 @@
 """A verb is misspelt.
 
-Words: call
+Words: is it call?
 """
 
 import trio

@@ -1,0 +1,154 @@
+"""Hints for common mistakes: notes on errors whose own text does not say what to write instead.
+
+A forgotten `await`, asyncio in a Trio actor, Trio in an asyncio actor, a verb on a live actor. The hint is found by the
+type, the text and the frames of the error, so that nothing is checked on the way of a call that succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from types import CoroutineType, FrameType, FunctionType
+from typing import Any, Final
+
+from trimesh.errors import leaves
+
+_LEAVES_MAX: Final = 100
+"""Failures of a group that get a hint; a reader needs one."""
+
+_VERBS: Final = frozenset(
+    ("broadcast", "broadcast_nowait", "call", "call_one", "call_reduced", "call_settled", "choose", "map", "stream")
+)
+
+_IN_TRIO: Final = {
+    "Event": "trio.Event",
+    "Lock": "trio.Lock",
+    "Queue": "trio.open_memory_channel",
+    "create_task": "a nursery (`trio.open_nursery`)",
+    "gather": "a nursery (`trio.open_nursery`)",
+    "get": "trio.open_memory_channel",
+    "open_connection": "trio.open_tcp_stream",
+    "put": "trio.open_memory_channel",
+    "sleep": "trio.sleep",
+    "timeout": "trio.fail_after",
+    "to_thread": "trio.to_thread.run_sync",
+    "wait_for": "trio.fail_after",
+}
+"""What Trio has in place of functions of asyncio."""
+
+_IN_ASYNCIO: Final = {
+    "fail_after": "asyncio.timeout",
+    "move_on_after": "asyncio.timeout",
+    "open_nursery": "asyncio.TaskGroup",
+    "run_sync": "asyncio.to_thread",
+    "sleep": "asyncio.sleep",
+}
+
+_NO_LOOP: Final = ("no running event loop", "There is no current event loop")
+_NO_TRIO: Final = "must be called from async context"
+_NO_TRAP: Final = "trio.run received unrecognized yield message"
+
+
+def add_hints(error: BaseException) -> None:
+    """Add a note to an error, or the members of a group, where a common mistake of the user explains it."""
+    for count, leaf in enumerate(leaves(error)):
+        if count >= _LEAVES_MAX:
+            return
+        hint = None
+        with suppress(Exception):  # the text and the variables are the user's: their methods may fail
+            hint = hint_for(leaf)
+        if hint is not None and hint not in getattr(leaf, "__notes__", ()):
+            leaf.add_note(hint)
+
+
+def hint_for(error: BaseException) -> str | None:
+    """Return what to write instead, if an error is explained by a common mistake."""
+    match error:
+        case AttributeError(name=str(name), obj=FunctionType(__name__=function)) if name in _VERBS:
+            return (
+                f"{function} of a live actor is a plain method: call it by `{function}(...)`; verbs such as {name} "
+                "belong to the handle that `await procs.spawn(...)` returns"
+            )
+        case AttributeError() | TypeError() if "coroutine" in str(error):
+            return _unawaited(error)
+        case AttributeError() | RuntimeError() | TypeError():
+            return _other_loop(error)
+    return None
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+# ---- calls that were not awaited -------------------------------------------------------------------------------
+
+
+def _unawaited(error: AttributeError | TypeError) -> str | None:
+    used = error.obj if isinstance(error, AttributeError) else None
+    frames = list(_frames(error))
+    values = [used] if isinstance(used, CoroutineType) else list(frames[-1].f_locals.values()) if frames else []
+    for value in values:
+        call = _call_of(value)
+        if call is not None:
+            value.close()  # or Python warned of it, too, and without its name
+            return f"{call}(...) is a coroutine until it is awaited: write `await {call}(...)`"
+    return None
+
+
+def _call_of(value: Any) -> str | None:
+    """Return how a call that has not begun is written; None for any other value."""
+    if not isinstance(value, CoroutineType) or value.cr_frame is None or value.cr_suspended or value.cr_running:
+        return None
+    verb = value.cr_frame.f_locals.get("self")
+    spelling = getattr(type(verb), "spelling", None) if type(verb).__module__.startswith("trimesh.") else None
+    return None if spelling is None else str(spelling.fget(verb))
+
+
+# ---- code of the other loop ------------------------------------------------------------------------------------
+
+
+def _other_loop(error: BaseException) -> str | None:
+    text = str(error)
+    frames = list(_frames(error))
+    is_in_asyncio = any(str(frame.f_globals.get("__name__", "")).startswith("trimesh.aio.") for frame in frames)
+    if isinstance(error, RuntimeError) and text == _NO_TRIO:
+        if not is_in_asyncio:
+            return None
+        name = _called(frames, "trio")
+        instead = f"write {_IN_ASYNCIO[name]}, or " if name in _IN_ASYNCIO else ""
+        what = f"trio.{name}" if name else "trio"
+        return f"this runs in asyncio, where {what} does not work: {instead}derive the actor from trimesh.Actor"
+    is_of_asyncio = bool(frames) and _package(frames[-1]) == "asyncio"
+    is_without_loop = text.startswith(_NO_LOOP) or "create_future" in text or "call_later" in text
+    if is_in_asyncio or not ((is_of_asyncio and is_without_loop) or text.startswith((*_NO_LOOP, _NO_TRAP))):
+        return None
+    name = _called(frames, "asyncio")
+    for frame in frames:
+        if _package(frame) == "asyncio":
+            _close_coroutines(frame)
+    instead = f"write {_IN_TRIO[name]}, or " if name in _IN_TRIO else ""
+    what = f"asyncio.{name}" if name else "asyncio"
+    return f"this runs in Trio, where {what} does not work: {instead}derive the actor from trimesh.aio.Actor"
+
+
+def _called(frames: list[FrameType], package: str) -> str:
+    """Return the name of the function of a package that the user has called."""
+    return next((frame.f_code.co_name for frame in frames if _package(frame) == package and not _is_base(frame)), "")
+
+
+def _is_base(frame: FrameType) -> bool:
+    return _package(frame) == "trio" and frame.f_code.co_name in ("run", "unrolled_run")
+
+
+def _close_coroutines(frame: FrameType) -> None:
+    """Close coroutines that asyncio was given and has not begun: Python would warn of each."""
+    for value in frame.f_locals.values():
+        if isinstance(value, CoroutineType) and value.cr_frame is not None and not value.cr_running:
+            value.close()

@@ -1,0 +1,60 @@
+"""Errors for names that handles and actor classes do not have: misspelt ones, and those of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any, Final
+
+from trimesh.spelling import suggestion
+
+_VERBS: Final = (
+    "call", "call_one", "call_settled", "call_reduced", "choose", "broadcast", "broadcast_nowait", "stream", "map",
+    "options",
+)  # fmt: skip
+
+_ELSEWHERE: Final = frozenset(("get", "remote", "result", "rref", "submit"))
+"""Names of endpoints, tasks and futures in Ray, Monarch and `concurrent.futures`."""
+
+
+class NotHere:
+    """An attribute of actor classes in Ray; the `AttributeError` names what to write here."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(
+            f"an actor class has no {self._name!r}: write `await procs.spawn('name', {owner.__name__}, ...)`, in a "
+            "block `async with this_host().spawn_procs(...) as procs:`"
+        )
+
+
+def no_endpoint(cls: type, name: str, known: Iterable[str], attributes: Iterable[str]) -> AttributeError:
+    """Return the error for an endpoint that a mesh of `cls` does not have.
+
+    Args:
+        cls: The actor class.
+        name: What was written.
+        known: Endpoints of the class.
+        attributes: Other names that a mesh has.
+    """
+    if inspect.isfunction(getattr(cls, name, None)):
+        text = f"{cls.__qualname__}.{name} is no endpoint: write @endpoint above its `def` to call it on a mesh"
+    else:
+        near = suggestion(name, [*known, *attributes])
+        names = ", ".join(sorted(known)) or "none"
+        text = f"{cls.__qualname__} has no endpoint {name!r}{near}; its endpoints are: {names}"
+    return AttributeError(text)
+
+
+def no_verb(endpoint: str, name: str) -> AttributeError:
+    """Return the error for a verb that there is not; `endpoint` is what it was written after."""
+    if name in _ELSEWHERE:
+        text = (
+            f"an endpoint has no {name!r}: write `await {endpoint}.call(...)` for all members, .call_one for a mesh of "
+            "one, .choose for any one, or .call.start(...) to await later"
+        )
+    else:
+        text = f"an endpoint has no verb {name!r}{suggestion(name, _VERBS)}; its verbs are: {', '.join(_VERBS)}"
+    return AttributeError(text)
