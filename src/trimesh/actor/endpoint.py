@@ -15,14 +15,13 @@ from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
-from trimesh.actor.misnamed import no_verb
+from trimesh.actor.misnamed import no_verb, suggests_keywords
 from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.actor.stream import Stream
 from trimesh.shape.point import Point
 from trimesh.shape.value_mesh import ValueMesh
-from trimesh.spelling import suggests_keywords
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Reply

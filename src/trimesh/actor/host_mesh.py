@@ -19,6 +19,7 @@ from trimesh._runtime.tasks import in_trio
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
+from trimesh.actor.misnamed import suggests_keywords
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.spawning import (
     Env,
@@ -35,7 +36,6 @@ from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
-from trimesh.spelling import suggests_keywords
 
 if TYPE_CHECKING:
     from trimesh.actor.procs.host_services import Forwarded, HostServices, Installed, Synced

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterable
-from typing import Any, Final
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar, cast
 
+from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh.spelling import suggestion
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_UNEXPECTED: Final = re.compile(r"got an unexpected keyword argument '(?P<name>\w+)'$")
+"""What Python says up to 3.12; since then it has a suggestion itself, where a name is near."""
 
 _VERBS: Final = (
     "call", "call_one", "call_settled", "call_reduced", "choose", "broadcast", "broadcast_nowait", "stream", "map",
@@ -26,7 +34,8 @@ class NotHere:
     def __get__(self, instance: object, owner: type) -> Any:
         raise AttributeError(
             f"an actor class has no {self._name!r}: write `await procs.spawn('name', {owner.__name__}, ...)`, in a "
-            "block `async with this_host().spawn_procs(...) as procs:`"
+            "block `async with this_host().spawn_procs(...) as procs:`",
+            name=self._name,
         )
 
 
@@ -45,7 +54,7 @@ def no_endpoint(cls: type, name: str, known: Iterable[str], attributes: Iterable
         near = suggestion(name, [*known, *attributes])
         names = ", ".join(sorted(known)) or "none"
         text = f"{cls.__qualname__} has no endpoint {name!r}{near}; its endpoints are: {names}"
-    return AttributeError(text)
+    return AttributeError(text, name=name)  # without it Python adds a suggestion of its own
 
 
 def no_verb(endpoint: str, name: str) -> AttributeError:
@@ -57,4 +66,35 @@ def no_verb(endpoint: str, name: str) -> AttributeError:
         )
     else:
         text = f"an endpoint has no verb {name!r}{suggestion(name, _VERBS)}; its verbs are: {', '.join(_VERBS)}"
-    return AttributeError(text)
+    return AttributeError(text, name=name)
+
+
+def suggests_keywords(function: _F) -> _F:
+    """Decorate a function of many keywords: the error for an unknown one has the nearest name.
+
+    Errors have no frames of the function itself.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            misspelt = _misspelt(function, error)
+            if misspelt is None:
+                without_own_frames(error)
+                raise
+        raise TypeError(misspelt)
+
+    return cast("_F", call)
+
+
+def _misspelt(function: Callable[..., Any], error: Exception) -> str | None:
+    """Return the text for a keyword that a function does not have; None for any other error."""
+    is_of_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
+    found = _UNEXPECTED.search(str(error)) if is_of_call and isinstance(error, TypeError) else None
+    if found is None:
+        return None
+    keywords = [name for name in inspect.signature(function).parameters if name != "self"]
+    return f"{error}{suggestion(found['name'], keywords)}: there are {', '.join(keywords)}"

@@ -187,6 +187,7 @@ class Spawning(TrioBlock[T], Generic[T]):
         return await self._entered.__aexit__(type(error), error, error.__traceback__)
 
     def __getattr__(self, name: str) -> Any:
+        self._is_entered = True  # what is forgotten is said now
         raise AttributeError(
             f"{self._what} has not been started, so it has no {name!r}: write `mesh = await ...` or "
             "`async with ... as mesh:` first"

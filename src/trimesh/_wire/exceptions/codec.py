@@ -267,7 +267,7 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
         try:
             error = _rebuild(record, [errors[m] for m in record.members or () if m in errors], decoder)
         except Exception:  # noqa: BLE001 - EX-3
-            error = RemoteError(record.cls.text, record.message)
+            error = _stand_in(record)
         errors[index] = error
     for index, record in enumerate(records):
         try:
@@ -314,10 +314,19 @@ def _rebuild(record: ExceptionRecord, members: list[Exception], decoder: PartDec
                 group.add_note(f"(this was a {record.cls.text}, which cannot be rebuilt here)")
         set_args(group, (message, members, *args[1:]))
         return group
-    if not (isinstance(cls, type) and issubclass(cls, Exception)) or record.members is not None:
-        return RemoteError(record.cls.text, record.message)
+    if isinstance(cls, type) and not issubclass(cls, Exception):
+        return RemoteError(record.cls.text, record.message)  # a KeyboardInterrupt or the like
+    if not isinstance(cls, type) or record.members is not None:
+        return _stand_in(record)
     error = make(cls, args)
-    return error if isinstance(error, Exception) else RemoteError(record.cls.text, record.message)
+    return error if isinstance(error, Exception) else _stand_in(record)
+
+
+def _stand_in(record: ExceptionRecord) -> RemoteError:
+    """Return what stands for an exception whose class cannot be used here."""
+    error = RemoteError(record.cls.text, record.message)
+    error.add_note(f"{record.cls.text} cannot be imported or made here: define it in a module that this process has")
+    return error
 
 
 def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -> None:

@@ -6,12 +6,12 @@ type, the text and the frames of the error, so that nothing is checked on the wa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from types import CoroutineType, FrameType, FunctionType
+from types import CoroutineType, FrameType, FunctionType, TracebackType
 from typing import Any, Final
 
-from trimesh.errors import leaves
+from trimesh.errors import has_origin, leaves
 
 _LEAVES_MAX: Final = 100
 """Failures of a group that get a hint; a reader needs one."""
@@ -24,24 +24,26 @@ _IN_TRIO: Final = {
     "Event": "trio.Event",
     "Lock": "trio.Lock",
     "Queue": "trio.open_memory_channel",
-    "create_task": "a nursery (`trio.open_nursery`)",
-    "gather": "a nursery (`trio.open_nursery`)",
-    "get": "trio.open_memory_channel",
+    "Semaphore": "trio.Semaphore",
+    "TaskGroup": "trio.open_nursery",
+    "Timeout": "trio.fail_after",
+    "create_task": "trio.open_nursery",
+    "gather": "trio.open_nursery",
     "open_connection": "trio.open_tcp_stream",
-    "put": "trio.open_memory_channel",
     "sleep": "trio.sleep",
-    "timeout": "trio.fail_after",
     "to_thread": "trio.to_thread.run_sync",
     "wait_for": "trio.fail_after",
 }
-"""What Trio has in place of functions of asyncio."""
+"""What Trio has in place of functions and classes of asyncio."""
 
 _IN_ASYNCIO: Final = {
+    "Event": "asyncio.Event",
+    "Lock": "asyncio.Lock",
+    "NurseryManager": "asyncio.TaskGroup",
     "fail_after": "asyncio.timeout",
     "move_on_after": "asyncio.timeout",
-    "open_nursery": "asyncio.TaskGroup",
-    "run_sync": "asyncio.to_thread",
     "sleep": "asyncio.sleep",
+    "to_thread_run_sync": "asyncio.to_thread",
 }
 
 _NO_LOOP: Final = ("no running event loop", "There is no current event loop")
@@ -54,6 +56,8 @@ def add_hints(error: BaseException) -> None:
     for count, leaf in enumerate(leaves(error)):
         if count >= _LEAVES_MAX:
             return
+        if has_origin(leaf):
+            continue  # its hint was found where it was raised
         hint = None
         with suppress(Exception):  # the text and the variables are the user's: their methods may fail
             hint = hint_for(leaf)
@@ -77,7 +81,10 @@ def hint_for(error: BaseException) -> str | None:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    traceback = error.__traceback__
+    return _walk(error.__traceback__)
+
+
+def _walk(traceback: TracebackType | None) -> Iterator[FrameType]:
     while traceback is not None:
         yield traceback.tb_frame
         traceback = traceback.tb_next
@@ -118,33 +125,39 @@ def _other_loop(error: BaseException) -> str | None:
     text = str(error)
     frames = list(_frames(error))
     is_in_asyncio = any(str(frame.f_globals.get("__name__", "")).startswith("trimesh.aio.") for frame in frames)
-    if isinstance(error, RuntimeError) and text == _NO_TRIO:
-        if not is_in_asyncio:
-            return None
-        name = _called(frames, "trio")
-        instead = f"write {_IN_ASYNCIO[name]}, or " if name in _IN_ASYNCIO else ""
-        what = f"trio.{name}" if name else "trio"
+    if isinstance(error, RuntimeError) and text == _NO_TRIO and is_in_asyncio:
+        what, instead = _called(error, "trio", _IN_ASYNCIO)
         return f"this runs in asyncio, where {what} does not work: {instead}derive the actor from trimesh.Actor"
     is_of_asyncio = bool(frames) and _package(frames[-1]) == "asyncio"
-    is_without_loop = text.startswith(_NO_LOOP) or "create_future" in text or "call_later" in text
+    is_without_loop = text.startswith(_NO_LOOP) or "'create_future'" in text or "'call_later'" in text
     if is_in_asyncio or not ((is_of_asyncio and is_without_loop) or text.startswith((*_NO_LOOP, _NO_TRAP))):
         return None
-    name = _called(frames, "asyncio")
     for frame in frames:
         if _package(frame) == "asyncio":
             _close_coroutines(frame)
-    instead = f"write {_IN_TRIO[name]}, or " if name in _IN_TRIO else ""
-    what = f"asyncio.{name}" if name else "asyncio"
+    what, instead = _called(error, "asyncio", _IN_TRIO)
     return f"this runs in Trio, where {what} does not work: {instead}derive the actor from trimesh.aio.Actor"
 
 
-def _called(frames: list[FrameType], package: str) -> str:
-    """Return the name of the function of a package that the user has called."""
-    return next((frame.f_code.co_name for frame in frames if _package(frame) == package and not _is_base(frame)), "")
-
-
-def _is_base(frame: FrameType) -> bool:
-    return _package(frame) == "trio" and frame.f_code.co_name in ("run", "unrolled_run")
+def _called(error: BaseException, package: str, table: Mapping[str, str]) -> tuple[str, str]:
+    """Return what the user has called of a package, and what to write in place of that; cut the frames below."""
+    links: list[TracebackType] = []
+    link = error.__traceback__
+    while link is not None:
+        frame = link.tb_frame
+        is_user = _package(frame) not in (package, "trimesh", "trio", "outcome", "contextlib")
+        if is_user and link.tb_next is not None and _package(link.tb_next.tb_frame) in (package, "contextlib"):
+            inner = (one for one in _walk(link.tb_next) if _package(one) == package)
+            name = next((one.f_code.co_qualname for one in inner), "")
+            short = None
+            for one in reversed([*links, link]):
+                short = TracebackType(short, one.tb_frame, one.tb_lasti, one.tb_lineno)
+            error.__traceback__ = short
+            instead = table.get(name.partition(".")[0])
+            return f"{package}.{name}", f"write {instead}, or " if instead else ""
+        links.append(link)
+        link = link.tb_next
+    return package, ""
 
 
 def _close_coroutines(frame: FrameType) -> None:

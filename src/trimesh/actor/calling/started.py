@@ -96,7 +96,8 @@ class StartedCall(Generic[T]):
 
         def __getattr__(self, name: str) -> Any:
             raise AttributeError(
-                f"a started call has no {name!r}: write `await` before it for its result; it has .done and .cancel()"
+                f"a started call has no {name!r}: write `await` before it for its result; it has .done and .cancel()",
+                name=name,
             )
 
     def __del__(self) -> None:

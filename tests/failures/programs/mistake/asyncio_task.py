@@ -18,7 +18,7 @@ class Trainer(Actor):
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
         trainers = await procs.spawn("trainers", Trainer)
         await trainers.step.call(1)
 

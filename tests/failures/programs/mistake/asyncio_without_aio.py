@@ -9,7 +9,7 @@ from trimesh import this_host
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
         print(procs)
 
 

@@ -1,6 +1,6 @@
 """An endpoint raises an error of a module that only its process has.
 
-Words: CudaFault: out of memory
+Words: define it in a module
 """
 
 import sys
@@ -25,7 +25,7 @@ class Trainer(Actor):
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
         trainers = await procs.spawn("trainers", Trainer)
         await trainers.step.call(1)
 
