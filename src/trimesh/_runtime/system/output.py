@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from trimesh import limits
+from trimesh._runtime.system.fault_stack import is_hidden
 from trimesh._runtime.system.records import OutputChunk
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 STDOUT: Final = 1
 STDERR: Final = 2
+
+_OF_FAULTS: Final = (b'  File "', b"Extension modules: ")
+"""How lines of `faulthandler` begin that may be left out."""
 
 MODES: Final = ("forward", "inherit", "discard")
 """Values of `output`, besides a path."""
@@ -295,7 +299,9 @@ def _shown(chunk: OutputChunk) -> list[str]:
     if chunk.dropped:
         shown.append(f"{prefix}({chunk.dropped} lines lost: they came faster than they could be shown)\n")
     for line in chunk.lines:
-        shown.append(f"{prefix}{_text_of(line)}\n")
+        text = _text_of(line)
+        if not (line.startswith(_OF_FAULTS) and is_hidden(text)):
+            shown.append(f"{prefix}{text}\n")
     return shown
 
 

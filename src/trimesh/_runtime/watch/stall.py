@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
+from trimesh._runtime.system.fault_stack import shown_stack
 from trimesh._runtime.watch.stack import STACK_SECONDS, read_stack, request_stack
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ class StallReport:
             request_stack(member.pid)
             await trio.sleep(STACK_SECONDS)
             stack = read_stack(member.pid, member.stack_fd)
-        text = f"{member.label} (pid {member.pid}) is stalled: its Trio loop has not run for {seconds:.1f} s"
-        _log.warning("%s\n%s", text, stack or "  its stack cannot be had")
+        text = (
+            f"{member.label} (pid {member.pid}) is stalled: its Trio loop has not run for {seconds:.1f} s. A call that "
+            "blocks does this: await its counterpart of Trio, or write a plain `def` under @endpoint(thread=True)"
+        )
+        _log.warning("%s\n%s", text, shown_stack(stack) or "  its stack is not available")
         for listener in self.listeners:
             listener(seconds, stack)

@@ -1,6 +1,6 @@
 """`time.sleep` in an endpoint that is a coroutine.
 
-Words: step
+Words: @endpoint(thread=True)
 """
 
 import time
