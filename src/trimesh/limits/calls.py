@@ -190,3 +190,7 @@ NAME_CHARS_MAX: Final = 200
 
 GRACE_SECONDS: Final = 5.0
 """Default of `grace`: clean-up of actors and processes."""
+
+LARGE_VALUE_BYTES: Final = 256 << 20
+"""Arguments or a result of this size are logged once for each endpoint: to copy them takes a tenth of a second for each
+member, and weights have ways that do not."""

@@ -17,6 +17,13 @@ where all cores are busy. After it the death is told without a diagnosis."""
 STOPPING_LOG_SECONDS: Final = 2.0
 """A block that has been stopping for this long says once what it waits for (rule M4)."""
 
+SPAWNING_LOG_SECONDS: Final = 10.0
+"""A spawn that has waited for this long is logged once, with where each process is that is not ready. Imports and small
+models take less; a constructor that waits for a peer that is not there never ends."""
+
+SPAWNING_LOG_LINES: Final = 30
+"""Lines of that log: a screen. Processes of which the same is to be said share theirs."""
+
 LEAVING_SECONDS: Final = 1.0
 """Blocks that are left this soon after each other end together: milliseconds lie between those of one program."""
 

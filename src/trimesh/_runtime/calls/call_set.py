@@ -274,7 +274,7 @@ class CallSet:
             call = SetCall(proc, new_call_id(), request, targets, key, self, budget, now)
             is_alone = value.buffers or value.definitions or value.attachments or nbytes > nbytes_max
             if is_alone or box.is_waiting or not try_sent(nbytes):
-                self._begin(proc, call, parcel_of(value, request, call.call_id, target.mesh, budget))
+                self._begin(proc, call, parcel_of(proc, value, request, call.call_id, target.mesh, budget))
                 return
             if batch is None or box.batch is not batch or not batch.has_room(nbytes):
                 if box.batch is not None:

@@ -17,6 +17,7 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 from trimesh import limits
 from trimesh._routing.collector import POSTED, LocalFailure, Outcome, Raised, Returned
 from trimesh._routing.merge import MergedItem
+from trimesh._runtime.calls.large_values import note_large
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
@@ -110,11 +111,17 @@ def encode_request(
         value = proc.values.encode_call(args, kwargs, request, (), _spec(request))
     else:
         value = proc.values.encode_call(args, kwargs, request, spec.parameters, spec)
-    return parcel_of(value, request, call_id, mesh, budget, window)
+    return parcel_of(proc, value, request, call_id, mesh, budget, window)
 
 
 def parcel_of(
-    value: Encoded, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int = 0
+    proc: CallingProc,
+    value: Encoded,
+    request: Request,
+    call_id: int,
+    mesh: MeshId,
+    budget: float | None,
+    window: int = 0,
 ) -> Parcel:
     """Return the message of a call whose arguments have been encoded; see `encode_request`."""
     payload: bytes = value.payload
@@ -130,6 +137,8 @@ def parcel_of(
     nbytes = len(head)
     if bodies:
         nbytes += sum(memoryview(body).nbytes for body in bodies)
+        if nbytes >= limits.LARGE_VALUE_BYTES:
+            note_large(proc, request.what, "arguments", bodies)
     # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
     flow = 0 if value.attachments else mesh
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
@@ -405,6 +414,8 @@ def value_of(proc: CallingProc, outcome: Returned | MergedItem, request: Request
     """Decode what a rank has sent: its result, or an item of its stream."""
     if outcome is POSTED:
         return _POSTED
+    if outcome.bodies:
+        note_large(proc, request.what, "result", outcome.bodies)
     try:
         return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
     except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's

@@ -45,6 +45,11 @@ class CallingProc(CancellingProc, Protocol):
     new_call_id: CallNumbers
 
     @property
+    def above(self) -> dict[type, object]:
+        """What is kept for it, by class."""
+        ...
+
+    @property
     def proc_id(self) -> ProcId:
         """This incarnation."""
         ...

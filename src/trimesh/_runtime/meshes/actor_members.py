@@ -26,12 +26,12 @@ from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.failure_handling import FailureHandling
 from trimesh._runtime.meshes.process import MeshProc
 from trimesh._runtime.meshes.restarts import Restarts
+from trimesh._runtime.meshes.slow_starts import starting
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
-from trimesh._runtime.watch.shown_progress import showing
 from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (
@@ -168,7 +168,7 @@ class ActorMembers:
             self.processes.actors.append(self)
         results: list[Result] = []
         try:
-            with self._starting, showing(self.proc, f"spawning {self.info.name} on {len(self.ranks)} processes"):
+            with self._starting, starting(self.proc, info, self.ranks):
                 results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
             errors = errors_of(results)
             is_cut = all(isinstance(error, RemoteCancelled) for error in errors)

@@ -1,13 +1,9 @@
-"""A constructor waits for ever, until Ctrl-C.
+"""A constructor blocks for long: the log says where.
 
 Words: hanging_init.py
 """
 
-import socket
-import threading
 import time
-import os
-import signal
 
 import trio
 
@@ -16,20 +12,17 @@ from trimesh import Actor, current_rank, endpoint, this_host
 
 class Trainer(Actor):
     def __init__(self) -> None:
-        self.weights = b""
         if current_rank() == 1:
-            server = socket.create_server(("127.0.0.1", 0))
-            self.connection, _ = server.accept()
+            time.sleep(12)
 
     @endpoint
     async def step(self) -> int:
-        return len(self.weights)
+        return 1
 
 
 async def main() -> None:
-    async with this_host().spawn_procs({"gpus": 2}) as procs:
-        with trio.move_on_after(12):
-            await procs.spawn("trainers", Trainer)
+    async with this_host().spawn_procs({"gpus": 4}) as procs:
+        await procs.spawn("trainers", Trainer)
 
 
 trio.run(main)

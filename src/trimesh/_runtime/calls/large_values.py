@@ -1,0 +1,54 @@
+"""Large values that travel by value: logged once for each endpoint, with what to write instead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Protocol
+
+from trimesh import limits
+from trimesh._wire.memory.regions import Buffer
+
+_log = logging.getLogger("trimesh")
+
+
+class NotingProc(Protocol):
+    """The process that sends or receives; see `Proc`."""
+
+    @property
+    def above(self) -> dict[type, object]:
+        """What is kept for it, by class."""
+        ...
+
+
+class LargeValues:
+    """Endpoints that a process has logged."""
+
+    def __init__(self) -> None:
+        self.logged: set[tuple[str, str]] = set()
+
+
+def note_large(proc: NotingProc, endpoint: str, kind: str, bodies: Iterable[Buffer]) -> None:
+    """Log a value of at least `limits.LARGE_VALUE_BYTES`.
+
+    Args:
+        proc: The calling process.
+        endpoint: With its mesh.
+        kind: "arguments" or "result".
+        bodies: Memory beside the message.
+    """
+    nbytes = sum(memoryview(body).nbytes for body in bodies)
+    if nbytes < limits.LARGE_VALUE_BYTES:
+        return
+    found = proc.above.setdefault(LargeValues, LargeValues())
+    assert isinstance(found, LargeValues)
+    if (endpoint, kind) in found.logged:
+        return
+    found.logged.add((endpoint, kind))
+    _log.warning(
+        "%s: %s of %.1f GiB by value, copied for each member. Send an RDMABuffer and let the other side read it, or "
+        "publish weights (docs/rdma.md); logged once for this endpoint",
+        endpoint,
+        kind,
+        nbytes / 2**30,
+    )
