@@ -115,7 +115,7 @@ def test_extent_refuses_to_concatenate_a_label_twice():
 
 def test_extent_names_the_label_it_does_not_have():
     with pytest.raises(
-        ShapeError, match=r"Extent\(hosts=2, gpus=4\) has no dimension 'gpu'; its labels are: 'hosts', 'gpus'"
+        ShapeError, match=r"Extent\(hosts=2, gpus=4\) has no dimension 'gpu' \(is it gpus\?\); its labels are: 'hosts', 'gpus'"
     ):
         Extent(hosts=2, gpus=4).size("gpu")
     with pytest.raises(ShapeError, match=r"Extent\(\) has no dimension 'gpu'; its labels are: none"):

@@ -204,7 +204,7 @@ def test_region_slice_that_selects_nothing_keeps_its_labels():
 @rows(
     ("selection", "text"),
     [
-        ({"gpu": 0}, r"Extent\(gpus=4\) has no dimension 'gpu'; its labels are: 'gpus'"),
+        ({"gpu": 0}, r"Extent\(gpus=4\) has no dimension 'gpu' \(is it gpus\?\); its labels are: 'gpus'"),
         ({"gpus": 4}, "'gpus' has size 4, so gpus=4 is outside of it"),
         ({"gpus": -5}, "'gpus' has size 4, so gpus=-5 is outside of it"),
         ({"gpus": "0"}, r"'gpus' \(size 4\) is sliced by an index such as gpus=2 or a slice .*, got '0'"),

@@ -225,7 +225,10 @@ def test_class_that_cannot_be_imported_is_a_remote_error() -> None:
 
     assert type(arrived) is RemoteError
     assert (arrived.type_name, arrived.message) == ("only_over_there.Error", "what happened")
-    assert arrived.__notes__ == ["a note"]
+    assert arrived.__notes__ == [
+        "only_over_there.Error cannot be imported or made here: define it in a module that this process has",
+        "a note",
+    ]
     assert origin(arrived) == HERE
 
 

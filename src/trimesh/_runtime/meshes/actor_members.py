@@ -168,7 +168,7 @@ class ActorMembers:
             self.processes.actors.append(self)
         results: list[Result] = []
         try:
-            with self._starting, starting(self.proc, info, self.ranks):
+            with self._starting, starting(self.proc, self.block.proc, info, self.ranks):
                 results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
             errors = errors_of(results)
             is_cut = all(isinstance(error, RemoteCancelled) for error in errors)
