@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trimesh._runtime.values import ENDPOINTS, EndpointSpec
+from trimesh.actor.calling.misnamed import NotHere
 from trimesh.actor.endpoint import EndpointMethod
-from trimesh.actor.misnamed import NotHere
 
 if TYPE_CHECKING:
     from trimesh.actor.handle_types import HandleAttributes

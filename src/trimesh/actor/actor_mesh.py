@@ -10,8 +10,8 @@ from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import MeshInfo, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh.actor.actor import MESH_ATTRIBUTES
+from trimesh.actor.calling.misnamed import no_endpoint
 from trimesh.actor.endpoint import Endpoint
-from trimesh.actor.misnamed import no_endpoint
 from trimesh.actor.view import MeshView
 from trimesh.shape.region import Region
 from trimesh.shape.shaped import Shaped

@@ -14,8 +14,8 @@ from trimesh._runtime.values import EndpointKind, EndpointSpec, signature_of
 from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
+from trimesh.actor.calling.misnamed import no_verb, suggests_keywords
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
-from trimesh.actor.misnamed import no_verb, suggests_keywords
 from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results

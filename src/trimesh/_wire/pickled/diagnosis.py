@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from io import IOBase
-from threading import Lock, RLock, Thread
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any, Final
 
@@ -14,22 +13,26 @@ from trimesh._wire.pickled.by_value import DefinitionError
 
 _TEXT_CHARS_MAX = 300
 
-_REMEDIES: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
-    ((type(Lock()), type(RLock())), "a lock works in one process: leave it out in __getstate__, make it where it runs"),
-    ((IOBase,), "send its path, and open it where it is used"),
-    ((Generator, AsyncGenerator), "send a list of its items, or one call for each (`map`)"),
-    ((Coroutine,), "write `await` before it, to send its result"),
-    ((ContextVar,), "send its value, `.get()`"),
-    ((Thread,), "start it where it is used"),
-)
-"""What works in place of values of some classes that never leave their process."""
+_REMEDIES: Final = {
+    "_contextvars.ContextVar": "send its value, `.get()`",
+    "_io._IOBase": "send its path, and open it where it is used",
+    "_socket.socket": "send its address, and connect where it is used",
+    "_thread.RLock": "a lock works in one process: leave it out in __getstate__, and make one where it is used",
+    "_thread.lock": "a lock works in one process: leave it out in __getstate__, and make one where it is used",
+    "builtins.async_generator": "send a list of its items, or one call for each (`map`)",
+    "builtins.coroutine": "write `await` before it, to send its result",
+    "builtins.generator": "send a list of its items, or one call for each (`map`)",
+    "threading.Thread": "start it where it is used",
+}
+"""What works in place of values of some classes, by their names, that never leave their process."""
 
 _BY_VALUE_REMEDY: Final = (
     "what a script, notebook or function defines travels by value: move the definition into a module, or create that "
     "part in __init__"
 )
 _REMEDY: Final = "send plain data, or give the class a __reduce__"
-_SOCKET_REMEDY: Final = "send its address, and connect where it is used"
+
+_PICKLES: Final = sys.stdlib_module_names | {"cloudpickle", "trimesh"}
 
 
 _STAYING = frozenset(("__dict__", "__weakref__", "__annotate_func__"))
@@ -80,10 +83,22 @@ def offending_part(
 
 def _remedy(value: object) -> str:
     """Return what to send in place of a value."""
-    for classes, text in _REMEDIES:
-        if isinstance(value, classes):
-            return text
-    return _SOCKET_REMEDY if type(value).__module__ in ("socket", "_socket") else _REMEDY
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(value).__mro__)
+    return next((_REMEDIES[name] for name in names if name in _REMEDIES), _REMEDY)
+
+
+def shown_cause(error: Exception) -> BaseException | None:
+    """Return what tells more than the text of the error does, which has the words of pickle."""
+    if isinstance(error, DefinitionError):
+        return error.__cause__
+    if not isinstance(error, TypeError | pickle.PicklingError):
+        return error
+    link = error.__traceback__
+    while link is not None:
+        if str(link.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in _PICKLES:
+            return error  # code of the user has raised it
+        link = link.tb_next
+    return None
 
 
 def offending_attribute(thing: object, fails: Callable[[object], Exception | None]) -> str | None:

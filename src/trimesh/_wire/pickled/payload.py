@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from trimesh import limits
-from trimesh._wire.exceptions.frames import has_user_frame
 from trimesh._wire.memory.reducers import DefinitionId, Reducer, ReducerEntry, ReducerTable
 from trimesh._wire.memory.regions import STOP, Arrived, Buffer, SourceMemory, lay_out
 from trimesh._wire.pickled import arrays, exception_values
@@ -34,7 +33,7 @@ from trimesh._wire.pickled.byte_values import (
 )
 from trimesh._wire.pickled.definition_rebuild import Rebuilder
 from trimesh._wire.pickled.definition_reduce import DefinitionReducers
-from trimesh._wire.pickled.diagnosis import offending_attribute, offending_part
+from trimesh._wire.pickled.diagnosis import offending_attribute, offending_part, shown_cause
 from trimesh.errors import PayloadError
 
 _PROTOCOL = 5
@@ -178,13 +177,6 @@ def _encode_bytes(data: bytes, stream_alone: bytes, value: object) -> Encoded:
     return Encoded(pickle.dumps(value, _PROTOCOL))
 
 
-def _shown_cause(error: Exception) -> BaseException | None:
-    """Return what tells more than the text of the error does, which has the words of pickle."""
-    if isinstance(error, DefinitionError):
-        return error.__cause__
-    return None if isinstance(error, TypeError | pickle.PicklingError) and not has_user_frame(error) else error
-
-
 class Encoder:
     """Turns values into bytes for the links of one process."""
 
@@ -234,7 +226,7 @@ class Encoder:
             is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
             encoded = pickler.take()
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises, in our words
-            raise TypeError(offending_part(value, what, error, self._fails, root)) from _shown_cause(error)
+            raise TypeError(offending_part(value, what, error, self._fails, root)) from shown_cause(error)
         if is_short:
             self._idle.append(pickler)
         return encoded
@@ -294,7 +286,7 @@ class Encoder:
         except Exception as error:  # noqa: BLE001 - as above
             part = offending_attribute(body, self._fails) if body is subject else None
             text = f"{part} cannot be serialised: {error}" if part else str(error)
-            raise TypeError(text) from _shown_cause(error)
+            raise TypeError(text) from shown_cause(error)
         return encoded.payload, encoded.definitions, encoded.attachments
 
     def _fails(self, value: object) -> Exception | None:
