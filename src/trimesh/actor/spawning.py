@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
@@ -142,7 +142,7 @@ class Spawning(TrioBlock[T], Generic[T]):
         self._where = _place_of_user()
         self._open = open_
         self._adopt = adopt
-        self._is_used = self._is_entered = False
+        self._is_used = self._is_reported = False
         self._entered: AbstractAsyncContextManager[T] | None = None
 
     def _use(self) -> None:
@@ -153,15 +153,10 @@ class Spawning(TrioBlock[T], Generic[T]):
     def _begin(self) -> None:
         self._use()
 
-    def __aenter__(self) -> Coroutine[Any, Any, T]:
-        """Start it, owned by this block."""
-        self._is_entered = True  # even where that is refused, it was not forgotten
-        return super().__aenter__()
-
     if not TYPE_CHECKING:
 
         def __enter__(self) -> Any:
-            self._is_entered = True
+            self._is_reported = True
             raise TypeError(
                 f"{self._what} is entered by `async with`, got `with`: write `async with` in an async function that "
                 "trio.run runs, or use trimesh.blocking, whose meshes are entered by `with`"
@@ -187,7 +182,7 @@ class Spawning(TrioBlock[T], Generic[T]):
         return await self._entered.__aexit__(type(error), error, error.__traceback__)
 
     def __getattr__(self, name: str) -> Any:
-        self._is_entered = True  # what is forgotten is said now
+        self._is_reported = True  # the error says what the warning would
         raise AttributeError(
             f"{self._what} has not been started, so it has no {name!r}: write `mesh = await ...` or "
             "`async with ... as mesh:` first"
@@ -195,7 +190,7 @@ class Spawning(TrioBlock[T], Generic[T]):
 
     def __del__(self) -> None:
         # The names may be missing when __init__ has failed, and the module may be gone at interpreter exit.
-        if not self.__dict__.get("_is_used", True) and not self._is_entered:
+        if not self.__dict__.get("_is_used", True) and not self._is_reported:
             warnings.warn(
                 f"{self._what}, made at {self._where}, was never started: write `await` or `async with` before it",
                 RuntimeWarning,
