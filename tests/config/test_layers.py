@@ -127,7 +127,9 @@ def test_configured_blocks_nest_and_end():
 
 def test_configured_refuses_what_is_no_setting():
     """G2: and nothing has changed."""
-    with pytest.raises(ConfigError, match="there is no setting 'graze'"), configured(graze=1):
+    with pytest.raises(ConfigError, match=r"there is no setting 'graze' \(is it grace\?\)"), configured(graze=1):
+        raise AssertionError
+    with pytest.raises(ConfigError, match="there is no setting 'zzz': there are grace"), configured(zzz=1):
         raise AssertionError
     with pytest.raises(ConfigError, match="grace must be"), configured(grace=None):
         raise AssertionError

@@ -148,7 +148,9 @@ def masked(text: str, program: Path, copy: Path) -> str:
         text = re.sub(r"\d+ of 64|and \d+ more", "N of them", text)
         text = re.sub(r"^(.*the same at ).*", r"\1...", text, flags=re.MULTILINE)
         text = re.sub(r"\[gpus=\d+\]", "[gpus=N]", text)
+    text = text.replace(f"{copy.parent}/", "")  # in warnings
     text = re.sub(r"\bpid \d+", "pid N", text)
+    text = re.sub(r"\bfor [\d.]+ s$", "for N s", text, flags=re.MULTILINE)
     text = re.sub(r"\bon [\w.-]+(?=$|\)|, )", "on HOST", text, flags=re.MULTILINE)
     text = re.sub(r"\bafter [\d.]+ s\b", "after N s", text)
     text = re.sub(r"\bin [\d.]+s$", "in Ns", text, flags=re.MULTILINE)

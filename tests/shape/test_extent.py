@@ -114,9 +114,8 @@ def test_extent_refuses_to_concatenate_a_label_twice():
 
 
 def test_extent_names_the_label_it_does_not_have():
-    with pytest.raises(
-        ShapeError, match=r"Extent\(hosts=2, gpus=4\) has no dimension 'gpu' \(is it gpus\?\); its labels are: 'hosts', 'gpus'"
-    ):
+    text = r"Extent\(hosts=2, gpus=4\) has no dimension 'gpu' \(is it gpus\?\); its labels are: 'hosts', 'gpus'"
+    with pytest.raises(ShapeError, match=text):
         Extent(hosts=2, gpus=4).size("gpu")
     with pytest.raises(ShapeError, match=r"Extent\(\) has no dimension 'gpu'; its labels are: none"):
         Extent().size("gpu")

@@ -77,7 +77,8 @@ def test_global_that_cannot_travel_is_named(home: Side, script: Script) -> None:
     """V2."""
     main = script("import threading\nlock = threading.Lock()\ndef f(): return lock")
 
-    with pytest.raises(TypeError, match=r"__main__.f goes by value with global lock of __main__: cannot pickle .*move the definition into a module"):
+    text = r"__main__.f goes by value with global lock of __main__: cannot pickle .*move the definition into a module"
+    with pytest.raises(TypeError, match=text):
         home.encoder.encode(main.f, what="f")
 
 

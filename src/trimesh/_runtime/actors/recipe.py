@@ -57,7 +57,7 @@ def argument_named(
         try:
             values.encode_construction(cls, args, kwargs, name=name)
         except TypeError as named:
-            named.__context__ = None
+            named.__suppress_context__ = True  # it says all that `error` does
             return named
     return error
 

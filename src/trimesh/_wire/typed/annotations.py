@@ -77,7 +77,8 @@ class Field(msgspec.Struct, frozen=True):
         try:
             Reader(raw, checking=True).value(self.wire_type)
         except (ProtocolError, PayloadError) as error:
-            raise TypeError(f"{what} does not fit its annotation {_shown(self.annotation)}: {error}") from error
+            cause = error if isinstance(error, PayloadError) else None  # the text has the words of msgspec
+            raise TypeError(f"{what} does not fit its annotation {_shown(self.annotation)}: {error}") from cause
         return raw
 
     def read(self, reader: Reader, raw: msgspec.Raw | None = None) -> Any:
