@@ -150,7 +150,7 @@ def masked(text: str, program: Path, copy: Path) -> str:
         text = re.sub(r"\[gpus=\d+\]", "[gpus=N]", text)
     text = text.replace(f"{copy.parent}/", "")  # in warnings
     text = re.sub(r"\bpid \d+", "pid N", text)
-    text = re.sub(r"\bfor [\d.]+ s$", "for N s", text, flags=re.MULTILINE)
+    text = re.sub(r"\bfor \d+\.\d s(?=$|\. )", "for N s", text, flags=re.MULTILINE)
     text = re.sub(r"\bon [\w.-]+(?=$|\)|, )", "on HOST", text, flags=re.MULTILINE)
     text = re.sub(r"\bafter [\d.]+ s\b", "after N s", text)
     text = re.sub(r"\bin [\d.]+s$", "in Ns", text, flags=re.MULTILINE)
