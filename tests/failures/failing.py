@@ -148,7 +148,6 @@ def masked(text: str, program: Path, copy: Path) -> str:
         text = re.sub(r"\d+ of 64|and \d+ more", "N of them", text)
         text = re.sub(r"^(.*the same at ).*", r"\1...", text, flags=re.MULTILINE)
         text = re.sub(r"\[gpus=\d+\]", "[gpus=N]", text)
-    text = text.replace(f"{copy.parent}/", "")  # in warnings
     text = re.sub(r"\bpid \d+", "pid N", text)
     text = re.sub(r"\bfor \d+\.\d s(?=$|\. )", "for N s", text, flags=re.MULTILINE)
     text = re.sub(r"\bon [\w.-]+(?=$|\)|, )", "on HOST", text, flags=re.MULTILINE)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from trimesh._runtime.values import ENDPOINTS, EndpointSpec
-from trimesh.actor.calling.misnamed import NotHere
 from trimesh.actor.endpoint import EndpointMethod
 
 if TYPE_CHECKING:
@@ -34,6 +33,18 @@ MESH_ATTRIBUTES: Final = frozenset(
     }
 )
 """What a mesh handle has beside its endpoints; an endpoint cannot have one of these names."""
+
+
+class _NotHere:
+    """An attribute of actor classes in Ray."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        from trimesh.actor.calling.misnamed import no_attribute  # noqa: PLC0415 - only errors need it
+
+        raise no_attribute(owner, self._name)
 
 
 class Actor(HandleAttributes):
@@ -70,8 +81,8 @@ class Actor(HandleAttributes):
         setattr(cls, ENDPOINTS, found)
 
     if not TYPE_CHECKING:
-        options = NotHere()
-        remote = NotHere()
+        options = _NotHere()
+        remote = _NotHere()
 
         def __getattr__(self, name: str) -> Any:
             if name in MESH_ATTRIBUTES:

@@ -10,7 +10,6 @@ from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import MeshInfo, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh.actor.actor import MESH_ATTRIBUTES
-from trimesh.actor.calling.misnamed import no_endpoint
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.view import MeshView
 from trimesh.shape.region import Region
@@ -72,6 +71,8 @@ class ActorMesh(Shaped):
             raise AttributeError(name)
         spec = self._view.endpoints.get(name)
         if spec is None:
+            from trimesh.actor.calling.misnamed import no_endpoint  # noqa: PLC0415 - only errors need it
+
             raise no_endpoint(self._cls, name, self._view.endpoints, MESH_ATTRIBUTES)
         found: Endpoint[..., Any] = Endpoint(self._view, spec)
         vars(self)[name] = found

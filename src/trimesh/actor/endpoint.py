@@ -14,9 +14,8 @@ from trimesh._runtime.values import EndpointKind, EndpointSpec, signature_of
 from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
-from trimesh.actor.calling.misnamed import no_verb, suggests_keywords
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
-from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry
+from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry, suggests_keywords
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.actor.stream import Stream
@@ -266,6 +265,8 @@ class Endpoint(Generic[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
+            from trimesh.actor.calling.misnamed import no_verb  # noqa: PLC0415 - only errors need it
+
             raise no_verb(f"{self._mesh.name}.{self._spec.name}", name)
 
     def __repr__(self) -> str:

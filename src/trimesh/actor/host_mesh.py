@@ -19,7 +19,7 @@ from trimesh._runtime.tasks import in_trio
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
-from trimesh.actor.calling.misnamed import suggests_keywords
+from trimesh.actor.options import suggests_keywords
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.actor.spawning import (
     Env,

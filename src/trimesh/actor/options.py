@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import attrs
 import msgspec
@@ -15,7 +16,10 @@ from trimesh._runtime.calls import Request
 from trimesh._runtime.channels import Port
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh._supervision.backoff import Backoff
+from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh.errors import ProcDied
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 Merge = Literal["fail_fast", "collect"]
 """What becomes of the other members when one has failed."""
@@ -192,3 +196,26 @@ def check_window(window: Any) -> int:
             f"window must be at least 1 and at most limits.STREAM_WINDOW_MAX ({limits.STREAM_WINDOW_MAX}), got {window}"
         )
     return window
+
+
+def suggests_keywords(function: _F) -> _F:
+    """Decorate a function of many keywords: the error for an unknown one has the nearest name.
+
+    Errors have no frames of the function itself.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            from trimesh.actor.calling.misnamed import misspelt  # noqa: PLC0415 - only errors need it
+
+            text = misspelt(function, error)
+            if text is None:
+                without_own_frames(error)
+                raise
+        raise TypeError(text)
+
+    return cast("_F", call)

@@ -9,7 +9,6 @@ import msgspec
 
 from trimesh.config.settings import BY_NAME, PREFIX, SETTINGS, Setting, Settings
 from trimesh.errors import ConfigError
-from trimesh.spelling import suggestion
 
 _NO_SETTINGS: Final = ("TRIMESH_CONFIG", "TRIMESH_PROC", "TRIMESH_SYNCED", "TRIMESH_TRACKER", "TRIMESH_ZIG_TARGET")
 _NO_SETTINGS_PREFIXES: Final = ("TRIMESH_TEST_", "TRIMESH_SERVICE_", "TRIMESH_PORT")
@@ -101,6 +100,8 @@ def _checked(setting: Setting, value: Any, came: object, where: str) -> Any:
 
 
 def _guess(name: str, known: list[str]) -> str:
+    from trimesh.spelling import suggestion  # noqa: PLC0415 - only errors need it
+
     return f"{suggestion(name, known)}: there are {', '.join(known)}"
 
 

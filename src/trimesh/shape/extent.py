@@ -22,7 +22,6 @@ import attrs
 
 from trimesh.errors import ShapeError
 from trimesh.shape.point import Point
-from trimesh.spelling import suggestion
 
 
 def check_label(label: object) -> str:
@@ -137,9 +136,10 @@ class Extent(Mapping[str, int]):
         """
         if label not in self.labels:
             known = ", ".join(map(repr, self.labels)) or "none"
-            raise ShapeError(
-                f"{self!r} has no dimension {label!r}{suggestion(str(label), self.labels)}; its labels are: {known}"
-            )
+            from trimesh.spelling import suggestion  # noqa: PLC0415 - only errors need it
+
+            near = suggestion(str(label), self.labels)
+            raise ShapeError(f"{self!r} has no dimension {label!r}{near}; its labels are: {known}")
         return self.labels.index(label)
 
     def index(self, label: str, index: object) -> int:

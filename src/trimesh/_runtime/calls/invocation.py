@@ -17,7 +17,6 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 from trimesh import limits
 from trimesh._routing.collector import POSTED, LocalFailure, Outcome, Raised, Returned
 from trimesh._routing.merge import MergedItem
-from trimesh._runtime.calls.large_values import note_large
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
@@ -138,10 +137,16 @@ def parcel_of(
     if bodies:
         nbytes += sum(memoryview(body).nbytes for body in bodies)
         if nbytes >= limits.LARGE_VALUE_BYTES:
-            note_large(proc, request.what, "arguments", bodies)
+            _note_large(proc, request, "arguments", nbytes)
     # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
     flow = 0 if value.attachments else mesh
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
+
+
+def _note_large(proc: CallingProc, request: Request, kind: str, nbytes: int) -> None:
+    from trimesh._runtime.calls.large_values import note_large  # noqa: PLC0415 - few programs need it
+
+    note_large(proc, request.what, kind, nbytes)
 
 
 def _encode_each(
@@ -415,7 +420,9 @@ def value_of(proc: CallingProc, outcome: Returned | MergedItem, request: Request
     if outcome is POSTED:
         return _POSTED
     if outcome.bodies:
-        note_large(proc, request.what, "result", outcome.bodies)
+        nbytes = sum(memoryview(body).nbytes for body in outcome.bodies)
+        if nbytes >= limits.LARGE_VALUE_BYTES:
+            _note_large(proc, request, "result", nbytes)
     try:
         return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
     except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Protocol
-
-from trimesh import limits
-from trimesh._wire.memory.regions import Buffer
 
 _log = logging.getLogger("trimesh")
 
@@ -28,18 +24,15 @@ class LargeValues:
         self.logged: set[tuple[str, str]] = set()
 
 
-def note_large(proc: NotingProc, endpoint: str, kind: str, bodies: Iterable[Buffer]) -> None:
-    """Log a value of at least `limits.LARGE_VALUE_BYTES`.
+def note_large(proc: NotingProc, endpoint: str, kind: str, nbytes: int) -> None:
+    """Log a value of at least `limits.LARGE_VALUE_BYTES`, once for each endpoint.
 
     Args:
         proc: The calling process.
         endpoint: With its mesh.
         kind: "arguments" or "result".
-        bodies: Memory beside the message.
+        nbytes: Its size.
     """
-    nbytes = sum(memoryview(body).nbytes for body in bodies)
-    if nbytes < limits.LARGE_VALUE_BYTES:
-        return
     found = proc.above.setdefault(LargeValues, LargeValues())
     assert isinstance(found, LargeValues)
     if (endpoint, kind) in found.logged:

@@ -26,7 +26,6 @@ from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.failure_handling import FailureHandling
 from trimesh._runtime.meshes.process import MeshProc
 from trimesh._runtime.meshes.restarts import Restarts
-from trimesh._runtime.meshes.slow_starts import starting
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.interrupt import run_to_end
@@ -166,6 +165,8 @@ class ActorMembers:
         self.proc.owners[info.mesh] = self
         if self.processes is not None:
             self.processes.actors.append(self)
+        from trimesh._runtime.meshes.slow_starts import starting  # noqa: PLC0415 - at the first spawn
+
         results: list[Result] = []
         try:
             with self._starting, starting(self.proc, self.block.proc, info, self.ranks):

@@ -36,7 +36,6 @@ from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._runtime.watch.process import TaskProc, WatchedProc
 from trimesh._runtime.watch.report import describe_waiting, grace_left
-from trimesh._wire.exceptions.hints import add_hints
 from trimesh.errors import HostLost, MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
@@ -418,6 +417,8 @@ def raise_all(name: str, left: Left) -> None:
     """Raise what a block has come to, in the order in which it failed; return when it is nothing (rule X1)."""
     if left.error is not None:
         pass_on(left.error)
+        from trimesh._wire.exceptions.hints import add_hints  # noqa: PLC0415 - only errors need it
+
         add_hints(left.error)
     cancelled, rest = split_cancelled(left.error)
     losses = ToldLosses()

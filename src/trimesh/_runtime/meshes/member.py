@@ -24,7 +24,6 @@ from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stoppe
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.child import wait_for_news
 from trimesh._runtime.system.exits import ExitReport, process_state
-from trimesh._runtime.system.fault_stack import last_words
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
@@ -271,6 +270,8 @@ def died_of(
         return died(f"{label} {how}; no exit report came{note}", reason=reason, by=by, record=record)
     how = f"{silence}, then ended" if is_stopped else report.describe()
     text = f"{label} (pid {report.pid}) died: {how}{note}"
+    from trimesh._runtime.system.fault_stack import last_words  # noqa: PLC0415 - only deaths need it
+
     words = last_words(report.stderr_tail)
     if words:
         text += f"; its last words: {words}"

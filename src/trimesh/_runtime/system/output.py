@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 from trimesh import limits
-from trimesh._runtime.system.fault_stack import is_hidden
 from trimesh._runtime.system.records import OutputChunk
 
 if TYPE_CHECKING:
@@ -300,9 +299,15 @@ def _shown(chunk: OutputChunk) -> list[str]:
         shown.append(f"{prefix}({chunk.dropped} lines lost: they came faster than they could be shown)\n")
     for line in chunk.lines:
         text = _text_of(line)
-        if not (line.startswith(_OF_FAULTS) and is_hidden(text)):
+        if not (line.startswith(_OF_FAULTS) and _is_hidden(text)):
             shown.append(f"{prefix}{text}\n")
     return shown
+
+
+def _is_hidden(line: str) -> bool:
+    from trimesh._runtime.system.fault_stack import is_hidden  # noqa: PLC0415 - only crashes need it
+
+    return is_hidden(line)
 
 
 def _text_of(line: bytes) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._runtime.system.fault_stack import shown_stack
 from trimesh._runtime.watch.stack import STACK_SECONDS, read_stack, request_stack
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ class StallReport:
 
     @trio.lowlevel.enable_ki_protection
     async def _say(self, seconds: float) -> None:
+        from trimesh._runtime.system.fault_stack import shown_stack  # noqa: PLC0415 - only stalls need it
+
         member = self.member
         stack = ""
         if member.stack_fd >= 0:  # a simulated process has none

@@ -6,6 +6,7 @@ type, the text and the frames of the error, so that nothing is checked on the wa
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import CoroutineType, FrameType, FunctionType, TracebackType
@@ -28,6 +29,7 @@ _IN_TRIO: Final = {
     "TaskGroup": "trio.open_nursery",
     "Timeout": "trio.fail_after",
     "create_task": "trio.open_nursery",
+    "timeout": "trio.fail_after",
     "gather": "trio.open_nursery",
     "open_connection": "trio.open_tcp_stream",
     "sleep": "trio.sleep",
@@ -77,7 +79,8 @@ def hint_for(error: BaseException) -> str | None:
             return _unawaited(error)
         case AttributeError() | RuntimeError() | TypeError():
             return _other_loop(error)
-    return None
+        case _:
+            return None
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
@@ -98,9 +101,11 @@ def _package(frame: FrameType) -> str:
 
 
 def _unawaited(error: AttributeError | TypeError) -> str | None:
-    used = error.obj if isinstance(error, AttributeError) else None
+    used: Any = error.obj if isinstance(error, AttributeError) else None
     frames = list(_frames(error))
-    values = [used] if isinstance(used, CoroutineType) else list(frames[-1].f_locals.values()) if frames else []
+    values: list[Any] = [used]
+    if not isinstance(used, CoroutineType) and frames:
+        values = list(frames[-1].f_locals.values())
     for value in values:
         call = _call_of(value)
         if call is not None:
@@ -109,13 +114,15 @@ def _unawaited(error: AttributeError | TypeError) -> str | None:
     return None
 
 
-def _call_of(value: Any) -> str | None:
+def _call_of(coroutine: Any) -> str | None:
     """Return how a call that has not begun is written; None for any other value."""
-    if not isinstance(value, CoroutineType) or value.cr_frame is None or value.cr_suspended or value.cr_running:
+    if not issubclass(type(coroutine), CoroutineType) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
         return None
-    verb = value.cr_frame.f_locals.get("self")
-    spelling = getattr(type(verb), "spelling", None) if type(verb).__module__.startswith("trimesh.") else None
-    return None if spelling is None else str(spelling.fget(verb))
+    verb: Any = inspect.getcoroutinelocals(coroutine).get("self")
+    if not str(type(verb).__module__).startswith("trimesh."):
+        return None
+    spelling = getattr(verb, "spelling", None)
+    return None if spelling is None else str(spelling)
 
 
 # ---- code of the other loop ------------------------------------------------------------------------------------

@@ -138,8 +138,9 @@ class DefinitionError(TypeError):
     def __init__(self, names: tuple[str, ...], reason: str) -> None:
         self.names = names
         self.reason = reason
-        needed = f" with {names[-1]}: " if len(names) > 1 else ", but "
-        super().__init__(f"{names[0]} goes by value{needed}{reason}")
+        first, *others = names
+        needed = f" with {others[-1]}: " if others else ", but "
+        super().__init__(f"{first} goes by value{needed}{reason}")
 
     def needed_by(self, name: str) -> DefinitionError:
         """Return the error of a definition that needs this one."""

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh.spelling import suggestion
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _UNEXPECTED: Final = re.compile(r"got an unexpected keyword argument '(?P<name>\w+)'$")
 """What Python says up to 3.12; since then it has a suggestion itself, where a name is near."""
@@ -25,18 +21,13 @@ _ELSEWHERE: Final = frozenset(("get", "remote", "result", "rref", "submit"))
 """Names of endpoints, tasks and futures in Ray, Monarch and `concurrent.futures`."""
 
 
-class NotHere:
-    """An attribute of actor classes in Ray; the `AttributeError` names what to write here."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> Any:
-        raise AttributeError(
-            f"an actor class has no {self._name!r}: write `await procs.spawn('name', {owner.__name__}, ...)`, in a "
-            "block `async with this_host().spawn_procs(...) as procs:`",
-            name=self._name,
-        )
+def no_attribute(cls: type, name: str) -> AttributeError:
+    """Return the error for what actor classes have in Ray, and not here."""
+    return AttributeError(
+        f"an actor class has no {name!r}: write `await procs.spawn('name', {cls.__name__}, ...)`, in a block "
+        "`async with this_host().spawn_procs(...) as procs:`",
+        name=name,
+    )
 
 
 def no_endpoint(cls: type, name: str, known: Iterable[str], attributes: Iterable[str]) -> AttributeError:
@@ -69,28 +60,7 @@ def no_verb(endpoint: str, name: str) -> AttributeError:
     return AttributeError(text, name=name)
 
 
-def suggests_keywords(function: _F) -> _F:
-    """Decorate a function of many keywords: the error for an unknown one has the nearest name.
-
-    Errors have no frames of the function itself.
-    """
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            misspelt = _misspelt(function, error)
-            if misspelt is None:
-                without_own_frames(error)
-                raise
-        raise TypeError(misspelt)
-
-    return cast("_F", call)
-
-
-def _misspelt(function: Callable[..., Any], error: Exception) -> str | None:
+def misspelt(function: Callable[..., Any], error: Exception) -> str | None:
     """Return the text for a keyword that a function does not have; None for any other error."""
     is_of_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
     found = _UNEXPECTED.search(str(error)) if is_of_call and isinstance(error, TypeError) else None

@@ -144,7 +144,7 @@ class CallVerb(Generic[P, T]):
 
 
 # Python warns of a coroutine that was never awaited by this name, and shows the line that has made it.
-CallVerb.__call__.__qualname__ = "call of an endpoint (write `await mesh.endpoint.call(...)`)"
+vars(CallVerb)["__call__"].__qualname__ = "call of an endpoint (write `await mesh.endpoint.call(...)`)"
 
 CALL: Final = Way("call", verbs.call, retrying.call, MeshView.ranks, verbs.values_of, fail_fast=True)
 CALL_SETTLED: Final = Way(
