@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 from tests.conformance.meshes import Backend, SimBackend, attempt, kinds, only_sim
-from tests.conformance.probe import Notes
+from tests.conformance.probe import Notes, Probe
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, ProcDied, Retry, endpoint
+from trimesh import Actor, Backoff, MeshErrorGroup, ProcDied, Restart, Retry, endpoint
 from trimesh._runtime.life.current import current_proc
 
 
@@ -128,6 +128,33 @@ async def test_call_tries_only_the_failed_ranks_again(backend: Backend):
         assert list(values.values()) == [0, 1, 2, 3]
         assert values.item(gpus=3) == 3
         assert list((await flaky.runs.call()).values()) == [1, 3, 1, 2]
+
+
+@pytest.mark.parametrize("whole", [None, True])
+async def test_call_tries_all_ranks_again_that_are_restarted_together(backend: Backend, *, whole: bool | None):
+    """C6: they may wait for each other. It is what a policy that restarts all of them means, if nothing is said."""
+    policy = Restart("one_for_one" if whole else "one_for_all", backoff=Backoff(0.01))
+    async with backend.procs({"gpus": 3}, supervision=policy) as procs:
+        meeting = await procs.spawn("meeting", Meeting)
+        async with trio.open_nursery() as nursery:
+            retry = Retry(3, on=ProcDied, whole=whole)
+            step = attempt(nursery, meeting.step.options(retry=retry).call)
+            await meeting.wait.call("in a step")
+            backend.kill(procs, 1)
+            values = await step.result()
+        assert list(values.values()) == [2, 1, 2] if whole else [1, 1, 1]
+
+
+class Meeting(Probe):
+    """Steps of a member end in its second one, or in its first one if it was started again."""
+
+    @endpoint(idempotent=True, concurrency=10)
+    async def step(self) -> int:
+        self.steps = getattr(self, "steps", 0) + 1
+        self.notes.add("in a step")
+        if trimesh.context(self).incarnation == 0 and self.steps == 1:
+            await trio.sleep_forever()
+        return self.steps
 
 
 async def test_call_that_fails_in_the_end_cancels_the_others(backend: Backend):

@@ -187,10 +187,24 @@ def test_round_robin_passes_over_replicas_without_room():
 
 
 def test_function_must_choose_a_candidate():
-    machine = dispatcher(route=ByFunction(lambda request, candidates: 7))
-    submitted(machine)
+    machine = dispatcher(route=ByFunction(lambda request, candidates: 7 if request.priority else 1))
+    odd, good = submitted(machine, priority=1), submitted(machine)
+    assert [request for request, _ in machine.take()] == [good]
+    [(request, error)] = machine.unrouted
+    assert (request, type(error), odd.state, machine.waiting.count, machine.ended) == (odd, ValueError, "over", 0, 1)
+    assert "one of the candidates" in str(error)
+
+
+@pytest.mark.parametrize("chosen", [None, 0, Replica(0, 1)])
+def test_route_of_a_class_must_choose_a_candidate(chosen: object):
+    class Odd(LeastLoaded):
+        def choose(self, *_: object) -> Any:
+            return chosen
+
+    machine = dispatcher(route=Odd())
     with pytest.raises(ValueError, match="one of the candidates"):
-        machine.take()
+        machine.grant(PoolRequest())
+    assert machine.submitted == 0
 
 
 @pytest.mark.parametrize("options", [{"latency": 0}, {"latency": 1, "least": 0}, {"latency": 1, "factor": 1}])

@@ -313,6 +313,58 @@ async def test_rolling_update_takes_one_replica_out_at_a_time(mesh):
     assert out == [0, 1, 2]
 
 
+@simulate(seeds=5, per_host={"gpus": 4})
+async def test_resize_counts_during_a_rolling_update(mesh):
+    """Y5: replicas that have left are not put back, nor handed out; those that have come have their turn."""
+    generators = await mesh.spawn("generators", Generator)
+    out: list[int] = []
+    async with open_pool(generators, concurrency=2) as pool:
+        await pool.resize(3)
+        async with pool.rolling(at_most=2) as replicas:
+            async for replica in replicas:
+                out.append((await replica.generate.call_one("x"))[1])
+                if len(out) == 1:
+                    await pool.resize(2)
+                elif len(out) == 2:
+                    await pool.resize(4)
+        assert [one.is_drained for one in pool.statistics().replicas] == [False] * 4
+    assert out == [0, 1, 2, 3]
+
+
+@simulate(seeds=5, per_host={"gpus": 3})
+async def test_replica_that_leaves_during_its_update_has_no_turn(mesh):
+    """Y5."""
+    generators = await mesh.spawn("generators", Generator)
+    out: list[int] = []
+    async with open_pool(generators, concurrency=2) as pool, pool.rolling(at_most=2) as replicas:
+        async for replica in replicas:
+            out.append((await replica.generate.call_one("x"))[1])
+            await pool.resize(1)
+        assert [one.is_drained for one in pool.statistics().replicas] == [False, True, True]
+    assert out == [0]
+
+
+@simulate(seeds=10, per_host={"gpus": 2})
+async def test_route_that_raises_fails_its_own_request_alone(mesh):
+    """Y1: whether the request waits, or finds a replica at once."""
+    generators = await mesh.spawn("generators", Generator)
+    found: list[str] = []
+
+    async def ask(prompt: str) -> None:
+        try:
+            found.append((await pool.generate(prompt, 0.1))[0])
+        except IndexError:
+            found.append("refused")
+
+    async with open_pool(generators, concurrency=1, route=Affinity(lambda prompt, _: prompt[0])) as pool:
+        async with trio.open_nursery() as nursery:
+            for number in range(12):
+                nursery.start_soon(ask, "" if number in (0, 7) else "x")
+        counts = pool.statistics()
+    assert sorted(found) == ["X"] * 10 + ["refused"] * 2
+    assert (counts.succeeded, counts.failed, counts.cancelled, counts.running, counts.queued) == (10, 2, 0, 0, 0)
+
+
 @simulate(seeds=5, per_host={"gpus": 3})
 async def test_resize_drains_and_brings_back(mesh):
     generators = await mesh.spawn("generators", Generator)

@@ -159,6 +159,11 @@ def checked_policy(policy: Any) -> Policy:
     return policy
 
 
+def replaces_all(policy: Policy) -> bool:
+    """Return whether a failure of one member restarts every other one, too."""
+    return isinstance(policy, Restart) and policy.strategy == "one_for_all"
+
+
 def is_healing(policy: Policy) -> bool:
     """Return whether a member that has ended may be followed by another one at its place."""
     return not isinstance(policy, FailFast)

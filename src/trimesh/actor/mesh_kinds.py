@@ -50,7 +50,8 @@ def _put_info_together(_: DecodeSource, *fields: Any) -> MeshInfo:
         and isinstance(info.actor, str | None)
     ):
         raise ProtocolError("a handle must name its mesh")
-    if not (isinstance(info.name, str) and type(info.is_healing) is type(info.is_shared) is bool):
+    flags = (info.is_healing, info.is_shared, info.replaces_all)
+    if not (isinstance(info.name, str) and all(type(flag) is bool for flag in flags)):
         raise ProtocolError("a handle must name its mesh")
     members: Any = info.members  # as it came: each taken apart
     found = tuple(_member(*one) for one in members)

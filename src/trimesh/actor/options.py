@@ -44,6 +44,8 @@ class Retry:
         on: Errors after which it is: exception classes.
         backoff: The wait before that: seconds, or a `Backoff`, or a function of the number of the attempt that has
             failed (from 1) which gives seconds.
+        whole: Whether `call` calls all ranks again, not only those that failed: ranks that meet in a collective need
+            it. None: where the policy of the mesh is `Restart("one_for_all")`, which restarts all of them.
 
     Raises:
         ValueError: `max` is no positive number, or `backoff` is negative.
@@ -57,6 +59,7 @@ class Retry:
     max: int
     on: tuple[type[Exception], ...] = attrs.field(default=(ProcDied,), converter=_types)
     backoff: float | Backoff | Callable[[int], float] = 0.0
+    whole: bool | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.max, int) or isinstance(self.max, bool) or self.max < 1:

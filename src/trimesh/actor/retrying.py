@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from trimesh._runtime.life import current_proc
-from trimesh._runtime.meshes import fold_into_deaths
+from trimesh._runtime.meshes import DEATHS, fold_into_deaths, says_peer_is_gone
 from trimesh._runtime.values import EndpointSpec
 from trimesh._runtime.watch import ShownProgress
 from trimesh.actor import verbs
@@ -17,7 +17,7 @@ from trimesh.actor.calling.item_map import ItemMap, Items, Unit, with_earlier
 from trimesh.actor.options import Options
 from trimesh.actor.per_rank import Spread
 from trimesh.actor.view import MeshView
-from trimesh.errors import MeshErrorGroup
+from trimesh.errors import MeshErrorGroup, leaves
 from trimesh.shape.value_mesh import ValueMesh
 
 
@@ -59,12 +59,34 @@ async def _try(
 async def call(
     mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs
 ) -> ValueMesh[Any]:
-    """See `Endpoint.call`; only the ranks that failed are called again."""
+    """See `Endpoint.call`; only the ranks that failed are called again, or all of them (`Retry.whole`)."""
+    retry = options.retry
+    assert retry is not None
+    if mesh.info.replaces_all if retry.whole is None else retry.whole:
+        return await _call_whole(mesh, spec, options, args, kwargs)
     calls = RankCalls(mesh, spec, options, verbs.bind(mesh, spec, args, kwargs))
     async with calls as results:
         async for _ in results:
             pass
     return ValueMesh(mesh.region, tuple(value for _, value in sorted(calls.values.items())))
+
+
+async def _call_whole(
+    mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs
+) -> ValueMesh[Any]:
+    retry = options.retry
+    assert retry is not None
+    errors: list[Exception] = []
+    while True:
+        try:
+            return await verbs.call(mesh, spec, args, kwargs, options)
+        except MeshErrorGroup as group:
+            failures = [failure for failure in leaves(group) if isinstance(failure, Exception)]
+            if not all(retry.wants(failure, len(errors) + 1) for failure in failures):
+                with_earlier(group, errors)
+                raise
+            errors.append(group)
+        await trio.sleep(retry.delay(len(errors), current_proc().chance()))
 
 
 class RankCalls(ItemMap[Any]):
@@ -96,6 +118,14 @@ class RankCalls(ItemMap[Any]):
 
     def _describe(self, unit: Unit, error: Exception) -> None:
         """The coordinates say which rank it is."""
+
+    def _would_retry(self, unit: Unit, error: Exception) -> bool:
+        """Try again, too, where a survivor reports the death of a peer that the retry is for."""
+        if super()._would_retry(unit, error):
+            return True
+        retry, attempt = self._retry, len(unit.errors) + 1
+        is_for_deaths = retry is not None and any(issubclass(death, retry.on) for death in DEATHS)
+        return retry is not None and attempt <= retry.max and is_for_deaths and says_peer_is_gone(error)
 
     def _came(self, unit: Unit, value: Any) -> None:
         self.values[unit.index] = value

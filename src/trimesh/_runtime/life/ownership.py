@@ -26,7 +26,7 @@ from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.system.cpu_binding import CpuBinding, machine_here, own_cpus, simulated_machine
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing
+from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, replaces_all
 from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, ShapeError, SpawnError
 from trimesh.ids import AGENT, MeshId, ProcId
@@ -268,6 +268,7 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     info = MeshInfo(
         mesh, plan.name, plan.cls.__qualname__, whole, members, procs.proc.proc_id,
         is_healing(policy) or living.is_healing, family_of(procs.proc), borrower=plan.borrower,
+        replaces_all=replaces_all(policy) or living.replaces_all,
     )  # fmt: skip
     membership = procs.proc.memberships[mesh] = Membership(procs.proc, info)
     ranks = list(whole.ranks())

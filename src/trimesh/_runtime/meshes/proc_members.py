@@ -32,7 +32,17 @@ from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._runtime.watch.event_hub import EventHub
 from trimesh._runtime.watch.shown_progress import showing
-from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, ending_of, is_healing, judge
+from trimesh._supervision.policy import (
+    Ending,
+    FailFast,
+    Policy,
+    Restart,
+    Verdict,
+    ending_of,
+    is_healing,
+    judge,
+    replaces_all,
+)
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
@@ -128,7 +138,7 @@ class ProcMembers:
         members = tuple(member.info for member in self.members)
         return MeshInfo(
             AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing, family_of(self.proc),
-            self.options.shared,
+            self.options.shared, replaces_all=replaces_all(self.policy),
         )  # fmt: skip
 
     @property

@@ -33,7 +33,7 @@ _BY_TEXT: Final = re.compile(
 )
 """What gloo says in a RuntimeError of its C++ files, and c10d of its store."""
 
-_DEATHS: Final = (ProcDied, HostLost, LinkLost)
+DEATHS: Final = (ProcDied, HostLost, LinkLost)
 
 
 def says_peer_is_gone(leaf: BaseException) -> bool:
@@ -62,7 +62,7 @@ def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None =
         crews: The processes of each mesh, when there are several: only those of one mesh are peers.
     """
     found = [leaf for error in errors for leaf in leaves(error)]
-    deaths = [leaf for leaf in found if isinstance(leaf, _DEATHS) and origin(leaf).point is not None]
+    deaths = [leaf for leaf in found if isinstance(leaf, DEATHS) and origin(leaf).point is not None]
     if not deaths:
         return list(errors)
     dead: set[Place] = {place for leaf in deaths if (place := place_of(origin(leaf))) is not None}

@@ -43,6 +43,7 @@ class MeshInfo(msgspec.Struct, frozen=True):
         family: The controller of the program that it belongs to; 0 in none, which is refused.
         epoch: How often it has been resized.
         first: Places along its first dimension now, which are the first ones of `whole`; -1 for all of them.
+        replaces_all: Whether its policy restarts all members when one fails.
     """
 
     mesh: MeshId
@@ -57,6 +58,7 @@ class MeshInfo(msgspec.Struct, frozen=True):
     borrower: ProcId = ProcId(0)
     epoch: int = 0
     first: int = -1
+    replaces_all: bool = False
 
     def origin(self, rank: int, endpoint: str | None = None) -> Origin:
         """Return the coordinates of an error of the member of base rank `rank`."""

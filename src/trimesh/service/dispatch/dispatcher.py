@@ -15,7 +15,8 @@ from trimesh.service.dispatch.waiting import RequestQueue
 class Dispatcher:
     """Which request goes where, and when.
 
-    Every request that `submit` has taken ends by exactly one `end`, or one `withdraw` while it waits.
+    Every request that `submit` has taken ends by exactly one `end`, or one `withdraw` while it waits, or is in
+    `unrouted` once.
 
     Attributes:
         replicas: All of them, those that are down or drained, too.
@@ -25,6 +26,8 @@ class Dispatcher:
         submitted: Requests that were taken in.
         ended: Those that are over.
         measures: Whether it matters how long replicas have requests.
+        unrouted: Requests for which the route has raised, or has chosen no candidate, each with that error; whoever
+            calls `take` takes them out.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Dispatcher:
         self.pauses = 0
         self.submitted = 0
         self.ended = 0
+        self.unrouted: list[tuple[PoolRequest, Exception]] = []
         self._route = route
         self._given = 0
         self._rule = rule
@@ -72,6 +76,9 @@ class Dispatcher:
         """Take a request in and give it to a replica at once, as `submit` and `take` would; return whether it has one.
 
         False: something waits before it, or no replica has room. Then nothing was changed.
+
+        Raises:
+            Exception: What the route has raised. Nothing was changed.
         """
         if self.pauses or self.waiting.count or request.session is not None:
             return False
@@ -79,7 +86,7 @@ class Dispatcher:
         candidates = [one for one in serving if one.running < one.limit]
         if not candidates:
             return False
-        replica = self._route.choose(request, candidates, serving)
+        replica = self._choose(request, candidates, serving)
         request.number = self.submitted
         self.submitted += 1
         self._give(request, replica)
@@ -120,11 +127,15 @@ class Dispatcher:
                 break
             if request.replica is None and self._pin(request, serving):
                 continue
-            replica = (
-                self.replicas[request.replica]
-                if request.replica is not None
-                else self._route.choose(request, candidates, serving)
-            )
+            if request.replica is not None:
+                replica = self.replicas[request.replica]
+            else:
+                try:
+                    replica = self._choose(request, candidates, serving)
+                except Exception as error:  # noqa: BLE001 - a function of the user: it fails this request alone
+                    self.withdraw(request)
+                    self.unrouted.append((request, error))
+                    continue
             self.waiting.remove(request)
             self._give(request, replica)
             taken.append((request, replica))
@@ -133,7 +144,7 @@ class Dispatcher:
     def serving(self) -> Sequence[Replica]:
         """Return the replicas that requests may go to: those that are up, or if none is, those that may come back."""
         if self._serving is None:
-            inside = [one for one in self.replicas if not one.is_drained and not one.is_absent]
+            inside = [one for one in self.replicas if one.is_in_service]
             self._serving = [one for one in inside if one.is_up] or inside
         return self._serving
 
@@ -150,6 +161,12 @@ class Dispatcher:
         self._serving = None
         self._release()
 
+    def set_updating(self, index: int, *, is_updating: bool) -> None:
+        """Keep a replica out while it is updated, whatever its size of the pool says of it."""
+        self.replicas[index].is_updating = is_updating
+        self._serving = None
+        self._release()
+
     def add(self) -> None:
         """Take one more replica, with the next index."""
         replica = Replica(len(self.replicas), self._start)
@@ -162,6 +179,18 @@ class Dispatcher:
         self.replicas[index].is_absent = is_absent
         self._serving = None
         self._release()
+
+    def _choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """Ask the route.
+
+        Raises:
+            ValueError: It has chosen none of the candidates.
+        """
+        chosen: object = self._route.choose(request, candidates, serving)
+        if type(chosen) is not Replica or not any(chosen is one for one in candidates):
+            indices = [one.index for one in candidates]
+            raise ValueError(f"a route must return one of the candidates, {indices}, got {chosen!r}")
+        return chosen
 
     def _next(self, candidates: Sequence[Replica]) -> PoolRequest | None:
         if not candidates:

@@ -48,10 +48,11 @@ class PoolCall:
         scope: Around all of it.
         news: Set when it has been let in, then when it has got a replica; None unless its task waits for that.
         error: Why it was cancelled.
+        is_unrouted: Whether that is the error of its route.
         tries: Replicas that have died with it, or before it.
     """
 
-    __slots__ = ("error", "name", "news", "request", "scope", "tries")
+    __slots__ = ("error", "is_unrouted", "name", "news", "request", "scope", "tries")
 
     def __init__(self, name: str, request: PoolRequest) -> None:
         self.name = name
@@ -59,6 +60,7 @@ class PoolCall:
         self.scope = trio.CancelScope()
         self.news: trio.Event | None = None
         self.error: Exception | None = None
+        self.is_unrouted = False
         self.tries = 0
 
 
@@ -143,7 +145,7 @@ class PoolEngine:
     def _count(self, *, refused: bool, call: PoolCall) -> None:
         if refused:
             self.counts.refused += 1
-        elif call.scope.cancelled_caught:
+        elif call.scope.cancelled_caught and not call.is_unrouted:
             self.counts.cancelled += 1
         else:
             self.counts.failed += 1
@@ -257,6 +259,11 @@ class PoolEngine:
         while True:
             for request, _ in self.dispatcher.take():
                 self._tell(self.calls[request])
+            for request, error in self.dispatcher.unrouted:
+                call = self.calls[request]
+                call.error, call.is_unrouted = error, True
+                call.scope.cancel(reason="its route has raised")
+            self.dispatcher.unrouted.clear()
             if not self.arrivals or not self.dispatcher.has_room(self.arrivals[0].request.size):
                 break
             call = self.arrivals.popleft()

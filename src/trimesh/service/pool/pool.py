@@ -126,7 +126,8 @@ class Pool(Generic[A]):
         """Take one replica after the other out of service: `async with pool.rolling() as replicas:`.
 
         `async for replica in replicas` gives the mesh of each, once it runs no more requests; it serves again when the
-        next one is asked for, or the block is left.
+        next one is asked for, or the block is left. A `resize` meanwhile counts: replicas that leave the pool are
+        passed over, and those that come have their turn.
 
         Args:
             at_most: Replicas that may be out of service at once: the one in the body's hands, and those that drain.
@@ -177,7 +178,7 @@ class Pool(Generic[A]):
             len(dispatcher.sessions), dispatcher.pauses > 0,
             tuple(
                 [
-                    ReplicaStatistics(one.index, one.running, one.cost, one.limit, one.is_up, one.is_drained, one.ended)
+                    ReplicaStatistics(one.index, one.running, one.cost, one.limit, one.is_up, one.is_out, one.ended)
                     for one in dispatcher.replicas
                 ]
             ),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from trimesh._runtime.tasks import in_trio_taking
+from trimesh.service.dispatch.replica import Replica
 from trimesh.service.pool.engine import PoolEngine
 
 A = TypeVar("A")
@@ -23,7 +25,7 @@ class Rolling(Generic[A]):
     def __init__(self, engine: PoolEngine, at_most: int) -> None:
         self._engine = engine
         self._at_most = at_most
-        self._left = [one.index for one in engine.dispatcher.replicas if not one.is_drained]
+        self._seen: set[int] = set()
         self._out: list[int] = []
         self._given: int | None = None
 
@@ -43,32 +45,40 @@ class Rolling(Generic[A]):
         if self._given is not None:
             self._let_in(self._given)
             self._given = None
-        while self._left and len(self._out) < self._at_most:
-            index = self._left.pop(0)
-            self._out.append(index)
-            self._engine.dispatcher.set_drained(index, is_drained=True)
+        while True:
+            self._take_out()
+            if not self._out:
+                raise StopAsyncIteration
+            replica = self._engine.dispatcher.replicas[self._out[0]]
+            await self._engine.wait_until(partial(_is_idle_or_gone, replica))
+            if replica.is_member:
+                self._given = replica.index
+                found: Any = self._engine.views[replica.index]
+                return found  # type: ignore[no-any-return]
+            self._let_in(replica.index)  # it has left the pool meanwhile
+
+    def _take_out(self) -> None:
+        """Take replicas that have not had their turn out of service, as many as may be."""
+        for one in self._engine.dispatcher.replicas:
+            if len(self._out) < self._at_most and one.is_member and one.index not in self._seen:
+                self._seen.add(one.index)
+                self._out.append(one.index)
+                self._engine.dispatcher.set_updating(one.index, is_updating=True)
         self._engine.pump()
-        if not self._out:
-            raise StopAsyncIteration
-        index = self._out[0]
-        await self._engine.wait_until(lambda: not self._engine.dispatcher.replicas[index].running)
-        self._given = index
-        found: Any = self._engine.views[index]
-        return found  # type: ignore[no-any-return]
 
     def _put_back(self, _: A) -> None:
         self._given = None  # it is the first of those that are out: the next step gives it again
 
     def _let_in(self, index: int) -> None:
         self._out.remove(index)
-        self._engine.dispatcher.set_drained(index, is_drained=False)
+        self._engine.dispatcher.set_updating(index, is_updating=False)
         self._engine.pump()
 
     @classmethod
     @asynccontextmanager
     async def open(cls, engine: PoolEngine, at_most: int) -> AsyncGenerator[Rolling[A], None]:
         """Put all back when the body is left."""
-        serving = sum(not one.is_drained for one in engine.dispatcher.replicas)
+        serving = sum(one.is_member for one in engine.dispatcher.replicas)
         if not 1 <= at_most <= max(1, serving - 1):
             raise ValueError(
                 f"at_most must be at least 1 and leave one of the {serving} replicas in service, got {at_most!r}"
@@ -79,3 +89,7 @@ class Rolling(Generic[A]):
         finally:
             for index in [*rolling._out]:
                 rolling._let_in(index)
+
+
+def _is_idle_or_gone(replica: Replica) -> bool:
+    return not replica.running or not replica.is_member
