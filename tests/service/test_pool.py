@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -342,6 +344,38 @@ async def test_replica_that_leaves_during_its_update_has_no_turn(mesh):
             await pool.resize(1)
         assert [one.is_drained for one in pool.statistics().replicas] == [False, True, True]
     assert out == [0]
+
+
+class Stuck(Generator):
+    """Its first process on rank 0 answers no probe."""
+
+    @endpoint(group="health")
+    async def ping(self) -> None:
+        if trimesh.current_rank() == 0 and trimesh.context(self).incarnation == 0:
+            await trio.sleep_forever()
+
+    @endpoint
+    async def incarnation(self) -> int:
+        return trimesh.context(self).incarnation
+
+
+@both
+@simulate(seeds=5, per_host={"gpus": 2}, **HEALED)
+async def test_sick_replica_is_replaced_when_its_pool_kills_it(mesh):
+    """Y2: and serves again."""
+    stuck = await mesh.spawn("stuck", Stuck)
+    async with open_pool(stuck, concurrency=1, health=Health(Stuck.ping, every=0.1, tries=2, kill=True)):
+        incarnation = 0
+        while incarnation == 0:
+            with suppress(ProcDied):  # the call may be there when it is killed
+                incarnation = await stuck.slice(gpus=0).incarnation.call_one()
+
+
+@simulate(seeds=1, per_host={"gpus": 2})
+async def test_pool_kills_only_processes_of_its_own(mesh):
+    generators = pickle.loads(pickle.dumps(await mesh.spawn("generators", Generator)))
+    with pytest.raises(RuntimeError, match="belong to another process"):
+        open_pool(generators, health=Health(Generator.ping, kill=True))
 
 
 @simulate(seeds=10, per_host={"gpus": 2})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
-from trimesh._runtime.meshes import ActorMembers
+from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import MeshInfo, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
@@ -94,6 +94,19 @@ class ActorMesh(Shaped):
 def is_whole(mesh: ActorMesh) -> bool:
     """Return whether nothing is known of the end of any member of a view, as `len(mesh.alive()) == len(mesh)`."""
     return mesh._view.is_whole()  # noqa: SLF001 - it is no method, which would hide an endpoint of that name
+
+
+def processes_of(mesh: ActorMesh) -> list[Member]:
+    """Return the processes that the actors of a view live in.
+
+    Raises:
+        RuntimeError: Another process owns them, or they live in this one.
+    """
+    view = mesh._view  # noqa: SLF001 - as above
+    owner = view.owner
+    if not isinstance(owner, ActorMembers) or not isinstance(owner.processes, ProcMembers):
+        raise RuntimeError(f"the processes of {view.name} belong to another process: do this where they were spawned")
+    return [owner.processes.members[owner.proc_ranks[rank]] for rank in view.ranks()]
 
 
 def _refer(info: MeshInfo, region: Region, cls: type) -> ActorMesh:

@@ -5,6 +5,7 @@
 while something else trains, `open_store` for values by key.
 """
 
+from trimesh.errors import Overloaded
 from trimesh.service.dispatch.adaptive import Adaptive
 from trimesh.service.dispatch.routes import Affinity, LeastLoaded, RoundRobin
 from trimesh.service.errors import Paused
@@ -23,6 +24,7 @@ __all__ = [
     "Health",
     "Lease",
     "LeastLoaded",
+    "Overloaded",
     "Paused",
     "Pool",
     "PoolEndpoint",

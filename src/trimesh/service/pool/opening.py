@@ -12,7 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio_block
 from trimesh.actor.actor import Actor
-from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.actor.actor_mesh import ActorMesh, processes_of
 from trimesh.actor.host_mesh import this_proc
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.service.dispatch.adaptive import Adaptive
@@ -78,6 +78,8 @@ def open_pool(
         raise ValueError(f"a pool needs at least one replica, got the empty view {handle!r}")
     if route is None:
         route = LeastLoaded()
+    if health is not None and health.kill:
+        processes_of(handle)  # refused now rather than when a replica is sick
     dispatcher = Dispatcher(
         len(views),
         route=route if isinstance(route, PoolRoute) else ByFunction(route),
