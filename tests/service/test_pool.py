@@ -369,6 +369,7 @@ async def test_sick_replica_is_replaced_when_its_pool_kills_it(mesh):
         while incarnation == 0:
             with suppress(ProcDied):  # the call may be there when it is killed
                 incarnation = await stuck.slice(gpus=0).incarnation.call_one()
+                await trio.sleep(0.05)
 
 
 @simulate(seeds=1, per_host={"gpus": 2})
