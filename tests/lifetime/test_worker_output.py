@@ -59,7 +59,7 @@ def test_last_words_are_in_the_error(output: str, tmp_path: Path) -> None:
         program.say("open")
         [leaf] = program.event("raised")["error"]["leaves"]
         assert leaf["stderr_tail"] == "good bye\n"
-        assert leaf["text"].endswith("its last words: good bye")
+        assert leaf["text"].endswith("last output: good bye")
         assert ("good bye" in program.stderr) == (output == "forward")
 
 

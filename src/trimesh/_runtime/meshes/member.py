@@ -268,13 +268,14 @@ def died_of(
         how = silence if is_stopped else "was lost"
         reason = "stopped" if is_stopped else "lost"
         return died(f"{label} {how}; no exit report came{note}", reason=reason, by=by, record=record)
-    how = f"{silence}, then ended" if is_stopped else report.describe()
-    text = f"{label} (pid {report.pid}) died: {how}{note}"
+    verb = "was killed by" if report.signal is not None else "ended with"
+    how = f"{silence}, then ended" if is_stopped else f"{verb} {report.describe()}"
+    text = f"{label} {how} (pid {report.pid}){note}"
     from trimesh._runtime.system.fault_stack import last_words  # noqa: PLC0415 - only deaths need it
 
     words = last_words(report.stderr_tail)
     if words:
-        text += f"; its last words: {words}"
+        text += f"; last output: {words}"
     return _Death(text, report, is_stopped, by, record)
 
 
