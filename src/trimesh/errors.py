@@ -401,6 +401,8 @@ LOCAL_ENTRIES = frozenset((FAILURES, SHORTENED))
 _WORDS_CHARS_MAX = 300
 """Characters of the first failure in the text of a group: a line of a log."""
 
+_DICT: Any = BaseException.__dict__["__dict__"]
+
 _SAME = "the same at "
 """Begins the note of a failure that stands for equal ones."""
 
@@ -411,7 +413,7 @@ def _key(error: Exception) -> object:
     if not isinstance(where, Origin) or where.point is None or isinstance(error, BaseExceptionGroup):
         return id(error)
     cause = error.__cause__
-    place = "\n".join(cause.__notes__) if isinstance(cause, RemoteTraceback) else id(cause or None)
+    place = "\n".join(getattr(cause, "__notes__", ())) if isinstance(cause, RemoteTraceback) else id(cause or None)
     return type(error), _text_of(error), place
 
 
@@ -432,10 +434,10 @@ def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
 
 def _note_once(error: Exception, note: str) -> None:
     """Put a note in the place of an earlier one of its kind: a failure may be put into several groups."""
-    notes = getattr(error, "__notes__", None)
-    if isinstance(notes, list):
-        notes[:] = [one for one in cast("list[object]", notes) if not str(one).startswith(_SAME)]
-    BaseException.add_note(error, note)
+    notes: Any = _DICT.__get__(error).setdefault("__notes__", [])  # past a class that refuses attributes
+    if type(notes) is list:
+        kept = [one for one in cast("list[object]", notes) if not str(one).startswith(_SAME)]
+        notes[:] = [*kept, note]
 
 
 def _places(errors: Sequence[Exception]) -> str:

@@ -146,3 +146,20 @@ def test_note_is_of_the_last_group_that_a_failure_is_put_into() -> None:
 
     notes = [note for note in group.exceptions[0].__notes__ if note.startswith("the same")]
     assert notes == ["the same at procs[gpus=1..3]"]
+
+
+def test_equal_failures_that_refuse_attributes_are_one() -> None:
+    class Refuses(Exception):
+        def __setattr__(self, name: str, value: object) -> None:
+            raise AttributeError(name)
+
+    failures: list[Exception] = []
+    for rank in range(2):
+        error = Refuses("x")
+        vars(error)["__trimesh_origin__"] = attrs.evolve(HERE, mesh="procs", point=EIGHT.point(rank))
+        failures.append(error)
+
+    group = MeshErrorGroup("step failed", failures)
+
+    assert len(group.exceptions) == 1
+    assert "the same at procs[gpus=1]" in "".join(traceback.format_exception(group))

@@ -139,7 +139,9 @@ class TrioBlock(ABC, Generic[T]):
                 without_own_frames(found)
                 raise
         if error is not None and _is_same(found, error):  # it goes on as it has come
-            without_own_frames(BaseException.with_traceback(error, traceback))
+            if traceback is not None:
+                BaseException.with_traceback(error, traceback)
+            without_own_frames(error)
             return False
         try:
             raise without_own_frames(found)
@@ -174,7 +176,7 @@ class _Wrapped(TrioBlock[T], Generic[T]):
         try:
             return await self._block.__aexit__(type(error), error, error.__traceback__)
         except BaseExceptionGroup as group:
-            if group.exceptions == (error,):
+            if len(group.exceptions) == 1 and group.exceptions[0] is error:
                 return False  # of a block of ours inside, which the user has not opened
             raise
 
