@@ -122,7 +122,7 @@ class RiggedSource:
                 name="trainers[hosts=154,gpus=2]",
                 mesh="trainers",
                 point={"hosts": 154, "gpus": 2},
-                text="ProcDied: trainers[hosts=154,gpus=2] was killed by SIGKILL (pid 11234); the kernel was short of memory",
+                text="ProcDied: trainers[hosts=154,gpus=2] was killed by SIGKILL (pid 11234); memory was short",
                 is_failure=True,
                 causes=("MemoryError: 12.0 GiB asked for", 'at File "train.py", line 40, in load'),
             )
