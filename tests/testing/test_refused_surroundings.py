@@ -34,6 +34,10 @@ class Program(Actor):
         socket.create_connection(("127.0.0.1", 1))
 
     @endpoint
+    async def pair(self) -> None:
+        socket.socketpair()
+
+    @endpoint
     async def subprocess_by_trio(self) -> None:
         await trio.run_process(["/bin/true"])
 
@@ -75,8 +79,9 @@ class Program(Actor):
 
 
 REFUSED = {
-    "listen": "cannot open a socket",
-    "connect": "cannot open a socket",
+    "listen": "cannot look up hosts",
+    "connect": "cannot look up hosts",
+    "pair": "cannot open a socket",
     "subprocess_by_trio": "cannot start a subprocess",
     "subprocess_by_hand": "cannot start a subprocess",
     "system": "cannot start a subprocess",

@@ -12,15 +12,16 @@ import builtins
 import io
 import os
 import weakref
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import attrs
 
 from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh.ids import ProcId
-from trimesh.testing.simulated.guards import is_in_actor, replaced
+from trimesh.testing.simulated.guards import is_in_actor
+from trimesh.testing.simulated.own_modules import Change
 
 _NUMBERS: Final = ("open", "dup", "pipe", "pipe2", "memfd_create", "eventfd", "openpty", "pidfd_open")
 """Functions of `os` that return one or two new descriptors."""
@@ -108,22 +109,21 @@ class SimFiles:
 
         return open_noted
 
-    @contextmanager
-    def installed(self) -> Generator[None, None, None]:
-        """Note what actors open, while a simulation runs; close what is left when it ends."""
+    def changes(self) -> list[Change]:
+        """Return what notes the descriptors that actors open."""
         names = [name for name in _NUMBERS if hasattr(os, name)]
         opening = self._opening(io.open)
-        changes: list[tuple[Any, str, Any]] = [(os, name, self._numbering(getattr(os, name))) for name in names]
-        try:
-            with replaced([*changes, (builtins, "open", opening), (io, "open", opening)]):
-                yield
-        finally:
-            nothing = None if self._nothing is None else _identity(self._nothing)
-            for number, opened in self._opened.items():
-                if opened.file is None and opened.identity == nothing == _identity(number):
-                    os.close(number)
-            if self._nothing is not None:
-                os.close(self._nothing)
+        changes: list[Change] = [(os, name, self._numbering(getattr(os, name))) for name in names]
+        return [*changes, (builtins, "open", opening), (io, "open", opening)]
+
+    def close(self) -> None:
+        """Close what is left when the run ends."""
+        nothing = None if self._nothing is None else _identity(self._nothing)
+        for number, opened in self._opened.items():
+            if opened.file is None and opened.identity == nothing == _identity(number):
+                os.close(number)
+        if self._nothing is not None:
+            os.close(self._nothing)
 
 
 def _identity(number: int) -> Identity | None:

@@ -1,51 +1,40 @@
-"""What code in a simulated actor may not do, because all actors share one real process and one virtual clock (rule S1).
+"""Refusals: what code in a simulated actor may not do, as all actors share one process and one virtual clock (rule S1).
 
-`os.kill` would hit the test itself, a socket or a subprocess would go on in real time, and what it answers, and when,
-would not follow from the seed: in an actor each raises, and names what to use instead. Some are refused wherever the
-actor's own code calls them by name, the others also when a library does it for the actor.
+`stdlib_table.py` lists the names. `os.kill` would hit the test itself, a socket or a subprocess would go on in real
+time: in an actor each raises, also when a library calls it for the actor, and names what to use instead.
 """
 
 from __future__ import annotations
 
-import asyncio
+import functools
+import importlib
 import os
-import socket
-import subprocess
+import reprlib
 import sys
-import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from trimesh._runtime.actors.context import execution_context
-from trimesh._runtime.life.current import find_proc_anywhere
-
-_BY_NAME: Final = {
-    "kill": 'plan it from the test: `faults.kill(point, how="sigkill")`',
-    "abort": 'plan it from the test: `faults.kill(point, how="abort")`',
-    "_exit": 'plan it from the test: `faults.kill(point, how="exit(1)")`',
-    "getpid": "use `trimesh.current_point()`, or `trimesh.context().incarnation`, to tell processes apart",
-}
-"""Functions of `os` that libraries call for reasons of their own, and what to do instead."""
+from trimesh._runtime.life.current import current_proc, find_proc_anywhere
+from trimesh.testing.simulated.own_modules import Change
+from trimesh.testing.simulated.stdlib_table import TABLE, Refusal
 
 _ELSEWHERE: Final = 'or test it over real processes: `@pytest.mark.mesh_backend("proc")`'
 
-_REAL_TIME: Final[tuple[tuple[Any, str, str, str], ...]] = (
-    (socket.socket, "__init__", "open a socket", "use calls, streams and `trimesh.open_channel` between actors"),
-    (subprocess.Popen, "__init__", "start a subprocess", "pass in what it would answer"),
-    (os, "system", "start a subprocess", "pass in what it would answer"),
-    (os, "fork", "fork", "spawn processes by `trimesh.this_host().spawn_procs`"),
-    (threading.Thread, "start", "start a thread", "use `thread=True` or `trio.to_thread.run_sync`"),
-    (asyncio, "new_event_loop", "run asyncio", "write the endpoint with Trio"),
-    (asyncio.events, "new_event_loop", "run asyncio", "write the endpoint with Trio"),
-)
-"""What goes on in real time beside the simulation, whoever calls it: (owner, name, what, what to write instead)."""
+_TOOLS: Final = ("pytest", "_pytest", "pluggy", "xdist", "execnet", "hypothesis", "coverage")
+"""First letters of packages that run tests: their signal handlers run inside of whatever runs."""
 
-_OURS: Final = frozenset({"trimesh", "trio", "pytest", "_pytest", "hypothesis", "outcome"})
+_OURS: Final = frozenset({"trimesh", "trio", "outcome"})
+
+_WAITING: Final = frozenset(
+    {"threading", "queue", "selectors", "subprocess", "socket", "ssl", "asyncio", "concurrent", "multiprocessing"}
+)
+"""Packages of the standard library that wait in real time, and so read real clocks."""
 
 
 def is_in_actor() -> bool:
-    """Tell whether the running code is part of a simulated actor, be it a library's."""
+    """Return whether the running code is part of a simulated actor, be it a library's."""
     proc = find_proc_anywhere()
     if proc is None or not proc.is_simulated:
         return False
@@ -60,29 +49,39 @@ def _module(depth: int) -> str:
     return str(sys._getframe(depth).f_globals.get("__name__", ""))  # noqa: SLF001
 
 
-def _is_runtime(depth: int) -> bool:
-    """Tell whether a caller is the runtime, and not what runs the code of an actor inline (`sim_threads.py`)."""
+def _is_exempt(depth: int) -> bool:
+    """Return whether a caller is the runtime, but not what runs an actor's code inline (`threads.py`), or a tool."""
     module = _module(depth + 1)
-    return module.startswith("trimesh.") and not module.startswith("trimesh.testing.")
+    if module.startswith("trimesh."):
+        return not module.startswith("trimesh.testing.")
+    return module.startswith(_TOOLS)
 
 
 def is_actor_code(depth: int) -> bool:
-    """Tell whether a caller is what a user wrote, in an actor: neither the library of Python, nor Trio, nor we.
+    """Return whether a caller was written by a user, in an actor: not the standard library, Trio or this package.
 
     Args:
         depth: Of the frame: 1 for the function that asks, 2 for its caller.
     """
     package = _module(depth + 1).partition(".")[0]
-    if package in _OURS or (package in sys.stdlib_module_names and package != "__main__"):
-        return False
-    return is_in_actor()
+    return (package not in sys.stdlib_module_names or package == "__main__") and reads_virtual_clock(depth + 1)
+
+
+def reads_virtual_clock(depth: int) -> bool:
+    """Return whether a caller, in an actor, gets virtual time: all but Trio, tools, and code that waits in real time.
+
+    Args:
+        depth: As in `is_actor_code`.
+    """
+    package = _module(depth + 1).partition(".")[0]
+    return package not in _OURS and package not in _WAITING and not package.startswith(_TOOLS) and is_in_actor()
 
 
 @contextmanager
-def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Generator[None, None, None]:
+def replaced(changes: Iterable[Change]) -> Generator[None, None, None]:
     """Give attributes other values for a while: (owner, name, value)."""
     made = list(changes)
-    before: list[tuple[Any, str, Any]] = []
+    before: list[Change] = []
     for owner, name, _ in made:
         own: dict[str, Any] = owner.__dict__
         before.append((owner, name, own.get(name, replaced)))
@@ -98,35 +97,70 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Generator[None, None, N
                 setattr(owner, name, value)
 
 
-def _refusal_by_name(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if is_actor_code(2):
-            raise RuntimeError(
-                f"os.{name}() in an actor would act on the process of the whole simulation: {_BY_NAME[name]}"
-            )
-        return real(*args, **kwargs)
-
-    return refuse
+def owner_of(path: str) -> Any:
+    """Return the module or class of a row of the table."""
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, name = path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
 
 
-def _refusal(real: Callable[..., Any], what: str, instead: str) -> Callable[..., Any]:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        if is_in_actor() and not _is_runtime(2):
-            raise RuntimeError(
-                f"a simulated actor cannot {what}: it would go on in real time, beside the virtual clock and not by "
-                f"the seed; {instead}, {_ELSEWHERE}"
-            )
-        return real(*args, **kwargs)
-
-    return refuse
-
-
-@contextmanager
-def guarded() -> Generator[None, None, None]:
-    """Refuse what simulated actors may not do, while a simulation runs."""
-    by_name = [(os, name, _refusal_by_name(name, getattr(os, name))) for name in _BY_NAME]
-    real_time = [
-        (owner, name, _refusal(getattr(owner, name), what, instead)) for owner, name, what, instead in _REAL_TIME
+def refused() -> list[Change]:
+    """Return what refuses the names of the table in simulated actors, and elsewhere calls the real ones."""
+    return [
+        (owner, name, _refusing(getattr(owner, name), refusal, full)) for owner, name, refusal, full in _refused_names()
     ]
-    with replaced([*by_name, *real_time]):
-        yield
+
+
+def own_pid() -> Change:
+    """Return a `getpid` that tells simulated processes apart, by numbers that no real one has."""
+    real = os.getpid
+
+    def getpid() -> int:
+        return current_proc().pid if is_actor_code(2) else real()
+
+    return os, "getpid", getpid
+
+
+@functools.cache
+def _refused_names() -> tuple[tuple[Any, str, Refusal, str], ...]:
+    return tuple(_names_of_table())
+
+
+def _names_of_table() -> Iterator[tuple[Any, str, Refusal, str]]:
+    for path, row in TABLE.items():
+        if row.refused:
+            owner = owner_of(path)
+            for refusal, names in row.refused.items():
+                for name in names.split():
+                    if hasattr(owner, name):
+                        yield owner, name, refusal, path if name == "__init__" else f"{path}.{name}"
+
+
+def _refusing(real: Callable[..., Any], refusal: Refusal, name: str) -> Callable[..., Any]:
+    is_refused = is_actor_code if refusal.by_name else _is_refused
+
+    @functools.wraps(real)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if is_refused(2) and not _only_reads(refusal.reads, args, kwargs):
+            raise RuntimeError(
+                f"a simulated actor cannot {refusal.what}: {refusal.because}; got {name}({_told(args)}); "
+                f"{refusal.instead}, {_ELSEWHERE}"
+            )
+        return real(*args, **kwargs)
+
+    return refuse
+
+
+def _is_refused(depth: int) -> bool:
+    return is_in_actor() and not _is_exempt(depth + 1)
+
+
+def _only_reads(count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return count >= 0 and all(value is None for value in (*args[count:], *kwargs.values()))
+
+
+def _told(args: tuple[Any, ...]) -> str:
+    """Return those of the arguments that are short: no objects of methods, no environments."""
+    return ", ".join(reprlib.repr(arg) for arg in args if isinstance(arg, int | float | str | bytes))

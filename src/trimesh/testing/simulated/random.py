@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import random
+import ssl
 import sys
 import uuid
 from collections.abc import Callable, Generator
@@ -25,7 +26,7 @@ from trimesh._runtime.system.import_watch import when_imported
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh.ids import ProcId
 from trimesh.testing.plans.determinism import stream
-from trimesh.testing.simulated.guards import replaced
+from trimesh.testing.simulated.own_modules import Change
 
 _CONTROLLER: Final = ProcId(1)
 
@@ -34,6 +35,12 @@ _UUID_TICKS: Final = 10_000_000
 
 _UUID_EPOCH: Final = 0x01B21DD213814000
 """Those from its epoch, in 1582, to that of Unix."""
+
+_MULTICAST: Final = 1 << 40
+"""Bit of a node's number that no network card has: it was drawn."""
+
+_LAST_TIMES: Final = ("_last_timestamp", "_last_timestamp_v7")
+"""What `uuid` keeps so that times only grow, which those of a new run do not."""
 
 
 @attrs.define(eq=False)
@@ -146,11 +153,9 @@ class SimRandom(trio.abc.Instrument):
         if self._lent is not None:
             adopt(self._lent, module)
 
-    @contextmanager
-    def installed(self) -> Generator[None, None, None]:
-        """Have simulated processes draw these numbers, while a simulation runs."""
-        self.start(_CONTROLLER, ProcSeeds.of(self._seed, "controller", 0, 0))
-        urandom, seed = os.urandom, random.Random.seed
+    def changes(self) -> list[Change]:
+        """Return what gives simulated processes these numbers."""
+        urandom, seed, node = os.urandom, random.Random.seed, uuid.getnode
         of_time: Any = vars(uuid).get("_generate_time_safe")
 
         def simulated_urandom(size: int, *_: Any) -> bytes:
@@ -164,16 +169,32 @@ class SimRandom(trio.abc.Instrument):
             entropy = self._entropy()
             return of_time() if entropy is None else (self._uuid_bytes(entropy), None)
 
-        changes: list[tuple[Any, str, Any]] = [
+        def simulated_node() -> int:
+            proc = find_proc_anywhere()
+            if proc is None or not proc.is_simulated:
+                return node()
+            return stream(self._seed, "node", proc.proc_id).getrandbits(48) | _MULTICAST
+
+        changes: list[Change] = [
             (os, "urandom", simulated_urandom),
             (os, "getrandom", simulated_urandom),
+            (ssl, "RAND_bytes", simulated_urandom),
             (random, "_urandom", simulated_urandom),
             (random.Random, "seed", simulated_seed),
+            (uuid, "getnode", simulated_node),
         ]
+        if hasattr(ssl, "RAND_pseudo_bytes"):  # until Python 3.11
+            changes.append((ssl, "RAND_pseudo_bytes", lambda size: (simulated_urandom(size), True)))
         if of_time is not None:
             changes.append((uuid, "_generate_time_safe", simulated_of_time))
+        return changes + [(uuid, name, None) for name in _LAST_TIMES if hasattr(uuid, name)]
+
+    @contextmanager
+    def lent(self) -> Generator[None, None, None]:
+        """Have simulated processes draw these numbers, while a simulation runs."""
+        self.start(_CONTROLLER, ProcSeeds.of(self._seed, "controller", 0, 0))
         _watch_imports()
-        with _kept(), replaced(changes):
+        with _kept():
             _running.append(self)
             try:
                 yield

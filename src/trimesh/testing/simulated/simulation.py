@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable, Generator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -57,13 +57,14 @@ from trimesh.testing.plans.vocabulary import (
 )
 from trimesh.testing.simulated.deadlines import Deadlines
 from trimesh.testing.simulated.files import SimFiles
-from trimesh.testing.simulated.guards import guarded
+from trimesh.testing.simulated.guards import own_pid, refused, replaced
 from trimesh.testing.simulated.host import SimChild, World
 from trimesh.testing.simulated.job_host import SimJobHost
 from trimesh.testing.simulated.oracles import Oracles
+from trimesh.testing.simulated.own_modules import with_copies
 from trimesh.testing.simulated.random import SimRandom
 from trimesh.testing.simulated.threads import SimThreads
-from trimesh.testing.simulated.time import SimTime
+from trimesh.testing.simulated.time import SimTime, virtual_dates
 from trimesh.testing.simulated.trace import Trace
 from trimesh.testing.simulated.wire import Hold, SimWire, Wired
 
@@ -179,11 +180,11 @@ class Simulation:
 
     @contextmanager
     def surroundings(self) -> Generator[None, None, None]:
-        """Give the code of actors the clocks, threads and random numbers of this run, and refuse what has none here."""
-        ours = (self._time, self._threads, self.numbers, self._files)
-        with guarded(), ExitStack() as stack:
-            for one in ours:
-                stack.enter_context(one.installed())
+        """Give the code of actors what `stdlib_table.py` says, while this runs."""
+        changes = [*refused(), own_pid()]
+        for one in (self._time, self._threads, self.numbers, self._files):
+            changes += one.changes()
+        with self.numbers.lent(), replaced(with_copies(changes)), virtual_dates(self._time.wall), closing(self._files):
             yield
 
     def _sleep(self, place: Place, seconds: float) -> None:

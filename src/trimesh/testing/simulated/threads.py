@@ -8,14 +8,15 @@ sleeps by `time.sleep` passes when it has returned: until then its caller waits.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, TypeVar
 
 import attrs
 import trio
 
-from trimesh.testing.simulated.guards import is_in_actor, replaced
+from trimesh.testing.simulated.guards import is_in_actor
+from trimesh.testing.simulated.own_modules import Change
 from trimesh.testing.simulated.time import SimTime
 
 T = TypeVar("T")
@@ -54,9 +55,8 @@ class SimThreads:
                 await trio.sleep(slept)
         return result
 
-    @contextmanager
-    def installed(self) -> Generator[None, None, None]:
-        """Run what actors give to `trio.to_thread` in this way, while a simulation runs."""
+    def changes(self) -> list[Change]:
+        """Return what runs in this way what actors give to `trio.to_thread`."""
         real, back, back_sync = trio.to_thread.run_sync, trio.from_thread.run, trio.from_thread.run_sync
         check = trio.from_thread.check_cancelled
 
@@ -89,12 +89,10 @@ class SimThreads:
                 check()
 
         path: Any = trio._path  # noqa: SLF001 - it has the function by its own name
-        changes = [
+        return [
             (trio.to_thread, "run_sync", run_sync),
             (path, "run_sync", run_sync),
             (trio.from_thread, "run", run_back),
             (trio.from_thread, "run_sync", run_back_sync),
             (trio.from_thread, "check_cancelled", check_cancelled),
         ]
-        with replaced(changes):
-            yield

@@ -1,23 +1,23 @@
 """The clocks that code in simulated actors reads: virtual, and each place has its own, which a test can set wrong.
 
-Trio's clock is virtual already. Here are those of the modules `time` and `datetime`: what an actor's own code asks them
-follows from Trio's; what the standard library asks is answered as ever. `time.sleep` keeps its process from taking
-messages for so long, or, in a thread, ends that much later.
+Trio's clock is virtual already. Those of `time`, `datetime` and `logging` follow from it, whether an actor's own code
+asks or a library does, except libraries that wait in real time. `time.sleep` keeps its process from taking messages for
+so long, or, in a thread, ends that much later.
 """
 
 from __future__ import annotations
 
 import ctypes
 import datetime
+import functools
 import gc
+import logging
+import os
 import random
-import site
-import sys
-import sysconfig
+import sched
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, Final
 
 import attrs
@@ -26,13 +26,18 @@ import trio
 from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh.ids import ProcId
 from trimesh.testing.plans.vocabulary import ClockFault, Place
-from trimesh.testing.simulated.guards import is_actor_code, is_in_actor, replaced
+from trimesh.testing.simulated.guards import is_in_actor, reads_virtual_clock
+from trimesh.testing.simulated.own_modules import Change
 
 EPOCH_SECONDS: Final = 1_000_000_000.0
 """What `time.time` says when a simulation begins: the 9th of September 2001."""
 
 _NS: Final = 1_000_000_000
-_INSTALLED: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages()})
+
+_STEADY: Final = ("monotonic", "perf_counter", "process_time", "thread_time")
+"""Clocks that count from the start of the run; those of the processor too, as if it never had to wait."""
+
+_WALL_CLOCKS: Final = frozenset({time.CLOCK_REALTIME, time.CLOCK_TAI})
 
 
 @attrs.define(eq=False)
@@ -121,9 +126,21 @@ class SimTime:
         clock = self.clock(place)
         return clock.steady + clock.gone() + self._ahead(place)
 
-    def _of_now(self, real: Callable[[float], Any]) -> Callable[..., Any]:
-        def ask(*given: float) -> Any:
-            return real(self.wall()) if is_actor_code(2) and not given else real(*given)
+    def _of_now(self, real: Callable[..., Any], place: int, value: Callable[[], Any]) -> Callable[..., Any]:
+        """Return a function that formats the present where its argument at this place is absent or None."""
+
+        def ask(*given: Any) -> Any:
+            if (len(given) <= place or given[place] is None) and reads_virtual_clock(2):
+                return real(*given[:place], value())
+            return real(*given)
+
+        return ask
+
+    def _of_clock(self, real: Callable[[int], Any], wall: Callable[[], Any], steady: Callable[[], Any]) -> Any:
+        def ask(clock: int) -> Any:
+            if reads_virtual_clock(2):
+                return wall() if clock in _WALL_CLOCKS else steady()
+            return real(clock)
 
         return ask
 
@@ -140,77 +157,96 @@ class SimTime:
 
         return sleep
 
-    @contextmanager
-    def installed(self) -> Generator[None, None, None]:
-        """Have the code of actors read these clocks, while a simulation runs."""
-        clocks: dict[str, Callable[[], float]] = {
-            "time": self.wall,
-            "time_ns": lambda: round(self.wall() * _NS),
-            "monotonic": self.steady,
-            "monotonic_ns": lambda: round(self.steady() * _NS),
-            "perf_counter": self.steady,
-            "perf_counter_ns": lambda: round(self.steady() * _NS),
-        }
-        virtual = {name: _for_actors(getattr(time, name), function) for name, function in clocks.items()}
-        for name in ("gmtime", "localtime", "ctime"):
-            virtual[name] = self._of_now(getattr(time, name))
-        virtual["sleep"] = self._sleeping(time.sleep)
-        changes = [(time, name, function) for name, function in virtual.items()]
-        of_real = {id(getattr(time, name)): function for name, function in virtual.items()}
-        for module in _own_modules():  # those that have them by `from time import ...`
-            names = vars(module)
-            if not of_real.keys().isdisjoint(map(id, names.values())):
-                changes += [(module, name, of_real[id(held)]) for name, held in names.items() if id(held) in of_real]
-        with replaced(changes), _virtual_dates(self.wall):
-            yield
+    def _record(self, real: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(real)
+        def init(record: logging.LogRecord, *args: Any, **kwargs: Any) -> None:
+            real(record, *args, **kwargs)
+            proc = find_proc_anywhere()
+            if proc is not None and proc.is_simulated:  # the test itself as well, so that all lines have one clock
+                wall = self.wall()
+                record.created, record.msecs = wall, float(int(wall % 1 * 1000))
+                record.relativeCreated = (wall - EPOCH_SECONDS) * 1000
+
+        return init
+
+    def _times(self) -> os.times_result:
+        steady = self.steady()
+        return os.times_result((steady, 0.0, 0.0, 0.0, steady))
+
+    def changes(self) -> list[Change]:
+        """Return what gives the code of actors these clocks."""
+        wall_ns, steady_ns = lambda: round(self.wall() * _NS), lambda: round(self.steady() * _NS)
+        changes: list[Change] = [(time, name, _for_actors(getattr(time, name), self.steady)) for name in _STEADY]
+        changes += [(time, f"{name}_ns", _for_actors(getattr(time, f"{name}_ns"), steady_ns)) for name in _STEADY]
+        localtime = time.localtime
+        return [
+            *changes,
+            (time, "time", _for_actors(time.time, self.wall)),
+            (time, "time_ns", _for_actors(time.time_ns, wall_ns)),
+            (time, "clock_gettime", self._of_clock(time.clock_gettime, self.wall, self.steady)),
+            (time, "clock_gettime_ns", self._of_clock(time.clock_gettime_ns, wall_ns, steady_ns)),
+            *(
+                (time, name, self._of_now(getattr(time, name), 0, self.wall))
+                for name in ("gmtime", "localtime", "ctime")
+            ),
+            (time, "asctime", self._of_now(time.asctime, 0, lambda: localtime(self.wall()))),
+            (time, "strftime", self._of_now(time.strftime, 1, lambda: localtime(self.wall()))),
+            (time, "sleep", self._sleeping(time.sleep)),
+            (sched.scheduler, "__init__", _scheduler_init(sched.scheduler.__init__)),
+            (os, "times", _for_actors(os.times, self._times)),
+            (logging.LogRecord, "__init__", self._record(logging.LogRecord.__init__)),
+        ]
 
 
-def _for_actors(real: Callable[[], float], virtual: Callable[[], float]) -> Callable[..., Any]:
-    def ask() -> float:
-        return virtual() if is_actor_code(2) else real()
+def _scheduler_init(real: Callable[..., None]) -> Callable[..., None]:
+    """Return an initialiser with the functions of `time` as they are: the defaults are those of the import."""
+
+    @functools.wraps(real)
+    def init(scheduler: Any, timefunc: Any = None, delayfunc: Any = None) -> None:
+        real(
+            scheduler, time.monotonic if timefunc is None else timefunc, time.sleep if delayfunc is None else delayfunc
+        )
+
+    return init
+
+
+def _for_actors(real: Callable[[], Any], virtual: Callable[[], Any]) -> Callable[[], Any]:
+    def ask() -> Any:
+        return virtual() if reads_virtual_clock(2) else real()
 
     return ask
 
 
-_own: Final[set[str]] = set()
-"""Names of modules of the program that is tested, and of its tests."""
-
-_installed: Final[set[str]] = {"__main__"}
-"""Names of those that a package manager has installed. Thousands, so they are looked at once, not in each run."""
-
-
-def _own_modules() -> list[ModuleType]:
-    """Return the modules that no package manager has installed: those of the program that is tested, and its tests."""
-    for name in sys.modules.keys() - _own - _installed:
-        (_own if _is_own(name) else _installed).add(name)
-    main = ("__main__",) if _is_own("__main__") else ()  # a notebook, or a test, gives it another one
-    return [module for name in (*_own, *main) if (module := sys.modules.get(name)) is not None]
-
-
-def _is_own(name: str) -> bool:
-    file = getattr(sys.modules.get(name), "__file__", None)
-    return isinstance(file, str) and not file.startswith(_INSTALLED) and name.partition(".")[0] != "trimesh"
-
-
 @contextmanager
-def _virtual_dates(wall: Callable[[], float]) -> Generator[None, None, None]:
-    """Let `datetime.now` and `utcnow` say the virtual time in actors.
+def virtual_dates(wall: Callable[[], float]) -> Generator[None, None, None]:
+    """Let `datetime.now`, `utcnow` and `today` return the virtual time in actors.
 
     They are written in C and ask the system, and the attributes of a type of C cannot be set: so its dictionary is.
     """
-    [attributes] = gc.get_referents(datetime.datetime.__dict__)
-    real_now, real_utcnow = attributes["now"], attributes["utcnow"]
+    [of_datetime] = gc.get_referents(datetime.datetime.__dict__)
+    [of_date] = gc.get_referents(datetime.date.__dict__)
+    real_now, real_utcnow, real_today = of_datetime["now"], of_datetime["utcnow"], of_date["today"]
 
     def now(cls: Any, tz: datetime.tzinfo | None = None) -> Any:
-        return cls.fromtimestamp(wall(), tz) if is_actor_code(2) else real_now.__get__(None, cls)(tz)
+        return cls.fromtimestamp(wall(), tz) if reads_virtual_clock(2) else real_now.__get__(None, cls)(tz)
 
     def utcnow(cls: Any) -> Any:
-        return cls.utcfromtimestamp(wall()) if is_actor_code(2) else real_utcnow.__get__(None, cls)()
+        return cls.utcfromtimestamp(wall()) if reads_virtual_clock(2) else real_utcnow.__get__(None, cls)()
 
-    attributes["now"], attributes["utcnow"] = classmethod(now), classmethod(utcnow)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
+    def today(cls: Any) -> Any:
+        return cls.fromtimestamp(wall()) if reads_virtual_clock(2) else real_today.__get__(None, cls)()
+
+    of_datetime["now"], of_datetime["utcnow"] = classmethod(now), classmethod(utcnow)
+    of_date["today"] = classmethod(today)
+    _forget_lookups()
     try:
         yield
     finally:
-        attributes["now"], attributes["utcnow"] = real_now, real_utcnow
-        ctypes.pythonapi.PyType_Modified(ctypes.py_object(datetime.datetime))
+        of_datetime["now"], of_datetime["utcnow"], of_date["today"] = real_now, real_utcnow, real_today
+        _forget_lookups()
+
+
+def _forget_lookups() -> None:
+    """Empty what the interpreter remembers of the attributes of these types."""
+    for cls in (datetime.date, datetime.datetime):
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
