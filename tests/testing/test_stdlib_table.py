@@ -73,7 +73,9 @@ def table_of_docs() -> list[str]:
     """Return the lines of the table of the docs."""
     lines = list(HEADER)
     for path, row in TABLE.items():
-        refused = " ".join([*row.refused.values(), row.through]).split()
+        refused = " ".join([*row.refused.values(), row.through]).replace("__init__", "").split()
+        if path.startswith("_") or "._" in path:
+            continue  # what public names use
         if row.virtual or refused or row.note:
             virtual = ", ".join(f"`{name}`" for name in row.virtual.split())
             lines.append(f"| `{path}` | {virtual} | {', '.join(f'`{name}`' for name in refused)} | {row.note} |")

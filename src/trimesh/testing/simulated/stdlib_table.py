@@ -223,15 +223,17 @@ TABLE: Final[dict[str, Decisions]] = {
         through="Manager Pool Process",
     ),
     "concurrent.futures": Decisions(
-        through="InterpreterPoolExecutor ProcessPoolExecutor ThreadPoolExecutor wait as_completed",
+        real="wait as_completed",
+        note="futures that are done; waiting is refused",
+        through="InterpreterPoolExecutor ProcessPoolExecutor ThreadPoolExecutor",
         pure="Executor Future",
     ),
     "threading": Decisions(
-        real="Lock RLock activeCount active_count currentThread current_thread enumerate excepthook get_ident "
-        "get_native_id getprofile gettrace local main_thread setprofile setprofile_all_threads settrace "
-        "settrace_all_threads stack_size",
-        note="locks, thread locals and the list of threads, which all processes of the run share",
-        through="Barrier BoundedSemaphore Condition Event Semaphore Timer Thread",
+        real="Barrier BoundedSemaphore Condition Event Lock RLock Semaphore activeCount active_count currentThread "
+        "current_thread enumerate excepthook get_ident get_native_id getprofile gettrace local main_thread setprofile "
+        "setprofile_all_threads settrace settrace_all_threads stack_size",
+        note="locks, events and the list of threads, which all processes of the run share; waiting is refused",
+        through="Thread Timer",
         pure="ExceptHookArgs WeakSet",
     ),
     "threading.Thread": Decisions(
