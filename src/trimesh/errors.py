@@ -376,7 +376,7 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         return found
 
     def __str__(self) -> str:
-        return f"{self.message}: {_first_of(self.failures)}"
+        return f"{self.message}: {first_failure(self.failures)}"
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: where each failure came from, and what it says."""
@@ -460,7 +460,7 @@ _PLACES_SHOWN = 8
 """Places that a note lists where they make no range."""
 
 
-def _first_of(exceptions: Sequence[BaseException]) -> str:
+def first_failure(exceptions: Sequence[BaseException]) -> str:
     """Return the first failure in one line, its place, and how many more there are."""
     found = [leaf for error in exceptions for leaf in leaves(error)]
     first = found[0]

@@ -66,11 +66,12 @@ async def test_asks_too_early(of_the_user):
 """
 
 
-def run(folder: Path, *options: str) -> str:
-    (folder / "test_suite.py").write_text(SUITE)
+def run(folder: Path, *options: str, suite: str = SUITE) -> str:
+    (folder / "test_suite.py").write_text(suite)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin"]
     command += ["-c", "/dev/null", "-o", "trio_mode=true", "--rootdir", str(folder), str(folder), *options]
-    return subprocess.run(command, cwd=folder, env=os.environ, capture_output=True, text=True, check=False).stdout
+    environment = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False).stdout
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,43 @@ def test_fault_by_chance_must_hit_under_some_seed(report: str):
 
 def test_fixture_that_asks_for_the_mesh_is_told_when_there_is_one(report: str):
     assert "exists inside a test under @trimesh.testing.simulate" in report
+
+
+FAILING = """
+import trio
+import trimesh
+from trimesh.testing import simulate
+
+class Worker(trimesh.Actor):
+    @trimesh.endpoint
+    async def step(self):
+        raise [ValueError("no room"), KeyError("x")][trimesh.current_rank()]
+
+@simulate(seeds=1)
+async def test_call(mesh):
+    w = await mesh.spawn("w", Worker)
+    await w.step.call()
+
+@simulate(seeds=1)
+async def test_tasks(mesh):
+    w = await mesh.spawn("w", Worker)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(w.slice(gpus=0).step.call)
+        nursery.start_soon(w.slice(gpus=0).step.call)
+
+async def test_without_a_mesh():
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep, "soon")
+        nursery.start_soon(trio.sleep, "soon")
+"""
+
+
+def test_short_summary_has_the_first_failure_of_a_group(tmp_path: Path):
+    report = run(tmp_path, suite=FAILING)
+
+    assert "::test_call - ValueError: no room (w[gpus=0] and 1 more)\n" in report
+    assert "::test_tasks - ValueError: no room (w[gpus=0]" in report
+    assert "::test_without_a_mesh - ExceptionGroup: Exceptions from Trio nursery" in report  # as without this plugin
 
 
 def test_simulate_takes_async_tests_only():

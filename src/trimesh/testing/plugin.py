@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, cast
 
 import pytest
 
+from trimesh.errors import MeshErrorGroup, first_failure, has_origin, leaves
 from trimesh.testing.plans.keys import expand
 from trimesh.testing.real.host_network import why_no_networks
 from trimesh.testing.running.decorator import OPTIONS, Simulated
@@ -175,6 +176,23 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         for title, text in run.sections:
             pyfuncitem.add_report_section("call", title, text)
     return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Put the first failure of a group into the line of the short summary, which has room for little else."""
+    report = yield
+    error = None if call.excinfo is None else call.excinfo.value
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if isinstance(error, BaseExceptionGroup) and crash is not None and (_BODY in item.stash or _is_of_mesh(error)):
+        crash.message = first_failure([error])
+    return report
+
+
+def _is_of_mesh(error: BaseExceptionGroup[BaseException]) -> bool:
+    return isinstance(error, MeshErrorGroup) or any(has_origin(leaf) for leaf in leaves(error))
 
 
 # ---- fixtures --------------------------------------------------------------------------------------------------------
