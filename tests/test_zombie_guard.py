@@ -10,7 +10,7 @@ import sys
 import pytest
 
 LEAKS = """
-import _multiprocessing, ctypes, mmap, os, subprocess, sys, threading, time
+import _multiprocessing, _posixshmem, ctypes, mmap, os, subprocess, sys, threading, time
 import pytest
 from trimesh.testing import zombie_guard
 
@@ -83,9 +83,21 @@ def test_name_of_the_cuda_driver(request):
     open(path, "wb").close()
     request.config.add_cleanup(lambda: os.unlink(path))
 
-def test_semaphore_of_another_program():
+def test_names_of_another_program():
     os.write(int(os.environ["TO_FOREIGN"]), b"make\\n")
     assert os.read(int(os.environ["FROM_FOREIGN"]), 100) == b"made\\n"
+
+def test_file_in_shared_memory(request):
+    path = f"/dev/shm/guard-file-{os.getpid() + 1}"
+    open(path, "wb").close()
+    request.config.add_cleanup(lambda: os.unlink(path))
+
+def test_closed_shared_memory(request):
+    name = f"/guard-segment-{os.getpid() + 1}"
+    number = _posixshmem.shm_open(name, os.O_CREAT | os.O_RDWR, mode=0o600)
+    os.ftruncate(number, 1)  # as multiprocessing.shared_memory does
+    os.close(number)
+    request.config.add_cleanup(lambda: _posixshmem.shm_unlink(name))
 
 def test_semaphore_of_this_program(request):
     name = f"/trimesh-guard-{os.getpid()}"
@@ -98,9 +110,14 @@ import _multiprocessing, os, sys
 sys.stdin.readline()
 name = f"/trimesh-foreign-{os.getpid()}"
 made = _multiprocessing.SemLock(0, 1, 1, name, False)
+closed = f"/dev/shm/foreign-{os.getpid()}"  # no process uses it
+open(closed, "wb").close()
+os.mkdir(f"{closed}-folder")
 os.write(1, b"made\\n")
 sys.stdin.read()
 _multiprocessing.sem_unlink(name)
+os.unlink(closed)
+os.rmdir(f"{closed}-folder")
 """
 
 
@@ -133,6 +150,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("thread", r"thread \d+ \(left over\)"),
         ("native_thread", r"thread \d+ \(python.*\)"),
         ("shared_memory", r"shared memory /dev/shm/trimesh-guard-\d+"),
+        ("file_in_shared_memory", r"shared memory /dev/shm/guard-file-\d+"),
+        ("closed_shared_memory", r"shared memory /dev/shm/guard-segment-\d+"),
         ("semaphore_of_this_program", r"shared memory /dev/shm/sem\.trimesh-guard-\d+"),
     ],
 )
@@ -147,9 +166,9 @@ def test_zombie_guard_names_leftover(report: str, test: str, leftover: str) -> N
 def test_zombie_guard_passes_clean_test(report: str) -> None:
     assert "ERROR at teardown of test_clean" not in report
     assert "ERROR at teardown of test_name_of_the_cuda_driver" not in report
-    assert "9 errors" in report
+    assert "11 errors" in report
 
 
-def test_zombie_guard_passes_semaphore_of_another_program(report: str) -> None:
-    assert "test_semaphore_of_another_program" not in report
-    assert "13 passed" in report
+def test_zombie_guard_passes_names_of_another_program(report: str) -> None:
+    assert "test_names_of_another_program" not in report
+    assert "15 passed" in report

@@ -9,8 +9,9 @@ of the code under test:
 - Descriptors of this process, by number and by what they refer to.
 - Threads of this process, native ones included. Trio keeps idle worker threads; those are allowed, and so are the pools
   that torch and numpy start and never stop.
-- Names in /dev/shm, unless a process outside this run has them open; but not those of the CUDA driver, which a killed
-  process leaves.
+- Names in /dev/shm that this run has made: its processes alone have them open or mapped; or no process has, and this
+  one has opened or sized them, or they begin with "trimesh". Other programs use the folder, too. Those of the CUDA
+  driver, which a killed process leaves, do not count.
 
 Clean tests cost two scans (0.2 ms together); only a test that left something pays for the details.
 """
@@ -18,6 +19,7 @@ Clean tests cost two scans (0.2 ms together); only a test that left something pa
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -44,6 +46,10 @@ POOL_THREADS = ("pt_", "OpenBLAS", "omp")
 DEV_SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
 DRIVER_NAMES = ("cuda.shm.",)
 """Prefixes of the names that the CUDA driver gives to memory of events between processes."""
+OWN_NAMES = ("trimesh", "sem.trimesh")
+
+_made: set[str] = set()
+"""Names in /dev/shm that this process has opened or sized."""
 
 
 @attrs.frozen
@@ -187,11 +193,10 @@ def left_descriptors(before: Scan) -> Iterator[str]:
 
 
 def left_shared(before: Scan) -> Iterator[str]:
-    """Yield a line for each new name in /dev/shm that no process outside this run uses."""
+    """Yield a line for each new name in /dev/shm that this run has made."""
     deadline = time.monotonic() + LINGER_SECONDS
     while True:
-        new = sorted(shared_names() - before.shared)
-        left = [name for name in new if not is_used_elsewhere(name)]
+        left = [name for name in sorted(shared_names() - before.shared) if is_of_this_run(name)]
         if not left or time.monotonic() >= deadline:
             break
         time.sleep(POLL_SECONDS)
@@ -199,16 +204,36 @@ def left_shared(before: Scan) -> Iterator[str]:
         yield f"shared memory {DEV_SHM / name}"
 
 
-def is_used_elsewhere(name: str) -> bool:
-    """Return whether a name of shared memory is gone, or belongs to a process outside this run."""
+def is_of_this_run(name: str) -> bool:
+    """Return whether a name of shared memory is there, and was made by this run as far as its users and name show."""
     try:
         file = os.stat(DEV_SHM / name)
     except FileNotFoundError:
-        return True
+        return False
     if os.geteuid() not in (0, file.st_uid):  # another user's, whose processes are not ours to read
-        return True
+        return False
     users = [pid for pid in filter(str.isdigit, os.listdir("/proc")) if uses(pid, file)]
-    return not all(pid == str(os.getpid()) or is_descendant(pid) for pid in users)
+    if users:
+        return all(pid == str(os.getpid()) or is_descendant(pid) for pid in users)
+    return name in _made or name.startswith(OWN_NAMES)
+
+
+@functools.cache
+def note_shared() -> None:
+    """Note the names in /dev/shm that this process makes from now on: by `open`, or `shm_open` and `ftruncate`."""
+    folder = f"{DEV_SHM}/"
+
+    def note(event: str, args: tuple[object, ...]) -> None:
+        if event not in ("open", "os.truncate", "os.mkdir"):
+            return
+        path = args[0]
+        if event == "os.truncate" and isinstance(path, int):
+            with contextlib.suppress(OSError):
+                path = os.readlink(f"/proc/self/fd/{path}")
+        if isinstance(path, str) and path.startswith(folder):
+            _made.add(path.removeprefix(folder).partition("/")[0])
+
+    sys.addaudithook(note)
 
 
 def uses(pid: str, file: os.stat_result) -> bool:
@@ -235,6 +260,7 @@ def guard() -> Iterator[None]:
         pytest.fail.Exception: The test has left something behind; processes among it have been killed.
     """
     os.environ[MARKER] = RUN_ID
+    note_shared()
     before = scan()
 
     yield
