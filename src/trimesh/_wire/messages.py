@@ -440,8 +440,9 @@ class Misbehave(Message, frozen=True, tag=47):
 
     Attributes:
         token: What it was armed with.
-        kind: "exit", "hold_gil", "lag", "jump", "drift" or "quicken".
-        number: Exit code, seconds, the rate of a drift, or the number of the fault that made it slow.
+        kind: "exit", "hold_gil", "lag", "jump", "drift", "quicken" or "die", which waits for the next endpoint.
+        number: Exit code, seconds, the rate of a drift, the number of the fault that made it slow; of "die" 0 for the
+            start of the endpoint, 1 for its end, before the reply.
     """
 
     token: str

@@ -33,7 +33,7 @@ from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.point import Point, place_name
-from trimesh.testing.plans.injector import Injector, Rule, run, watched
+from trimesh.testing.plans.injector import Injector, Rule, dying, run, watched
 from trimesh.testing.plans.proc_clock import ProcClock
 from trimesh.testing.plans.slow_processors import SlowProcessors
 from trimesh.testing.plans.transfers import FailingTransfers
@@ -84,6 +84,7 @@ class _Armed:
     _processors: SlowProcessors = attrs.field(init=False)
     _clock: ProcClock = attrs.field(factory=ProcClock)
     _planner: Peer | None = None
+    _dies_at_end: bool | None = None
 
     def __attrs_post_init__(self) -> None:
         self._injector = Injector(self._fired)
@@ -121,9 +122,13 @@ class _Armed:
         seconds = self._processors.seconds(self.proc.proc_id)
         if seconds:
             time.sleep(seconds)  # as computing does: nothing else runs
-        if not self._injector.rules:
+        if not self._injector.rules and self._dies_at_end is None:
             return spec
-        return watched(spec, lambda: self._injector.spec_for(cell, call, spec), run)
+        return watched(spec, lambda: self._begin(cell, call, spec), run)
+
+    def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
+        chosen = self._injector.spec_for(cell, call, spec)
+        return chosen if self._dies_at_end is None else dying(chosen, at_end=self._dies_at_end)
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer; see `Sites.moving`."""
@@ -179,9 +184,11 @@ class _Armed:
             self._clock.drift(message.number)
         elif message.kind == "quicken":
             self._processors.end(int(message.number))
+        elif message.kind == "die":
+            self._dies_at_end = bool(message.number)
         else:
             raise ProtocolError(
-                f"a process misbehaves by exit, hold_gil, lag, jump, drift, quicken; got {message.kind!r}"
+                f"a process misbehaves by exit, hold_gil, lag, jump, drift, quicken, die; got {message.kind!r}"
             )
 
 

@@ -27,6 +27,7 @@ from trimesh.testing.plans.vocabulary import (
     Fault,
     LinkFault,
     LoopLag,
+    Moment,
     Partition,
     Place,
     ProcessorFault,
@@ -53,6 +54,9 @@ DELAY_SECONDS: Final = 0.5
 
 TRANSFERS: Final = 10
 """So many transfers of a member are late, one after the other."""
+
+FIRST_MESSAGES: Final = 50
+"""Over real processes the first fault comes after up to so many messages: a body of some dozen calls meets it."""
 
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
@@ -260,8 +264,10 @@ class Chaos:
         nursery: trio.Nursery,
         heals: list[Callable[[], None]],
     ) -> None:
+        shortest, longest = plan.every
         for step in steps:
-            await trio.sleep(step.after)
+            share = (step.after - shortest) / (longest - shortest) if longest > shortest else 0.5
+            await self.faults.executor.pause(step.after, 0 if step.number else 1 + int(share * FIRST_MESSAGES))
             victims = [self.faults.where(mesh.exclude(_others(mesh, point))) for point in mesh.points()]
             up = [one for one in victims if self.faults.executor.is_alive(one.places[0]) and not self._is_down(one)]
             if step.kind not in SLOW and len(victims) - len(up) >= plan.max_down:
@@ -269,7 +275,8 @@ class Chaos:
             if not up:
                 continue
             victim = up[int(step.victim * len(up))]
-            heal = self.faults.plan(_fault(step, victim), key=f"c{self._plans - 1}.{step.number}")
+            moment = self.faults.executor.moment(step.seconds / LONGEST_SECONDS)
+            heal = self.faults.plan(_fault(step, victim, moment), key=f"c{self._plans - 1}.{step.number}")
             heals.append(heal)
             if step.kind != "kill":
                 nursery.start_soon(self._heal_after, step, victim, heal)
@@ -292,12 +299,12 @@ def _others(mesh: ProcMesh, point: Any) -> list[Any]:
     return [other for other in mesh.points() if other.rank != point.rank]
 
 
-def _fault(step: ChaosStep, victim: Where) -> Fault:
+def _fault(step: ChaosStep, victim: Where, moment: Moment) -> Fault:
     controller = Where("controller", (None,))
     late = DELAY_SECONDS * step.seconds / LONGEST_SECONDS or 1e-6
     match step.kind:
         case "kill":
-            return Death(victim, "sigkill")
+            return Death(victim, "sigkill", moment)
         case "stop":
             return Death(victim, "sigstop")
         case "partition":

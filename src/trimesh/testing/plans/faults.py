@@ -38,6 +38,7 @@ from trimesh.testing.plans.vocabulary import (
     LoopLag,
     Loss,
     LostCall,
+    Moment,
     Partition,
     Place,
     ProcessorFault,
@@ -69,6 +70,19 @@ class Executor(Protocol):
         Raises:
             UnsupportedFault: This executor cannot.
         """
+        ...
+
+    async def pause(self, seconds: float, messages: int) -> None:
+        """Wait before a fault of chaos; over real processes for so many messages, if those come sooner.
+
+        Args:
+            seconds: How long.
+            messages: How many the process of the test receives; 0 to count none.
+        """
+        ...
+
+    def moment(self, share: float) -> Moment:
+        """Return when a process that chaos kills ends; `share` is drawn from 0 to 1."""
         ...
 
     def place_of(self, proc_id: ProcId) -> Place:

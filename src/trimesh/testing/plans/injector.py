@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextvars
 import copy
+import os
+import signal
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
@@ -138,6 +140,20 @@ async def _raise_in_generator(error: BaseException, *_args: Any, **_kwargs: Any)
     await trio.lowlevel.checkpoint()
     raise copy.copy(error)
     yield  # what makes it a generator
+
+
+def dying(spec: EndpointSpec, *, at_end: bool) -> EndpointSpec:
+    """Return an endpoint that ends its real process: at its start, or when it has run and not replied yet."""
+    if not at_end or spec.kind not in (EndpointKind.ASYNC, EndpointKind.INLINE, EndpointKind.THREAD):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def last(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await run(spec, *args, **kwargs)
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return attrs.evolve(spec, fn=last, kind=EndpointKind.ASYNC)
 
 
 def delayed(spec: EndpointSpec, seconds: float) -> EndpointSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 
 from trimesh.testing.plans.keys import is_among
-from trimesh.testing.plans.vocabulary import Fault, Fired, LinkFault
+from trimesh.testing.plans.vocabulary import ClockFault, Fault, Fired, LinkFault
 
 
 class UnfiredFault(AssertionError):
@@ -39,6 +39,11 @@ class Planned:
     def is_chance(self) -> bool:
         """Whether it is one of the many that chaos has drawn."""
         return self.key.startswith("c")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a seed decides what it hits, or how hard."""
+        return not self.is_certain or (isinstance(self.fault, ClockFault) and self.fault.skew != 0)
 
 
 @attrs.define(eq=False)

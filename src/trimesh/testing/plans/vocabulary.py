@@ -35,6 +35,8 @@ Loss = Literal["request", "reply", "in_flight"]
 Direction = Literal["both", "a_to_b", "b_to_a"]
 Stage = Literal["launch", "handshake"]
 Refusal = Literal["ENOSPC", "EMFILE"]
+Moment = Literal["now", "start", "end"]
+MOMENTS: Final[tuple[Moment, ...]] = ("now", "start", "end")
 
 LOSSES: Final = ("request", "reply", "in_flight")
 DIRECTIONS: Final = ("both", "a_to_b", "b_to_a")
@@ -114,13 +116,16 @@ class Death:
 
     Attributes:
         how: One of `HOWS`.
+        moment: When a real process ends by "sigkill": at once; or at the start, or the end, of its next endpoint.
     """
 
     where: Where
     how: str
+    moment: Moment = "now"
 
     def __str__(self) -> str:
-        return f"kill {self.where.text}: {self.how}"
+        at = "" if self.moment == "now" else f" at the {self.moment} of an endpoint"
+        return f"kill {self.where.text}: {self.how}{at}"
 
 
 @attrs.frozen

@@ -44,6 +44,7 @@ from trimesh.testing.plans.plan import FaultPlan, Planned
 from trimesh.testing.plans.proc_clock import ProcClock
 from trimesh.testing.plans.transfers import FailingTransfers
 from trimesh.testing.plans.vocabulary import (
+    MOMENTS,
     SIGNALS,
     ClockFault,
     Death,
@@ -52,6 +53,7 @@ from trimesh.testing.plans.vocabulary import (
     LinkFault,
     LoopLag,
     LostCall,
+    Moment,
     Partition,
     Place,
     ProcessorFault,
@@ -67,6 +69,9 @@ from trimesh.testing.simulated.seeded_run import HangError, SeededOptions
 
 REAL_SECONDS: Final = 60.0
 """A test over real processes that has not ended by then hangs."""
+
+IDLE_SECONDS: Final = 0.5
+"""A process that is to end with its next endpoint is killed after so long without one: a call takes milliseconds."""
 
 _MESH: Final = "real processes"
 """Key of all places here: a process is named by its id, so a fault is for one incarnation."""
@@ -98,6 +103,9 @@ class RealExecutor:
     _transfers: FailingTransfers = attrs.field(init=False)
     _clock: ProcClock = attrs.field(factory=ProcClock)
     _armed: set[ProcId] = attrs.field(factory=set[ProcId])
+    _received: int = 0
+    _awaited: int = 0
+    _has_come: trio.Event = attrs.field(factory=trio.Event)
     _started_at: float = attrs.field(factory=trio.current_time)
 
     def __attrs_post_init__(self) -> None:
@@ -120,8 +128,11 @@ class RealExecutor:
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: ReadingProc, peer: Peer, link: Link, message: messages.Message) -> bool:
-        """Let every message pass; see `Sites.received`."""
+        """Let every message pass, and count it; see `Sites.received`."""
         del proc, peer, link, message
+        self._received += 1
+        if self._received == self._awaited:
+            self._has_come.set()
         return True
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
@@ -153,6 +164,16 @@ class RealExecutor:
     def _fire_late(self, planned: Planned, ago: float, site: str, where: str) -> None:
         self.plan.fire(planned.index, trio.current_time() - self._started_at - ago, site, where)
         self.plan.log.sort(key=lambda fired: fired.time)
+
+    async def pause(self, seconds: float, messages: int) -> None:
+        """Wait for some seconds, or for so many messages if those come sooner; see `Executor.pause`."""
+        self._has_come, self._awaited = trio.Event(), self._received + messages
+        with trio.move_on_after(seconds):
+            await self._has_come.wait()
+
+    def moment(self, share: float) -> Moment:
+        """Choose when a process that chaos kills ends; see `Executor.moment`."""
+        return MOMENTS[min(int(share * len(MOMENTS)), len(MOMENTS) - 1)]
 
     # ---- planning --------------------------------------------------------------------------------------------
 
@@ -266,12 +287,20 @@ class RealExecutor:
     def _kill(self, planned: Planned, fault: Death) -> Callable[[], None]:
         kind, number = parse_how(fault.how)
         places = fault.where.places
-        if kind in ("exit", "hold_gil"):
+        if fault.moment != "now":
+            self._misbehave(places, "die", MOMENTS.index(fault.moment) - 1)
+            trio.lowlevel.spawn_system_task(self._insist, places)
+        elif kind in ("exit", "hold_gil"):
             self._misbehave(places, kind, number)
         else:
             self._signal(places, signal.SIGSTOP if kind == "sigstop" else SIGNALS[kind])
         self._fire(planned, "process", fault.where.text)
         return (lambda: self._signal(places, signal.SIGCONT)) if kind == "sigstop" else _healed
+
+    async def _insist(self, places: tuple[Place, ...]) -> None:
+        """Kill processes in which no endpoint has started for a while."""
+        await trio.sleep(IDLE_SECONDS)
+        self._signal(places, signal.SIGKILL)
 
     def _signal(self, places: tuple[Place, ...], signum: int) -> None:
         for place in places:

@@ -16,7 +16,7 @@ from trimesh.testing.plans.keys import compact, rest_after
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real.run import run_net, run_real
 from trimesh.testing.running.decorator import SEEDS_DEFAULT, Simulated
-from trimesh.testing.running.seed_plan import SeedPlan
+from trimesh.testing.running.seed_plan import NETWORK_SEEDS, REAL_SEEDS, SeedPlan
 from trimesh.testing.running.shrinking import smallest
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
@@ -74,7 +74,7 @@ class ItemRun:
         return SEEDS_DEFAULT if self.simulated is None else self.simulated.seeds
 
     def replay_line(self, seed: int | None = None, left_out: Iterable[str] = ()) -> str:
-        """Return the command that repeats one run; without a seed, one over real processes."""
+        """Return the command that repeats one run; without a seed, one whose faults no seed decides."""
         without = compact(left_out)
         of_seed = "" if seed is None else f" --mesh-seed={seed:#x}"
         return f"pytest '{self.nodeid}'{of_seed}" + (f" --mesh-leave-out={without}" if without else "")
@@ -188,27 +188,38 @@ def _hash_note() -> Iterator[str]:
 
 
 def run_over_processes(run: ItemRun) -> None:
-    """Run the body once over real processes."""
+    """Run the body over real processes."""
     __tracebackhide__ = True
-    _run_once(run, run_real)
+    _run_seeds(run, run_real, REAL_SEEDS)
 
 
 def run_over_network(run: ItemRun) -> None:
-    """Run the body once over real processes of hosts in network namespaces."""
+    """Run the body over real processes of hosts in network namespaces."""
     __tracebackhide__ = True
-    _run_once(run, run_net)
+    _run_seeds(run, run_net, NETWORK_SEEDS)
 
 
-def _run_once(run: ItemRun, run_body: Callable[..., object]) -> None:
+def _run_seeds(run: ItemRun, run_body: Callable[..., object], most: int) -> None:
+    """Run the body under one seed after the other, or once where a seed decides nothing."""
     __tracebackhide__ = True
-    plan = FaultPlan(left_out=run.settings.left_out)
-    try:
-        run_body(run.body, run.wanted, run.options, plan, run.settings.seeds.only or 0)
-    except BaseException as error:
-        line = f"replay: {run.replay_line(run.settings.seeds.only, run.settings.left_out)}"
-        error.add_note(line)
-        run.sections.append(("mesh faults", "\n".join([line, *_history(plan)])))
-        raise
+    for seed in run.settings.seeds.real_seeds(run.seeds_asked, most):
+        plan = FaultPlan(left_out=run.settings.left_out)
+        try:
+            run_body(run.body, run.wanted, run.options, plan, seed)
+        except BaseException as error:
+            decides = run.settings.seeds.only is not None or _is_drawn(run, plan)
+            line = f"replay: {run.replay_line(seed if decides else None, run.settings.left_out)}"
+            error.add_note(line)
+            run.sections.append(("mesh faults", "\n".join([line, *_history(plan)])))
+            raise
+        if not _is_drawn(run, plan):
+            break
+        run.ran.add(seed)
+
+
+def _is_drawn(run: ItemRun, plan: FaultPlan) -> bool:
+    """Return whether another seed would have meant other faults over real processes."""
+    return "chaos" in run.wanted or any(planned.is_drawn for planned in plan.planned)
 
 
 BACKENDS: Final[dict[str, Callable[[ItemRun], None]]] = {

@@ -21,6 +21,13 @@ FRESH_BITS: Final = 32
 """Of a first seed that is drawn: short enough to be typed, and no two runs of a year begin at the same."""
 
 
+REAL_SEEDS: Final = 3
+"""Seeds of a test over real processes whose faults a seed decides: its mesh takes a quarter of a second to start."""
+
+NETWORK_SEEDS: Final = 1
+"""The same over hosts in network namespaces, which take seconds to start."""
+
+
 @attrs.frozen
 class SeedPlan:
     """The seeds of every seeded test of a session.
@@ -52,6 +59,14 @@ class SeedPlan:
             yield from _seeds_for(self.seconds, self.first)
         if self.fresh_seconds > 0:
             yield from _seeds_for(self.fresh_seconds, self.fresh_first)
+
+
+    def real_seeds(self, asked: int, most: int) -> Iterator[int]:
+        """Yield the seeds of a test over real processes that asks for so many: those of the command line, or few."""
+        if self.only is not None:
+            yield self.only
+        else:
+            yield from range(self.first, self.first + (self.count or min(asked, most)))
 
 
 def _seeds_for(seconds: float, first: int) -> Iterator[int]:

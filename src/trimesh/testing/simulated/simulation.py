@@ -47,6 +47,7 @@ from trimesh.testing.plans.vocabulary import (
     LoopLag,
     LostCall,
     MemberFault,
+    Moment,
     Partition,
     Place,
     ProcessorFault,
@@ -360,6 +361,16 @@ class Simulation:
         self.plan.check()
 
     # ---- faults ----------------------------------------------------------------------------------------------
+
+    async def pause(self, seconds: float, messages: int) -> None:
+        """Wait in virtual time; see `Executor.pause`."""
+        del messages
+        await trio.sleep(seconds)
+
+    def moment(self, share: float) -> Moment:
+        """Kill at once: the moment follows from the order of tasks; see `Executor.moment`."""
+        del share
+        return "now"
 
     def execute(self, planned: Planned) -> Heal:
         """Make a planned fault happen, now or when its time comes; return what heals it."""

@@ -1,0 +1,129 @@
+"""Seeds over real processes: they decide the faults of chaos, and find a lost acknowledgement that simulation finds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import pytest
+import trio
+
+import trimesh
+from trimesh import Actor, endpoint
+from trimesh.testing.running.decorator import Simulated
+from trimesh.testing.running.item_run import ItemRun, RunSettings, run_over_processes, run_simulated
+from trimesh.testing.running.seed_plan import REAL_SEEDS, SeedPlan
+from trimesh.testing.simulated.seeded_run import SeededOptions
+
+DEPOSITS: Final = 40
+RESTARTS: Final = trimesh.Restart("one_for_one", intensity=1000, period=60)
+
+
+class Bank(Actor):
+    """Keeps a balance; a deposit with a key counts once."""
+
+    def __init__(self) -> None:
+        self.balance = 0
+        self.keys: set[int] = set()
+
+    @endpoint
+    async def deposit(self, key: int | None) -> None:
+        if key is None or key not in self.keys:
+            self.balance += 1
+        if key is not None:
+            self.keys.add(key)
+
+    @endpoint
+    async def total(self) -> int:
+        return self.balance
+
+
+class Teller(Actor):
+    """Passes deposits on, with keys or, which is wrong, without."""
+
+    def __init__(self, bank: Any, has_keys: bool) -> None:  # noqa: FBT001 - an actor of a test
+        self.bank, self.has_keys = bank, has_keys
+
+    @endpoint
+    async def deposit(self, key: int) -> None:
+        await self.bank.deposit.call_one(key if self.has_keys else None)
+
+
+def deposits(*, has_keys: bool) -> Callable[..., Awaitable[None]]:
+    """Return a body whose client repeats a deposit that was not acknowledged."""
+
+    async def body(mesh: Any, chaos: Any) -> None:
+        bank = await mesh.slice(gpus=0).spawn("bank", Bank)
+        tellers = mesh.slice(gpus=1)
+        teller = await tellers.spawn("teller", Teller, bank, has_keys)
+        async with chaos.safety(chaos.plan(kill=1, every=(0.5, 2.0)), duration=30, of=tellers):
+            for key in range(DEPOSITS):
+                while True:
+                    try:
+                        await teller.deposit.call_one(key)
+                        break
+                    except trimesh.MeshError:  # killed, or being replaced
+                        await trio.sleep(0.01)
+                await trio.sleep(0.02)
+        assert await bank.total.call_one() == DEPOSITS
+
+    return body
+
+
+def item(body: Callable[..., Awaitable[None]], **plan: Any) -> ItemRun:
+    names = body.__code__.co_varnames[: body.__code__.co_argcount]
+    options = SeededOptions({"gpus": 2}, {"supervision": RESTARTS})
+    settings = RunSettings(seeds=SeedPlan(**plan))
+    return ItemRun("test_bank.py::test_deposits[proc]", body, dict.fromkeys(names), Simulated(20, (), options), settings)
+
+
+def test_simulation_finds_a_lost_acknowledgement():
+    with pytest.raises(AssertionError, match="== 40"):
+        run_simulated(item(deposits(has_keys=False)))
+    run_simulated(item(deposits(has_keys=True), count=4))
+
+
+@pytest.mark.real
+@pytest.mark.daily
+def test_real_processes_find_a_lost_acknowledgement():
+    run = item(deposits(has_keys=False), count=10)
+    with pytest.raises(trimesh.MeshErrorGroup, match="== 40") as caught:
+        run_over_processes(run)
+
+    seed = len(run.ran)  # the one that failed comes after those that passed
+    assert f"replay: pytest 'test_bank.py::test_deposits[proc]' --mesh-seed={seed:#x}" in caught.value.__notes__
+
+
+@pytest.mark.real
+def test_right_program_passes_over_real_processes():
+    run = item(deposits(has_keys=True))
+    run_over_processes(run)
+
+    assert run.ran == set(range(REAL_SEEDS))
+
+
+@pytest.mark.real
+def test_test_without_chance_runs_once_over_real_processes():
+    runs: list[int] = []
+
+    async def body(mesh: Any, faults: Any) -> None:
+        runs.append(mesh.size())
+        faults.loop({"gpus": 0}).lag(0.01)
+
+    run = item(body, count=5)
+    run_over_processes(run)
+
+    assert (runs, run.ran) == ([2], set())
+
+
+@pytest.mark.real
+def test_seed_decides_a_fault_by_chance_over_real_processes():
+    runs: list[int] = []
+
+    async def body(mesh: Any, faults: Any) -> None:
+        runs.append(mesh.size())
+        faults.clock(mesh).skew(1.0)
+
+    run_over_processes(item(body, count=2, first=7))
+
+    assert len(runs) == 2
