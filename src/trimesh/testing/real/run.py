@@ -103,6 +103,7 @@ class RealExecutor:
     _transfers: FailingTransfers = attrs.field(init=False)
     _clock: ProcClock = attrs.field(factory=ProcClock)
     _armed: set[ProcId] = attrs.field(factory=set[ProcId])
+    _armed_seats: set[tuple[str, int]] = attrs.field(factory=set[tuple[str, int]])
     _received: int = 0
     _awaited: int = 0
     _has_come: trio.Event = attrs.field(factory=trio.Event)
@@ -155,6 +156,9 @@ class RealExecutor:
         del bodies
         if message.index == ARMED:
             self._armed.add(peer.proc_id)
+            member = self.proc.members.get(peer.proc_id)
+            if member is not None:
+                self._armed_seats.add((member.mesh, member.rank))
         elif 0 <= message.index < len(self.plan.planned):
             self._fire(self.plan.planned[message.index], message.site, message.where)
 
@@ -182,9 +186,11 @@ class RealExecutor:
         return (_MESH, proc_id)
 
     def is_alive(self, place: Place) -> bool:
-        """Tell whether there is a living process at a place."""
+        """Return whether there is a living process at a place; one that replaces an armed one must be armed, too."""
         member = self.proc.members.get(ProcId(place[1])) if place is not None else None
-        return member is not None and not member.gone.is_set()
+        if member is None or member.gone.is_set():
+            return False
+        return member.peer.proc_id in self._armed or (member.mesh, member.rank) not in self._armed_seats
 
     def execute(self, planned: Planned) -> Callable[[], None]:
         """Make a planned fault happen; return what heals it.

@@ -60,7 +60,6 @@ class SeedPlan:
         if self.fresh_seconds > 0:
             yield from _seeds_for(self.fresh_seconds, self.fresh_first)
 
-
     def real_seeds(self, asked: int, most: int) -> Iterator[int]:
         """Yield the seeds of a test over real processes that asks for so many: those of the command line, or few."""
         if self.only is not None:
