@@ -1,4 +1,4 @@
-"""Seeds over real processes: they decide the faults of chaos, and find a lost acknowledgement that simulation finds."""
+"""Seeds over real processes decide chaos and jitter, and find a lost acknowledgement and a stale read as simulation does."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Bank(Actor):
 class Teller(Actor):
     """Passes deposits on, with keys or, which is wrong, without."""
 
-    def __init__(self, bank: Any, has_keys: bool) -> None:  # noqa: FBT001 - an actor of a test
+    def __init__(self, bank: Any, has_keys: bool) -> None:
         self.bank, self.has_keys = bank, has_keys
 
     @endpoint
@@ -66,6 +66,49 @@ def deposits(*, has_keys: bool) -> Callable[..., Awaitable[None]]:
                         await trio.sleep(0.01)
                 await trio.sleep(0.02)
         assert await bank.total.call_one() == DEPOSITS
+
+    return body
+
+
+class Primary(Actor):
+    """Keeps a value and passes it on to a replica: waits until that has it or, which is wrong, for a while."""
+
+    def __init__(self, replica: Any, waits: bool) -> None:
+        self.replica, self.waits = replica, waits
+
+    @endpoint
+    async def write(self, value: int) -> None:
+        if self.waits or value == 0:  # the first one makes the link
+            await self.replica.store.call_one(value)
+        else:
+            await self.replica.store.broadcast(value)
+            await trio.sleep(0.02)  # it will have come by then
+
+
+class Replica(Actor):
+    """Answers reads."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    @endpoint
+    async def store(self, value: int) -> None:
+        self.value = value
+
+    @endpoint
+    async def read(self) -> int:
+        return self.value
+
+
+def reads(*, waits: bool) -> Callable[..., Awaitable[None]]:
+    """Return a body that reads what it has written."""
+
+    async def body(mesh: Any) -> None:
+        replica = await mesh.slice(gpus=0).spawn("replica", Replica)
+        primary = await mesh.slice(gpus=1).spawn("primary", Primary, replica, waits)
+        for value in range(30):
+            await primary.write.call_one(value)
+            assert await replica.read.call_one() == value
 
     return body
 
@@ -96,6 +139,19 @@ def test_real_processes_find_a_lost_acknowledgement():
     assert f"replay: pytest 'test_bank.py::test_deposits[proc]' --mesh-seed={seed:#x}" in caught.value.__notes__
 
 
+def test_simulation_finds_a_stale_read():
+    with pytest.raises(AssertionError, match="=="):
+        run_simulated(item(reads(waits=False)))
+    run_simulated(item(reads(waits=True), count=4))
+
+
+@pytest.mark.real
+def test_real_processes_find_a_stale_read():
+    with pytest.RaisesGroup(pytest.RaisesExc(AssertionError, match="=="), flatten_subgroups=True):
+        run_over_processes(item(reads(waits=False), count=5))
+    run_over_processes(item(reads(waits=True), count=3))
+
+
 @pytest.mark.real
 def test_right_program_passes_over_real_processes():
     run = item(deposits(has_keys=True))
@@ -105,17 +161,20 @@ def test_right_program_passes_over_real_processes():
 
 
 @pytest.mark.real
-def test_test_without_chance_runs_once_over_real_processes():
+def test_test_without_chance_runs_once_by_default_over_real_processes():
     runs: list[int] = []
 
     async def body(mesh: Any, faults: Any) -> None:
         runs.append(mesh.size())
         faults.loop({"gpus": 0}).lag(0.01)
 
-    run = item(body, count=5)
+    run = item(body)
     run_over_processes(run)
-
     assert (runs, run.ran) == ([2], set())
+
+    run = item(body, count=2)
+    run_over_processes(run)
+    assert (runs, run.ran) == ([2, 2, 2], {0, 1})
 
 
 @pytest.mark.real
@@ -126,9 +185,9 @@ def test_seed_decides_a_fault_by_chance_over_real_processes():
         runs.append(mesh.size())
         faults.clock(mesh).skew(1.0)
 
-    run_over_processes(item(body, count=2, first=7))
+    run_over_processes(item(body, first=7))
 
-    assert len(runs) == 2
+    assert len(runs) == REAL_SEEDS
 
 
 @pytest.mark.real

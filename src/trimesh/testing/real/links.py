@@ -7,6 +7,7 @@ it is looked at when the test looks, and at the end: a fault is noted once for e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final, overload
 
 import attrs
@@ -21,6 +22,9 @@ Heal = Callable[[], None]
 
 OnFired = Callable[[Planned, float, str, str], None]
 """Called with the fault, how many seconds ago it has happened, the site, and where."""
+
+JITTERED_LINKS_MAX: Final = 512
+"""Directions of links whose messages are late by jitter: half of the rows of the table, so that faults have theirs."""
 
 LINK: Final = "link"
 RESOURCES: Final = "resources"
@@ -87,6 +91,13 @@ class RealLinks:
             self._watched[row] = _Watched(planned, LINK, where)
             rows.append(row)
         return lambda: self._heal(rows)
+
+    def jitter(self, places: Sequence[Place], seconds: float) -> None:
+        """Make each message between these places late by up to so much, as the seed says, until the test ends."""
+        draw = stream(self.seed, "jitter", "links")
+        pairs = islice(self._pairs(places, places, "both"), JITTERED_LINKS_MAX)
+        for source, target in pairs:
+            self.table.disturb("reorder", source, target, seconds, draw.getrandbits(64))
 
     def partition(self, fault: Partition) -> Heal:
         """Let nothing pass; return what lets it pass again."""

@@ -321,6 +321,7 @@ def run_real(
     options: SeededOptions,
     plan: FaultPlan,
     seed: int = 0,
+    jitter: float = 0.0,
 ) -> dict[str, int]:
     """Run `body(**wanted)` over real processes; then everything that was planned must have fired.
 
@@ -330,6 +331,7 @@ def run_real(
         options: What the fixture `mesh` is made with.
         plan: Where the faults are noted.
         seed: Of faults by chance.
+        jitter: Messages between the processes of the fixture `mesh`, and the test, are late by up to so many seconds.
 
     Returns:
         How often each state of `chaos.sometimes` was reached.
@@ -338,7 +340,7 @@ def run_real(
         UnfiredFault: Something was planned and did not happen.
         HangError: It did not end within `REAL_SECONDS`.
     """
-    return trio.run(_main, body, wanted, options, plan, seed, None)
+    return trio.run(_main, body, wanted, options, plan, seed, jitter, None)
 
 
 def run_net(
@@ -347,6 +349,7 @@ def run_net(
     options: SeededOptions,
     plan: FaultPlan,
     seed: int = 0,
+    jitter: float = 0.0,
 ) -> dict[str, int]:
     """Run `body(**wanted)` as `run_real` does, with `options.hosts` hosts, each in a network namespace of its own.
 
@@ -355,7 +358,7 @@ def run_net(
         ValueError: There are to be no hosts.
     """
     with open_host_network(options.hosts) as network:
-        return trio.run(_main, body, wanted, options, plan, seed, NetworkJob(network))
+        return trio.run(_main, body, wanted, options, plan, seed, jitter, NetworkJob(network))
 
 
 async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
@@ -373,6 +376,7 @@ async def _main(
     options: SeededOptions,
     plan: FaultPlan,
     seed: int,
+    jitter: float,
     job: NetworkJob | None,
 ) -> dict[str, int]:
     hangs: list[HangError] = []
@@ -380,7 +384,7 @@ async def _main(
     with trio.CancelScope() as scope:
         trio.lowlevel.spawn_system_task(_watch, scope, hangs)  # it ends with the run
         try:
-            reached = await _run(body, wanted, options, plan, seed, job)
+            reached = await _run(body, wanted, options, plan, seed, jitter, job)
         except trio.Cancelled:
             raise
         except BaseException as error:
@@ -399,6 +403,7 @@ async def _run(
     options: SeededOptions,
     plan: FaultPlan,
     seed: int,
+    jitter: float,
     job: NetworkJob | None,
 ) -> dict[str, int]:
     async with this_host().warm() as machine:
@@ -425,6 +430,8 @@ async def _run(
                     spawn: dict[str, Any] = {**options.spawn, "setup": faults.armed(options.spawn.get("setup"))}
                     mesh = await stack.enter_async_context(hosts.spawn_procs(options.per_host, **spawn))
                     faults.mesh = arguments["mesh"] = mesh
+                    if jitter:
+                        executor.links.jitter((None, *faults.where(mesh).places), jitter)
                 with faults.healed_after():
                     await body(**arguments)
             return chaos.reached

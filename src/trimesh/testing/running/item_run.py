@@ -16,7 +16,7 @@ from trimesh.testing.plans.keys import compact, rest_after
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real.run import run_net, run_real
 from trimesh.testing.running.decorator import SEEDS_DEFAULT, Simulated
-from trimesh.testing.running.seed_plan import NETWORK_SEEDS, REAL_SEEDS, SeedPlan
+from trimesh.testing.running.seed_plan import NETWORK_SEEDS, REAL_SEEDS, SeedPlan, real_jitter
 from trimesh.testing.running.shrinking import smallest
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
@@ -200,19 +200,21 @@ def run_over_network(run: ItemRun) -> None:
 
 
 def _run_seeds(run: ItemRun, run_body: Callable[..., object], most: int) -> None:
-    """Run the body under one seed after the other, or once where a seed decides nothing."""
+    """Run the body under one seed after the other; by default once where a seed decides no fault."""
     __tracebackhide__ = True
-    for seed in run.settings.seeds.real_seeds(run.seeds_asked, most):
+    seeds = run.settings.seeds
+    for seed in seeds.real_seeds(run.seeds_asked, most):
         plan = FaultPlan(left_out=run.settings.left_out)
+        jitter = real_jitter(seed) if seeds.is_chosen or "chaos" in run.wanted else 0.0
         try:
-            run_body(run.body, run.wanted, run.options, plan, seed)
+            run_body(run.body, run.wanted, run.options, plan, seed, jitter)
         except BaseException as error:
-            decides = run.settings.seeds.only is not None or _is_drawn(run, plan)
+            decides = seeds.is_chosen or _is_drawn(run, plan)
             line = f"replay: {run.replay_line(seed if decides else None, run.settings.left_out)}"
             error.add_note(line)
             run.sections.append(("mesh faults", "\n".join([line, *_history(plan)])))
             raise
-        if not _is_drawn(run, plan):
+        if not seeds.is_chosen and not _is_drawn(run, plan):
             break
         run.ran.add(seed)
 

@@ -11,6 +11,8 @@ from typing import Final
 import attrs
 import pytest
 
+from trimesh.testing.plans.determinism import stream
+
 SEEDED: Final = pytest.mark.mesh_seeded
 """Marks what runs under seeds; as a property of a report, the number of its runs."""
 
@@ -26,6 +28,11 @@ REAL_SEEDS: Final = 3
 
 NETWORK_SEEDS: Final = 1
 """The same over hosts in network namespaces, which take seconds to start."""
+
+
+REAL_JITTERS: Final = (0.001, 0.01, 0.05)
+"""Seconds that a message between real processes may be under way; which of them a run has, its seed decides. The first
+seed leaves links as they are, so that a test without chance is the same by default."""
 
 
 @attrs.frozen
@@ -60,6 +67,11 @@ class SeedPlan:
         if self.fresh_seconds > 0:
             yield from _seeds_for(self.fresh_seconds, self.fresh_first)
 
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the command line says which seeds, or how many."""
+        return self.only is not None or self.count is not None
+
     def real_seeds(self, asked: int, most: int) -> Iterator[int]:
         """Yield the seeds of a test over real processes that asks for so many: those of the command line, or few."""
         if self.only is not None:
@@ -74,6 +86,11 @@ def _seeds_for(seconds: float, first: int) -> Iterator[int]:
         yield seed
         if time.monotonic() >= end:
             return
+
+
+def real_jitter(seed: int) -> float:
+    """Return by how much messages between real processes may be late under a seed."""
+    return stream(seed, "jitter").choice(REAL_JITTERS) if seed else 0.0
 
 
 def read_seed(text: str) -> int:
