@@ -1,4 +1,4 @@
-"""Seeds over real processes decide chaos and jitter, and find a lost acknowledgement and a stale read as simulation does."""
+"""Seeds over real processes decide chaos and jitter; they find a lost acknowledgement and a stale read."""
 
 from __future__ import annotations
 
