@@ -184,14 +184,17 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Put the first failure of a group into the line of the short summary, which has room for little else."""
     report = yield
-    error = None if call.excinfo is None else call.excinfo.value
+    error: object = None if call.excinfo is None else call.excinfo.value
     crash = getattr(report.longrepr, "reprcrash", None)
-    if isinstance(error, BaseExceptionGroup) and crash is not None and (_BODY in item.stash or _is_of_mesh(error)):
-        crash.message = first_failure([error])
+    if isinstance(error, BaseExceptionGroup) and crash is not None:
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        if _BODY in item.stash or _is_of_mesh(group):
+            crash.message = first_failure([group])
     return report
 
 
 def _is_of_mesh(error: BaseExceptionGroup[BaseException]) -> bool:
+    """Return whether a member of a mesh has failed, in any test."""
     return isinstance(error, MeshErrorGroup) or any(has_origin(leaf) for leaf in leaves(error))
 
 

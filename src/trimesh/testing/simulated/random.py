@@ -162,6 +162,9 @@ class SimRandom(trio.abc.Instrument):
             entropy = self._entropy()
             return urandom(size) if entropy is None else entropy.randbytes(size)
 
+        def simulated_pseudo(size: int) -> tuple[bytes, bool]:
+            return simulated_urandom(size), True
+
         def simulated_seed(generator: random.Random, a: Any = None, version: int = 2) -> None:
             seed(generator, int.from_bytes(simulated_urandom(32)) if a is None else a, version)
 
@@ -184,7 +187,7 @@ class SimRandom(trio.abc.Instrument):
             (uuid, "getnode", simulated_node),
         ]
         if hasattr(ssl, "RAND_pseudo_bytes"):  # until Python 3.11
-            changes.append((ssl, "RAND_pseudo_bytes", lambda size: (simulated_urandom(size), True)))
+            changes.append((ssl, "RAND_pseudo_bytes", simulated_pseudo))
         if of_time is not None:
             changes.append((uuid, "_generate_time_safe", simulated_of_time))
         return changes + [(uuid, name, None) for name in _LAST_TIMES if hasattr(uuid, name)]
