@@ -122,6 +122,7 @@ def item(body: Callable[..., Awaitable[None]], **plan: Any) -> ItemRun:
     )
 
 
+@pytest.mark.slow
 def test_simulation_finds_a_lost_acknowledgement():
     with pytest.raises(AssertionError, match="== 40"):
         run_simulated(item(deposits(has_keys=False)))
