@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
-from tests.conformance.meeting import make_meetings, meet
+from tests.conformance.meeting import come, make_meetings, meet
 from tests.conformance.meshes import Backend, SimBackend, member, only_real, only_sim
 from tests.conformance.probe import Probe
 from tests.conformance.supervised import kill_and_see, reading
@@ -217,3 +219,50 @@ async def test_process_whose_loop_does_not_run_is_there_with_its_stack(backend: 
         }
         assert "in come" in calls["doze"].at
         assert "in hold_the_gil" in calls["hold_the_gil"].at
+
+
+async def test_call_that_waits_for_another_names_the_line_of_the_program(backend: Backend):
+    """Q1: not the lines of the library in which it waits, neither as its place nor in its stack."""
+    async with backend.procs({"gpus": 2}) as procs, cancelled_at_the_end() as nursery:
+        relays = await procs.spawn("relays", Relay)
+        one = relays.slice(gpus=1)
+        nursery.start_soon(relays.slice(gpus=0).hand_on.call_one, one)
+        await one.wait.call_one("hold")
+        seen = await look()
+
+    [call] = [call for call in seen.calls if call.name == "relays[gpus=0]"]
+    assert call.state == "waiting"
+    assert "test_observe.py" in call.at
+    assert call.at.endswith(" in hand_on")
+    assert not [line for line in call.stack if "/trimesh/" in line]
+
+
+@only_real
+async def test_endpoint_in_a_thread_names_the_line_of_its_thread(backend: Backend, tmp_path: Path):
+    """Q1: not the one in Trio where the task waits for the thread."""
+    started, released = make_meetings(tmp_path, "started", "released")
+    async with backend.procs({"gpus": 1}) as procs, trio.open_nursery() as nursery:
+        threaded = await procs.spawn("threaded", Threaded)
+        nursery.start_soon(threaded.in_thread.call_one, started, released)
+        await meet(started)
+        seen = await look()
+        await meet(released)
+
+    [call] = seen.calls
+    assert call.stack[0].endswith(" in come")
+    assert call.stack[1].endswith(" in in_thread")
+    assert "meeting.py" in call.at
+
+
+class Threaded(Probe):
+    @endpoint(thread=True)
+    def in_thread(self, started: str, released: str) -> None:
+        come(started)
+        come(released)
+
+
+@asynccontextmanager
+async def cancelled_at_the_end() -> AsyncGenerator[trio.Nursery]:
+    async with trio.open_nursery() as nursery:
+        yield nursery
+        nursery.cancel_scope.cancel()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from trimesh._wire.exceptions.frame_owners import package_of_line, shown_frames
 from trimesh.observe import CallRow, ProcRow
+from trimesh.observe.merging import program_line
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 FINE: Final = ("running", "starting", "exiting")
@@ -99,6 +101,12 @@ def common(rows: Sequence[str]) -> str:
 
 
 def program_lines(stack: str, lines: int = 3) -> Sequence[str]:
-    """Return the innermost lines of a stack, those of a program before those of this library and of Trio."""
-    found = [one_line(line.strip()) for line in stack.splitlines() if line.strip().startswith("File ")]
-    return [line for line in found if "/trimesh/_" not in line and "/trio/" not in line][:lines] or found[:lines]
+    """Return the innermost lines of a stack, without those of this library and of what it has called, if there are any.
+
+    A single line is that of the program.
+    """
+    found = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    if lines == 1 and (line := program_line(stack)):
+        return [one_line(line)]
+    shown = shown_frames(reversed(found), package_of_line, is_inside=True)[::-1]
+    return [one_line(line) for line in (shown or found)[:lines]]

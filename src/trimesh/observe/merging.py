@@ -14,10 +14,10 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import observed
+from trimesh._wire.exceptions.frame_owners import package_of_line, program_frame
 from trimesh._wire.observed import VERSION
 
 _FINE: Final = ("running", "starting", "exiting")
-_OF_PYTHON: Final = ('File "<frozen ', 'File "<string>"')
 _STATES: Final = ("dead", "silent", "stopped", "stuck", "held", "exiting", "starting", "running")
 
 _Row = TypeVar("_Row")
@@ -197,6 +197,6 @@ def _first_line(stack: str) -> str:
 
 
 def program_line(stack: str) -> str:
-    """Return the innermost line of a stack that is of a program: of a file, or of code that came without one."""
+    """Return the innermost line of a stack that is of a program, or else of a package that it has called."""
     lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
-    return next((line for line in lines if "/trimesh/_" not in line and not line.startswith(_OF_PYTHON)), "")
+    return program_frame(lines, package_of_line) or ""

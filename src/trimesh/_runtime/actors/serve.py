@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
@@ -277,8 +278,19 @@ async def _invoke(
     if spec.kind is INLINE:
         return context.run(spec.fn, actor, *args, **kwargs)
     # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
-    running = trio.to_thread.run_sync(lambda: spec.fn(actor, *args, **kwargs), limiter=trio.CapacityLimiter(1))
+    running = trio.to_thread.run_sync(
+        lambda: _in_thread(call, lambda: spec.fn(actor, *args, **kwargs)), limiter=trio.CapacityLimiter(1)
+    )
     return await run_in_context(context, running)
+
+
+def _in_thread(call: IncomingCall, function: Callable[[], Any]) -> Any:
+    """Run an endpoint in this thread, and note which it is, for snapshots of the run."""
+    call.thread = threading.get_ident()
+    try:
+        return function()
+    finally:
+        call.thread = 0
 
 
 async def _wait_until_left(lent: trio.Event) -> None:

@@ -249,7 +249,7 @@ class _Look:
         waits: tuple[observed.WaitRow, ...] = (),
         task: trio.lowlevel.Task | None = None,
     ) -> observed.CallRow:
-        at, stack = ("", list[str]()) if task is None else where(task)
+        at, stack = ("", list[str]()) if task is None else where(task, call.thread)
         spec, point = cell.spec, coordinates(cell.spec.point)
         return observed.CallRow(
             id=self._name(self._waits.ref_of(call)),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TextIO
 
 import trio
 
 from trimesh._routing.collector import RankState
 from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.watch.brief_stacks import brief
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
 from trimesh.ids import AGENT
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS: Final = 0.005
 """How often a process that has been asked is looked at."""
 
+_Cut = Callable[[Iterable[str]], list[str]]
 _STATES = {
     "T": "stopped",
     "t": "stopped by a debugger",
@@ -118,18 +120,18 @@ async def describe_waiting(proc: WatchedProc, members: Sequence[WatchedMember]) 
     while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
         await trio.sleep(_POLL_SECONDS)
     others = len(members) - len(waiting)
-    lines = _describe_members(proc, asked)
+    lines = _describe_members(proc, asked, brief)
     if waiting and others:
         lines.append(f"  and for nothing of {others} other {'process' if others == 1 else 'processes'}")
     return lines
 
 
-def _describe_members(proc: WatchedProc, asked: Asked) -> list[str]:
-    """Return lines on those that were asked; those of which the same is to be said are told once."""
+def _describe_members(proc: WatchedProc, asked: Asked, cut: _Cut = list) -> list[str]:
+    """Return lines on those that were asked, each cut; those of which the same is to be said are told once."""
     from trimesh._runtime.watch.folding import fold  # noqa: PLC0415 - most blocks end
 
     return fold(
-        (member.label, member.pid, [*_describe_member(proc, member, asked.reports.get(member))])
+        (member.label, member.pid, cut(_describe_member(proc, member, asked.reports.get(member))))
         for member in asked.members
     )
 

@@ -11,13 +11,14 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from types import CodeType, FrameType
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from trimesh._runtime.tasks import run_in_context as context_runner
+from trimesh._wire.exceptions.frame_owners import OURS, package_of, program_frame, shown_frames
 from trimesh.ids import AGENT
 from trimesh.shape.point import place_name
 
@@ -29,13 +30,14 @@ if TYPE_CHECKING:
 FRAMES_MAX: Final = 16
 """Frames shown of one task or thread, innermost first."""
 
-_OWN: Final = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_TRIO: Final = os.path.dirname(trio.__file__) + os.sep
-_HIDDEN: Final = (_OWN, os.path.join(_TRIO, "_core", ""))
+_TRIO_CORE: Final = os.path.join(os.path.dirname(trio.__file__), "_core", "")
 _HIDING: Final = ("async_generator_asend", "async_generator_athrow")
 """Steps of an async generator, which do not say of which."""
 
-_IDLE_THREAD: Final = os.path.join(_TRIO, "_core", "_thread_cache.py")
+_Place = tuple[str, int, str, str]
+"""File, line and function of a frame, and the package of its module."""
+
+_IDLE_THREAD: Final = os.path.join(_TRIO_CORE, "_thread_cache.py")
 
 
 def describe_actors(proc: WatchedProc) -> Iterator[str]:
@@ -48,11 +50,10 @@ def describe_actors(proc: WatchedProc) -> Iterator[str]:
 def describe_threads() -> Iterator[str]:
     """Yield lines on the threads of this process, but for the main one and those that wait for work."""
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - what faulthandler shows, to Python
-        frames = [*_outwards(frame)]
-        if ident == threading.main_thread().ident or frames[0].f_code.co_filename == _IDLE_THREAD:
+        if ident == threading.main_thread().ident or frame.f_code.co_filename == _IDLE_THREAD:
             continue
         yield "a thread:"
-        yield from _lines((one.f_code, one.f_lineno) for one in frames)
+        yield from _lines(_thread_places(frame))
 
 
 def is_in_loop(frame: FrameType | None) -> bool:
@@ -60,15 +61,19 @@ def is_in_loop(frame: FrameType | None) -> bool:
     return frame is not None and any(one.f_code.co_name == "get_events" for one in _outwards(frame))
 
 
-def where(task: trio.lowlevel.Task) -> tuple[str, list[str]]:
+def where(task: trio.lowlevel.Task, thread: int = 0) -> tuple[str, list[str]]:
     """Return where a task is, `file:line in function`, and all that leads there, innermost first.
 
-    Frames of the runtime and of Trio's core are left out; where it is, is said without those of Trio.
+    Frames of the runtime, and of what it has called, are left out. The place is that of the program where it has one.
+
+    Args:
+        task: The task.
+        thread: The thread in which it runs its endpoint; 0 for none.
     """
-    frames = [one for one in _await_frames(task.coro) if not one[0].co_filename.startswith(_HIDDEN)][:FRAMES_MAX]
-    lines = [f"{code.co_filename}:{line} in {code.co_name}" for code, line in frames]
-    at = next((line for line in lines if not line.startswith(_TRIO)), lines[0] if lines else "")
-    return at, lines
+    frame = sys._current_frames().get(thread) if thread else None  # noqa: SLF001 - what faulthandler shows, to Python
+    places = _shown(_await_places(task.coro) if frame is None else _thread_places(frame))
+    at = program_frame(places, _package)
+    return "" if at is None else _text(at), [_text(place) for place in places[:FRAMES_MAX]]
 
 
 def stack_lines(frame: FrameType | None) -> list[str]:
@@ -99,7 +104,7 @@ def _describe_cell(cell: Cell, now: float) -> Iterator[str]:
 
 def _describe_own(name: str, task: trio.lowlevel.Task, calls: dict[trio.lowlevel.Task, IncomingCall]) -> Iterator[str]:
     """Yield lines on set-up, clean-up and background tasks: what is no call, and not the waiting of our own."""
-    lines = [*_lines(_await_frames(task.coro))]
+    lines = [*_lines(_await_places(task.coro))]
     if lines and not _is_ours(task):
         yield f"{name} in a task of its own, {task.name.rpartition('.')[2]}:"
         yield from lines
@@ -110,11 +115,11 @@ def _describe_own(name: str, task: trio.lowlevel.Task, calls: dict[trio.lowlevel
 
 
 def _is_ours(task: trio.lowlevel.Task) -> bool:
-    return all(code.co_filename.startswith((_OWN, _TRIO)) for code, _ in _await_frames(task.coro))
+    return all(_package(place) in (OURS, "trio") for place in _await_places(task.coro))
 
 
 def _describe_task(task: trio.lowlevel.Task, depth: int = 1) -> Iterator[str]:
-    yield from _lines(_await_frames(task.coro), depth)
+    yield from _lines(_await_places(task.coro), depth)
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda one: one.name):
             yield f"{'  ' * depth}its task {child.name.rpartition('.')[2]}:"
@@ -137,22 +142,46 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _lines(frames: Any, depth: int = 1) -> Iterator[str]:
-    """Yield a line for each frame, innermost first, without those of the runtime and of Trio's core."""
-    shown = [(code, line) for code, line in frames if not code.co_filename.startswith(_HIDDEN)]
-    for code, line in shown[:FRAMES_MAX]:
-        yield f'{"  " * depth}File "{code.co_filename}", line {line} in {code.co_name}'
+def _lines(places: Sequence[_Place], depth: int = 1) -> Iterator[str]:
+    """Yield a line for each frame, innermost first, without those of the runtime and of what it has called."""
+    shown = _shown(places)
+    for file, line, name, _ in shown[:FRAMES_MAX]:
+        yield f'{"  " * depth}File "{file}", line {line} in {name}'
     if len(shown) > FRAMES_MAX:
         yield f"{'  ' * depth}and {len(shown) - FRAMES_MAX} frames more"
 
 
-def _await_frames(coroutine: Any) -> list[tuple[CodeType, int]]:
+def _shown(places: Sequence[_Place]) -> list[_Place]:
+    kept = shown_frames(reversed(places), _package, is_inside=True)
+    kept = kept[::-1] or [place for place in places if _package(place) != OURS]  # a task may be a function of Trio's
+    return [place for place in kept if not place[0].startswith((_TRIO_CORE, "<frozen importlib"))]
+
+
+def _package(place: _Place) -> str:
+    return place[3]
+
+
+def _text(place: _Place) -> str:
+    file, line, name, _ = place
+    return f"{file}:{line} in {name}"
+
+
+def _place(frame: FrameType) -> _Place:
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno, code.co_name, package_of(frame.f_globals.get("__name__", ""))
+
+
+def _thread_places(frame: FrameType | None) -> list[_Place]:
+    return [_place(one) for one in _outwards(frame)]
+
+
+def _await_places(coroutine: Any) -> list[_Place]:
     """Return where a coroutine is, and what it awaits, innermost first; also through what runs in another context."""
-    found: list[tuple[CodeType, int]] = []
+    found: list[_Place] = []
     while coroutine is not None:
         frame, coroutine = _step(coroutine)
         if frame is not None:
-            found.append((frame.f_code, frame.f_lineno))
+            found.append(_place(frame))
     return found[::-1]
 
 

@@ -7,23 +7,19 @@ of ours, and not Trio, has raised below the last frame of the user.
 from __future__ import annotations
 
 import dis
-import sys
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from trimesh import config
+from trimesh._wire.exceptions.frame_owners import BELOW, OURS, package_of, shown_frames
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
 from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError
 
 _E = TypeVar("_E", bound=BaseException)
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_OURS: Final = "trimesh"
-_BELOW: Final = frozenset(("attr", "cloudpickle", "msgspec", "outcome", "torch", "trio")) | sys.stdlib_module_names
-"""Packages whose frames are hidden where we have called them, and shown where the user has."""
 
 _RAISES: Final = frozenset(("outcome", "torch", "trio"))
 """Packages that raise by intent what passes through us: a cancel, the error of a task, shapes that do not fit."""
@@ -84,15 +80,7 @@ def shown_traceback(error: BaseException) -> TracebackType | None:
     frames = _walk(error.__traceback__)
     if _keeps_all() or (SHORTENED not in dict_of(error) and _is_bug(error, frames)):
         return error.__traceback__
-    kept: list[TracebackType] = []
-    is_inside = False
-    for frame in frames:
-        package = _package(frame)
-        if package == _OURS:
-            is_inside = True
-        elif not is_inside or package not in _BELOW:
-            kept.append(frame)
-            is_inside = False
+    kept = shown_frames(frames, _package)
     if isinstance(error, KeyboardInterrupt):  # which Trio raises wherever a task waits
         while kept and _package(kept[-1]) in _RAISES:
             kept.pop()
@@ -104,7 +92,7 @@ def shown_traceback(error: BaseException) -> TracebackType | None:
 
 def has_user_frame(error: BaseException) -> bool:
     """Return whether an exception has passed through code of the user so far."""
-    return any(_package(frame) != _OURS and _package(frame) not in _BELOW for frame in _walk(error.__traceback__))
+    return any(_package(frame) != OURS and _package(frame) not in BELOW for frame in _walk(error.__traceback__))
 
 
 def _keeps_all() -> bool:
@@ -123,7 +111,7 @@ def _walk(traceback: TracebackType | None) -> list[TracebackType]:
 
 
 def _package(frame: TracebackType) -> str:
-    return str(frame.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package_of(frame.tb_frame.f_globals.get("__name__", ""))
 
 
 def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
@@ -134,9 +122,9 @@ def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
         return False  # a cancel, or Ctrl-C, comes wherever a task waits
     last = frames[-1]
     package = _package(last)
-    if package == _OURS:
+    if package == OURS:
         return isinstance(error, AssertionError) or last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
-    if package not in _BELOW or package in _RAISES:
+    if package not in BELOW or package in _RAISES:
         return False
     callers = (_package(frame) for frame in reversed(frames))
-    return next((package == _OURS for package in callers if package not in _BELOW), False)
+    return next((package == OURS for package in callers if package not in BELOW), False)
