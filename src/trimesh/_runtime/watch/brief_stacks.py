@@ -22,7 +22,8 @@ def brief(lines: Iterable[str]) -> list[str]:
     """Return lines of which some are stacks, with these cut."""
     found = list[str]()
     for indent, group in groupby(lines, _indent_of_frame):
-        found += group if indent is None else _cut([line for line in group if 'File "' in line])
+        some = list(group)
+        found += some if indent is None else _cut([line for line in some if 'File "' in line])
     return found
 
 
