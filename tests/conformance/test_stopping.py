@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import math
+import time
 import weakref
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,7 +14,7 @@ from typing import ClassVar
 import pytest
 import trio
 import trio.lowlevel
-from tests.conformance.meshes import Backend, SimBackend, attempt, only_sim, tick
+from tests.conformance.meshes import Backend, SimBackend, attempt, only_real, only_sim, tick
 from tests.conformance.probe import Probe, Tidy
 
 import trimesh
@@ -27,6 +29,7 @@ from trimesh import (
     limits,
     this_proc,
 )
+from trimesh.shape.point import Point
 
 
 class Teller(Actor):
@@ -298,6 +301,33 @@ async def test_member_that_needs_more_than_its_grace_is_killed(backend: Backend)
             break
     assert [(type(leaf), leaf.by) for leaf in leaves] == [(ProcDied, "grace")] * 2
     assert sorted(point["gpus"] for point in trimesh.coords(caught.value)) == [0, 2]
+
+
+@only_real
+@pytest.mark.daily
+async def test_member_that_exits_slowly_is_not_blamed_for_the_grace_of_another(backend: Backend):
+    """Z13, M3: large libraries take a second to end, after the actors have cleaned up in time."""
+    with pytest.raises(MeshErrorGroup) as caught:
+        async with backend.procs({"gpus": 2}, grace=3.0) as procs:
+            slow = await procs.spawn("slow", SlowExit, 2 * limits.TERM_SECONDS)
+            await slow.load.call()
+            await procs.spawn("tidy", Tidy, 1000.0, ranks=[0])
+    assert [(point["gpus"], leaf.by) for leaf, point in deaths_in(caught.value)] == [(0, "grace")]
+
+
+def deaths_in(error: BaseException) -> list[tuple[ProcDied, Point]]:
+    leaves = [leaf for leaf in trimesh.leaves(error) if isinstance(leaf, ProcDied)]
+    return [(leaf, trimesh.origin(leaf).point) for leaf in leaves]
+
+
+class SlowExit(Actor):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    @endpoint
+    def load(self) -> None:
+        """Do what a library does that takes its time at the end of its process."""
+        atexit.register(time.sleep, self.seconds)
 
 
 async def test_endpoint_that_ignores_its_cancel_is_killed_after_the_grace(backend: Backend):

@@ -359,10 +359,13 @@ def test_report_of_a_dead_run_is_one_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.daily
-def test_run_is_stopped_from_outside() -> None:
-    """Q5: as by a Ctrl-C: the program unwinds, nothing of it is left running; the record says so."""
+def test_run_is_stopped_from_outside(capfd: pytest.CaptureFixture[str]) -> None:
+    """Q5: as by a Ctrl-C: the program unwinds, nothing of it is left running; the record says so, the command, what."""
     with victim("slow") as one:
         assert run(["stop", "--pid", str(one.pid)]) == 0
+        said = capfd.readouterr().out
+        assert said.startswith(f"interrupted run {one.pid} (")
+        assert said.endswith("): its blocks stop 4 processes, each within its grace\n")
         assert one.wait() in (1, -signal.SIGINT, 130)
     found = observe.autopsy()
     assert (found.ended, found.error) == ("error", "KeyboardInterrupt: ")

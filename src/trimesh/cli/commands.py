@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain
 from typing import Annotated, Final
@@ -25,7 +26,7 @@ from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
 from trimesh.cli.logs import logs
 from trimesh.cli.members import MemberRefused, NamedMember, choose
-from trimesh.cli.processes import process_tree
+from trimesh.cli.processes import process_tree, stop_lines
 from trimesh.cli.profile import profile
 from trimesh.cli.publishing import publication_lines
 from trimesh.cli.report import report
@@ -238,7 +239,7 @@ def cancel(call: str, /, *, pid: Pid = None) -> int:
 
 
 def stop(*, pid: Pid = None) -> int:
-    """Do to a run what a Ctrl-C does.
+    """Interrupt a run, as Ctrl-C does, and print what was interrupted.
 
     Args:
         pid: Of the controller.
@@ -246,7 +247,11 @@ def stop(*, pid: Pid = None) -> int:
     Exit codes: 0, 3 there is no run.
     """
     with find_run(pid) as one:
+        seen: RunSnapshot | None = None
+        with suppress(ConnectError):  # a run that cannot describe itself can be stopped
+            seen = one.snapshot()
         one.stop()
+        _print_lines(stop_lines(one.pid, seen))
     return 0
 
 

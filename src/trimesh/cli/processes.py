@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from rich.text import Text
 from rich.tree import Tree
@@ -42,6 +43,27 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
     for table, count in snapshot.cut.items():
         tree.add(Text(f"{count} {table} were left out", style="dim"))
     return tree
+
+
+def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
+    """Yield what a run was that has been interrupted, and which of its processes cannot hear of it.
+
+    Args:
+        pid: Of its controller.
+        snapshot: The run just before; None if it has not answered.
+    """
+    if snapshot is None:
+        yield f"interrupted run {pid}"
+        return
+    below = [proc for proc in snapshot.procs if proc.parent]
+    command = "" if snapshot.job is None else f" ({one_line(snapshot.job.command, 80)})"
+    count = f"{len(below)} process{'es' * (len(below) != 1)}"
+    yield f"interrupted run {pid}{command}: its blocks stop {count}, each within its grace"
+    late = [proc for proc in below if proc.state in ("stuck", "silent", "stopped", "held")]
+    for proc in late[:_SHOWN]:
+        yield f"  {clean(proc.name)}  pid {proc.pid}  is {state_of(proc)}: it is killed after the grace if it stays so"
+    if len(late) > _SHOWN:
+        yield f"  and {len(late) - _SHOWN} more"
 
 
 def _add(

@@ -10,6 +10,10 @@ SPAWN_SECONDS: Final = 60.0
 TERM_SECONDS: Final = 0.5
 """From SIGTERM to SIGKILL in the stop ladder."""
 
+EXIT_SECONDS: Final = 5.0
+"""For the exit of a process that has cleaned up in time, where others have used up the grace: interpreters with large
+libraries take a second, and several at once on few cores take longer. A shorter grace is the bound of this, too."""
+
 EXIT_REPORT_SECONDS: Final = 2.0
 """From the loss of a link to the spawner's exit report, or what others answer about an end: a millisecond, but a second
 where all cores are busy. After it the death is told without a diagnosis."""

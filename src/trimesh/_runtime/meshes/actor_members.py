@@ -60,6 +60,10 @@ class Processes(Protocol):
         """End the processes of some ranks, whose grace has run out; return the error for each."""
         ...
 
+    def spared(self, deadline: float) -> float:
+        """Return until when the processes may clean up that have not used up the grace, given its end."""
+        ...
+
     def member_info(self, rank: int) -> MemberInfo:
         """Return the process at a rank."""
         ...
@@ -488,7 +492,8 @@ class ActorMembers:
         grace = max(0.0, deadline - trio.current_time()) if is_here else math.inf
         ranks = self._reachable(self.ranks)
         request = self._request(ranks, "stop", self.info.mesh, grace)
-        results = await invoke_until(self.proc, self._agents(ranks), request, math.inf if is_here else deadline)
+        until = math.inf if self.processes is None else self.processes.spared(deadline)
+        results = await invoke_until(self.proc, self._agents(ranks), request, until)
         self.proc.owners.pop(self.info.mesh, None)
         errors = news_of(results)
         silent = [rank for rank, result in zip(ranks, results, strict=True) if is_silent(result)]

@@ -111,6 +111,7 @@ class ProcMembers:
         self.actors: list[ActorMembers] = []
         self.is_stopping = False
         self.grace = options.grace
+        self._others_until = 0.0  # Trio time
         self.stopped = trio.Event()
         self.on_last_exit: Callable[[], None] | None = None
         self.on_stopped: Callable[[], object] | None = None
@@ -356,7 +357,7 @@ class ProcMembers:
         for member in alive:
             member.expect_exit()
         self._ask_to_exit([member for member in alive if member.is_alive])
-        await wait_gone(members, max(deadline, trio.current_time() + limits.TERM_SECONDS))
+        await wait_gone(members, self._exit_deadline(deadline))
         late = [member.rank for member in members if member.child is not None and not member.gone.is_set()]
         for error, rank in zip(await self.force(late), late, strict=True):
             self.events.tell(Died, rank, error=error)
@@ -415,6 +416,7 @@ class ProcMembers:
     def abandon(self) -> None:
         """Take no new actors, restart nothing."""
         self.is_stopping = True
+        self._others_until = 0.0
         self._stop_healing(MeshStopped(f"the block of {self.name} has begun to stop"))
 
     def kill_now(self) -> None:
@@ -439,8 +441,7 @@ class ProcMembers:
         if self.on_last_exit is not None:
             self.on_last_exit()
         self._ask_to_exit(alive)
-        # Those that are still here have cleaned up in time. That others have not must not cost them their exit.
-        await wait_gone(self.members, max(deadline, trio.current_time() + limits.TERM_SECONDS))
+        await wait_gone(self.members, self._exit_deadline(deadline))
         late = [
             member.rank
             for member in self.members
@@ -460,6 +461,16 @@ class ProcMembers:
             self.on_stopped()
         return errors
 
+    def spared(self, deadline: float) -> float:
+        """Return until when members may clean up, given the end of the grace.
+
+        That some have used up the grace must not cost the others their exit, which takes seconds where libraries end.
+        """
+        return max(deadline, self._others_until)
+
+    def _exit_deadline(self, deadline: float) -> float:
+        return max(self.spared(deadline), trio.current_time() + limits.TERM_SECONDS)
+
     def _ask_to_exit(self, members: Sequence[Member]) -> None:
         request = Request(self.name, "exit", (), {}, lambda index: self.info.origin(members[index].rank))
         post_nowait(self.proc, [Target(member.peer, AGENT) for member in members], request)
@@ -467,6 +478,8 @@ class ProcMembers:
     async def force(self, ranks: Sequence[int]) -> list[Exception]:
         """End members whose grace has run out, all at once: SIGTERM, then SIGKILL; return the error for each."""
         await force(late := [self.members[rank] for rank in ranks])
+        if late and not (self.is_stopping and self._others_until > 0.0):  # once for a block that is being left
+            self._others_until = trio.current_time() + min(self.grace, limits.EXIT_SECONDS)
         errors = [member.killed_for_grace(self.grace) for member in late]
         for member, error in zip(late, errors, strict=True):
             set_origin(error, self.info.origin(member.rank))
