@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 import trio
 from tests.conformance.meeting import come, make_meetings, meet
 from tests.conformance.meshes import Backend, SimBackend, member, only_real, only_sim
 
-from trimesh import Actor, endpoint, limits
+from trimesh import Actor, endpoint, limits, observe
 
 
 class Sleeper(Actor):
@@ -108,6 +109,26 @@ async def test_stall_of_a_simulated_loop_is_logged_and_told_to_listeners(backend
         assert said.texts[0][1].startswith("sleepy[gpus=1]")
         assert told == [(limits.STALL_SECONDS, "")]
         assert (watched.stall.seconds, watched.stall.count) == (0.0, 1)
+
+
+@only_sim
+async def test_stall_lasts_until_now_and_not_until_its_last_report(backend: Backend):
+    """P2: reports come at 5, 10, 20, 40 s; who looks in between sees the same start each time."""
+    assert isinstance(backend, SimBackend)
+    async with backend.procs({"gpus": 2}, name="sleepy") as procs, trio.open_nursery() as nursery:
+        sleepers = await procs.spawn("sleepers", Sleeper)
+        watched = procs._owned.members.members[1]
+        backend.world.proc(member(sleepers, 1).proc_id).transport.lag(60.0)
+        begun = trio.current_time()
+        nursery.start_soon(sleepers.slice(gpus=1).answer.call_one)
+        starts = list[float]()
+        for seconds in (7.0, 33.0, 10.0):
+            await trio.sleep(seconds)
+            starts.append(trio.current_time() - watched.stall.seconds - begun)
+        [row] = [proc for proc in (await observe.snapshot()).procs if proc.name == "sleepy[gpus=1]"]
+
+    assert starts == pytest.approx([0.0] * 3)
+    assert row.stalled_seconds >= 50.0
 
 
 @only_sim

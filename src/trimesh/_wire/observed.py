@@ -77,7 +77,7 @@ class ProcRow(_Row, frozen=True):
         state: "running"; "stuck" when its Trio loop does not run, but Python code does; "silent" when its main thread
             runs no Python code: C code holds the GIL, or it waits in the operating system; "stopped" by a signal or a
             debugger; "held" by a debugger of ours; "starting"; "exiting" once it was asked to; "dead".
-        stalled_seconds: For how long its Trio loop had not run when that was last heard of; 0.0 when it runs.
+        stalled_seconds: For how long its Trio loop has not run by now; 0.0 when it runs.
         memory_bytes: Resident memory; 0 if that is not known.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
         kernel_state: Of the main thread of a silent process, the kernel's letter: "R" while C code computes, "S" while

@@ -100,7 +100,7 @@ def _proc_line(proc: ProcRow) -> str:
         parts.append(size(proc.memory_bytes))
     if proc.incarnation:
         parts.append(f"incarnation {proc.incarnation}")
-    if proc.last_event:
+    if proc.last_event and not (proc.stalled_seconds and proc.last_event.startswith("Stalled")):  # said, and grown
         parts.append(one_line(proc.last_event, 80))
     return "  ".join(parts)
 

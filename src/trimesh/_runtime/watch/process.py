@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import trio
@@ -116,13 +116,18 @@ class TaskProc(Protocol):
 
     nursery: Tasks
 
+    @property
+    def now(self) -> Callable[[], float]:
+        """Returns the Trio time, also in another thread."""
+        ...
+
 
 class Stalls(Protocol):
     """When the Trio loop of a child did not run; see `StallReport`."""
 
     @property
     def seconds(self) -> float:
-        """For how long it had not when it was last heard of; 0 when it runs."""
+        """For how long it has not by now; 0 when it runs."""
         ...
 
     @property

@@ -27,26 +27,31 @@ class StallReport:
 
     Attributes:
         member: The process.
-        seconds: For how long its loop had not run when it was last heard of; 0 when it runs.
         count: Stalls so far.
         listeners: Called with the seconds and the stack of the main thread ("" when there is none to be had).
     """
 
     def __init__(self, member: WatchedMember) -> None:
         self.member = member
-        self.seconds = 0.0
         self.count = 0
         self.listeners: list[Callable[[float, str], None]] = []
         self._said_at: float = -math.inf
+        self._behind = 0.0  # as the process has told last, which it does whenever that has doubled
+        self._behind_at = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """For how long its loop has not run by now; 0 when it runs."""
+        return self._behind + self.member.proc.now() - self._behind_at if self._behind else 0.0
 
     def take(self, seconds: float) -> None:
         """Take what its transport says: seconds behind, or 0 when the loop runs again."""
-        if not self.seconds and seconds:
+        if not self._behind and seconds:
             self.count += 1
-        elif self.seconds and not seconds:
+        elif self._behind and not seconds:
             _log.info("%s (pid %d) runs again", self.member.label, self.member.pid)
-        self.seconds = seconds
-        now = trio.current_time()
+        now = self.member.proc.now()
+        self._behind, self._behind_at = seconds, now
         if seconds and not self.member.gone.is_set() and now >= self._said_at + limits.STALL_AGAIN_SECONDS:
             self._said_at = now
             self.member.proc.nursery.start_soon(self._say, seconds)

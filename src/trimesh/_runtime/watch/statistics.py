@@ -45,8 +45,8 @@ class MemberStatistics:
         mailbox: Its mailbox when the actor lives in this very process, else None.
         link: Counters of the link of this process to its process, in messages and bytes, since the link was made; None
             when there is none, and for this very process.
-        stalled_seconds: For how long its Trio loop had not run when it was last heard of, in seconds; 0.0 when it runs,
-            and for processes that this one does not own.
+        stalled_seconds: For how long its Trio loop has not run by now, in seconds; 0.0 when it runs, and for processes
+            that this one does not own.
         stalls: How often it has stalled.
     """
 
