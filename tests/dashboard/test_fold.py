@@ -40,7 +40,7 @@ def proc(rank: int, state: str = "running", **fields: object) -> ProcRow:
 
 
 def call(rank: int, endpoint: str = "step", state: str = "running", **fields: object) -> CallRow:
-    given: dict[str, object] = {"id": f"0.{rank}@{rank + 1}", "age": 9.0, **fields}
+    given: dict[str, object] = {"id": f"0.7@{rank + 1}", "age": 9.0, **fields}
     return CallRow(  # pyright: ignore[reportCallIssue]
         proc=f"{rank + 1}", name=f"workers[gpus={rank}]", mesh="workers", endpoint=endpoint, state=state, **given
     )
@@ -142,15 +142,39 @@ def test_first_failure_comes_first_with_its_causes_and_a_mended_one_last():
 
 def test_few_that_alone_are_in_a_call_and_few_that_alone_are_not():
     """PQ-3: a slow rank, and one that has left a collective."""
-    slow = RunSnapshot(taken_at=0.0, actors=workers(8), calls=(call(5, at="line 3"),))
+    slow = RunSnapshot(taken_at=0.0, actors=workers(8), calls=(call(5, at="line 3", called=8),))
     [one] = problems(slow)
     assert (one.kind, one.names, one.at, one.is_sure) == ("alone", ("workers[gpus=5]",), "line 3", False)
-    left = RunSnapshot(taken_at=0.0, actors=workers(8), calls=tuple(call(rank) for rank in range(8) if rank != 1))
+    left = RunSnapshot(
+        taken_at=0.0, actors=workers(8), calls=tuple(call(rank, called=8) for rank in range(8) if rank != 1)
+    )
     [one] = problems(left)
     assert (one.kind, one.names) == ("absent", ("workers[gpus=1]",))
-    assert problems(RunSnapshot(taken_at=0.0, actors=workers(8), calls=tuple(call(rank) for rank in range(8)))) == []
-    young = tuple(call(rank, age=0.5) for rank in range(7))
+    assert (
+        problems(RunSnapshot(taken_at=0.0, actors=workers(8), calls=tuple(call(rank, called=8) for rank in range(8))))
+        == []
+    )
+    young = tuple(call(rank, age=0.5, called=8) for rank in range(7))
     assert problems(RunSnapshot(taken_at=0.0, actors=workers(8), calls=young)) == []
+
+
+def test_call_to_one_member_is_not_compared_with_members_that_were_not_called():
+    """PQ-3: nor are calls to each member of its own, nor one whose caller is not known."""
+    for called in (1, 0):
+        assert problems(RunSnapshot(taken_at=0.0, actors=workers(8), calls=(call(5, called=called),))) == []
+    each = tuple(call(rank, id=f"0.{rank}@{rank + 1}", called=1) for rank in range(7))
+    assert problems(RunSnapshot(taken_at=0.0, actors=workers(8), calls=each)) == []
+
+
+def test_call_to_a_slice_is_compared_with_the_members_of_the_slice():
+    """PQ-3: four of eight were called, and one is left in it; or all but one are."""
+    [one] = problems(RunSnapshot(taken_at=0.0, actors=workers(8), calls=(call(5, called=4),)))
+    assert (one.kind, one.names) == ("alone", ("workers[gpus=5]",))
+    assert "3 others that were called are not" in one.title
+    [one] = problems(
+        RunSnapshot(taken_at=0.0, actors=workers(8), calls=tuple(call(rank, called=4) for rank in (1, 2, 3)))
+    )
+    assert one.title == "1 of 4 members is not in workers.step, in which 3 others are"
 
 
 def test_full_mailbox_and_who_holds_it():

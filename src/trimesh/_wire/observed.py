@@ -156,6 +156,7 @@ class CallRow(_Row, frozen=True):
         caller: Who asked: `mesh[label=0].endpoint`, or "controller".
         caller_proc: The process that asked.
         part_of: Id of the call that the caller's task is part of; empty for a program's own task.
+        called: Members that the caller has called at once, this one among them; 0 if that is not known.
         state: "sending" (waits for room in the mailbox), "sent" (the callee has not said more), "queued", "running",
             "waiting" (runs, and waits for other calls), "cancelling", "abandoned" (given up; may still run).
         age: Seconds since it was made, as far as is known.
@@ -174,6 +175,7 @@ class CallRow(_Row, frozen=True):
     caller: str = ""
     caller_proc: str = ""
     part_of: str = ""
+    called: int = 0
     state: str = "sent"
     age: float = 0.0
     left: float | None = None

@@ -179,7 +179,9 @@ def _calls(views: Sequence[observed.ProcView], procs: dict[str, observed.ProcRow
         state = here.state if here.state in ("cancelling", "abandoned") else there.state
         left = there.left if here.left is None else here.left
         age = max(here.age, there.age)
-        both = msgspec.structs.replace(there, state=state, part_of=here.part_of, caller=here.caller, age=age, left=left)
+        both = msgspec.structs.replace(
+            there, state=state, part_of=here.part_of, called=here.called, caller=here.caller, age=age, left=left
+        )
         rows.append(_explained(both, procs))
     return sorted(rows, key=lambda row: -row.age)
 

@@ -338,6 +338,7 @@ class _Look:
                 caller=self._name_of(call.request.caller, self._proc.proc_id),
                 caller_proc=self._me,
                 part_of="" if above is None else self._name(self._waits.ref_of(above)),
+                called=len(call.targets),
                 state="cancelling" if call.is_given_up else "sending" if is_unsent else "sent",
                 age=age,
                 left=None if call.budget is None else call.budget - age,

@@ -248,25 +248,30 @@ def _unread(seen: RunSnapshot) -> Iterator[Problem]:
 
 
 def _odd(seen: RunSnapshot) -> Iterator[Problem]:
-    """Yield the few members that alone are in a call for long, and the few that alone are not."""
+    """Yield the few members that alone have not come out of a call to many for long, and the few that alone have."""
     members = defaultdict[str, set[str]](set)
     for actor in seen.actors:
         members[actor.mesh].add(actor.name)
-    groups = defaultdict[tuple[str, str, str], list[CallRow]](list)
+    groups = defaultdict[str, list[CallRow]](list)
     for call in seen.calls:
         if call.age >= limits.STALL_SECONDS and call.state in ("running", "waiting", "sent"):
-            groups[call.mesh, call.endpoint, call.caller].append(call)
-    for (mesh, endpoint, _), calls in groups.items():
-        names = tuple(dict.fromkeys(call.name for call in calls))
-        others = sorted(members[mesh] - set(names))
-        few = max(1, len(members[mesh]) // _FEW)
+            groups[call.id.rpartition("@")[0]].append(call)
+    for calls in groups.values():
         oldest = max(calls, key=lambda call: call.age)
-        text = f"for {duration(oldest.age)}"
-        if len(members[mesh]) > 2 and 0 < len(others) <= few:
-            title = f"{some(others)} is not in {mesh}.{endpoint}, in which {len(names)} others are"
-            yield Problem(kind="absent", title=title, text=text, names=tuple(others[:_FEW]), is_sure=False)
-        elif len(others) > 1 and len(names) <= few:
-            title = f"{some(names)} alone is in {mesh}.{endpoint}; {len(others)} others are not"
+        names = tuple(dict.fromkeys(call.name for call in calls))
+        others = max(call.called for call in calls) - len(names)  # who was called, and is no longer in it
+        few = max(1, (others + len(names)) // _FEW)
+        text, what = f"for {duration(oldest.age)}", f"{oldest.mesh}.{oldest.endpoint}"
+        if others == 1 and len(names) == 1:
+            continue  # of two, either may be the odd one
+        if 0 < others <= few:
+            left = sorted(members[oldest.mesh] - set(names))
+            left = left if len(left) == others else []  # of a slice it is not known who was in it
+            who = some(left) if left else f"{others} of {others + len(names)} members"
+            title = f"{who} is not in {what}, in which {len(names)} others are"
+            yield Problem(kind="absent", title=title, text=text, names=tuple(left[:_FEW]), is_sure=False)
+        elif others > 1 and len(names) <= few:
+            title = f"{some(names)} alone is in {what}; {others} others that were called are not"
             chain, at = oldest.stack[1:], oldest.at
             yield Problem(kind="alone", title=title, text=text, names=names[:_FEW], at=at, chain=chain, is_sure=False)
 
