@@ -74,6 +74,11 @@ async def test_rank_that_computes_without_a_checkpoint(trimesh_command: Shell, t
                 culprits = [line.split("procs[")[-1][:6] for line in lines if " stuck" in line or " silent" in line]
                 if culprits == ["gpus=3", "gpus=2"] and "in compute" in said:
                     break
+            seen = await trio.to_thread.run_sync(_seen_from_outside)
+            rows = {proc.name: proc for proc in seen.procs}
+            assert all(proc.memory_bytes for proc in rows.values())
+            assert len(observe.read_record(rows["procs[gpus=3]"].record).calls) > 0
+            assert {actor.name for actor in seen.actors} == {f"busy[gpus={rank}]" for rank in range(4)}
             await trimesh_command.until(("in compute", "in hold_the_gil"), "stack")
             waits = await trimesh_command.until(
                 ("its process is silent", "busy[gpus=3].hold_the_gil waits for no call", "in compute"),
@@ -85,6 +90,11 @@ async def test_rank_that_computes_without_a_checkpoint(trimesh_command: Shell, t
     assert any("test_observe.py" in line and "in compute" in line for line in lines)
     assert any("no Python code runs" in line and "py-spy dump --native --pid" in line for line in lines)
     assert any("busy[gpus=2].compute waits for no call" in line and "in compute" in line for line in waits.splitlines())
+
+
+def _seen_from_outside() -> observe.RunSnapshot:
+    with observe.find_run() as one:
+        return one.snapshot()
 
 
 @pytest.mark.usefixtures("patient")

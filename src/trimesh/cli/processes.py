@@ -106,6 +106,6 @@ def _proc_line(proc: ProcRow) -> str:
 
 
 def _actor_line(actor: ActorRow) -> str:
-    parts = [f"{clean(actor.name)} ({clean(actor.cls)})", actor.state]
+    parts = [clean(actor.name) + f" ({clean(actor.cls)})" * bool(actor.cls), actor.state]
     parts += [f"{actor.running} running"] * bool(actor.running) + [f"{actor.queued} queued"] * bool(actor.queued)
     return "  ".join(parts)

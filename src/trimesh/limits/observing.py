@@ -48,6 +48,10 @@ CONTROL_SECONDS: Final = 10.0
 OBSERVED_ROWS: Final = 10_000
 """Rows of one table of a snapshot: 4,096 processes are shown whole, and drawn in less than a second."""
 
+OBSERVED_RECORDS: Final = 64
+"""Flight records that are read for one snapshot, of processes that do not answer: a fifth of a second. Where more are
+silent, those of the first ones say what the others do, too."""
+
 RECORD_ROWS: Final = 8_192
 """Newest calls of one process in its flight record, 64 bytes each: those of half a second at full speed."""
 

@@ -11,6 +11,7 @@ from trimesh import limits
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
 from trimesh.observe.merging import RunSnapshot, merge
+from trimesh.observe.unanswered import unanswered, with_records
 
 
 async def snapshot(*, seconds: float = limits.OBSERVE_SECONDS, rows_max: int = limits.OBSERVED_ROWS) -> RunSnapshot:
@@ -35,6 +36,8 @@ async def snapshot(*, seconds: float = limits.OBSERVE_SECONDS, rows_max: int = l
 async def _snapshot(seconds: float, rows_max: int) -> RunSnapshot:
     await trio.lowlevel.checkpoint()
     views = await current_proc().inquiries.ask(seconds)
+    if unanswered(views):
+        views = await trio.to_thread.run_sync(with_records, views)
     return merge(views, time.time(), rows_max=rows_max)
 
 

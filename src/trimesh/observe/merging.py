@@ -145,7 +145,7 @@ def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow
         state=state,
         stack="" if state == "held" else said.stack,  # it is that of the debugger
         kernel_state=said.kernel_state if state == "silent" else "",
-        memory_bytes=said.memory_bytes,
+        memory_bytes=said.memory_bytes or child.memory_bytes,
         record=said.record or child.record,
         stalled_seconds=max(child.stalled_seconds, said.stalled_seconds),
     )

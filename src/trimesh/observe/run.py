@@ -13,6 +13,7 @@ from trimesh._runtime.control import RunClient, known_runs
 from trimesh._wire import observed
 from trimesh.errors import ConnectError
 from trimesh.observe.merging import RunSnapshot, merge
+from trimesh.observe.unanswered import with_records
 
 
 class _Connection:
@@ -58,7 +59,7 @@ class ObservedRun(_Connection):
             ConnectError: It has ended, or does not answer.
         """
         answer = self._client.ask(observed.ControlRequest(kind="views", seconds=seconds))
-        return merge(answer.views, time.time(), by=answer.by, rows_max=rows_max)
+        return merge(with_records(answer.views), time.time(), by=answer.by, rows_max=rows_max)
 
     def events(self, after: int = 0) -> Sequence[observed.EventRow]:
         """Return what has happened to members that the controller owns, after event number `after`.

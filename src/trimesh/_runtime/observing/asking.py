@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.observing.view import look, proc_name
+from trimesh._runtime.observing.view import look, memory_of, proc_name
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import Report, read_report, request_report
@@ -191,6 +191,7 @@ def _view_of(member: Member, report: Report) -> observed.ProcView:
             stack=stack,
             stalled_seconds=seconds,
             kernel_state=process_state(member.pid) if state == "silent" else "",
+            memory_bytes=memory_of(member.pid),
         )
         return observed.ProcView(proc=proc)
     proc = msgspec.structs.replace(view.proc, state=state, stack=stack, stalled_seconds=seconds)

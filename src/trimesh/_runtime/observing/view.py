@@ -389,6 +389,7 @@ def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
         host=member.host_name,
         state=state,
         stalled_seconds=member.stall.seconds,
+        record=member.record,
         stack_fd=member.stack_fd,
     )
 
