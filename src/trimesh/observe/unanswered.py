@@ -24,7 +24,7 @@ def unanswered(views: Sequence[observed.ProcView]) -> dict[str, observed.ProcRow
     Args:
         views: What all processes of a run have said.
     """
-    answered = {view.proc.id for view in views if view.proc.name}
+    answered = {view.proc.id for view in views if view.proc.pid}  # an owner gives no more than the stack
     children = {child.id: child for view in views for child in view.children}
     found = [child for child in children.values() if child.record and child.state in _ALIVE]
     return {child.id: child for child in found if child.id not in answered}
@@ -56,7 +56,7 @@ def with_records(views: Sequence[observed.ProcView]) -> list[observed.ProcView]:
 
 
 def _actors(proc_id: str, record: flight.Flight, seen: observed.ProcView | None) -> tuple[observed.ActorRow, ...]:
-    """Return the actors that were there at the last look, and those that were called since: calls are written at once."""
+    """Return the actors that were there at the last look, and those called since: calls are written at once."""
     rows = {} if seen is None else {actor.name: msgspec.structs.replace(actor, running=0) for actor in seen.actors}
     for call in record.calls:
         if call.name is None or not call.name.mesh:
