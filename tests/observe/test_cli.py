@@ -14,6 +14,7 @@ pytest.importorskip("cyclopts")
 
 from trimesh.cli.commands import run
 from trimesh.cli.text import clean, duration, one_line, size
+from trimesh.observe import ObservedRun
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 
@@ -64,3 +65,22 @@ def test_names_cannot_steer_the_terminal():
 def test_numbers_are_for_people():
     assert [duration(seconds) for seconds in (0.25, 3.21, 245, 7380)] == ["0.25 s", "3.2 s", "4 min 5 s", "2 h 3 min"]
     assert [size(nbytes) for nbytes in (0, 2048, 5 << 20)] == ["0 B", "2 KiB", "5.0 MiB"]
+
+
+def test_refusal_beside_several_runs_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """It says what to write, with a pid that is there."""
+    monkeypatch.setattr("trimesh.observe.run.runs", lambda: [ObservedRun(FakeClient(pid)) for pid in (41, 42)])  # pyright: ignore[reportArgumentType]
+    assert run(["calls"]) == 3
+    said = capfd.readouterr().err
+    assert "--pid 41 " in said
+    assert said.endswith(": 41, 42\n")
+
+
+class FakeClient:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -26,12 +26,12 @@ from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
 from trimesh.cli.logs import logs
 from trimesh.cli.members import MemberRefused, NamedMember, choose
-from trimesh.cli.processes import process_tree, stop_lines
+from trimesh.cli.processes import is_wrong, process_tree, stop_lines
 from trimesh.cli.profile import profile
 from trimesh.cli.publishing import publication_lines
 from trimesh.cli.report import report
 from trimesh.cli.running import run_script
-from trimesh.cli.text import FINE, clean, one_line
+from trimesh.cli.text import clean, one_line
 from trimesh.cli.top import top
 from trimesh.cli.trace import trace
 from trimesh.errors import ConnectError
@@ -99,7 +99,8 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
         all: Show every process, also of a large mesh.
         json: Print one JSON document: a list of snapshots.
 
-    Exit codes: 0 all processes run, 1 one does not, 3 there is no run.
+    Exit codes: 0 all is well; 1 a process does not run, calls wait for each other, or a reader keeps versions
+    from a `publish`; 3 there is no run.
     """
     found = _chosen(pid)
     snapshots: list[RunSnapshot] = []
@@ -113,7 +114,7 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
     if not snapshots:
         sys.stderr.write("trimesh: no run of this user has an open block on this machine\n")
         return NO_RUN
-    return FOUND if any(proc.state not in FINE for one in snapshots for proc in one.procs) else 0
+    return FOUND if any(map(is_wrong, snapshots)) else 0
 
 
 def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All = False, json: Json = False) -> int:  # noqa: A002

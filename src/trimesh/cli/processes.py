@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from rich.text import Text
 from rich.tree import Tree
 
+from trimesh import limits
+from trimesh.cli.dashboard.problems import problems
 from trimesh.cli.publishing import publication_lines
-from trimesh.cli.text import FINE, clean, common, more, one_line, program_lines, silence, size, state_of
-from trimesh.observe import ActorRow, ProcRow
+from trimesh.cli.text import FINE, clean, common, duration, more, one_line, program_lines, silence, size, state_of
+from trimesh.observe import ActorRow, CallRow, ProcRow, WaitGraph, kept_versions
 from trimesh.observe.merging import RunSnapshot
 
 _SHOWN = 20
@@ -33,9 +35,14 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
     for actor in snapshot.actors:
         actors[actor.proc].append(actor)
     known = {proc.id for proc in snapshot.procs}
+    seen = _Seen(snapshot, children, actors)
     for proc in snapshot.procs:
         if proc.parent not in known:
-            _add(tree, proc, children, actors, shows_all=shows_all)
+            _add(tree, proc, seen, shows_all=shows_all)
+    for problem in problems(snapshot):
+        if problem.kind in ("deadlock", "full", "memory"):  # the others are lines of their own
+            text = f"{problem.title}{f'; {problem.text}' * bool(problem.text)}"
+            tree.add(Text(one_line(text, 300), style="red" if problem.kind == "deadlock" else "yellow"))
     for failure in snapshot.failures[:_SHOWN]:
         tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
     for line in publication_lines(snapshot):
@@ -43,6 +50,20 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
     for table, count in snapshot.cut.items():
         tree.add(Text(f"{count} {table} were left out", style="dim"))
     return tree
+
+
+def is_wrong(snapshot: RunSnapshot) -> bool:
+    """Return whether something of a run is not as it should be: a process, a circle of calls, versions that are kept."""
+    if any(proc.state not in FINE for proc in snapshot.procs):
+        return True
+    return bool(kept_versions(snapshot) or _in_circles(snapshot))
+
+
+def _in_circles(snapshot: RunSnapshot) -> dict[str, str]:
+    """Return the members whose calls wait for each other, and their processes."""
+    graph = WaitGraph(snapshot)
+    calls = [graph.calls[call_id] for one in graph.culprits() for call_id in one.cycle]
+    return {call.name: call.proc for call in calls}
 
 
 def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
@@ -69,33 +90,59 @@ def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
 def _add(
     tree: Tree,
     proc: ProcRow,
-    children: dict[str, list[ProcRow]],
-    actors: dict[str, list[ActorRow]],
+    seen: _Seen,
     *,
     shows_all: bool,
 ) -> None:
-    branch = tree.add(Text(_proc_line(proc), style="" if proc.state in FINE else "red"))
+    is_fine = proc.state in FINE and proc.id not in seen.circle.values()
+    branch = tree.add(Text(_proc_line(proc, seen), style="" if is_fine else "red"))
     if proc.state not in FINE and proc.stack:
         for line in program_lines(proc.stack):
             branch.add(Text(line, style="yellow"))
     if proc.state == "silent":
         branch.add(Text(silence(proc), style="yellow"))
-    for actor in actors.get(proc.id, ()):
-        branch.add(Text(_actor_line(actor)))
+    for actor in seen.actors.get(proc.id, ()):
+        branch.add(Text(_actor_line(actor, seen)))
     shown = 0
     rest = list[ProcRow]()
-    for child in children.get(proc.id, ()):
-        if not shows_all and child.state in FINE and not children.get(child.id) and shown >= _SHOWN:
+    for child in seen.children.get(proc.id, ()):
+        is_plain = child.state in FINE and child.id not in seen.circle.values()
+        if not shows_all and is_plain and not seen.children.get(child.id) and shown >= _SHOWN:
             rest.append(child)
             continue
-        shown += child.state in FINE
-        _add(branch, child, children, actors, shows_all=shows_all)
+        shown += is_plain
+        _add(branch, child, seen, shows_all=shows_all)
     if rest:
         branch.add(Text(f"{more(len(rest), 'processes')}: {common([child.state for child in rest])}", style="dim"))
 
 
-def _proc_line(proc: ProcRow) -> str:
-    parts = [clean(proc.name), f"pid {proc.pid}", state_of(proc)]
+class _Seen:
+    """A run, sorted for the tree.
+
+    Attributes:
+        children, actors: By process.
+        circle: Members whose calls wait for each other, and their processes.
+        oldest: The oldest call that each actor runs.
+        has_hosts: Whether its processes are on several machines.
+    """
+
+    def __init__(
+        self, snapshot: RunSnapshot, children: dict[str, list[ProcRow]], actors: dict[str, list[ActorRow]]
+    ) -> None:
+        self.children, self.actors = children, actors
+        self.circle = _in_circles(snapshot)
+        self.oldest = dict[str, CallRow]()
+        for call in snapshot.calls:
+            if call.state in ("running", "waiting") and call.age > getattr(self.oldest.get(call.name), "age", -1.0):
+                self.oldest[call.name] = call
+        self.has_hosts = len({proc.host for proc in snapshot.procs if proc.host}) > 1
+
+
+def _proc_line(proc: ProcRow, seen: _Seen) -> str:
+    parts = [clean(proc.name), f"pid {proc.pid}"]
+    if seen.has_hosts and proc.host:
+        parts.append(f"on {clean(proc.host)}")
+    parts.append(state_of(proc) + ", in a circle of calls" * (proc.id in seen.circle.values()))
     if proc.memory_bytes:
         parts.append(size(proc.memory_bytes))
     if proc.incarnation:
@@ -105,7 +152,13 @@ def _proc_line(proc: ProcRow) -> str:
     return "  ".join(parts)
 
 
-def _actor_line(actor: ActorRow) -> str:
+def _actor_line(actor: ActorRow, seen: _Seen) -> str:
     parts = [clean(actor.name) + f" ({clean(actor.cls)})" * bool(actor.cls), actor.state]
     parts += [f"{actor.running} running"] * bool(actor.running) + [f"{actor.queued} queued"] * bool(actor.queued)
+    call = seen.oldest.get(actor.name)
+    if call is not None and call.age >= limits.STALL_SECONDS:
+        where = f" at {one_line(call.at)}" * bool(call.at)
+        parts.append(f"{clean(call.endpoint)} {call.state} for {duration(call.age)}{where}")
+    if actor.name in seen.circle:
+        parts.append("waits for itself")
     return "  ".join(parts)

@@ -193,7 +193,10 @@ def find_run(pid: int | None = None) -> ObservedRun:
             _close(found)
             if not known:
                 raise ConnectError("no run of this user has an open block on this machine")
-            raise ConnectError(f"several runs are there, say which one by its pid: {known}")
+            raise ConnectError(
+                f"one run is expected, and {len(found)} of this user are there; name one by the pid of its controller, "
+                f"--pid {found[0].pid} on the command line, find_run({found[0].pid}) in Python: {known}"
+            )
     _close([one for one in found if one is not chosen[0]])
     return chosen[0]
 
