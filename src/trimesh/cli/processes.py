@@ -53,7 +53,7 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
 
 
 def is_wrong(snapshot: RunSnapshot) -> bool:
-    """Return whether something of a run is not as it should be: a process, a circle of calls, versions that are kept."""
+    """Return whether a run has a process that does not run, calls in a circle, or versions that are kept."""
     if any(proc.state not in FINE for proc in snapshot.procs):
         return True
     return bool(kept_versions(snapshot) or _in_circles(snapshot))
