@@ -32,6 +32,7 @@ class Taken(msgspec.Struct):
     spec: Spec = msgspec.field(default_factory=Spec)
     cancelled_by: str | None = None
     error_text: str = ""
+    error_line: str = ""
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_texts_of_errors_are_few_in_a_second(
     monkeypatch.setattr("trimesh._runtime.recording.recorder.time.time", lambda: next(times))
     monkeypatch.setattr(limits, "RECORD_ERRORS_PER_SECOND", 3)
     for number in range(31):
-        recorder.raised(number, "no")
+        recorder.raised(number, "no", "")
     assert [one.number for one in read(path).records if isinstance(one, RaisedError)] == [0, 1, 2, 30]
 
 

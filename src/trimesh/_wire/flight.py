@@ -128,11 +128,13 @@ class RaisedError(msgspec.Struct, frozen=True, kw_only=True, tag="raised"):
         at: Unix time.
         number: Of its row.
         text: Of the error.
+        line: Where the program raised it: `File "train.py", line 12 in step`; empty if that is not known.
     """
 
     at: float
     number: int
     text: str
+    line: str = ""
 
 
 class LeftBlock(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
@@ -141,10 +143,12 @@ class LeftBlock(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
     Attributes:
         at: Unix time.
         error: By which error; empty for none.
+        line: As that of a `RaisedError`.
     """
 
     at: float
     error: str = ""
+    line: str = ""
 
 
 Record = SeenView | SeenEvent | RaisedError | LeftBlock

@@ -56,7 +56,8 @@ def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
     began = datetime.fromtimestamp(found.begun_at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     yield f"began {began}, last sign of life after {duration(found.last_at - found.begun_at)}, in {clean(found.folder)}"
     yield ""
-    yield f"culprit: {one_line(found.cause.text, 400)}"
+    is_named = found.cause.kind not in ("none", "stopped")
+    yield f"{'culprit' if is_named else 'no culprit'}: {one_line(found.cause.text, 400)}"
     if found.cause.at:
         yield f"    at {one_line(found.cause.at)}"
     for line in found.cause.stack.splitlines()[: _SHOWN if not shows_all else None]:

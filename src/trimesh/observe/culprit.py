@@ -3,6 +3,7 @@
 CU-1 A failure that was mended (its member serves again) is no culprit; nor is an end that was asked for.
 CU-2 Of a call to many members, the few that have not come out of it are, or the few that have, when the rest waits.
 CU-3 A call that only runs says less than versions that no process reads; a call that others wait for says more.
+CU-4 What has lasted for less than a process may stall (`limits.STALL_SECONDS`) is work, and no culprit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from trimesh import limits
 from trimesh._wire import flight, observed
 from trimesh.observe.flights import RunRecords
 from trimesh.observe.merging import RunSnapshot, program_line
@@ -75,9 +77,15 @@ def cause_of(
     found = found or _waited_for(snapshot)
     if found is not None:
         return found
+    ran = max(snapshot.calls, key=lambda call: call.age, default=None)
+    doing = "no call was under way"
+    if ran is not None:
+        doing = f"the oldest call, {ran.name}.{ran.endpoint}, was {ran.state} for {ran.age:.1f} s"
     if is_interrupted:
-        return Cause(kind="stopped", text="it was stopped by Ctrl-C; no call was under way for long")
-    return Cause(kind="none", text="it was ended from outside; no member had failed, and no call was under way")
+        return Cause(kind="stopped", text=f"it was stopped by Ctrl-C; {doing}")
+    if records.is_running:
+        return Cause(kind="none", text=f"no member has failed; {doing}")
+    return Cause(kind="none", text=f"it was ended from outside; no member had failed, and {doing}")
 
 
 def _died(records: RunRecords, events: Sequence[flight.SeenEvent]) -> Cause | None:
@@ -119,15 +127,22 @@ def name_of(name: flight.CallName | None) -> str:
 
 
 def _raised(records: RunRecords, left_by: str) -> Cause:
+    """Find the call that has raised the error first: those that have called it raise the same one after it."""
+    found = list[tuple[flight.RaisedError, flight.FlightCall, str]]()
     for proc_id, one in records.flights.items():
         numbers = {record.number: record for record in one.records if isinstance(record, flight.RaisedError)}
         for call in one.calls:
             record = numbers.get(call.number)
             if record is not None and (record.text in left_by or left_by in record.text):
-                name = one.head.proc.name or proc_id
-                text = f"{name_of(call.name)} has raised {record.text}, and that has left the outermost block"
-                return Cause(kind="raised", name=name, call=name_of(call.name), text=text)
-    return Cause(kind="raised", name="controller", text=f"the outermost block was left by {left_by}")
+                found.append((record, call, one.head.proc.name or proc_id))
+    if found:
+        record, call, name = min(found, key=lambda one: one[0].at)
+        text = f"{name_of(call.name)} has raised {record.text}, and that has left the outermost block"
+        return Cause(kind="raised", name=name, call=name_of(call.name), text=text, at=record.line)
+    root = records.root
+    lines = [] if root is None else [one.line for one in root.records if isinstance(one, flight.LeftBlock)]
+    text = f"the outermost block was left by {left_by}"
+    return Cause(kind="raised", name="controller", text=text, at=lines[0] if lines else "")
 
 
 def _deadlock(snapshot: RunSnapshot) -> Cause | None:
@@ -215,7 +230,7 @@ def _left_behind(records: RunRecords, snapshot: RunSnapshot) -> Cause | None:
             text=f"{shown} {said}",
             at=first.at,
         )
-        if best is None or first.age > best[0]:
+        if first.age >= limits.STALL_SECONDS and (best is None or first.age > best[0]):
             best = first.age, cause
     return None if best is None else best[1]
 
@@ -269,7 +284,7 @@ def _waited_for(snapshot: RunSnapshot) -> Cause | None:
     """Find the call that most others waited for, or else a publisher that is not read, or the oldest call (CU-3)."""
     one = next((one for one in WaitGraph(snapshot).culprits() if one.call.state != "sending"), None)
     unread = None if one is not None and one.waiters else _unread(snapshot)
-    if one is None or unread is not None:
+    if one is None or unread is not None or one.call.age < limits.STALL_SECONDS:
         return unread
     call = one.call
     text = f"{call.name}.{call.endpoint} was {call.state} for {call.age:.1f} s"

@@ -58,7 +58,7 @@ class DeadProc(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id, parent, name, mesh, point, incarnation, pid, host: As those of a `ProcRow`.
         state: "ended" in good order; "dead", as its owner has noticed; "stuck", which did not run any more; "cut off"
-            by what has ended the run.
+            by what has ended the run; "running", if the run goes on.
         began_at, last_at: Unix times of its start and of its last sign of life.
         silent_seconds: How long before the end of the run that was.
         memory_bytes: Resident memory at its last look; 0 if it is not known.
@@ -146,8 +146,11 @@ def examine(records: RunRecords) -> Autopsy:
     if not left_by.startswith("KeyboardInterrupt"):  # then all calls were cancelled, and what they did is asked for
         views = [_without(view, procs[view.proc.id].state, ended_calls) for view in views]
     snapshot = merge(views, last_at)
-    states = {proc_id: one.state for proc_id, one in procs.items()}
-    order = {"dead": 0, "stuck": 1, "cut off": 2, "ended": 3}
+    states = {
+        proc_id: "computing" if one.state == "stuck" and one.silent_seconds < limits.STALL_SECONDS else one.state
+        for proc_id, one in procs.items()
+    }
+    order = {"dead": 0, "stuck": 1, "cut off": 2, "running": 2, "ended": 3}
     return Autopsy(
         folder=str(records.folder),
         job=None if root is None else root.head.job,
@@ -197,7 +200,7 @@ def _dead_proc(
     one = records.flights[proc_id]
     row, view = one.head.proc, _last_view(one)
     looked_at, every = (one.head.started_at, limits.RECORD_SECONDS) if view is None else (view.at, view.every)
-    state = "cut off"
+    state = "running" if records.is_running else "cut off"
     if one.ended_at:
         state = "ended"
     elif (row.name, row.incarnation) in dead:

@@ -26,7 +26,7 @@ from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_conte
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._wire.call_places import CallerPlace, SentView
-from trimesh._wire.exceptions.frames import without_own_frames
+from trimesh._wire.exceptions.frames import raised_at, without_own_frames
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
 
@@ -218,7 +218,7 @@ class Server:
 
     def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
         pass_on(error)
-        call.error_text = _text_of(error)
+        call.error_text, call.error_line = _text_of(error), raised_at(error)
         from trimesh._wire.exceptions.hints import add_hints  # noqa: PLC0415 - only errors need it
 
         add_hints(error)

@@ -22,6 +22,7 @@ from trimesh._runtime.system.exits import start_of
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight, observed
+from trimesh._wire.exceptions.frames import raised_at
 from trimesh.errors import leaves
 from trimesh.shape.point import place_name
 
@@ -73,7 +74,7 @@ class FlightRecord:
             self._recorder.end()
             remove(self._recorder.path.parent)
             return
-        self._recorder.note(flight.LeftBlock(at=time.time(), error=_said(error)))
+        self._recorder.note(flight.LeftBlock(at=time.time(), error=_said(error), line=_line_of(error)))
         self._recorder.end()
 
     def end_worker(self, config: WorkerConfig) -> None:
@@ -161,6 +162,10 @@ def _remove_own(path: Path) -> None:
         path.parent.rmdir()
     except OSError:
         return
+
+
+def _line_of(error: BaseException) -> str:
+    return raised_at(next(leaves(error), error))[: limits.OBSERVED_TEXT_CHARS]
 
 
 def _said(error: BaseException) -> str:

@@ -122,6 +122,7 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         answering: What answers it, if that may happen after the endpoint has returned.
         started: Calls that the endpoint has started and that outlast it: cancelled with it while it runs.
         error_text: What it has raised, in words; empty if it has not.
+        error_line: The line of the program that has raised it, if that is known.
         thread: Identifier of the thread in which the endpoint runs; 0 for none.
     """
 
@@ -150,6 +151,7 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
     started: Sequence[Follower] = ()
     answering: Answering | None = None
     error_text: str = ""
+    error_line: str = ""
     thread: int = 0
 
     @property

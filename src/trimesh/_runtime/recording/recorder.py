@@ -55,6 +55,7 @@ class RecordedCall(Protocol):
     call_id: int
     cancelled_by: str | None
     error_text: str
+    error_line: str
 
     @property
     def peer(self) -> RecordedPeer:
@@ -163,14 +164,15 @@ class FlightRecorder:
         half[self._at : self._at + flight.RECORD.size] = b"\0" * flight.RECORD.size
         _GENERATION.pack_into(half, 0, self._generation)
 
-    def raised(self, number: int, text: str) -> None:
-        """Keep the text of the error of a call, unless there were many in this second."""
+    def raised(self, number: int, text: str, line: str) -> None:
+        """Keep the text of the error of a call, and its line, unless there were many in this second."""
         now = time.time()
         if abs(now - self._errors_since) > 1:
             self._errors, self._errors_since = 0, now
         self._errors += 1
         if self._errors <= limits.RECORD_ERRORS_PER_SECOND:
-            self.note(flight.RaisedError(at=now, number=number, text=text[: limits.OBSERVED_TEXT_CHARS]))
+            shown, line = text[: limits.OBSERVED_TEXT_CHARS], line[: limits.OBSERVED_TEXT_CHARS]
+            self.note(flight.RaisedError(at=now, number=number, text=shown, line=line))
 
     def end(self) -> None:
         """Say that the process ends in good order, and write nothing any more. Idempotent."""
@@ -211,7 +213,7 @@ class _Rows:
     Args:
         rows: Their memory.
         now: Returns the time of the record's clock.
-        raised: Told of the number of a call and the text of its error.
+        raised: Told of the number of a call, and of the text and the line of its error.
 
     Attributes:
         recorder: Returns what records the calls of one actor; its argument returns the number of the name of an
@@ -221,7 +223,7 @@ class _Rows:
 
     __slots__ = ("forget", "recorder")
 
-    def __init__(self, rows: memoryview, now: Callable[[], float], raised: Callable[[int, str], None]) -> None:
+    def __init__(self, rows: memoryview, now: Callable[[], float], raised: Callable[[int, str, str], None]) -> None:
         # On the way of every call: closures that share variables take a third of the time of methods.
         pack, mask, count = flight.ROW.pack_into, rows.nbytes // flight.ROW_BYTES - 1, 0
         times, words = rows.cast("d"), rows.cast("Q")
@@ -253,7 +255,7 @@ class _Rows:
             if count - number > mask:
                 return
             if call.error_text:
-                raised(number, call.error_text)
+                raised(number, call.error_text, call.error_line)
             outcome = RAISED if call.error_text else CANCELLED
             words[((number & mask) << 3) + 7] = flight.not_returned(number, outcome)
 

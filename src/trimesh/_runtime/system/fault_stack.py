@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trimesh import config
+from trimesh._wire.exceptions.frame_owners import package_of_file
 from trimesh.errors import ConfigError
 
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line \d+ in ')
@@ -25,7 +26,6 @@ _HEAD: Final = "Fatal Python error: "
 _MODULES: Final = "Extension modules: "
 _STACK: Final = "Current thread "
 
-_OWN: Final = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
 _INSTALLED: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<package>[^/\\.]+)")
 _BELOW: Final = frozenset(("outcome", "trimesh", "trio"))
 _STDLIB: Final = os.path.dirname(os.__file__) + os.sep
@@ -94,10 +94,7 @@ def _path(line: str) -> str | None:
 
 
 def _is_below(path: str) -> bool:
-    if path.startswith((_OWN, "<frozen ", "<string>")):
-        return True
-    found = _INSTALLED.search(path)
-    return found is not None and found["package"] in _BELOW
+    return path.startswith(("<frozen ", "<string>")) or package_of_file(path) in _BELOW
 
 
 def _keeps_all() -> bool:

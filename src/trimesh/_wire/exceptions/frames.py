@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from trimesh import config
-from trimesh._wire.exceptions.frame_owners import BELOW, OURS, package_of, shown_frames
+from trimesh._wire.exceptions.frame_owners import BELOW, OURS, package_of, program_frame, shown_frames
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
 from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError
 
@@ -88,6 +88,15 @@ def shown_traceback(error: BaseException) -> TracebackType | None:
     for frame in reversed(kept):
         shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     return shown
+
+
+def raised_at(error: BaseException) -> str:
+    """Return the line of the program that has raised an error here: `File "train.py", line 12 in step`; or ""."""
+    frame = program_frame(_walk(error.__traceback__)[::-1], _package)
+    if frame is None:
+        return ""
+    code = frame.tb_frame.f_code
+    return f'File "{code.co_filename}", line {frame.tb_lineno} in {code.co_name}'
 
 
 def has_user_frame(error: BaseException) -> bool:
