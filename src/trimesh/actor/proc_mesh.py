@@ -35,6 +35,7 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 from trimesh.shape.shaped import Shaped
+from trimesh.shape.view_name import view_name
 
 if TYPE_CHECKING:
     from trimesh.events.membership import MembershipView
@@ -379,7 +380,8 @@ class ProcMesh(MakesTensors, Shaped):
         return type(self)(self._owned, region, is_reference=self._is_reference, policy=self._policy)
 
     def __repr__(self) -> str:
-        return f"<processes {self.name}{dict(self.extent)!r}>"
+        whole = self._shown if self._owned is None else self._owned.whole
+        return f"<processes {view_name(self.name, whole, self._shown)}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return refer_procs, (self._info, self._shown)

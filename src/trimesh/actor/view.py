@@ -15,6 +15,7 @@ from trimesh._wire.call_places import SentView, sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
+from trimesh.shape.view_name import view_name
 
 _STALLED_LOAD: Final = 1 << 32
 """Calls that a stalled member seems to have besides: more than any other has."""
@@ -219,7 +220,7 @@ class MeshView:
         return MeshView(self.info, region, self.endpoints, self.owner, self.turn, self.known)
 
     def __repr__(self) -> str:
-        return f"{self.info.name}{dict(self.region.extent)!r}"
+        return view_name(self.info.name, self.info.whole, self.region)
 
 
 def statistics_of_procs(name: str, owned: OwnedProcs | None, shown: Region) -> MeshStatistics:
