@@ -95,6 +95,36 @@ async def test_requests_go_to_all_replicas(mesh):
     assert (statistics.made, statistics.succeeded, statistics.running, statistics.queued) == (9, 9, 0, 0)
 
 
+class Serial(Actor):
+    @endpoint
+    async def generate(self, prompt: str) -> str:
+        return prompt
+
+
+@simulate(seeds=1, per_host={"gpus": 1})
+async def test_concurrency_that_no_endpoint_has_is_logged(mesh, caplog):
+    """Y1: neither the default one nor one that some endpoint has."""
+    serial = await mesh.spawn("serial", Serial)
+    generators = await mesh.spawn("generators", Generator)
+    for mesh_of, options in ((serial, {}), (serial, {"concurrency": 1}), (generators, {"concurrency": 4})):
+        async with open_pool(mesh_of, **options):
+            pass
+    assert not [one for one in caplog.records if "open_pool" in one.message]
+    async with open_pool(serial, concurrency=4):
+        pass
+    [record] = [one for one in caplog.records if "open_pool" in one.message]
+    assert "exceeds what the endpoints of serial run at once, 1" in record.message
+    assert "@endpoint(concurrency=4)" in record.message
+
+
+@simulate(seeds=1, per_host={"gpus": 1})
+async def test_pool_without_a_queue_is_refused_with_the_reason(mesh):
+    """Y1."""
+    generators = await mesh.spawn("generators", Generator)
+    with pytest.raises(ValueError, match=r'pass through it; .* queue=1 and options\(when_full="refuse"\)'):
+        open_pool(generators, queue=0)
+
+
 @both
 @simulate(seeds=5, per_host={"gpus": 2})
 async def test_error_of_the_endpoint_says_nothing_of_the_replica(mesh):

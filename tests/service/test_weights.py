@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import trio
 from tests.patience import HANG_SECONDS
 
 import trimesh
-from trimesh import Actor, Isolate, ProcDied, endpoint, jobs
+from trimesh import Actor, Isolate, ProcDied, endpoint, jobs, limits
 from trimesh.rdma import Published, VersionGone
 from trimesh.testing import simulate
 
@@ -111,6 +112,79 @@ async def test_readers_of_another_layout_get_their_parts_of_one_version(mesh):
         assert await weights.wait_newer(7) == 9
     with pytest.raises(ValueError, match="versions go up"):
         await trainers.slice(gpus=0).publish.call_one(0, 8)
+
+
+class Replica(Actor):
+    """Has all of a weight, as every other one has."""
+
+    def __init__(self) -> None:
+        self.shards = ShardPublisher(retain=2)
+
+    @endpoint
+    async def publication(self) -> Published:
+        return self.shards.handle
+
+    @endpoint
+    async def publish(self, version: int, *, is_first: bool | None = None) -> int:
+        mine: Any = whole(version)
+        if is_first is not None:
+            mine = ShardOf(mine, size=mine.shape, start=[0, 0], is_first=is_first)
+        return await self.shards.publish({"weight": mine}, version=version)
+
+
+@simulate(seeds=1, per_host={"gpus": 2})
+async def test_replicas_that_each_publish_the_whole_state_are_refused(mesh):
+    """Y10: when they publish, not when somebody reads; the text says what the others write."""
+    replicas = await mesh.spawn("replicas", Replica)
+    first, second = replicas.slice(gpus=0), replicas.slice(gpus=1)
+    weights = publication_of(await replicas.publication.call())
+    await first.publish.call_one(1)
+    with pytest.raises(ValueError, match=r"replicas\[gpus=1\], which is not the first: .*is_first=False"):
+        await second.publish.call_one(1)
+    await second.publish.call_one(1, is_first=False)
+    async with weights.pin() as snapshot:
+        assert ((await snapshot.read())["weight"] == whole(1)).all()
+    await first.publish.call_one(2)
+    await second.publish.call_one(2, is_first=True)  # which one rank cannot know
+    async with weights.pin() as snapshot:
+        with pytest.raises(trimesh.errors.ProtocolError, match=r"'weight' from the ranks \[0, 1\]: of replicas"):
+            await snapshot.read()
+
+
+@simulate(seeds=1, per_host={"gpus": TRAINERS})
+async def test_model_follows_a_publication_of_many_ranks(mesh):
+    """Y10: as one of a single rank; each turn is a whole version."""
+    trainers = await mesh.spawn("trainers", Trainer)
+    weights = publication_of(await trainers.publication.call())
+    model = {"weight": torch.zeros(ROWS, COLUMNS, dtype=torch.float64), "bias": torch.zeros(5)}
+    await publish(trainers, 1)
+    seen = []
+    async for version in weights.follow(model):
+        seen.append(version)
+        assert (model["weight"] == whole(version)).all()
+        assert (model["bias"] == version).all()
+        if version == 2:
+            break
+        await publish(trainers, 2)
+    assert seen == [1, 2]
+    with pytest.raises(ValueError, match="shape it was published with"):
+        await anext(weights.follow({"weight": torch.zeros(2, 2)}))
+
+
+@simulate(seeds=1, per_host={"gpus": 1})
+async def test_publish_that_waits_for_readers_is_logged(mesh, caplog):
+    """Y10: with the versions that are pinned, and what gives it room."""
+    replicas = await mesh.spawn("replicas", Replica)
+    weights = publication_of(await replicas.publication.call())
+    async with trio.open_nursery() as nursery, AsyncExitStack() as pins:
+        for version in (1, 2, 3):
+            await replicas.publish.call_one(version)
+            await pins.enter_async_context(weights.pin())
+        nursery.start_soon(replicas.publish.call_one, 4)
+        await trio.sleep(3 * limits.PUBLISH_LOG_SECONDS)
+    [record] = [one for one in caplog.records if "publish has waited" in one.message]
+    assert "readers have the versions 1, 2, 3 pinned, of 3 that have memory" in record.message
+    assert "retain=" in record.message
 
 
 @both

@@ -135,6 +135,9 @@ OUTPUT_FLUSH_SECONDS: Final = 1.0
 PUBLISHED_SLOTS_MAX: Final = 8
 """Versions of one publication that have memory at one time: each is as large as the model."""
 
+PUBLISH_LOG_SECONDS: Final = 1.0
+"""For which a `publish` waits for readers before it is logged: a read of a large model takes half a second."""
+
 PUBLISHED_READERS_MAX: Final = 1_024
 """Processes that read one publication, as many as one process can have links: 80 KiB of rows."""
 

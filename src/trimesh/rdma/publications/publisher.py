@@ -12,6 +12,8 @@ PU-3 A version that has been taken out counts until its memory is really taken: 
 from __future__ import annotations
 
 import contextvars
+import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ from trimesh.shape.point import place_name
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Cell
     from trimesh._runtime.life import Proc
+
+_log = logging.getLogger("trimesh")
 
 
 @attrs.define(eq=False)
@@ -128,6 +132,7 @@ class Publisher:
 
     async def _empty_slot(self) -> int:
         """Take the oldest version out that is not pinned; wait until there is one."""
+        is_said = False
         while True:
             unpinned = self._unpinned  # looked at before the cells: whoever leaves a cell sets it after
             shown = board.read_head(self._words).slots
@@ -146,10 +151,26 @@ class Publisher:
             self._meet()  # one of those that have pinned all versions may have ended
             self._is_waiting = True
             try:
-                await unpinned.wait()
+                with trio.move_on_after(math.inf if is_said else limits.PUBLISH_LOG_SECONDS) as scope:
+                    await unpinned.wait()
+                if scope.cancelled_caught:
+                    is_said = True
+                    self._log_pins()
             finally:
                 self._is_waiting = False
             self._check_open()
+
+    def _log_pins(self) -> None:
+        pins = self._pins()
+        pinned = ", ".join(map(str, sorted({pin.version for pin in pins})))
+        _log.warning(
+            "publish has waited %g s for room: readers have the versions %s pinned, of %d that have memory, the latest "
+            "among them; let readers leave pin() sooner, or raise slots= (retain= of a ShardPublisher); "
+            "`trimesh ps` names the readers",
+            limits.PUBLISH_LOG_SECONDS,
+            pinned,
+            self.count,
+        )
 
     async def _room(self, index: int, nbytes: int) -> RDMABuffer:
         """Return memory for a version in an empty slot."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
@@ -23,6 +24,8 @@ from trimesh.service.pool.engine import PoolEngine
 from trimesh.service.pool.front import PoolFront, number_of
 from trimesh.service.pool.health import Health
 from trimesh.service.pool.pool import Pool
+
+_log = logging.getLogger("trimesh")
 
 A = TypeVar("A", bound=Actor)
 
@@ -70,9 +73,15 @@ def open_pool(
     handle: Any = mesh
     if not isinstance(handle, ActorMesh):
         raise TypeError(f"open_pool takes a mesh of actors, as `await procs.spawn(...)` gives it, got {handle!r}")
+    if queue == 0:
+        raise ValueError(
+            "queue must be at least 1, got 0: requests of sessions, and those that a replica's death sends elsewhere, "
+            'pass through it; for no more waiting than that write queue=1 and options(when_full="refuse")'
+        )
     for name, number in (("concurrency", concurrency), ("queue", queue), ("queue_bytes", queue_bytes)):
         if not isinstance(number, Adaptive) and not (isinstance(number, int) and number >= 1):
             raise ValueError(f"{name} must be a number of at least 1, got {number!r}")
+    _check_slots(handle, concurrency)
     views = _replicas(handle, along)
     if not views:
         raise ValueError(f"a pool needs at least one replica, got the empty view {handle!r}")
@@ -90,6 +99,23 @@ def open_pool(
     )
     engine = PoolEngine(handle, views, dispatcher)
     return in_trio_block(_open(engine, health, elastic_of(engine, procs, along)))
+
+
+def _check_slots(mesh: ActorMesh, concurrency: int | Adaptive) -> None:
+    """Log a given concurrency that no endpoint has: further requests would wait at the replica."""
+    if isinstance(concurrency, Adaptive) or concurrency == limits.POOL_CONCURRENCY:
+        return
+    slots = max((spec.concurrency for spec in mesh._view.endpoints.values()), default=1)  # noqa: SLF001 - of endpoints
+    if concurrency > slots:
+        _log.warning(
+            "open_pool(concurrency=%d) exceeds what the endpoints of %s run at once, %d: further requests wait at the "
+            "replica, and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)",
+            concurrency,
+            mesh.name,
+            slots,
+            concurrency,
+            slots,
+        )
 
 
 def _replicas(mesh: ActorMesh, along: str | None) -> list[ActorMesh]:

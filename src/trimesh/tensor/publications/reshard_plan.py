@@ -153,6 +153,12 @@ def _plan_of(parts: StateParts, wanted: Mapping[str, Box]) -> ReshardPlan:
             if one.is_here and (common := one.box.overlap(place)) is not None
         ]
         count = sum(Box.of_all(one.size).count for one in found)
+        if count > place.count:
+            ranks = [one.rank for one in found]
+            raise ProtocolError(
+                f"each part of a published tensor must come from one rank, got {name!r} from the ranks {ranks!r:.100}: "
+                "of replicas all but one publish it as ShardOf(..., is_first=False)"
+            )
         if count != place.count:
             raise ProtocolError(f"the published parts of {name!r} must be all of it: {count} of {place.count} elements")
     return ReshardPlan(reads, {name: dtype_of(parts.by_name[name][0]) for name in wanted})

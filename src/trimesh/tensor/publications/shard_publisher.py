@@ -9,8 +9,10 @@ import msgspec
 import torch
 
 from trimesh import limits
+from trimesh._runtime.actors import find_cell
 from trimesh.rdma.publications.published import Published, finish
 from trimesh.shape.extent import Extent
+from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.shard_of import ShardOf, shard_of
@@ -59,8 +61,13 @@ class ShardPublisher:
                 rank alone publishes whole. They must not be written to meanwhile.
             version: Its number, the same on all ranks; None for one more than the last.
 
+        Raises:
+            ValueError: This is not the first member of its mesh, and all tensors are whole: then the first one has
+                published them, too.
+
         Raises and blocks as `Published.publish`.
         """
+        _check_replica(tensors)
         parts: list[PartOfState] = []
         local: dict[str, Any] = {}
         for name, value in tensors.items():
@@ -90,6 +97,21 @@ class ShardPublisher:
     async def aclose(self) -> None:
         """Publish nothing any more; see `Published.aclose`."""
         await self.handle.aclose()
+
+
+def _check_replica(tensors: Mapping[str, Any]) -> None:
+    """Refuse the whole state of a replica, of which readers would find each part several times."""
+    cell = find_cell()
+    if cell is None or not tensors or cell.spec.point.rank == 0:
+        return
+    if any(isinstance(one, ShardOf) or hasattr(one, "placements") for one in tensors.values()):
+        return
+    raise ValueError(
+        f"each part of a publication is published by one rank, got whole tensors on "
+        f"{place_name(cell.spec.name, cell.spec.point)}, which is not the first: of replicas the others publish "
+        "ShardOf(tensor, size=tensor.shape, start=[0] * tensor.dim(), is_first=False) under the same names; a replica "
+        "that is read alone has a Published() instead"
+    )
 
 
 def publication_of(handles: ValueMesh[Published] | Iterable[Published]) -> Publication:

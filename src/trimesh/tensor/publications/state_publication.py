@@ -12,6 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh.errors import MeshError, MeshErrorGroup, ProtocolError, TrimeshError
+from trimesh.rdma.publications.following import Following
 from trimesh.rdma.publications.published import Published
 from trimesh.rdma.publications.reading import VersionGone
 from trimesh.shape.value_mesh import ValueMesh
@@ -115,6 +116,27 @@ class Publication:
                         raise
                 seen = latest  # one rank has gone on already, or never had it: the others get there
             yield await state_snapshot(latest, parts)
+
+    def follow(
+        self,
+        target: torch.nn.Module | Mapping[str, torch.Tensor],
+        *,
+        version: int = 0,
+        lock: AbstractAsyncContextManager[Any] | None = None,
+        renew: Callable[[], Awaitable[Publication]] | None = None,
+    ) -> Following:
+        """Let a model take over each new version, all of it in one step: `async for version in weights.follow(model):`.
+
+        Args:
+            target: A module, or a mapping of whole tensors: some of the published names, or all. A reader that has
+                parts, as `ShardOf` or `DTensor`, pins versions and calls `read_into`.
+            version: The first that is taken over is above it.
+            lock: Entered while the tensors are changed, as of `Published.follow`.
+            renew: Returns the publication that takes the place of one that has ended, as of `Published.follow`.
+
+        Raises and blocks as `Published.follow`.
+        """
+        return Following(self, target, version, lock, renew)
 
     def shard(self, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Published:
         """Return what one rank publishes: its own tensors, and its parts of global ones, by their names.

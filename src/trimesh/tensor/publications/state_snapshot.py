@@ -15,6 +15,7 @@ from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.buffers.view import mapped
+from trimesh.rdma.publications.layout import TensorEntry
 from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.tensor.controller.shard_of import ShardOf, shard_of
 from trimesh.tensor.protocol.new_memory import new_tensor
@@ -58,6 +59,17 @@ class StateSnapshot:
     def kinds(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return what it holds, by name: the size of the whole tensor, and its type."""
         return {name: (self.sizes[name], dtype_of(found[0])) for name, found in self._parts.by_name.items()}
+
+    def entry(self, name: str) -> TensorEntry:
+        """Return what a whole tensor was published as.
+
+        Raises:
+            KeyError: There is none of that name.
+        """
+        found = self._parts.by_name.get(name)
+        if found is None:
+            raise KeyError(f"version {self.version} has no tensor {name!r}")
+        return TensorEntry(name, "torch", found[0].dtype, tuple(self.sizes[name]), 0, 0)
 
     async def read_into(self, tensors: Mapping[str, torch.Tensor | ShardOf]) -> None:
         """Copy published tensors into those of this process that have the same names: a state dict.
