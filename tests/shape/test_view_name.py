@@ -30,5 +30,12 @@ def test_name_of_a_part(seen: Region, name: str) -> None:
     assert view_name("m", WHOLE, seen) == name
 
 
+def test_members_beyond_a_mesh_that_has_grown() -> None:
+    grown = Region(Extent(gpus=6))
+
+    assert view_name("m", Region(Extent(gpus=4)), grown.slice(gpus=5)) == "m[gpus=5]"
+    assert view_name("m", Region(Extent(gpus=4)), grown) == "m{'gpus': 6}"
+
+
 def test_mesh_without_dimensions_is_its_name() -> None:
     assert view_name("m", Region(Extent()), Region(Extent())) == "m"

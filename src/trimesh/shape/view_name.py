@@ -22,11 +22,12 @@ def view_name(mesh: str, whole: Region, seen: Region) -> str:
     """
     left = dict(seen.extent)
     fixed = dict[str, int]()
-    ranks = seen.ranks()
-    if ranks:
-        first = whole.extent.point(ranks[0])
-        for label in first:
-            if label not in left and all(whole.extent.point(rank)[label] == first[label] for rank in ranks):
-                fixed[label] = first[label]
-    name = place_name(mesh, fixed)
+    ranks, stride = seen.ranks(), 1
+    for index, (label, size) in reversed(list(enumerate(whole.extent.items()))):
+        # The first dimension may have grown since: its places are not bounded by what was known.
+        places = {rank // stride if index == 0 else rank // stride % max(size, 1) for rank in ranks}
+        stride *= max(size, 1)
+        if label not in left and len(places) == 1:
+            fixed[label] = places.pop()
+    name = place_name(mesh, dict(reversed(fixed.items())))
     return f"{name}{left!r}" if left else name

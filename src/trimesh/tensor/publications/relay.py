@@ -35,7 +35,7 @@ class WeightRelay(Actor):
     """Has the newest versions of a publication, whole."""
 
     def __init__(self, retain: int) -> None:
-        self.shards = ShardPublisher(retain=retain)
+        self.shards = ShardPublisher(retain=retain, alone=True)
         self.spare: dict[str, torch.Tensor] = {}
         self.fetched = self.from_origin = 0
 

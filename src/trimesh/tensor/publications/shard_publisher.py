@@ -29,6 +29,7 @@ class ShardPublisher:
     Args:
         retain: How many of the newest versions stay readable, from 1; ranks may be one version apart besides. Each has
             memory of its own, so what the optimizer changes afterwards does not touch it.
+        alone: Whether its versions are read by themselves, not as one with those of other members of its mesh.
 
     Raises:
         ValueError: `retain` is not 1 to `limits.PUBLISHED_SLOTS_MAX - 1`.
@@ -46,10 +47,11 @@ class ShardPublisher:
             await snapshot.read_into({"w": ShardOf(mine, size=(4096, 1024), start=(0, 512))})
     """
 
-    def __init__(self, *, retain: int = 1) -> None:
+    def __init__(self, *, retain: int = 1, alone: bool = False) -> None:
         if not 1 <= retain < limits.PUBLISHED_SLOTS_MAX:
             raise ValueError(f"1 to {limits.PUBLISHED_SLOTS_MAX - 1} versions are retained, got {retain}")
         self.handle = Published(slots=retain + 1)
+        self._is_alone = alone
 
     async def publish(self, tensors: Mapping[str, torch.Tensor | ShardOf], *, version: int | None = None) -> int:
         """Copy this rank's parts of tensors, and make them its latest version; return its number.
@@ -67,7 +69,8 @@ class ShardPublisher:
 
         Raises and blocks as `Published.publish`.
         """
-        _check_replica(tensors)
+        if not self._is_alone:
+            _check_replica(tensors)
         parts: list[PartOfState] = []
         local: dict[str, Any] = {}
         for name, value in tensors.items():
@@ -109,8 +112,8 @@ def _check_replica(tensors: Mapping[str, Any]) -> None:
     raise ValueError(
         f"each part of a publication is published by one rank, got whole tensors on "
         f"{place_name(cell.spec.name, cell.spec.point)}, which is not the first: of replicas the others publish "
-        "ShardOf(tensor, size=tensor.shape, start=[0] * tensor.dim(), is_first=False) under the same names; a replica "
-        "that is read alone has a Published() instead"
+        "ShardOf(tensor, size=tensor.shape, start=[0] * tensor.dim(), is_first=False) under the same names, and "
+        "replicas that are read one by one have ShardPublisher(alone=True)"
     )
 
 
