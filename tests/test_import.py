@@ -45,6 +45,28 @@ def test_import_loads_no_heavy_module(imported: dict[str, list[str]], heavy: str
     assert [name for name in imported["modules"] if name == heavy or name.startswith(f"{heavy}.")] == []
 
 
+def test_package_is_the_command() -> None:
+    """`python -m trimesh` where the script is not on the path; a plain install is told which extra it needs."""
+    blocked = "import sys, runpy; sys.modules['cyclopts'] = None; sys.argv[1:] = ['--help']; "
+    script = f"{blocked} runpy.run_module('trimesh', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "the command trimesh needs the package cyclopts: pip install 'trimesh-actors[cli]'\n"
+    pytest.importorskip("cyclopts")
+    command = [sys.executable, "-m", "trimesh", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "autopsy" in done.stdout
+
+
+def test_data_without_torch_asks_for_its_own_extra() -> None:
+    """That has torch and pyarrow, both of which it needs."""
+    script = "import sys; sys.modules['torch'] = None; import trimesh.data"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'trimesh-actors[data]'" in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize("name", ["aio", "blocking", "rdma", "testing"])
 def test_package_is_loaded_when_it_is_used(imported: dict[str, list[str]], name: str) -> None:
     """`trimesh.testing.simulate` after `import trimesh` alone."""

@@ -35,7 +35,6 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 from trimesh.shape.shaped import Shaped
-from trimesh.shape.view_name import view_name
 
 if TYPE_CHECKING:
     from trimesh.events.membership import MembershipView
@@ -380,6 +379,8 @@ class ProcMesh(MakesTensors, Shaped):
         return type(self)(self._owned, region, is_reference=self._is_reference, policy=self._policy)
 
     def __repr__(self) -> str:
+        from trimesh.shape.view_name import view_name  # noqa: PLC0415 - for people only
+
         whole = self._shown if self._owned is None else self._owned.whole
         return f"<processes {view_name(self.name, whole, self._shown)}>"
 

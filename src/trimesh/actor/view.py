@@ -15,7 +15,6 @@ from trimesh._wire.call_places import SentView, sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
-from trimesh.shape.view_name import view_name
 
 _STALLED_LOAD: Final = 1 << 32
 """Calls that a stalled member seems to have besides: more than any other has."""
@@ -220,6 +219,8 @@ class MeshView:
         return MeshView(self.info, region, self.endpoints, self.owner, self.turn, self.known)
 
     def __repr__(self) -> str:
+        from trimesh.shape.view_name import view_name  # noqa: PLC0415 - for people only
+
         return view_name(self.info.name, self.info.whole, self.region)
 
 

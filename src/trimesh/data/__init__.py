@@ -4,6 +4,16 @@
 whose columns are global tensors. It needs the extras `data` and `torch`.
 """
 
+try:
+    import torch as torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "streams of data need torch, which is not installed here: write `pip install 'trimesh-actors[data]'`",
+        name="torch",
+    ) from error
+
 from trimesh.data.batch import RowBatch
 from trimesh.data.columns import Pad
 from trimesh.data.errors import DataError

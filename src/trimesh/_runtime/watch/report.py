@@ -11,7 +11,6 @@ import trio
 
 from trimesh._routing.collector import RankState
 from trimesh._runtime.system.exits import process_state
-from trimesh._runtime.watch.brief_stacks import brief
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
 from trimesh.ids import AGENT
@@ -120,6 +119,8 @@ async def describe_waiting(proc: WatchedProc, members: Sequence[WatchedMember]) 
     while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
         await trio.sleep(_POLL_SECONDS)
     others = len(members) - len(waiting)
+    from trimesh._runtime.watch.brief_stacks import brief  # noqa: PLC0415 - most blocks end
+
     lines = _describe_members(proc, asked, brief)
     if waiting and others:
         lines.append(f"  and for nothing of {others} other {'process' if others == 1 else 'processes'}")
