@@ -61,6 +61,8 @@ def test_every_event_is_in_the_table() -> None:
         ("how-to/jobs.md", "[security](../../SECURITY.md)", "[security](../explanation/security.md)"),
         ("explanation/security.md", "[test_site.py::test_b](tests/test_site.py)", "test_site.py::test_b"),
         ("reference/api/config.md", "[settings](docs/settings.md)", "[settings](../../settings.md)"),
+        ("guide.md", "[limits](../src/trimesh/limits)", "[limits](reference/limits.md)"),
+        ("reference/exceptions.md", "[e](../../src/trimesh/errors.py#x)", "[e](api/errors.md#x)"),
         ("guide.md", "[none](none.md)", "[none](none.md)"),
         ("guide.md", "[Trio](https://trio.readthedocs.io)", "[Trio](https://trio.readthedocs.io)"),
         ("guide.md", "```\n[a](b.md)\n```", "```\n[a](b.md)\n```"),
@@ -68,6 +70,19 @@ def test_every_event_is_in_the_table() -> None:
 )
 def test_links_between_files_lead_to_pages(page: str, written: str, shown: str) -> None:
     assert outside.rewritten(written, page, frozenset({"reference/limits.md", "reference/events.md"})) == shown
+
+
+def test_links_of_documents_lead_to_files_of_the_repository() -> None:
+    """They are read there, too, where pages that are made while the site is built do not exist."""
+    root = outside.ROOT
+    dead = list[tuple[str, str]]()
+    for page in sorted({*(root / outside.DOCS).rglob("*.md"), root / "README.md", root / "CONTRIBUTING.md"}):
+        text = outside.FENCE.sub("", page.read_text())
+        for match in outside.LINK.finditer(text):
+            target = match["target"].partition("#")[0]
+            if target and "://" not in target and not (page.parent / target).exists():
+                dead.append((page.relative_to(root).as_posix(), target))
+    assert dead == []
 
 
 def test_menu_has_every_page() -> None:
@@ -87,6 +102,9 @@ def test_check_finds_what_is_wrong_with_a_site(tmp_path: Path) -> None:
     )
     (tmp_path / "b.html").write_text('<h1 id="near">B</h1><a href="a.html#top">A</a>')
 
+    assert "no search where it is opened as a file" in next(check.complaints(tmp_path))
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search/search_index.js").write_text("var __index = {}")
     assert sorted(check.complaints(tmp_path)) == [
         "a.html: fetches https://example.com/x.js",
         "a.html: leads to b.html#far, where no such anchor is",

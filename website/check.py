@@ -47,6 +47,8 @@ def complaints(site: Path) -> Iterator[str]:
     pages = {path.relative_to(site).as_posix(): Page(path.read_text()) for path in site.rglob("*.html")}
     if not pages:
         yield f"{site}: no pages; build the site by `make site`"
+    if not (site / "search/search_index.js").is_file():
+        yield f"{site}: no search where it is opened as a file: the plugin `offline` writes search/search_index.js"
     for name, page in pages.items():
         if name == "404.html":  # served under any address, so its links are absolute
             continue

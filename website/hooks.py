@@ -26,6 +26,8 @@ def on_files(files: Any, config: Any) -> Any:
     made = reference.pages() | {site: outside.content(path) for path, site in outside.pages().items()}
     for page, text in made.items():
         files.append(File.generated(config, page, content=text))
+    worker = Path(__file__).with_name("iframe-worker.js").read_text(encoding="utf-8")
+    files.append(File.generated(config, "assets/iframe-worker.js", content=worker))
     return files
 
 

@@ -56,12 +56,21 @@ def repository_path(page: str) -> str:
     return {site: path for path, site in pages().items()}.get(page, f"{DOCS}/{page}")
 
 
+SOURCES = {
+    "src/trimesh/actor": "reference/api/actors.md",
+    "src/trimesh/errors.py": "reference/api/errors.md",
+    "src/trimesh/events/records.py": "reference/events.md",
+    "src/trimesh/limits": "reference/limits.md",
+}
+"""Pages that are made from sources: links in the repository lead to those, on the site to the pages."""
+
+
 def site_path(path: str, generated: frozenset[str]) -> str | None:
     """Return the path on the site of a file of the repository, or None if it is no page."""
     inside = path.removeprefix(f"{DOCS}/")
     if inside != path:
         return inside if inside in generated or (ROOT / path).is_file() else None
-    return pages().get(path)
+    return pages().get(path) or SOURCES.get(path)
 
 
 def rewritten(markdown: str, page: str, generated: frozenset[str] = frozenset()) -> str:
