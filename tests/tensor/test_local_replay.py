@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -136,3 +137,37 @@ async def test_what_fails_in_a_learnt_replay_leaves_what_the_rules_would_leave()
             for mine, theirs in zip(await fetched(results[0]), await fetched(results[1]), strict=True):
                 assert torch.equal(mine, theirs), number
         assert torch.equal(await trimesh.fetch(kept[1]), torch.full([4], float(CALLS)))
+
+
+@pytest.mark.daily
+async def test_sequence_goes_on_by_the_rules_from_a_result_of_another_size() -> None:
+    def step(x: Any) -> Any:
+        total = x.sum(0)  # parts of a sum
+        first = total.split(1, 1)[0]
+        first.copy_(first.detach() * 2)
+        return torch.unique_consecutive(first.detach().round()), total
+
+    async with this_host().spawn_procs({"dp": 2}, preload=PRELOAD) as procs:
+        for number in range(CALLS):
+            torch.manual_seed(number)
+            x = torch.randn(2, 3, 4, 6)
+            there = step(trimesh.distribute(x, procs, ["dp", None, None, None]))
+            for mine, theirs in zip(step(x.clone()), await fetched(there), strict=True):
+                torch.testing.assert_close(mine, theirs)
+
+
+async def test_operators_of_learnt_replays_are_counted_once() -> None:
+    def step(x: Any) -> Any:
+        total = x.sum(0)
+        first = total.split(1, 1)[0]
+        first.copy_(first.detach() * 2)
+        return torch.unique_consecutive(first.detach().round())  # runs as it is
+
+    async with this_host().spawn_procs({"dp": 2}, preload=PRELOAD) as procs:
+        x = torch.randn(2, 3, 4, 6)
+        operators: list[int] = []
+        for _ in range(CALLS):
+            there = step(trimesh.distribute(x, procs, ["dp", None, None, None]))
+            torch.testing.assert_close(await trimesh.fetch(there), step(x.clone()))
+            operators.append((await trimesh.tensor.fallbacks(procs)).operators)
+        assert len({now - before for before, now in pairwise(operators)}) == 1

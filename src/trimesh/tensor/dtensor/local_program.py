@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
+from trimesh.tensor.dtensor.copied_view import has_copied_views
 from trimesh.tensor.rank.layout import global_tensor
 from trimesh.tensor.rank.poison import Poison, local_of
 from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank
@@ -47,6 +48,10 @@ class PartLayout:
         if spec is not self.spec and (spec is None or self.spec is None or not _is_alike(spec, self.spec)):
             return False
         return part.stride() == self.stride and part.size() == self.size and part.dtype is self.dtype
+
+
+def _is_in_shared_parts(rank: Rank, value: Any) -> bool:
+    return is_in_parts(getattr(value, "_spec", None)) and engine_of(rank).sums.is_shared(value)
 
 
 def is_in_parts(spec: Any) -> bool:
@@ -123,6 +128,11 @@ class Slots(list[Any]):
         """Return a value, if anything has asked for it, and it was not forgotten."""
         return self._objects.get(number)
 
+    def is_known_as(self, number: int, value: Any) -> bool:
+        """Whether a value is the one of a number, or, where that has none yet, a new one."""
+        known = self._objects.get(number)
+        return known is value if known is not None else all(value is not one for one in self._objects.values())
+
     def forget(self, number: int) -> None:
         """Let a value go."""
         self._objects.pop(number, None)
@@ -153,6 +163,7 @@ class LocalStep:
         relaid: Values that one that runs as it is lays anew, and how they are then.
         freed: What has no name after it.
         dropped: Slots that nothing needs after it.
+        ran: The operators on global tensors that its operators on parts stand for.
         count: How many commands it is: 1, or 0.
         is_named: Whether it replaces or frees anything.
     """
@@ -165,6 +176,7 @@ class LocalStep:
     relaid: Sequence[tuple[int, Made]] = ()
     freed: Sequence[Named] = ()
     dropped: Sequence[int] = ()
+    ran: OperatorCounts | None = None
     count: int = attrs.field(init=False)
     is_named: bool = attrs.field(init=False)
 
@@ -205,7 +217,7 @@ class LocalProgram:
         constants: By number: what is no tensor, and the same each time.
         slots: How many parts there are.
         makes_parts: Whether it makes tensors in parts of a sum.
-        ran: The operators on global tensors that it stands for, as the engine of the rules counts them.
+        ran: The operators on global tensors that its steps stand for, as the engine of the rules counts them.
     """
 
     externals: Sequence[int]
@@ -242,8 +254,6 @@ class LocalProgram:
             is_counted: See `LearntReplay`.
         """
         counts = _Counts(team, is_counted)
-        if self.ran.all:
-            engine_of(rank).counts.add(self.ran)
         slots = Slots(self)
         for number, ref in enumerate(self.externals):
             slots.take(number, rank.values[ref])
@@ -257,6 +267,7 @@ class LocalProgram:
         else:
             self._put_back(rank, slots, slots.done)
         counts.settle()
+        self._count(rank, slots.done)
         return slots.done
 
     def _do(self, rank: Rank, team: TeamOnRank, slots: Slots, first_move: int, counts: _Counts) -> None:
@@ -280,29 +291,49 @@ class LocalProgram:
         self, rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep, first_move: int, *, is_counted: bool
     ) -> bool:
         """Run a command by the rules; return whether all of it is as it was."""
-        for ref, number in one.given:
-            rank.values[ref] = slots.value(number)
+        given = [(ref, number, slots.value(number)) for ref, number in one.given]
+        lay = [(local_of(value), getattr(value, "_spec", None)) for _, _, value in given]
+        rank.values.update((ref, value) for ref, _, value in given)
         execute(one.step, rank, team, first_move, is_counted=is_counted)
+        relaid = dict(one.relaid)
+        for (ref, number, value), (part, spec) in zip(given, lay, strict=True):
+            if rank.values.get(ref) is not value or _is_in_shared_parts(rank, value):  # it has failed, or is not alone
+                return False
+            made = relaid.get(number)
+            if made is None and (local_of(value) is not part or getattr(value, "_spec", None) is not spec):
+                return False
+            if made is not None and not made.layout.fits(value):
+                return False
         for ref, number in one.made:
             value = rank.values.get(ref)
-            if not self.values[number].layout.fits(value):
+            if not self.values[number].layout.fits(value) or not slots.is_known_as(number, value):
                 return False
             slots.take(number, value)
         for number, made in one.relaid:
-            value = slots.value(number)
-            if not made.layout.fits(value):
-                return False
-            slots[made.slot] = local_of(value)
+            slots[made.slot] = local_of(slots.value(number))
             slots.lay(number, made.slot, made.layout.spec)
-        return True
+        return not has_copied_views(rank)
 
     def _put_back(self, rank: Rank, slots: Slots, done: int) -> None:
         """Let a rank have what there is after some steps."""
         live = self._left if done == len(self.steps) else _live(self.steps[:done])
+        ran = self.steps[done - 1] if done else None
+        # What a command that ran as it is was given and has made is there, and need not be as it was.
+        there = {ref for ref, _ in (*ran.given, *ran.made)} if ran is not None and ran.ops is None else set[int]()
         for ref, number in live.items():
-            rank.values[ref] = slots.value(number)
+            if ref not in there:
+                rank.values[ref] = slots.value(number)
         if self.makes_parts:
             self._tell_of_parts(rank, slots, {number for number in live.values() if self.values[number].slot >= 0})
+
+    def _count(self, rank: Rank, done: int) -> None:
+        """Count the operators of some steps; those that ran by the rules have counted themselves."""
+        if not self.ran.all:
+            return
+        counts = engine_of(rank).counts
+        for ran in [self.ran] if done == len(self.steps) else [one.ran for one in self.steps[:done]]:
+            if ran is not None:
+                counts.add(ran)
 
     def _tell_of_parts(self, rank: Rank, slots: Slots, made: set[int]) -> None:
         """Let the rules know of tensors in parts that share memory, of each other's or of what was given."""

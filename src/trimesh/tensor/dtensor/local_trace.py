@@ -83,6 +83,7 @@ class _Seen:
     made: Sequence[Named] = ()
     relaid: Sequence[tuple[int, Made]] = ()
     freed: Sequence[Named] = ()
+    ran: OperatorCounts | None = None
 
 
 class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
@@ -210,10 +211,9 @@ class LocalTrace:
             self._take_externals(steps)
         except NotLocal as error:
             why = error
-        engine, before, ran = self._engine, OperatorCounts(), OperatorCounts()
+        engine = self._engine
         shared: set[int] = set()
         if engine is not None:
-            before.add(engine.counts)
             engine.sums.on_laid = self._laid
             values = self._rank.values
             shared = {self._named[ref] for ref in self._externals if engine.sums.is_shared(values[ref])}
@@ -223,6 +223,9 @@ class LocalTrace:
                 continue
             self._listener.begin()
             self._relaid.clear()
+            before = OperatorCounts()
+            if engine is not None:
+                before.add(engine.counts)
             if isinstance(step, Command) and is_of_operators(step.signature):
                 with self._listener:
                     execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
@@ -233,15 +236,17 @@ class LocalTrace:
                 self._see(step)
             except NotLocal as error:
                 why = error
+            else:
+                if engine is not None and self._seen[-1].calls is not None:
+                    self._seen[-1].ran = engine.counts.since(before)
         if engine is not None:
             engine.sums.on_laid = None
-            ran = engine.counts.since(before)
         if why is None and self._forgotten:
             why = NotLocal("a tensor is laid anew that no ref names")
         if why is None and not shared.isdisjoint(self._alone):
             why = NotLocal("what was added up shares memory with what is not of these steps")
         if why is None:
-            return self._program(ran)
+            return self._program()
         raise why
 
     # ---- what is seen ----------------------------------------------------------------------------------------
@@ -353,7 +358,11 @@ class LocalTrace:
 
     # ---- what comes of it ------------------------------------------------------------------------------------
 
-    def _program(self, ran: OperatorCounts) -> LocalProgram:
+    def _program(self) -> LocalProgram:
+        ran = OperatorCounts()
+        for one in self._seen:
+            if one.ran is not None:
+                ran.add(one.ran)
         dropped: dict[tuple[int, int], list[int]] = {}
         for slot, place in self._needed().items():
             dropped.setdefault(place, []).append(slot)
@@ -369,6 +378,7 @@ class LocalTrace:
                 one.relaid,
                 one.freed,
                 dropped.get((place, _AFTER), ()),
+                one.ran,
             )
             for place, one in enumerate(self._seen)
         ]
