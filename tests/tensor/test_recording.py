@@ -211,6 +211,45 @@ async def test_a_number_around_the_function_that_changes_is_refused_not_ignored(
             _SETTINGS["divisor"] = 2.0
 
 
+_STEPS = {"size": 1.0}
+
+
+@trimesh.compile
+def _advanced(x):
+    return x + _STEPS["size"]
+
+
+@pytest.mark.daily
+async def test_compiled_function_calls_another_in_a_loop():
+    import torch
+
+    def loop(x):
+        for _ in range(3):
+            x = _advanced(x)
+        return x
+
+    async with this_host().spawn_procs({"gpus": 1}, preload=("torch",)) as procs:
+        with procs.activate():
+            x = torch.zeros(2, requires_grad=True)
+        advanced = trimesh.compile(loop)
+        for _ in range(5):
+            assert (await trimesh.fetch_shard(advanced(x).detach())).tolist() == [3.0, 3.0]
+        assert advanced.is_recorded
+        for _ in range(4):  # by itself it is recorded as if the loop had not been there
+            assert (await trimesh.fetch_shard(_advanced(x).detach())).tolist() == [1.0, 1.0]
+        assert _advanced.is_recorded
+        gradient = trimesh.compile(lambda x: torch.autograd.grad(_advanced(x).pow(2).sum(), x)[0])
+        for _ in range(5):
+            assert (await trimesh.fetch_shard(gradient(x))).tolist() == [2.0, 2.0]
+        _STEPS["size"] = 2.0  # read by the function that it calls
+        try:
+            with pytest.raises(trimesh.RecordingError, match="_STEPS"):
+                advanced(x)
+        finally:
+            _STEPS["size"] = 1.0
+            _advanced.reset()
+
+
 async def test_a_failure_within_a_replay_names_the_line_of_the_replay_and_poisons_its_results_only():
     import torch
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, ParamSpec, TypeVar
+from contextvars import ContextVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import attrs
 import torch
@@ -17,11 +18,14 @@ from trimesh.tensor.controller.recording import Recorder, TeamRecording, compare
 from trimesh.tensor.controller.team import Team
 from trimesh.tensor.controller.tensor import MeshTensor, make
 from trimesh.tensor.issue.watched import Watched
-from trimesh.tensor.ops.surroundings import Surroundings
+from trimesh.tensor.ops.surroundings import Surroundings, WrappedFunction
 from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.messages import FORGET, RECORD, REPLAY
 from trimesh.tensor.session.activation import active_team
 from trimesh.tensor.session.opening import shapes_of
+
+_IS_INSIDE: Final = ContextVar("_IS_INSIDE", default=False)
+"""Whether a compiled function is being called."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,13 +76,16 @@ class _Replayable:
     surroundings: Surroundings
 
 
-class Compiled(Generic[P, R]):
-    """A function that is recorded: its first call is an ordinary one, the next two are recorded, the rest replayed."""
+class Compiled(WrappedFunction, Generic[P, R]):
+    """A function that is recorded: its first call is an ordinary one, the next two are recorded, the rest replayed.
+
+    A call by another such function is an ordinary one: its operations are part of the recording of that one.
+    """
 
     def __init__(self, function: Callable[P, R]) -> None:
         self.__name__ = type(function).__name__  # of what has no name of its own, as a partial
         functools.update_wrapper(self, function)
-        self._function = function
+        self.function = function
         self._key: Sequence[Any] | None = None
         self._before: Recorder | None = None
         self._replayable: _Replayable | None = None
@@ -90,6 +97,15 @@ class Compiled(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or let the ranks run again what it did."""
+        if _IS_INSIDE.get():
+            return self.function(*args, **kwargs)
+        outside = _IS_INSIDE.set(True)  # noqa: FBT003 - a ContextVar takes it so
+        try:
+            return self._called(*args, **kwargs)
+        finally:
+            _IS_INSIDE.reset(outside)
+
+    def _called(self, *args: P.args, **kwargs: P.kwargs) -> R:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
         key = _key(leaves, tree)
@@ -97,13 +113,13 @@ class Compiled(Generic[P, R]):
         if found is not None:
             _check(self.__name__, found, key)
             found.watched.check(self.__name__)
-            found.surroundings.check(self.__name__, Surroundings.of(self._function))
+            found.surroundings.check(self.__name__, Surroundings.of(self.function))
             result: R = _replay(found, tensors)
             return result
         if key != self._key:
             self._key, self._before = key, None
-            return self._function(*args, **kwargs)
-        return self._record(key, tensors, lambda: self._function(*args, **kwargs))
+            return self.function(*args, **kwargs)
+        return self._record(key, tensors, lambda: self.function(*args, **kwargs))
 
     def reset(self) -> None:
         """Forget what was recorded: the next call is an ordinary one. The ranks let go of what it had captured."""
@@ -116,10 +132,8 @@ class Compiled(Generic[P, R]):
     def _record(self, key: Sequence[Any], tensors: Sequence[MeshTensor], call: Callable[[], R]) -> R:
         team = tensors[0]._held.team if tensors else active_team()
         shapes = shapes_of(current_proc()) if team is None else team.engine.shapes
-        if shapes.recorder is not None:
-            return call()  # part of a recording already
         recorder = shapes.recorder = Recorder({tensor._held.ref: tensor._held.team for tensor in tensors})
-        watched, around = Watched(), Surroundings.of(self._function)
+        watched, around = Watched(), Surroundings.of(self.function)
         try:
             with watched.watching():
                 result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
@@ -128,7 +142,7 @@ class Compiled(Generic[P, R]):
         before, self._before = self._before, recorder
         recorder.end()
         if not recorder.commands:
-            raise RecordingError(f"{self._function!r} computes nothing on a mesh, so there is nothing to record")
+            raise RecordingError(f"{self.function!r} computes nothing on a mesh, so there is nothing to record")
         if before is not None:
             self._before = None
             result = self._keep(key, before, recorder, result, watched, around)
@@ -161,7 +175,7 @@ class Compiled(Generic[P, R]):
             team.engine.post_around(team)  # which may use what is forgotten
             freed.update(team.take_freed())
         recording = compare(before, after, results, freed, teams[0].engine.new_refs(len(after.formals)))
-        around.check_own(self.__name__, Surroundings.of(self._function))
+        around.check_own(self.__name__, Surroundings.of(self.function))
         kept = [_sent(team, one) for team, one in zip(teams, recording.of_teams, strict=True)]
         places = [(teams.index(team), meta) for team, meta in metas]
         self._replayable = _Replayable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -16,6 +16,16 @@ from trimesh.tensor.protocol.errors import RecordingError
 
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _ROWS: Final = (list, tuple, set, frozenset, deque)
+
+
+class WrappedFunction:
+    """A function that is called by way of an object.
+
+    Attributes:
+        function: The function.
+    """
+
+    function: Callable[..., Any]
 
 
 @attrs.frozen
@@ -104,8 +114,9 @@ def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if function.__defaults__ or function.__kwdefaults__:
         yield f"a default of {function.__name__}", (*(function.__defaults__ or ()), function.__kwdefaults__)
     for value in around.values():
-        if isinstance(value, FunctionType) and value.__module__ == function.__module__:
-            yield from _read_by(value, seen)
+        called = value.function if isinstance(value, WrappedFunction) else value
+        if isinstance(called, FunctionType) and called.__module__ == function.__module__:
+            yield from _read_by(called, seen)
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
