@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+from trimesh.tensor.controller.changed_bases import check_views, has_changed_bases
 from trimesh.tensor.controller.compiling import check_not_compiled
 from trimesh.tensor.controller.plan import FRESH, Meta, Plan
 from trimesh.tensor.controller.team import Team
@@ -35,6 +36,8 @@ def call_kernel(
         The new tensors.
     """
     check_not_compiled()
+    if outputs and has_changed_bases():  # also with gradients off: so our differentiable functions call this
+        check_views(name, [one for one in pytree.tree_leaves(args) if type(one) is MeshTensor])
     operands: list[Any] = []
     key: list[Any] = [name]
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 
 from trimesh.tensor.controller.binary import WithOperators
+from trimesh.tensor.controller.changed_bases import note_change
 from trimesh.tensor.controller.compiling import check_not_compiled
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ class MeshTensor(WithOperators):
         if not isinstance(other, MeshTensor):
             raise TypeError(f"the data of a mesh tensor must be a mesh tensor, got {type(other).__qualname__}")
         _DATA.__set__(self, other)
+        is_alike = self._meta is other._meta
         self._held, self._meta = other._held, other._meta
+        if not is_alike and not self.is_inference():
+            note_change(self, version=self._version, is_moved=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MeshTensor:
         """Return a copy on the same ranks; modules are copied so."""

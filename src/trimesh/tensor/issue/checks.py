@@ -93,7 +93,16 @@ def check_dense(func: Any, fake: torch.Tensor) -> None:
 
 
 def check_in_place(func: Any, fakes: Sequence[torch.Tensor], tensors: Sequence[MeshTensor]) -> None:
-    """Refuse an operation that gives a tensor another shape in place: its handle here would show the old one."""
+    """Refuse an operation that gives a tensor another shape, or other memory, in place.
+
+    Raises:
+        TypeError: It does: the handle here would show the old one.
+    """
+    if func.overloadpacket is torch.ops.aten.set_:
+        raise TypeError(
+            f"an operation must not give a mesh tensor other memory in place, got set_ of {tensors[0]!r}: "
+            "write tensor.data = other"
+        )
     for fake, tensor in zip(fakes, tensors, strict=True):
         meta = tensor._meta
         if tuple(fake.size()) != meta.size or tuple(fake.stride()) != meta.stride:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 from torch.utils._mode_utils import no_dispatch
 
+from trimesh.tensor.controller.changed_bases import note_change
 from trimesh.tensor.controller.tensor import MeshTensor
 
 aten = torch.ops.aten
@@ -33,6 +34,10 @@ def _change(func: Any, view: Any, tensor: MeshTensor, *args: Any, **kwargs: Any)
     viewed = view(tensor, *args, **kwargs)
     _relook(func, (tensor, *args), kwargs)
     tensor._held, tensor._meta = viewed._held, viewed._meta
+    if func is not aten.detach_.default and not tensor.is_inference():
+        is_moved = func is aten.as_strided_.default and (*args, *kwargs.values())[2:] not in ((), (None,))
+        # Torch counts it when this is done. Without gradients it finds the history of a view anew after it.
+        note_change(tensor, version=tensor._version + 1 if torch.is_grad_enabled() else -1, is_moved=is_moved)
     return tensor
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
+from trimesh.tensor.controller.changed_bases import NOTE, check_views, has_changed_bases, is_changed_base
 from trimesh.tensor.controller.plan import FRESH, Meta, Plan
 from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.controller.team import Team
@@ -121,6 +122,8 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
         plan = _new_plan(func, args, kwargs, call, key, team)
         if not isinstance(plan, Plan):
             return plan
+    if has_changed_bases() and torch.is_grad_enabled() and func is not torch.ops.aten.detach.default:
+        check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)
@@ -150,6 +153,10 @@ def _new_plan(
         is_global = any(tensor._meta.is_global for tensor in call.tensors)
         described = _described(func, args, kwargs, is_global=is_global)
         return issue_asking(func, described, key, call.operands, team, is_global=is_global)
+    except RuntimeError as error:
+        if func.is_view and is_changed_base(args[0]):
+            error.add_note(NOTE)
+        raise
     shapes.remember(key, plan)
     return plan
 
