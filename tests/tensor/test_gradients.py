@@ -350,3 +350,35 @@ async def test_grad_generator_walks_through_two_meshes() -> None:
 
     for one, other in zip(found, expected, strict=True):
         assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+ZEROS: dict[str, Any] = {
+    "normal of means": lambda x: torch.normal(x, 1.0) + x * 0,
+    "normal of deviations": lambda x: torch.normal(0.0, x.abs()),
+    "normal of both": lambda x: torch.normal(x, x.abs()) - torch.normal(x, x.abs()),
+    "sgn": torch.sgn,
+    "sgn in place": lambda x: (x * 2).sgn_(),
+    "copysign": lambda x: torch.copysign(x.detach(), x),
+    "nextafter": lambda x: torch.nextafter(x, x + 1),
+    "repeated no times": lambda x: x.repeat(0),
+}
+
+
+@pytest.mark.daily
+async def test_gradients_that_are_zeros_are_on_the_ranks() -> None:
+    async with this_host().spawn_procs({"dp": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        with procs.activate():
+            of_each_rank = torch.ones(6)
+        for x in (of_each_rank, trimesh.distribute(torch.ones(6), procs, ["dp"])):
+            for name, function in ZEROS.items():
+                leaf = x.clone().requires_grad_()
+                optimizer = torch.optim.SGD([leaf], 0.1, momentum=0.9)
+                for _ in range(2):
+                    function(leaf * 1 if name == "sgn" else leaf).sum().backward()
+                    optimizer.step()
+                grad, *_ = torch.autograd.grad(function(leaf).sum(), leaf)
+                assert type(leaf.grad) is type(grad) is MeshTensor, name
+                one = torch.ones(6, requires_grad=True)
+                expected, *_ = torch.autograd.grad(function(one).sum(), one)
+                found = await trimesh.fetch(grad)
+                assert torch.equal(found if grad._meta.is_global else found.item(dp=0), expected), name

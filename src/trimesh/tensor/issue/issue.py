@@ -124,6 +124,8 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
             return plan
     if has_changed_bases() and torch.is_grad_enabled() and func is not torch.ops.aten.detach.default:
         check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
+    if plan.name in own_formulas.OF_ZEROS and torch.is_grad_enabled():
+        own_formulas.keep_gradients(tensors)
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)

@@ -5,6 +5,9 @@ torch fills the share in where the mask is; of all others it multiplies by the m
 everywhere else. No operator stands for either formula: what is seen here is a product of a mask and a number, in that
 node of the graph.
 
+The derivative of `sgn`, `normal` and some others is zeros that torch makes by no operator on a handle, of this process.
+Whoever differentiates through what these were given puts them onto the ranks.
+
 `one_hot` of plain tensors raises where a number is no class. Of all others it compares them with all classes, and says
 nothing; what is seen here is that comparison, with a tensor that torch has made on the way.
 """
@@ -14,9 +17,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.controller.tensor import MeshTensor
 
@@ -24,6 +29,19 @@ aten = torch.ops.aten
 
 _SHARING: Final = frozenset({"MaxBackward1", "MedianBackward0", "MinBackward1", "NanmedianBackward0"})
 """Nodes of the graph that give the largest, the smallest, or the middle one its share."""
+
+
+OF_ZEROS: Final = frozenset(
+    (
+        "aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor", "aten::sgn",
+        "aten::sgn_", "aten::copysign.Tensor", "aten::copysign_.Tensor", "aten::nextafter", "aten::nextafter_",
+        "aten::repeat", "aten::max_pool2d_with_indices_backward",
+    )
+)  # fmt: skip
+"""Operators whose derivative is, now and then, zeros of this process."""
+
+_HOOKED: Final[Any] = WeakIdKeyDictionary()
+"""Tensors whose gradients are put onto the ranks, and their versions; of leaves, which keep their hooks, -1."""
 
 
 class _Walked(threading.local):
@@ -67,6 +85,28 @@ def filled(mask: MeshTensor, share: MeshTensor) -> Any:
     """Return the share where a mask is, and 0 elsewhere, as torch makes it of plain tensors."""
     made = torch.zeros_like(mask, dtype=share.dtype, memory_format=torch.contiguous_format)
     return made.masked_fill_(mask, share)
+
+
+def keep_gradients(tensors: Sequence[MeshTensor]) -> None:
+    """Let gradients of what is given to an operator of `OF_ZEROS` be on the ranks."""
+    for tensor in tensors:
+        if tensor.requires_grad:
+            version = -1 if tensor.is_leaf else tensor._version
+            if _HOOKED.get(tensor) != version:
+                _HOOKED[tensor] = version
+                tensor.register_hook(partial(_on_ranks, tensor._held.team, tensor._meta.is_global))
+
+
+def _on_ranks(team: Any, is_global: bool, grad: torch.Tensor) -> torch.Tensor | None:  # noqa: FBT001 - of `partial`
+    if isinstance(grad, MeshTensor):
+        return None
+    with torch._C._DisableTorchDispatch():  # a mesh may be active
+        if not grad._is_zerotensor() and grad.any():
+            return None  # of code of the user's own
+        zero = torch.zeros((), dtype=grad.dtype)
+    put = MeshTensor._above.put_global if is_global else MeshTensor._above.upload
+    made: torch.Tensor = put(zero, team).new_zeros(grad.size())
+    return made
 
 
 def is_one_hot(func: Any, args: Sequence[Any]) -> bool:
