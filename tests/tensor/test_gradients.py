@@ -382,3 +382,28 @@ async def test_gradients_that_are_zeros_are_on_the_ranks() -> None:
                 expected, *_ = torch.autograd.grad(function(one).sum(), one)
                 found = await trimesh.fetch(grad)
                 assert torch.equal(found if grad._meta.is_global else found.item(dp=0), expected), name
+
+
+async def test_gradients_of_batch_norms_that_write_their_statistics() -> None:
+    torch.manual_seed(2)
+    given = [torch.randn(4, 3), torch.rand(3) + 1, torch.randn(3), torch.zeros(3), torch.ones(3)]
+    normed = {
+        "legit": lambda *args: torch.ops.aten._native_batch_norm_legit(*args, True, 0.1, 1e-5)[0],
+        "with update": lambda *args: torch.ops.aten._batch_norm_with_update(*args, 0.1, 1e-5)[0],
+        "of torch's front door": lambda x, w, b, m, v: nn.functional.batch_norm(x, m, v, w, b, training=True),
+    }
+
+    def gradients(function: Any, args: Any) -> Any:
+        for one in args[:3]:
+            one.requires_grad_()
+        grads = torch.autograd.grad(function(*args).pow(2).sum(), args[:3])
+        return [*grads, *args[3:]]
+
+    async with this_host().spawn_procs({"dp": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
+        for name, function in normed.items():
+            expected = gradients(function, [one.clone() for one in given])
+            for layout in (["dp", None], [None, None]):
+                there = [trimesh.distribute(one, procs, layout[: one.ndim] if one.ndim > 1 else [None]) for one in given]
+                found = await trimesh.fetch(gradients(function, there))
+                for one, other in zip(found, expected, strict=True):
+                    assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (name, layout)

@@ -259,7 +259,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
     is_single = found == [FRESH] and isinstance(result, torch.Tensor)
     number = FIRST_SIGNATURE + shapes.new_number()
     counted: list[int] = []
-    if writes and not _counts_writes(func):
+    if writes and _writes_lists(func):
         counted = _tensors_at(kinds_of(described[1]) + kinds_of(described[2]), writes)
     return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, counted)
 
@@ -270,10 +270,14 @@ def _strides_that_matter(func: Any, metas: Sequence[Meta]) -> list[list[int]]:
     return [[] if is_view or len(one.size) < 2 or 0 in one.size else list(one.stride) for one in metas]
 
 
-def _counts_writes(func: Any) -> bool:
-    """Whether torch counts for autograd what an operator writes to; those on lists leave it to what they call."""
-    has: bool = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
-    return has
+def _writes_lists(func: Any) -> bool:
+    """Whether an operator writes to lists: it leaves it to what it calls to count that for autograd.
+
+    Torch counts what other operators write to, but the statistics of a batch norm, which their derivatives do not read.
+    """
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
+    written = (one for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write)
+    return not has_kernel and any(str(one.type).startswith("List") for one in written)
 
 
 def _tensors_at(operands: str, writes: Sequence[int]) -> list[int]:
