@@ -403,7 +403,9 @@ async def test_gradients_of_batch_norms_that_write_their_statistics() -> None:
         for name, function in normed.items():
             expected = gradients(function, [one.clone() for one in given])
             for layout in (["dp", None], [None, None]):
-                there = [trimesh.distribute(one, procs, layout[: one.ndim] if one.ndim > 1 else [None]) for one in given]
+                there = [
+                    trimesh.distribute(one, procs, layout[: one.ndim] if one.ndim > 1 else [None]) for one in given
+                ]
                 found = await trimesh.fetch(gradients(function, there))
                 for one, other in zip(found, expected, strict=True):
                     assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), (name, layout)

@@ -30,6 +30,7 @@ from trimesh.config import current
 from trimesh.errors import CollectiveFailed
 from trimesh.tensor.groups.addresses import RankPlace, meeting_place, place_here
 from trimesh.tensor.groups.host_copies import DEVICES, on_host
+from trimesh.tensor.groups.known_dtypes import by_known_dtypes
 from trimesh.tensor.groups.team_store import TeamStore
 from trimesh.tensor.groups.traffic import TrafficCounts
 
@@ -237,7 +238,7 @@ def _collective(name: str, *, may_repeat: bool) -> Callable[..., Any]:
             if attempts > 1:
                 for one, before in zip(args[0] if kept else (), kept, strict=True):
                     one.copy_(before)
-            call = getattr(inner, name)
+            call = partial(by_known_dtypes, name, getattr(inner, name))
             if self._has_nccl or self.device.type not in DEVICES:
                 return call(*args, **kwargs)
             return on_host(call, args, kwargs, gives=name != "send")

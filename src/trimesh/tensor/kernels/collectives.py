@@ -28,8 +28,11 @@ _OPS: Final = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
-_WIDER: Final = {torch.int16: torch.int32, torch.bool: torch.uint8}
-"""What no backend of torch adds up, and what it is added up as."""
+_WIDER: Final = {
+    torch.bool: torch.uint8, torch.complex32: torch.complex64, torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+}  # fmt: skip
+"""What is added up as another dtype."""
 
 
 def reduce(

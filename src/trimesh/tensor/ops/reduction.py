@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _REDUCTIONS: Final = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack")
 _DIFFERENTIABLE: Final = frozenset({"sum", "avg", "stack"})
+_REAL: Final = frozenset({"max", "min", "product"})
 _BITWISE: Final = frozenset({"band", "bor", "bxor"})
 
 
@@ -259,6 +260,8 @@ def _meta(tensor: MeshTensor, how: _How) -> Meta:
     if (reduction in _BITWISE and is_float) or (reduction == "avg" and not is_float):
         kind = "numbers with a fraction" if reduction == "avg" else "whole numbers, or truth values"
         raise TypeError(f"{reduction} takes {kind}, got {tensor!r}")
+    if reduction in _REAL and meta.dtype.is_complex:
+        raise TypeError(f"{reduction} takes real numbers, got {tensor!r}: write t.reduce(..., 'stack') and reduce that")
     if team.region.missing() and (scatter or reduction == "stack"):
         raise ShapeError(f"stack and scatter need every member of the view, got {team.name} with some excluded")
     size = meta.size
