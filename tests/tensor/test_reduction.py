@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
-
 import pytest
 
 import trimesh
@@ -221,47 +218,3 @@ async def test_a_rank_without_a_value_frees_those_that_a_broadcast_or_a_given_te
             assert kinds == [torch.linalg.LinAlgError, trimesh.CollectiveFailed]
         out.zero_()
         assert singular.reduce("gpus", out=out).sum().item() == 2
-
-
-DTYPES = (
-    torch.bool, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.uint32, torch.int64,
-    torch.uint64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
-    torch.float8_e4m3fn, torch.float8_e5m2,
-)  # fmt: skip
-
-
-def both(dtype: Any) -> Any:
-    """Return what two ranks have: the largest unsigned numbers are negative ones with the same bits."""
-    if dtype is torch.uint64:
-        return torch.tensor([[1, 2**63], [2**64 - 1, 3]], dtype=dtype)
-    is_whole = dtype is not torch.bool and not dtype.is_floating_point and not dtype.is_complex
-    return torch.tensor([[0, torch.iinfo(dtype).max // 2 if is_whole else 3], [1, 2]]).to(dtype)
-
-
-async def test_collectives_take_tensors_of_every_dtype() -> None:
-    async with this_host().spawn_procs({"a": 2}, preload=("torch", "torch.distributed.tensor")) as procs:
-        for dtype in DTYPES:
-            given = both(dtype)
-            parts = trimesh.distribute(given, procs, ["a", None])
-            moved = trimesh.redistribute(parts, [None, "a"])
-            assert (await trimesh.fetch(moved)).view(-1).tolist() == given.view(-1).tolist(), dtype
-            mine = parts.local(["a", None])[0]
-            stacked = await trimesh.fetch_shard(mine.reduce("a", "stack"), a=1)
-            exchanged = await trimesh.fetch_shard(mine.reduce("a", "stack", scatter=True), a=1)
-            sent = await trimesh.fetch_shard(trimesh.tensor.broadcast(mine, "a", 1), a=0)
-            assert stacked.tolist() == given.tolist(), dtype
-            assert exchanged.tolist() == given[:, 1].tolist(), dtype
-            assert sent.tolist() == given[1].tolist(), dtype
-            columns = list(zip(*given.tolist(), strict=True))
-            if not dtype.is_complex:
-                for reduction, function in (("max", max), ("min", min)):
-                    found = await trimesh.fetch_shard(mine.reduce("a", reduction), a=0)
-                    assert found.tolist() == [function(one) for one in columns], (dtype, reduction)
-            total = await trimesh.fetch_shard(mine.reduce("a"), a=0)
-            share = await trimesh.fetch_shard(mine.reduce("a", scatter=True), a=1)
-            sums = [sum(one) % 2**64 for one in columns] if dtype is torch.uint64 else [sum(one) for one in columns]
-            wrapped = torch.tensor(sums, dtype=dtype) if dtype is torch.uint64 else torch.tensor(sums).to(dtype)
-            assert total.tolist() == wrapped.tolist(), dtype
-            assert share.tolist() == wrapped[1].tolist(), dtype
-            with pytest.raises(TypeError, match="real numbers") if dtype.is_complex else nullcontext():
-                mine.reduce("a", "product")

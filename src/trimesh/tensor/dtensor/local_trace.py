@@ -221,24 +221,17 @@ class LocalTrace:
             if why is not None:
                 execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
                 continue
-            self._listener.begin()
-            self._relaid.clear()
             before = OperatorCounts()
             if engine is not None:
                 before.add(engine.counts)
-            if isinstance(step, Command) and is_of_operators(step.signature):
-                with self._listener:
-                    execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
-            else:  # functions of users are not listened to: they may have modes of their own
-                self._listener.lose()
-                execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
+            self._listen(step, first_move)
             try:
                 self._see(step)
             except NotLocal as error:
                 why = error
-            else:
-                if engine is not None and self._seen[-1].calls is not None:
-                    self._seen[-1].ran = engine.counts.since(before)
+                continue
+            if engine is not None and self._seen[-1].calls is not None:
+                self._seen[-1].ran = engine.counts.since(before)
         if engine is not None:
             engine.sums.on_laid = None
         if why is None and self._forgotten:
@@ -248,6 +241,17 @@ class LocalTrace:
         if why is None:
             return self._program()
         raise why
+
+    def _listen(self, step: Step, first_move: int) -> None:
+        """Run a step by the rules, and take down the operators on parts that it runs."""
+        self._listener.begin()
+        self._relaid.clear()
+        if isinstance(step, Command) and is_of_operators(step.signature):
+            with self._listener:
+                execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
+        else:  # functions of users are not listened to: they may have modes of their own
+            self._listener.lose()
+            execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
 
     # ---- what is seen ----------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Collectives of dtypes that the back ends of torch lack: such tensors travel as bytes, or are reduced as wider ones."""
+"""Collectives of dtypes that back ends lack: such tensors travel as bytes, or are reduced as wider ones."""
 
 from __future__ import annotations
 

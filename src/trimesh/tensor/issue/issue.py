@@ -26,6 +26,8 @@ from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT
 from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, kinds_of
 from trimesh.tensor.protocol.tracing import DATA_DEPENDENT, traced
 
+aten = torch.ops.aten
+
 _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
@@ -122,16 +124,22 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
         plan = _new_plan(func, args, kwargs, call, key, team)
         if not isinstance(plan, Plan):
             return plan
-    if has_changed_bases() and torch.is_grad_enabled() and func is not torch.ops.aten.detach.default:
-        check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
-    if plan.name in own_formulas.OF_ZEROS and torch.is_grad_enabled():
-        own_formulas.keep_gradients(tensors)
+    if torch.is_grad_enabled():
+        _see_to_gradients(func, plan, tensors)
     first = team.emit(plan, call.operands, len(plan.metas))
     if plan.is_single:
         return make(plan.metas[0], team, first)
     if plan.counted:
         increment_version([tensors[place] for place in plan.counted])
     return _result(plan, team, first, tensors)
+
+
+def _see_to_gradients(func: Any, plan: Plan, tensors: Sequence[MeshTensor]) -> None:
+    """Refuse a call through which gradients would go astray; let those be on the ranks that torch makes here."""
+    if has_changed_bases() and func is not aten.detach.default:
+        check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
+    if plan.name in own_formulas.OF_ZEROS:
+        own_formulas.keep_gradients(tensors)
 
 
 def _new_plan(

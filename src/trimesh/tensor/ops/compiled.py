@@ -99,7 +99,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         """Call the function, or let the ranks run again what it did."""
         if _IS_INSIDE.get():
             return self.function(*args, **kwargs)
-        outside = _IS_INSIDE.set(True)  # noqa: FBT003 - a ContextVar takes it so
+        outside = _IS_INSIDE.set(True)
         try:
             return self._called(*args, **kwargs)
         finally:
