@@ -5,8 +5,9 @@
     python -m tests.tensor.judge --falsify all                     # find each wrong rule that is planted
     python -m tests.tensor.judge --seed 17                         # one program, as a script, and what came of it
     python -m tests.tensor.judge --recorded                        # each program as a recorded function, replayed
-    python -m tests.tensor.judge --later                           # ... after it has run twice on the same ranks
+    python -m tests.tensor.judge --once                            # ... only once, by the rules
 
+Each program runs five times on the same ranks, on other numbers each time, so that it runs by what they have learnt.
 What fails is grouped by kind and operation; of each group the first is made shorter and printed, with the line that
 repeats it. Programs that were refused in words, and those that are known to fail (`expected`), are counted apart.
 """
@@ -173,9 +174,9 @@ def main() -> None:
     parser.add_argument("--lines", default="", help="a pattern: lines of the table that it fits are drawn most")
     parser.add_argument("--mesh", default="", help="only programs of this mesh, a=2,b=2 for example: starts fewer")
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--later", dest="runs", action="store_const", const=LaterRun, help="after it has run there")
+    ways.add_argument("--once", dest="runs", action="store_const", const=MeshRun, help="not again on other numbers")
     ways.add_argument("--recorded", dest="runs", action="store_const", const=RecordedRun, help="as a recorded function")
-    parser.set_defaults(runs=MeshRun)
+    parser.set_defaults(runs=LaterRun)
     parser.add_argument("--falsify", default="", help="a wrong rule that is planted and must be found, or all")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

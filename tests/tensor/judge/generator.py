@@ -31,6 +31,9 @@ SHAPES: Final = (
 )  # fmt: skip
 """Sizes of the tensors that a program begins with."""
 
+OTHERS: Final = ("int32", "int16", "int8", "uint8", "uint16", "float16")
+"""Dtypes of few tensors."""
+
 KINDS: Final = ("quarters", "quarters", "distinct", "normal", "positive", "special")
 
 
@@ -50,7 +53,7 @@ class _Writing:
         learns = drawn.random() < 0.55
         for shape in drawn.choice(SHAPES):
             way = drawn.random()
-            dtype = self.dtype if way < 0.75 else drawn.choice(("int64", "bool", *FLOATS))
+            dtype = self.dtype if way < 0.75 else drawn.choice(("int64", "bool", *OTHERS, *FLOATS))
             kind = drawn.choice(KINDS)
             grad = learns and drawn.random() < 0.7 and dtype in FLOATS
             self.inputs.append(
@@ -60,7 +63,7 @@ class _Writing:
                     dtype=dtype,
                     kind=kind if dtype in FLOATS else "quarters",
                     seed=drawn.randrange(10_000),
-                    layout=draw_layout(drawn, shape, self.extent),
+                    layout=draw_layout(drawn, shape, self.extent, dtype),
                     needs_grad=grad,
                 )
             )

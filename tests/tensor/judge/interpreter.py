@@ -15,14 +15,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as torch's own documents call it
 from tests.tensor.judge.both_sides import mesh_names, plain_names
 from tests.tensor.judge.placements import put
-from tests.tensor.judge.program import Input, Program, Step, numbers
+from tests.tensor.judge.program import Input, Program, Step, numbers, varied
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import trimesh
 from trimesh import limits
 
-FINE: Final = {torch.float64: (4096.0, 65536.0), torch.float32: (64.0, 256.0), torch.bfloat16: (8.0, 16.0)}
+FINE: Final = {
+    torch.float64: (4096.0, 65536.0),
+    torch.float32: (64.0, 256.0),
+    torch.bfloat16: (8.0, 16.0),
+    torch.float16: (16.0, 32.0),
+}
 """For each dtype: numbers that are multiples of 1 over the first and at most the second are sums of quarters and
 products of few of them, and so the same in whatever order they were added up."""
 
@@ -244,27 +249,36 @@ def know_short_sequences() -> None:
     limits.TENSOR_SEQUENCE_COMMANDS_MIN = 2  # type: ignore[misc]
 
 
+ROUNDS: Final = 5
+"""Of a program on the same ranks: they keep a sequence that comes again, learn from its next run, and run by that."""
+
+
 class LaterRun(MeshRun):
-    """On tensors of a mesh, after the same program has run there: by what ranks have learnt of its commands."""
+    """On tensors of a mesh, after the same program has run there on other numbers: by what ranks have learnt of it."""
 
     setup = staticmethod(know_short_sequences)
 
     def __init__(self, program: Program, procs: Any) -> None:
-        for _ in range(2):  # a sequence that comes again is learnt from
-            MeshRun(program, procs).run()
+        for number in range(1, ROUNDS):
+            earlier = MeshRun(varied(program, number), procs)
+            earlier.run()
+            teams = {one._held.team for one in earlier.names.values() if isinstance(one, trimesh.tensor.MeshTensor)}
+            del earlier
+            for team in teams:  # as whoever fetches something in each round
+                team.engine.flush()
         super().__init__(program, procs)
-
-
-RECORDED_CALLS: Final = 5
-"""Two that are recorded, after one that may set something up; one by the rules, and one by what ranks learnt of it."""
 
 
 class RecordedRun(MeshRun):
-    """On tensors of a mesh, as one recorded function of copies of the inputs; the last of several calls counts."""
+    """On tensors of a mesh, as one recorded function of copies of the inputs; the last of several calls counts.
+
+    One may set something up, two are recorded, one runs by the rules, and one by what ranks have learnt of it.
+    """
 
     def __init__(self, program: Program, procs: Any) -> None:
+        earlier = [MeshRun(varied(program, number), procs).names for number in range(1, ROUNDS)]
         super().__init__(program, procs)
-        self._inputs = {one.name: self.names[one.name] for one in program.inputs}
+        self._rounds = [{one.name: names[one.name] for one in program.inputs} for names in (*earlier, self.names)]
         self._last: dict[str, Any] = {}
 
     @property
@@ -273,9 +287,9 @@ class RecordedRun(MeshRun):
 
     def run(self) -> None:
         recorded = trimesh.compile(self._once)
-        for _ in range(RECORDED_CALLS):
+        for inputs in self._rounds:
             try:
-                self._last = recorded(self._inputs)
+                self._last = recorded(inputs)
             except Exception as error:  # noqa: BLE001 - of any kind: that is what is compared
                 self.failure, self._last = Failure(len(self.program.steps) - 1, error.with_traceback(None)), {}
                 break

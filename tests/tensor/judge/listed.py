@@ -76,6 +76,10 @@ LISTED: Final[dict[str, Program]] = {
     "an index out of range in a write through a view that is copied": written(
         [begin((4, 5), 1), begin((2,), "whole", kind="index")], "x0[:, 0].index_put_((x1 + 4,), x0.sum())",
     ),
+    "counts in parts along one label, added to a view of some along two": written(
+        [begin((2,), "whole", 0), begin((), "parts", "parts", dtype="int64")],
+        "x1[...]", "x0.count_nonzero(-1)", "torch.add(v1, v0, alpha=2)", extent=FOUR,
+    ),
     "fill_ of a tensor in parts": written([begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0.fill_(1.0)"),
     "fill_ of a row of a tensor in parts": written([begin((2, 4), 1), begin((4, 3), 0)], "x0 @ x1", "v0[0].fill_(1.0)"),
     "empty of a tensor in parts, filled": written(

@@ -96,7 +96,7 @@ class Operands:
             dtype=dtype,
             kind=kind,
             seed=drawn.randrange(10_000),
-            layout=draw_layout(drawn, shape, self._extent),
+            layout=draw_layout(drawn, shape, self._extent, dtype),
             needs_grad=grad and dtype.startswith(("float", "bfloat")),
             bound=bound,
         )

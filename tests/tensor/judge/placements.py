@@ -29,14 +29,15 @@ def draw_extent(drawn: random.Random) -> Extent:
     return found
 
 
-def draw_layout(drawn: random.Random, shape: tuple[int, ...], extent: Extent) -> tuple[Place, ...]:
+def draw_layout(drawn: random.Random, shape: tuple[int, ...], extent: Extent, dtype: str) -> tuple[Place, ...]:
     """Return how a tensor lies: cut, the same dimension along two labels among it, whole, or in parts of a sum."""
+    has_sums = dtype not in {"bool", "uint16"}
     made: list[Place] = []
     for _ in extent:
         way = drawn.random()
         if way < 0.5 and shape:
             made.append(drawn.randrange(len(shape)))
-        elif way < 0.65:
+        elif way < 0.65 and has_sums:
             made.append(PARTS)
         else:
             made.append(WHOLE)

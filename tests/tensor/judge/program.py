@@ -23,6 +23,10 @@ Extent = tuple[tuple[str, int], ...]
 """Labels of a mesh and their sizes."""
 
 
+UNSIGNED: Final = frozenset({torch.uint8, torch.uint16})
+"""Dtypes that have no numbers below 0."""
+
+
 class Input(msgspec.Struct, frozen=True):
     """A tensor that a program begins with.
 
@@ -89,6 +93,12 @@ class Program(msgspec.Struct, frozen=True):
         return math.prod(size for _, size in self.extent)
 
 
+def varied(program: Program, number: int) -> Program:
+    """Return a program with other numbers in its inputs, which lie as they did: 0 for the same ones."""
+    inputs = tuple(msgspec.structs.replace(one, seed=one.seed + 10_007 * number) for one in program.inputs)
+    return msgspec.structs.replace(program, inputs=inputs)
+
+
 def numbers(one: Input, rank: int = 0) -> torch.Tensor:
     """Return the numbers of an input: the same each time.
 
@@ -121,7 +131,7 @@ def numbers(one: Input, rank: int = 0) -> torch.Tensor:
         values = values > 0
     elif not dtype.is_floating_point and one.kind != "index":
         values = values.nan_to_num(1.0, 3.0, -3.0).mul(2).trunc()
-        values = values.abs() if dtype == torch.uint8 else values
+        values = values.abs() if dtype in UNSIGNED else values
     return values.to(dtype).reshape(one.shape)
 
 

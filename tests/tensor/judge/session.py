@@ -33,6 +33,10 @@ BATCH_SECONDS: Final = 240.0
 """A batch that takes longer hangs."""
 
 
+GONE_VIEW: Final = "changed in place"
+"""In the words, or the notes, of errors of views that gradients cannot follow."""
+
+
 class Verdict(msgspec.Struct, frozen=True):
     """What came of one program.
 
@@ -174,6 +178,7 @@ def failed(error: BaseException, operation: str, wanted: BaseException | None) -
     if wanted is not None:
         text += f", should be {type(wanted).__name__}: {first_line(wanted)}"
     is_ours = isinstance(error, trimesh.RecordingError) or "trimesh." in text
+    is_ours = is_ours or GONE_VIEW in "\n".join([str(error), *getattr(error, "__notes__", ())])
     refused = is_ours or (isinstance(error, NotImplementedError) and "aten." not in text)
     return Finding("refusal" if refused else "error", "", text, operation)
 

@@ -46,6 +46,8 @@ WAITING: Final = (
     "{f}[{mask}]", "{a}[{rowmask}]", "{b}.nonzero()", "{x}.unique()", "{z}.item()", "bool({z})", "int({z})",
     "float({z})",
     "{f} * {f}.sum().item()", "torch.masked_select({f}, {mask})", "{v}.tolist()", "torch.equal({x}, {same})",
-    "torch.bincount({i}.abs().flatten())", "torch.allclose({f}, {same})",
+    "torch.unique_consecutive({x})", "torch.unique_consecutive({f}.detach().round())", "{x}.unique(return_counts=True)",
+    "torch.where({b})", "{b}.nonzero(as_tuple=True)", "torch.argwhere({x})", "{f}.detach().round().unique()",
+    "torch.bincount({i}.abs().flatten())", "torch.where({f} > 0)", "({f} > 0).nonzero()", "torch.allclose({f}, {same})",
 )  # fmt: skip
 """Those of which the controller waits for values."""

@@ -18,7 +18,7 @@ from tests.tensor.judge.elementwise_table import (
 from tests.tensor.judge.reduction_table import CUMULATIVE, NETWORKS, PRODUCTS, REDUCTIONS
 from tests.tensor.judge.shape_table import INDICES, REORDERED, VIEWS, WAITING
 from tests.tensor.judge.training_table import CROSSINGS, TRANSFORMED
-from tests.tensor.judge.writing_table import ASSIGNMENTS, BACKWARDS, GRADIENTS, RECORDED, TRAINING, WRITES
+from tests.tensor.judge.writing_table import ASSIGNMENTS, BACKWARDS, GRADIENTS, RECORDED, RESHAPES, TRAINING, WRITES
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -53,13 +53,14 @@ GROUPS: Final = (
     Group("views", VIEWS, 16),
     Group("reordered", REORDERED, 8),
     Group("indices", INDICES, 8),
-    Group("waiting", WAITING, 1.5, own=False),
+    Group("waiting", WAITING, 4, own=False),
     Group("reductions", REDUCTIONS, 16),
     Group("cumulative", CUMULATIVE, 6),
     Group("products", PRODUCTS, 6),
     Group("networks", NETWORKS, 5),
     Group("writes", WRITES, 10),
     Group("assignments", ASSIGNMENTS, 5, has_result=False),
+    Group("reshapes", RESHAPES, 4, has_result=False),
     Group("gradients", GRADIENTS, 8),
     Group("backwards", BACKWARDS, 1.5, has_result=False, ends=True),
     Group("training", TRAINING, 1, has_result=False, ends=True),

@@ -36,6 +36,12 @@ ASSIGNMENTS: Final = (
 )  # fmt: skip
 """Statements: they have no result."""
 
+RESHAPES: Final = (
+    "{w}.t_()", "{w}.transpose_({d}, {d2})", "{w}.swapaxes_({d}, {d2})", "{w}.unsqueeze_({d})", "{w}.unsqueeze_(-1)",
+    "{w}.squeeze_()", "{w}.squeeze_({d})", "{m}.t_().t_()", "{w}.as_strided_({w}.shape, {w}.stride())",
+)  # fmt: skip
+"""Statements that change the shape of a tensor in place, of which there may be views."""
+
 GRADIENTS: Final = (
     "torch.autograd.grad(({g} * ramp({g})).sum(), {leaf}, allow_unused=True)",
     "torch.autograd.grad(({g} * ramp({g})).sum(), {leaf}, allow_unused=True)",
@@ -48,6 +54,9 @@ GRADIENTS: Final = (
     "torch.autograd.grad(checkpoint(lambda t: t.tanh() * t.sum(), {leaf}, use_reentrant=False).sum(), {leaf})",
     "torch.autograd.grad(torch.autograd.grad({g}.pow(3).sum(), {leaf}, create_graph=True)[0].sum(), {leaf})",
     "torch.autograd.grad(F.dropout({g}, 0.5).sum(), {leaf}, allow_unused=True)",
+    "torch.autograd.grad(torch.autograd.grad(({g} * {g} * ramp({g})).sum(), {leaf}, create_graph=True)[0].sum(), {leaf})",
+    "torch.autograd.grad(torch.autograd.grad({g}.tanh().sum(), {leaf}, create_graph=True)[0].square().sum(), {leaf})",
+    "torch.autograd.grad(torch.autograd.grad({g}.square().mean().exp(), {leaf}, create_graph=True)[0].sum(), {leaf})",
 )  # fmt: skip
 
 BACKWARDS: Final = (

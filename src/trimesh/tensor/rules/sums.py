@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.poison import memory_of
 from trimesh.tensor.rules.collectives import all_reduced, all_summed
 from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
@@ -120,8 +121,14 @@ def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:
     """Return this rank's part of a tensor as it would lie otherwise, in memory in the order of the whole."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor  # noqa: PLC0415 - see `sharding`
 
-    if cuts == cuts_of(value.placements):
+    own = cuts_of(value.placements)
+    if cuts == own:
         return ordered(value._local_tensor, value.size(), value.stride())
+    added = [dim for dim, (cut, was) in enumerate(zip(cuts, own, strict=True)) if cut == SUM != was]
+    if added:  # torch would divide it, which makes fractions of counts
+        whole = moved(value, tuple(WHOLE if dim in added else cut for dim, cut in enumerate(cuts)))
+        place = value.device_mesh.get_coordinate()
+        return whole if all(place[dim] == 0 for dim in added) else torch.zeros_like(whole)
     # `DTensor.redistribute` of torch 2.9 refuses parts of a sum that stay so.
     with torch.no_grad():
         local = redistribute_local_tensor(value._local_tensor, value._spec, respecified(value, cuts))
