@@ -94,7 +94,7 @@ def test_tensors_of_other_dtypes_are_reduced_as_wider_ones() -> None:
     def add_40_000(tensors: Any) -> _Done:
         assert [one.dtype for one in tensors] == [torch.int32, torch.float32]
         for one in tensors:
-            one += 40_000
+            one.add_(40_000)
         return _Done()
 
     whole, fraction = torch.tensor([1, 2], dtype=torch.int16), torch.zeros(1)

@@ -125,8 +125,15 @@ async def test_what_cannot_be_replayed_is_refused():
                 x = x + x
             return x
 
+        def chooses(x):
+            return x[x > 0].sum()
+
         for function, text in (
-            (looks, "look at values"),
+            (
+                looks,
+                r"must not look at values.*a value of what aten::sum returns, at .*test_recording\.py:\d+ in .*looks",
+            ),
+            (chooses, r"the size of what aten::index.Tensor returns, at .*test_recording\.py:\d+ in .*chooses"),
             (counts, "with 2.0 and then 3.0"),
             (grows, "and then aten::add"),
         ):

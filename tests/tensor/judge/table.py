@@ -18,7 +18,16 @@ from tests.tensor.judge.elementwise_table import (
 from tests.tensor.judge.reduction_table import CUMULATIVE, NETWORKS, PRODUCTS, REDUCTIONS
 from tests.tensor.judge.shape_table import INDICES, REORDERED, VIEWS, WAITING
 from tests.tensor.judge.training_table import CROSSINGS, TRANSFORMED
-from tests.tensor.judge.writing_table import ASSIGNMENTS, BACKWARDS, GRADIENTS, RECORDED, RESHAPES, TRAINING, WRITES
+from tests.tensor.judge.writing_table import (
+    ASSIGNMENTS,
+    BACKWARDS,
+    GRADIENTS,
+    OLDER_VIEWS,
+    RECORDED,
+    RESHAPES,
+    TRAINING,
+    WRITES,
+)
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -61,6 +70,7 @@ GROUPS: Final = (
     Group("writes", WRITES, 10),
     Group("assignments", ASSIGNMENTS, 5, has_result=False),
     Group("reshapes", RESHAPES, 4, has_result=False),
+    Group("older views", OLDER_VIEWS, 2),
     Group("gradients", GRADIENTS, 8),
     Group("backwards", BACKWARDS, 1.5, has_result=False, ends=True),
     Group("training", TRAINING, 1, has_result=False, ends=True),

@@ -42,6 +42,21 @@ RESHAPES: Final = (
 )  # fmt: skip
 """Statements that change the shape of a tensor in place, of which there may be views."""
 
+OLDER_VIEWS: Final = tuple(
+    f"(lambda b: (lambda v: ({change}, torch.autograd.grad((v * ramp(v)).sum(), {{leaf}})[0])[1])({view}))"
+    "({leaf} * 2)"
+    for view in ("b.select({d}, {e})", "b.narrow({d}, 0, {c})", "b.transpose({d}, {d2})", "b.view(-1)")
+    for change in (
+        "b.transpose_({d}, {d2})",
+        "b.unsqueeze_({d})",
+        "(b.transpose_({d}, {d2}), v.mul_(3))",
+        "(v.unsqueeze_(0), v.mul_(3))",
+        "(v.unsqueeze_(0), b.mul_(3))",
+        "v.unsqueeze_(-1)",
+    )
+)
+"""Gradients through views that are older than a change of shape in place."""
+
 GRADIENTS: Final = (
     "torch.autograd.grad(({g} * ramp({g})).sum(), {leaf}, allow_unused=True)",
     "torch.autograd.grad(({g} * ramp({g})).sum(), {leaf}, allow_unused=True)",
@@ -54,7 +69,7 @@ GRADIENTS: Final = (
     "torch.autograd.grad(checkpoint(lambda t: t.tanh() * t.sum(), {leaf}, use_reentrant=False).sum(), {leaf})",
     "torch.autograd.grad(torch.autograd.grad({g}.pow(3).sum(), {leaf}, create_graph=True)[0].sum(), {leaf})",
     "torch.autograd.grad(F.dropout({g}, 0.5).sum(), {leaf}, allow_unused=True)",
-    "torch.autograd.grad(torch.autograd.grad(({g} * {g} * ramp({g})).sum(), {leaf}, create_graph=True)[0].sum(), {leaf})",
+    "torch.autograd.grad(torch.autograd.grad({g}.square().sum(-1).sum(), {leaf}, create_graph=True)[0].sum(), {leaf})",
     "torch.autograd.grad(torch.autograd.grad({g}.tanh().sum(), {leaf}, create_graph=True)[0].square().sum(), {leaf})",
     "torch.autograd.grad(torch.autograd.grad({g}.square().mean().exp(), {leaf}, create_graph=True)[0].sum(), {leaf})",
 )  # fmt: skip

@@ -107,16 +107,25 @@ class Recorder:
             RecordingError: It brings a value to the controller.
         """
         if plan.name in _UNRECORDED:
-            raise RecordingError(
-                "a recorded function must not look at values, for it runs again without its Python code: "
-                "do that with what it returns"
-            )
+            raise self._looked(plan, operands, line)
         numbered = list(operands)
         for index, kind in enumerate(plan.kinds):
             if kind == "b":
                 self.bodies.append(bytes(team.bodies[operands[index]]))
                 numbered[index] = len(self.bodies) - 1
         self.commands.append(RecordedCommand(team, plan, first, outputs, numbered, line, freed))
+
+    def _looked(self, plan: Plan, operands: Sequence[Any], line: Line) -> RecordingError:
+        """Return the error for a command that brings a value to the controller."""
+        read = {operand for kind, operand in zip(plan.kinds, operands, strict=True) if kind == "r"}
+        made = next((one for one in reversed(self.commands) if not read.isdisjoint(one.made)), None)
+        what = "the size" if plan.name == "metadata" else "a value"
+        of = "" if made is None else f" of what {made.plan.name} returns"
+        code, number = line
+        return RecordingError(
+            "a recorded function must not look at values, for it runs again without its Python code, got a look at "
+            f"{what}{of}, at {code.co_filename}:{number} in {code.co_qualname}: do that with what the function returns"
+        )
 
     def end(self) -> None:
         """Forget what was issued for ranks that the call has not computed on."""

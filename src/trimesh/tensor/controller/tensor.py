@@ -268,6 +268,14 @@ class MeshTensor(WithOperators):
         """Refuse: there is no memory here."""
         self._refuse("has no pointer at the controller")
 
+    def untyped_storage(self) -> NoReturn:
+        """Refuse: there is no memory here."""
+        self._refuse("has no memory at the controller")
+
+    def storage(self) -> NoReturn:
+        """Refuse: there is no memory here."""
+        self._refuse("has no memory at the controller")
+
     def share_memory_(self) -> NoReturn:
         """Refuse: there is no memory here."""
         self._refuse("has no memory at the controller")
