@@ -87,7 +87,7 @@ def _is_made_again(view: torch.Tensor, base: torch.Tensor) -> bool:
     with no_dispatch(), torch.no_grad():
         plain = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype, device="meta")
         try:
-            made: torch.Tensor = view._view_func_unsafe(plain)  # type: ignore[attr-defined]
+            made: torch.Tensor = view._view_func_unsafe(plain)
         except RuntimeError:  # the base has too few dimensions for it
             return False
     return made.size() == view.size() and made.stride() == view.stride()

@@ -54,6 +54,11 @@ def _is_in_shared_parts(rank: Rank, value: Any) -> bool:
     return is_in_parts(getattr(value, "_spec", None)) and engine_of(rank).sums.is_shared(value)
 
 
+def _lay_of(value: Any) -> tuple[Any, Any]:
+    """Return the part of a value, and what torch knows of it."""
+    return getattr(value, "_local_tensor", value), getattr(value, "_spec", None)
+
+
 def is_in_parts(spec: Any) -> bool:
     """Whether what torch knows of a tensor says that its parts are to be added up."""
     return spec is not None and SUM in cuts_of(spec.placements)
@@ -292,17 +297,15 @@ class LocalProgram:
     ) -> bool:
         """Run a command by the rules; return whether all of it is as it was."""
         given = [(ref, number, slots.value(number)) for ref, number in one.given]
-        lay = [(local_of(value), getattr(value, "_spec", None)) for _, _, value in given]
+        lay = [_lay_of(value) for _, _, value in given]
         rank.values.update((ref, value) for ref, _, value in given)
         execute(one.step, rank, team, first_move, is_counted=is_counted)
         relaid = dict(one.relaid)
         for (ref, number, value), (part, spec) in zip(given, lay, strict=True):
             if rank.values.get(ref) is not value or _is_in_shared_parts(rank, value):  # it has failed, or is not alone
                 return False
-            made = relaid.get(number)
-            if made is None and (local_of(value) is not part or getattr(value, "_spec", None) is not spec):
-                return False
-            if made is not None and not made.layout.fits(value):
+            made, (now, spec_now) = relaid.get(number), _lay_of(value)
+            if (now is not part or spec_now is not spec) if made is None else not made.layout.fits(value):
                 return False
         for ref, number in one.made:
             value = rank.values.get(ref)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import takewhile
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -13,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, Op, Slots, is_in_parts, layout_of
+from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, is_in_parts, layout_of
+from trimesh.tensor.dtensor.noted_calls import NotedCall, PartSlot, Relayout, op_of, slots_in
 from trimesh.tensor.rank.poison import Poison, local_of, memory_of
 from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank
 from trimesh.tensor.rank.replay import VaryingCommand, execute, is_of_operators
@@ -40,45 +40,12 @@ class NotLocal(Exception):
     """What was seen is not the same in each replay, or not of operators on parts; the text says why."""
 
 
-@attrs.frozen
-class _Slot:
-    """Stands for a part among the arguments of an operator."""
-
-    number: int
-
-
-@attrs.frozen
-class _Call:
-    """An operator on parts.
-
-    Attributes:
-        operator: Of torch.
-        args, kwargs: Its arguments, with a `_Slot` for each part.
-        outs: The slots of what it makes; -1 for what was there.
-        is_list: Whether it returns several.
-    """
-
-    operator: Any
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    outs: Sequence[int]
-    is_list: bool
-
-
-@attrs.frozen
-class _Lay:
-    """A global tensor that lies otherwise from here on: its number, and how."""
-
-    number: int
-    made: Made
-
-
 @attrs.define(eq=False)
 class _Seen:
     """A step, and what it was seen to do: see `LocalStep`."""
 
     step: Step
-    calls: Sequence[_Call | _Lay] | None = ()
+    calls: Sequence[NotedCall | Relayout] | None = ()
     given: Sequence[Named] = ()
     made: Sequence[Named] = ()
     relaid: Sequence[tuple[int, Made]] = ()
@@ -109,7 +76,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
     def begin(self) -> None:
         """Begin with a command."""
-        self.calls: list[_Call | _Lay] = []
+        self.calls: list[NotedCall | Relayout] = []
         self.is_lost = False
         self._first = self.count
 
@@ -153,13 +120,13 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
             raise NotLocal(f"{operator} decides what is done next")
         marked, named = self._marked(list(args)), {name: self._marked(one) for name, one in kwargs.items()}
         outs = [-1 if one is None or one in self.slots else self._made(one) for one in found]
-        self.calls.append(_Call(operator, marked, named, outs, is_list))
+        self.calls.append(NotedCall(operator, marked, named, outs, is_list))
 
     def _marked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value not in self.slots:
                 raise NotLocal("a tensor comes from elsewhere")
-            return _Slot(self.slots[value])
+            return PartSlot(self.slots[value])
         if isinstance(value, list | tuple):
             return [self._marked(one) for one in value]
         if not isinstance(value, _PLAIN):
@@ -311,7 +278,7 @@ class LocalTrace:
             self._listener.lose()
         elif not self._listener.is_lost:
             self._slots_now[number] = slot
-            self._listener.calls.append(_Lay(number, Made(slot, layout_of(value))))
+            self._listener.calls.append(Relayout(number, Made(slot, layout_of(value))))
 
     def _see(self, step: Step) -> None:
         """Understand what a step has done."""
@@ -375,7 +342,7 @@ class LocalTrace:
                 one.step,
                 None
                 if one.calls is None
-                else [_op(call, dropped.get((place, number), ())) for number, call in enumerate(one.calls)],
+                else [op_of(call, dropped.get((place, number), ())) for number, call in enumerate(one.calls)],
                 one.given,
                 one.made,
                 [ref for ref, _ in one.made if ref in self._named and one.calls is not None],
@@ -404,8 +371,8 @@ class LocalTrace:
         at = {number: self._values[number].slot for number in range(len(self._externals))}
         for place, one in enumerate(self._seen):
             for number, call in enumerate(one.calls or ()):
-                if isinstance(call, _Call):
-                    used = [*_slots_in([call.args, list(call.kwargs.values())]), *call.outs]
+                if isinstance(call, NotedCall):
+                    used = [*slots_in([call.args, list(call.kwargs.values())]), *call.outs]
                 else:
                     used = [at[call.number], call.made.slot]
                     at[call.number] = call.made.slot
@@ -439,67 +406,3 @@ def _refs_of(command: Command) -> list[int]:
 
 def _outs_of(command: Command) -> list[int]:
     return [command.first + out for out in command.signature.outs if out >= 0]
-
-
-def _slots_in(value: Any) -> Iterator[int]:
-    if type(value) is _Slot:
-        yield value.number
-    elif isinstance(value, list):
-        for one in value:
-            yield from _slots_in(one)
-
-
-def _op(call: _Call | _Lay, dropped: Sequence[int]) -> Op:
-    """Return what does again what was seen, and lets slots go that nothing needs after it."""
-    op = _again(call)
-    if not dropped:
-        return op
-
-    def run(slots: Slots) -> None:
-        op(slots)
-        for slot in dropped:
-            slots[slot] = None
-
-    return run
-
-
-def _again(call: _Call | _Lay) -> Op:
-    if isinstance(call, _Lay):
-        number, slot, spec = call.number, call.made.slot, call.made.layout.spec
-        return lambda slots: slots.lay(number, slot, spec)
-    function, kwargs, outs = call.operator, call.kwargs, call.outs
-    tensors = list(_slots_in([call.args, list(kwargs.values())]))
-    leading = [one.number for one in takewhile(lambda one: type(one) is _Slot, call.args[:2])]
-    if len(outs) == 1 and not call.is_list and outs[0] >= 0 and leading == tensors and tensors:
-        return _simple(function, leading, call.args[len(leading) :], kwargs, outs[0])
-
-    def run(slots: Slots) -> None:
-        named = {name: _filled(one, slots) for name, one in kwargs.items()}
-        result = function(*_filled(call.args, slots), **named)
-        if call.is_list:
-            for one, out in zip(result, outs, strict=True):
-                if out >= 0:
-                    slots[out] = one
-        elif outs[0] >= 0:
-            slots[outs[0]] = result
-
-    return run
-
-
-def _simple(function: Any, tensors: Sequence[int], rest: Sequence[Any], kwargs: dict[str, Any], out: int) -> Op:
-    """Return an operator that takes one part or two, then what is no part, and makes one: nearly all do."""
-    first, second = tensors[0], tensors[-1]
-
-    def on_one(slots: Slots) -> None:
-        slots[out] = function(slots[first], *rest, **kwargs)
-
-    def on_two(slots: Slots) -> None:
-        slots[out] = function(slots[first], slots[second], *rest, **kwargs)
-
-    return on_one if len(tensors) == 1 else on_two
-
-
-def _filled(value: Any, slots: Slots) -> Any:
-    if type(value) is _Slot:
-        return slots[value.number]
-    return [_filled(one, slots) for one in value] if type(value) is list else value

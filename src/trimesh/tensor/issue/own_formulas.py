@@ -94,7 +94,8 @@ def keep_gradients(tensors: Sequence[MeshTensor]) -> None:
             version = -1 if tensor.is_leaf else tensor._version
             if _HOOKED.get(tensor) != version:
                 _HOOKED[tensor] = version
-                tensor.register_hook(partial(_on_ranks, tensor._held.team, tensor._meta.is_global))
+                hook = partial(_on_ranks, tensor._held.team, tensor._meta.is_global)
+                tensor.register_hook(hook)  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def _on_ranks(team: Any, is_global: bool, grad: torch.Tensor) -> torch.Tensor | None:  # noqa: FBT001 - of `partial`

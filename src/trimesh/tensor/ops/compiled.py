@@ -85,7 +85,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
     def __init__(self, function: Callable[P, R]) -> None:
         self.__name__ = type(function).__name__  # of what has no name of its own, as a partial
         functools.update_wrapper(self, function)
-        self.function = function
+        self.function = self._function = function
         self._key: Sequence[Any] | None = None
         self._before: Recorder | None = None
         self._replayable: _Replayable | None = None
@@ -98,7 +98,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or let the ranks run again what it did."""
         if _IS_INSIDE.get():
-            return self.function(*args, **kwargs)
+            return self._function(*args, **kwargs)
         outside = _IS_INSIDE.set(True)
         try:
             return self._called(*args, **kwargs)
@@ -118,8 +118,8 @@ class Compiled(WrappedFunction, Generic[P, R]):
             return result
         if key != self._key:
             self._key, self._before = key, None
-            return self.function(*args, **kwargs)
-        return self._record(key, tensors, lambda: self.function(*args, **kwargs))
+            return self._function(*args, **kwargs)
+        return self._record(key, tensors, lambda: self._function(*args, **kwargs))
 
     def reset(self) -> None:
         """Forget what was recorded: the next call is an ordinary one. The ranks let go of what it had captured."""

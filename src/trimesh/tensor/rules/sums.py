@@ -128,6 +128,7 @@ def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:
     if added:  # torch would divide it, which makes fractions of counts
         whole = moved(value, tuple(WHOLE if dim in added else cut for dim, cut in enumerate(cuts)))
         place = value.device_mesh.get_coordinate()
+        assert place is not None, "this rank is in it"
         return whole if all(place[dim] == 0 for dim in added) else torch.zeros_like(whole)
     # `DTensor.redistribute` of torch 2.9 refuses parts of a sum that stay so.
     with torch.no_grad():
