@@ -43,8 +43,8 @@ RESHAPES: Final = (
 """Statements that change the shape of a tensor in place, of which there may be views."""
 
 OLDER_VIEWS: Final = tuple(
-    f"(lambda b: (lambda v: ({change}, torch.autograd.grad((v * ramp(v)).sum(), {{leaf}})[0])[1])({view}))"
-    "({leaf} * 2)"
+    "(lambda b={leaf} * 2: (lambda v: "
+    f"({change}, torch.autograd.grad((v * ramp(v)).sum(), {{leaf}})[0])[1])({view}))()"
     for view in ("b.select({d}, {e})", "b.narrow({d}, 0, {c})", "b.transpose({d}, {d2})", "b.view(-1)")
     for change in (
         "b.transpose_({d}, {d2})",

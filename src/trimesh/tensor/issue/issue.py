@@ -163,7 +163,7 @@ def _new_plan(
         is_global = any(tensor._meta.is_global for tensor in call.tensors)
         described = _described(func, args, kwargs, is_global=is_global)
         return issue_asking(func, described, key, call.operands, team, is_global=is_global)
-    except RuntimeError as error:
+    except (IndexError, RuntimeError) as error:
         if func.is_view and is_changed_base(args[0]):
             error.add_note(NOTE)
         raise
