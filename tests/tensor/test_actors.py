@@ -124,7 +124,7 @@ async def test_results_of_endpoints_are_tensors_of_the_mesh() -> None:
         _, tail = trimesh.rref(actors.halves, t * 2, at=4, propagate=lambda t, at: [t[:at], t[at:]])
         assert [one.tolist() for one in (await trimesh.fetch(tail)).values()] == [[8], [10]]
         failed = trimesh.rref(actors.fail, t, propagate=lambda t: t)
-        with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="of 5 numbers"), ValueError) as caught:
+        with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="of 5 numbers")) as caught:
             await trimesh.fetch(failed * 2)
         assert trimesh.coords(caught.value) == [{"gpus": 0}, {"gpus": 1}]
         with pytest.raises(TypeError, match="halves"):
@@ -210,7 +210,7 @@ async def test_memory_of_the_ranks_is_read_by_others_until_the_block_ends() -> N
             assert await readers.slice(gpus=0).read.call_one(handles.item(gpus=1)) == [5, 5, 5]
         with pytest.raises(trio.ClosedResourceError):
             await readers.slice(gpus=0).read.call_one(handles.item(gpus=1))
-        with pytest.RaisesGroup(ValueError, ValueError):
+        with pytest.RaisesGroup(ValueError):
             async with trimesh.rdma_buffers(torch.t(weights.reshape(1, 3).expand(2, 3))):
                 pass
         with pytest.raises(TypeError, match="tensors on a mesh"):

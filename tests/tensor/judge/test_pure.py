@@ -215,3 +215,16 @@ def test_metadata_that_is_found_without_data_is_that_of_torchs_kernels() -> None
     programs = [*LISTED.values(), *(generate(seed) for seed in SEEDS), *(generate(seed, lines=lines) for seed in SEEDS)]
     found = [f"{short(one)}\n{text}" for one in programs for text in wrong_metadata(one).values()]
     assert not found, "\n\n".join(found)
+
+
+def test_rounds_of_a_program_differ_in_the_numbers_of_their_inputs_only() -> None:
+    program = generate(3)
+    assert varied(program, 0) == program
+    other = varied(program, 1)
+    assert [(one.shape, one.dtype, one.layout) for one in other.inputs] == [
+        (one.shape, one.dtype, one.layout) for one in program.inputs
+    ]
+    assert other.steps == program.steps
+    assert any(
+        not torch.equal(numbers(one), numbers(again)) for one, again in zip(program.inputs, other.inputs, strict=True)
+    )

@@ -98,8 +98,8 @@ def keep_gradients(tensors: Sequence[MeshTensor]) -> None:
                 tensor.register_hook(hook)  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def _on_ranks(team: Any, is_global: bool, grad: torch.Tensor) -> torch.Tensor | None:  # noqa: FBT001 - of `partial`
-    if isinstance(grad, MeshTensor):
+def _on_ranks(team: Any, is_global: bool, grad: torch.Tensor | None) -> torch.Tensor | None:  # noqa: FBT001 - of `partial`
+    if grad is None or isinstance(grad, MeshTensor):
         return None
     with torch._C._DisableTorchDispatch():  # a mesh may be active
         if not grad._is_zerotensor() and grad.any():
