@@ -125,7 +125,7 @@ async def test_failing_function_poisons_its_results_alone() -> None:
         with procs.activate():
             t = torch.ones(2)
         for function, kind, text in [(failing, KeyError, "no such thing"), (other_shape, TypeError, r"float32\[7\]")]:
-            with pytest.RaisesGroup(pytest.RaisesExc(kind, match=text), pytest.RaisesExc(kind)) as caught:
+            with pytest.RaisesGroup(pytest.RaisesExc(kind, match=text)) as caught:
                 await trimesh.fetch(function(t) + 1)
             error = next(trimesh.leaves(caught.value))
             assert "Traceback" in str(error.__cause__)

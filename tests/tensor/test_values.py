@@ -73,9 +73,9 @@ def check_numbers(t: Any) -> None:
 def check_text(t: Any, differs: Any) -> None:
     assert repr(t) == "<tensor float32[2, 3] on procs{'gpus': 2}>"
     assert str(t) == f"{t!r}, the same on every rank\n{torch.arange(6.0).view(2, 3)}"
-    assert str(differs) == f"{differs!r}\ngpus=0\ntensor([0., 0., 0., 0.])\ngpus=1\ntensor([0., 1., 2., 3.])"
+    assert str(differs) == f"{differs!r}\n[gpus=0]\ntensor([0., 0., 0., 0.])\n[gpus=1]\ntensor([0., 1., 2., 3.])"
     assert f"{t.sum():.2f} {t.sum()}" == "15.00 15.0"
-    assert f"{differs.sum()}" == f"{differs.sum()!r}\ngpus=0\n0.0\ngpus=1\n6.0"
+    assert f"{differs.sum()}" == f"{differs.sum()!r}\n[gpus=0]\n0.0\n[gpus=1]\n6.0"
 
 
 def check_containers(t: Any) -> None:

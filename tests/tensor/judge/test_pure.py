@@ -19,7 +19,7 @@ from tests.tensor.judge.interpreter import PlainRun, Run, is_fine  # noqa: E402
 from tests.tensor.judge.listed import LISTED  # noqa: E402
 from tests.tensor.judge.metadata import wrong_metadata  # noqa: E402
 from tests.tensor.judge.placements import shares  # noqa: E402
-from tests.tensor.judge.program import Input, Program, Step, numbers, short, source  # noqa: E402
+from tests.tensor.judge.program import Input, Program, Step, numbers, short, source, varied  # noqa: E402
 from tests.tensor.judge.session import Verdict  # noqa: E402
 from tests.tensor.judge.shrinker import shrink  # noqa: E402
 from tests.tensor.judge.table import GROUPS, LINES  # noqa: E402

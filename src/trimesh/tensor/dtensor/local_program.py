@@ -134,7 +134,9 @@ class Slots(list[Any]):
         return self._objects.get(number)
 
     def is_known_as(self, number: int, value: Any) -> bool:
-        """Whether a value is the one of a number, or, where that has none yet, a new one."""
+        """Whether a tensor is the one of a number, or, where that has none yet, a new one."""
+        if not isinstance(value, torch.Tensor):
+            return True
         known = self._objects.get(number)
         return known is value if known is not None else all(value is not one for one in self._objects.values())
 
