@@ -60,7 +60,7 @@ def open_channel(
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def _open(capacity: int, item_type: Any) -> AsyncGenerator[tuple[Port[Any], Receiver[Any]], None]:
-    async with lease_proc() as (proc, _):
+    async with lease_proc(is_block=False) as (proc, _):
         await trio.lowlevel.checkpoint()
         port, home = proc.channels.open(capacity, item_type)
         try:

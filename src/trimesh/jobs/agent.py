@@ -36,6 +36,7 @@ from trimesh._runtime.hosts import (
     fork_spawner,
     open_agent,
 )
+from trimesh._runtime.system.heard_signals import open_heard_signals
 from trimesh._transport.relay.base import SessionDown, SessionInterrupted
 from trimesh._transport.relay.native import open_relay
 from trimesh.config import current
@@ -321,7 +322,7 @@ class HostProgram:
 
     async def _watch_signals(self, scope: trio.CancelScope) -> None:
         """End when a signal says so."""
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with open_heard_signals(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 scope.cancel()
 

@@ -77,6 +77,7 @@ def wait_for_token(path: Path, seconds: float, state: AgentState | None) -> None
     def end(_signum: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     before = signal.signal(signal.SIGTERM, end)  # the first process of a container would not hear it
     try:
         until, changed = time.monotonic() + seconds, _changed(path.parent)

@@ -7,6 +7,7 @@ CS-1 Nothing of it is on the way of a call: a thread waits in `accept`, without 
 CS-2 Only processes of this user are answered, as the kernel names them; nothing that comes is ever unpickled.
 CS-3 An answer comes also while the loop does not run, as long as Python code can run at all in this process.
 CS-4 When the block is left, socket and threads are gone.
+CS-5 A stop works whatever the program does with SIGINT: where that would not interrupt the run, its loop does.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from trimesh._runtime.observing.asking import AskedBySignal, Inquiries
 from trimesh._runtime.observing.view import look, proc_name
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.private_folder import credentials_of
+from trimesh._runtime.tasks import interrupt
 from trimesh._runtime.watch.task_tree import stack_lines
 from trimesh._wire import observed
 from trimesh.errors import ProtocolError
@@ -57,6 +59,9 @@ class ControlSocket:
     Args:
         proc: The controller.
         inquiries: Its questions.
+
+    Attributes:
+        on_stop: Interrupts the run, in its Trio loop, and returns why it cannot, if so.
     """
 
     def __init__(self, proc: ObservedProc, inquiries: Inquiries) -> None:
@@ -69,6 +74,10 @@ class ControlSocket:
         self._clients = set[socket.socket]()
         self._waiting = set[queue.SimpleQueue[observed.ControlAnswer | None]]()
         self._is_over = False
+        self._is_interrupted_by_signals = (
+            threading.current_thread() is threading.main_thread() or interrupt.are_interrupts_heard()
+        )
+        self.on_stop: Callable[[], str] = lambda: "this run has no blocks"
 
     def open(self) -> None:
         """Listen; a run without a socket is no failure, and said once."""
@@ -187,8 +196,7 @@ class ControlSocket:
                 seconds = request.seconds or limits.OBSERVE_SECONDS
                 return self._views(min(seconds, limits.CONTROL_SECONDS / 2))
             case "stop":
-                os.kill(self._proc.pid, signal.SIGINT)
-                return observed.ControlAnswer()
+                return self._stop()
             case "kill" | "cancel":
                 act = partial(self._kill if request.kind == "kill" else self._cancel, request.target)
                 return self._in_loop(act, limits.KILL_SECONDS) or observed.ControlAnswer(error=_NO_LOOP)
@@ -199,6 +207,19 @@ class ControlSocket:
                 return observed.ControlAnswer(
                     error=f"this run knows no request {request.kind!r}; its trimesh may be older"
                 )
+
+    def _stop(self) -> observed.ControlAnswer:
+        """Interrupt the run: by SIGINT where that does it, as it reaches code without a checkpoint, too (CS-5)."""
+        if self._is_interrupted_by_signals and interrupt.is_run_interrupted_by_sigint():
+            os.kill(self._proc.pid, signal.SIGINT)
+            return observed.ControlAnswer()
+
+        async def stop() -> observed.ControlAnswer:
+            return observed.ControlAnswer(error=self.on_stop())
+
+        return self._in_loop(stop, limits.CONTROL_SECONDS / 2) or observed.ControlAnswer(
+            error=f"the run ignores SIGINT, and is stopped when its Trio loop runs again: {_NO_LOOP}"
+        )
 
     async def _kill(self, target: str) -> observed.ControlAnswer:
         members = [one for one in self._proc.members.values() if proc_name(one.peer.proc_id) == target]

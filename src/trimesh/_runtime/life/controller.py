@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import trio
@@ -20,9 +20,9 @@ from trimesh._runtime.life.family import Family, Preload
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.system_calls import refusals
-from trimesh._runtime.tasks.interrupt import run_to_end
+from trimesh._runtime.tasks.interrupt import interrupt_blocks, run_to_end
 from trimesh.config import Settings, reread
-from trimesh.errors import SpawnError, TrimeshInternalError
+from trimesh.errors import SpawnError, TrimeshInternalError, leaves
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
 
@@ -57,6 +57,9 @@ class _Controller:
         self.error: BaseException | None = None
         self.left_by: BaseException | None = None
         self.record: FlightRecord | None = None
+        self.leases: list[_Lease] = []
+        if control is not None:
+            control.on_stop = self.interrupt
 
     async def run(self) -> None:
         """Serve until released; as a system task it must not raise."""
@@ -84,12 +87,54 @@ class _Controller:
             self.ready.set()
             self.closed.set()
 
+    def interrupt(self) -> str:
+        """Do what Ctrl-C does, without a signal: all blocks are left, and raise `KeyboardInterrupt`.
+
+        Returns:
+            Why not, if so.
+        """
+        if not self.leases:
+            return "no block of this run can be stopped: end its process by `kill`"
+        if not interrupt_blocks():
+            for lease in self.leases:
+                lease.interrupt()
+        return ""
+
     def _open_host(self, preload: Preload) -> AbstractAsyncContextManager[Host]:
         from trimesh._runtime.life.local_host import open_local_host  # noqa: PLC0415 - see `_start`
 
         assert self.family.siblings is not None
         spawner, self._spawner = self._spawner, None
         return open_local_host(self.proc, self._transport, preload, self.family.siblings, spawner)
+
+
+class _Lease:
+    """One use of the controller, by a task that has a block."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self._is_interrupted = False
+
+    def interrupt(self) -> None:
+        self._is_interrupted = True
+        self.scope.cancel(reason="trimesh stop")
+
+    def check(self, error: BaseException | None) -> None:
+        """Raise the interrupt, if one came, in place of the end of the body, or beside its error.
+
+        Raises:
+            KeyboardInterrupt: One came.
+            BaseExceptionGroup: One came, and the body has failed.
+        """
+        if not self._is_interrupted or (error is not None and _has_interrupt(error)):
+            return
+        if error is None or all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
+            raise KeyboardInterrupt
+        raise BaseExceptionGroup("interrupted by `trimesh stop`", [KeyboardInterrupt(), error])
+
+
+def _has_interrupt(error: BaseException) -> bool:
+    return any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
 
 
 _of_run: trio.lowlevel.RunVar[_Controller | None] = trio.lowlevel.RunVar("trimesh_controller", default=None)
@@ -101,12 +146,14 @@ async def lease_proc(
     pickled: bool | None = None,  # noqa: FBT001 - None is neither
     *,
     for_host: bool = False,
+    is_block: bool = True,
 ) -> AsyncGenerator[tuple[Proc, Family], None]:
     """Use the `Proc` of this process while a block is open.
 
     Args:
         pickled: Whether values are to be pickled; None takes what the family does, and the setting in a new one.
         for_host: Whether the host of this machine is what the block uses next.
+        is_block: Whether `trimesh stop` ends what uses it, by `KeyboardInterrupt`.
 
     Raises:
         ValueError: The family does otherwise.
@@ -122,9 +169,10 @@ async def lease_proc(
     check_mode(controller.proc, pickled)
     controller.users += 1
     try:
-        await controller.ready.wait()
-        _check(controller)
-        yield controller.proc, controller.family
+        async with _leased(controller) if is_block else nullcontext():
+            await controller.ready.wait()
+            _check(controller)
+            yield controller.proc, controller.family
     except BaseException as error:
         if controller.users == 1:
             controller.left_by = error
@@ -139,6 +187,23 @@ async def lease_proc(
             if interrupt is not None:
                 raise interrupt
     _check(controller)
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def _leased(controller: _Controller) -> AsyncGenerator[None, None]:
+    lease = _Lease()
+    controller.leases.append(lease)
+    failure: BaseException | None = None
+    try:
+        with lease.scope:
+            yield
+    except BaseException as error:
+        failure = error
+        raise
+    finally:
+        controller.leases.remove(lease)
+        lease.check(failure)
 
 
 def check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see lease_proc

@@ -13,11 +13,13 @@ its processes would live as long as the program.
 from __future__ import annotations
 
 import dis
+import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -48,6 +50,9 @@ class Interruptible(Protocol):
 _open: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
 _elsewhere: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
 """Blocks of Trio runs in other threads, of which the main thread waits: `trimesh.blocking`."""
+
+_unheard: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
+"""Blocks of Trio runs in other threads that no signal is for."""
 
 _hears: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("trimesh_hears_interrupts", default=False)
 _original: Any = None
@@ -86,7 +91,7 @@ async def run_to_end(function: Callable[[], Awaitable[T]]) -> tuple[T, KeyboardI
 def interruptible(block: Interruptible) -> Generator[None, None, None]:
     """Let a Ctrl-C that comes while `block` is being left kill what it waits for, if it is not the first one."""
     if threading.current_thread() is not threading.main_thread():
-        with _interruptible_from_main(block) if _hears.get() else nullcontext():
+        with _interruptible_elsewhere(block, _elsewhere if _hears.get() else _unheard):
             yield  # signals are handled in the main thread, so a Ctrl-C is not for this block unless that says so
         return
     entry = (block, trio.lowlevel.current_trio_token())
@@ -102,13 +107,15 @@ def interruptible(block: Interruptible) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _interruptible_from_main(block: Interruptible) -> Generator[None, None, None]:
+def _interruptible_elsewhere(
+    block: Interruptible, blocks: list[tuple[Interruptible, trio.lowlevel.TrioToken]]
+) -> Generator[None, None, None]:
     entry = (block, trio.lowlevel.current_trio_token())
-    _elsewhere.append(entry)
+    blocks.append(entry)
     try:
         yield
     finally:
-        _elsewhere.remove(entry)
+        blocks.remove(entry)
 
 
 def hear_elsewhere() -> None:
@@ -126,6 +133,51 @@ def interrupt_elsewhere(*, kills: bool = True) -> bool:
         Whether it was, and what a block still waits for is killed.
     """
     return _tell(list(_elsewhere), kills=kills)
+
+
+def interrupt_blocks() -> bool:
+    """Count an interrupt that is no signal for the open blocks of this Trio run.
+
+    Returns:
+        Whether it was the second one: what a block that is being left still waits for is killed.
+    """
+    token = trio.lowlevel.current_trio_token()
+    return _tell([entry for entry in (*_open, *_elsewhere, *_unheard) if entry[1] is token])
+
+
+def is_run_interrupted_by_sigint() -> bool:
+    """Return whether SIGINT to this process interrupts its main thread; any thread may ask.
+
+    It does not where it is blocked or ignored, nor where the user has a handler, which may do anything.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler:
+        # A partial of `asyncio.runners` has no module of its own.
+        module = getattr(getattr(handler, "func", handler), "__module__", None)
+        if module not in _INTERRUPTING:
+            return False
+    return not _is_blocked_in_main_thread(signal.SIGINT)
+
+
+def _is_blocked_in_main_thread(number: signal.Signals) -> bool:
+    status = Path(f"/proc/self/task/{os.getpid()}/status").read_text("utf-8", "replace")
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+    return bool(int(blocked.split()[1], 16) >> (number - 1) & 1)
+
+
+_INTERRUPTING: Final = (
+    "trio._core._ki",
+    "asyncio.runners",
+    "trimesh._runtime.tasks.interrupt",
+    "trimesh.aio.interrupts",
+    "trimesh.blocking.interrupts",
+)
+"""Modules whose handlers of SIGINT interrupt a run."""
+
+
+def are_interrupts_heard() -> bool:
+    """Return whether blocks of this Trio run, which is not in the main thread, learn of each Ctrl-C."""
+    return _hears.get()
 
 
 def forget_blocks(proc: object) -> None:

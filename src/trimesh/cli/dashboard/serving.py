@@ -12,6 +12,7 @@ import trio
 from anycorn import Config, serve  # pyright: ignore[reportUnknownVariableType] - one of its kinds of application
 
 from trimesh import limits
+from trimesh._runtime.system.heard_signals import open_heard_signals
 from trimesh.cli.dashboard.feed import PageFeed
 from trimesh.cli.dashboard.guard import Guard, PageDoor
 from trimesh.cli.dashboard.site import make_site
@@ -60,7 +61,7 @@ class PageServer:
     async def run_until_signal(self) -> None:
         """Serve until Ctrl-C, or SIGTERM: by an event, as the server goes on when its task is interrupted."""
         async with trio.open_nursery() as nursery:
-            with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            with open_heard_signals(signal.SIGINT, signal.SIGTERM) as signals:
                 nursery.start_soon(self.run)
                 await anext(aiter(signals))
                 nursery.cancel_scope.cancel()

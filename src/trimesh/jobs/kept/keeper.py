@@ -28,6 +28,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.system import start_of
+from trimesh._runtime.system.heard_signals import open_heard_signals
 from trimesh._supervision.policy import Restart
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.actor.host_mesh import HostMesh
@@ -195,7 +196,7 @@ class Keeper:
             self._scope.cancel(reason="it was told to stop")
 
     async def _watch_signals(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        with open_heard_signals(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 self._stop()
 
