@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,10 @@ class Worker(Actor):
     @endpoint
     async def double(self, number: int) -> int:
         return 2 * number
+
+    @endpoint
+    def spawner(self) -> int:
+        return os.getppid()
 
     @endpoint
     async def sleep(self) -> None:
@@ -144,6 +151,59 @@ async def test_host_that_is_told_to_end_is_lost_at_once() -> None:
             (lost,) = leaves(caught.value)
     assert isinstance(lost, HostLost)
     assert (lost.reason, dict(lost.point or {})) == ("agent exit", {"hosts": 0})
+
+
+_DOOR = """
+import trio
+from trimesh import jobs
+
+async def main():
+    async with jobs.open_door("127.0.0.1") as door:
+        print(*door.addresses, door.token(), flush=True)
+        async with door.expect(1):
+            print("joined", flush=True)
+            await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+@pytest.mark.daily
+def test_agent_that_was_not_told_to_end_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """H2: the program was killed, so the lease of its agent ends: whoever has started it sees a failure."""
+    monkeypatch.setenv("TRIMESH_OBSERVE", "off")
+    with subprocess.Popen([sys.executable, "-c", _DOOR], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        address, token = program.stdout.readline().split()
+        command = [sys.executable, "-m", "trimesh.cli", "host", "join", address, "--token-file", "-"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as agent:
+            assert agent.stdin is not None
+            agent.stdin.write(f"{token}\n")
+            agent.stdin.flush()
+            assert program.stdout.readline() == "joined\n"
+            program.kill()
+            said = agent.communicate(timeout=HANG_SECONDS)[1]
+    assert agent.returncode == 1, said
+
+
+async def test_agent_whose_spawner_is_lost_ends_with_1() -> None:
+    """H2, H4: as above; the program says which host, and why."""
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.open_door("127.0.0.1") as door, joining(door) as process:
+            with pytest.raises(MeshErrorGroup) as caught:
+                async with (
+                    door.expect(1) as hosts,
+                    hosts.spawn_procs({"gpus": 1}) as procs,
+                    procs.spawn("workers", Worker) as workers,
+                ):
+                    os.kill(await workers.spawner.call_one(), signal.SIGKILL)
+                    await trio.sleep_forever()
+            text = await words_of(process)
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert lost.reason == "agent exit"
+    assert process.returncode == 1
+    assert "the spawner of this host is lost" in text
 
 
 async def test_file_of_tokens_serves_what_mpirun_starts(tmp_path: Path) -> None:

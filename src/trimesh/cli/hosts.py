@@ -41,7 +41,8 @@ def join(
         authority: Who certifies the peers.
         peer: A name that peers may have in their certificates; may be said several times.
 
-    Exit codes: 0 the program, or a signal, has said stop; 77 it does not let this host join, or is not there; 1 else.
+    Exit codes: 0 the program, or a signal, has said stop; 77 it does not let this host join, or is not there; 1 else:
+    nothing was heard of the program for `limits.AGENT_LEASE_SECONDS`, or the spawner of this host is lost, say.
     """
     if not addresses:
         sys.stderr.write("trimesh host join needs the address of the program, as its door says it: host:port\n")

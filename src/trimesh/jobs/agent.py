@@ -27,6 +27,7 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.tls import TLSContext, TLSError, TLSSession
 from trimesh._runtime.hosts import (
+    AgentEnd,
     HostAgent,
     HostSessions,
     Neighbours,
@@ -123,7 +124,7 @@ class HostProgram:
         self._interrupted = trio.Event()
         self._down = trio.Event()
 
-    async def run(self) -> str:
+    async def run(self) -> AgentEnd:
         """Join, serve, and return why it ended.
 
         Raises:
@@ -223,7 +224,7 @@ class HostProgram:
 
     # ---- serving ---------------------------------------------------------------------------------------------
 
-    async def _serve(self, context: TLSContext, credentials: Credentials) -> str:
+    async def _serve(self, context: TLSContext, credentials: Credentials) -> AgentEnd:
         sessions = HostSessions()
         async with open_relay(sessions.take) as relay:
 
@@ -255,12 +256,12 @@ class HostProgram:
                     spawner=self._spawner,
                     neighbours=neighbours,
                 ) as agent:
-                    reason = await self._serve_until_told(agent)
+                    end = await self._serve_until_told(agent)
                     pipe.session.close()  # before what runs here ends: the controller hears of one end, not of each
                 nursery.cancel_scope.cancel()
             with trio.move_on_after(limits.HOST_BYE_SECONDS):
                 await self._down.wait()
-            return reason
+            return end
 
     def _listen_to(self, sessions: HostSessions, pipe: SessionPipe, neighbours: Neighbours) -> None:
         def interrupted(event: SessionInterrupted) -> None:
@@ -286,15 +287,14 @@ class HostProgram:
             is_one_machine=self._order.is_one_machine,
         )
 
-    async def _serve_until_told(self, agent: HostAgent) -> str:
-        reason = await self._unless_told(agent.serve, self._tell_state)
-        return self._told if reason is None else reason
+    async def _serve_until_told(self, agent: HostAgent) -> AgentEnd:
+        return await self._unless_told(agent.serve, self._tell_state) or self._told
 
     # ---- what it is told -------------------------------------------------------------------------------------
 
     @property
-    def _told(self) -> str:
-        return "its standard input was closed" if self._has_lifeline else "it was told to by a signal"
+    def _told(self) -> AgentEnd:
+        return AgentEnd("its standard input was closed" if self._has_lifeline else "it was told to by a signal")
 
     async def _unless_told(
         self, work: Callable[[], Awaitable[T]], beside: Callable[[], Awaitable[None]] | None = None
@@ -409,12 +409,13 @@ def be_agent(
         order = read_order()
         os.environ.update(order.env)
         program = HostProgram(order, has_lifeline=has_lifeline, state=state, prepared=prepared)
-        text = f"trimesh agent: {trio.run(program.run)}\n"
+        end = trio.run(program.run)
+        code, text = int(end.is_failure), f"trimesh agent: {end.reason}\n"
     except (TrimeshError, ValueError, OSError) as error:
         code = _EXIT_REFUSED if isinstance(error, (HostRefused, LinkLost, TLSError)) else 1
         text = f"trimesh agent: {error}\n"
-    except KeyboardInterrupt:
-        code, text = 1, "trimesh agent: it was told to by a signal\n"
+    except KeyboardInterrupt:  # of a signal, before the order
+        text = "trimesh agent: it was told to by a signal\n"
     except BaseExceptionGroup as error:  # of the nurseries around its tasks
         code, text = 1, f"trimesh agent: {next(iter(leaves(error)))}\n"
     sys.stderr.write(text)

@@ -1,6 +1,6 @@
 """Hosts that agents serve: the agent's side, the controller's side, and what goes between the two."""
 
-from trimesh._runtime.hosts.agent import HostAgent, open_agent
+from trimesh._runtime.hosts.agent import AgentEnd, HostAgent, open_agent
 from trimesh._runtime.hosts.agent_table import AgentTable
 from trimesh._runtime.hosts.family_hosts import HostSessions, open_hosts_proc, own_hosts
 from trimesh._runtime.hosts.host_group import ManyHosts
@@ -13,6 +13,7 @@ from trimesh._runtime.spawner.forking import can_fork_spawners, fork_spawner, im
 from trimesh._runtime.spawner.process import SpawnerProcess
 
 __all__ = [
+    "AgentEnd",
     "AgentTable",
     "Connected",
     "HostAgent",

@@ -41,6 +41,18 @@ from trimesh.ids import ProcId
 _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
 
 
+class AgentEnd(msgspec.Struct, frozen=True):
+    """How an agent has ended.
+
+    Attributes:
+        reason: For people.
+        is_failure: Whether nobody has told it to end: its lease has ended, or its spawner is lost.
+    """
+
+    reason: str
+    is_failure: bool = False
+
+
 class HostAgent:
     """Serves one controller. Made by `open_agent`."""
 
@@ -54,9 +66,9 @@ class HostAgent:
         self._pipe = pipe
         self._has_queued = trio.Event()
 
-    async def serve(self) -> str:
+    async def serve(self) -> AgentEnd:
         """Serve until the controller says stop, or is lost, or the spawner is; return why."""
-        reason = "the controller has said stop"
+        end = AgentEnd("the controller has said stop")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
             nursery.start_soon(self._watch_spawners)
@@ -65,12 +77,12 @@ class HostAgent:
             try:
                 await self._read(nursery)
             except OSError as error:
-                reason = str(error)
+                end = AgentEnd(str(error), is_failure=not self._pipe.is_ended_in_order)
             except ProtocolError as error:
-                reason = f"the controller broke the protocol: {error}"
+                end = AgentEnd(f"the controller broke the protocol: {error}", is_failure=True)
             nursery.cancel_scope.cancel()
         self._casts.close()
-        return reason
+        return end
 
     async def _read(self, nursery: trio.Nursery) -> None:
         while True:

@@ -23,6 +23,7 @@ from trimesh._transport.relay.base import (
     Relay,
     Session,
     SessionDown,
+    SessionEnding,
     SessionEvent,
     SessionInterrupted,
 )
@@ -71,7 +72,7 @@ class HostSessions:
             case SessionDown(session, ending, reason):
                 del self._pipes[session]
                 self.on_down(event)
-                pipe.lose(f"{ending.value}: {reason}")
+                pipe.lose(f"{ending.value}: {reason}", is_orderly=ending is SessionEnding.BYE)
             case SessionInterrupted():
                 self.on_interrupted(event)
             case _:

@@ -40,6 +40,7 @@ class SessionPipe:
         self._in = bytearray()
         self._channels = deque[Received]()
         self._lost: str | None = None
+        self.is_ended_in_order = False
         self._is_broken = False
         self._has_channel = trio.Event()
 
@@ -116,10 +117,11 @@ class SessionPipe:
             self._channels.append(Received(record, (ours.detach(),), truncated=False))
         self._has_channel.set()
 
-    def lose(self, reason: str) -> None:
-        """Learn that the session is over."""
+    def lose(self, reason: str, *, is_orderly: bool = False) -> None:
+        """Learn that the session is over, and whether the peer has ended it in good order."""
         if self._lost is None:
             self._lost = reason
+            self.is_ended_in_order = is_orderly
             self._has_channel.set()
 
     def receive(self) -> Received | None:

@@ -301,14 +301,17 @@ def _read_job(order: KeepOrder) -> Job:
 
 def main() -> NoReturn:
     """Be the keeper that standard input orders. Ends by `os._exit`: nothing of the interpreter is needed any more."""
+    code = 0
     _tell(KeeperTold(os.getpid()))
     try:
         order = _read_order()
         trio.run(Keeper(order, _read_job(order)).run)
     except (TrimeshError, OSError) as error:
+        code = 1
         _tell(KeeperTold(os.getpid(), failure=str(error)))
     except BaseException as error:  # noqa: BLE001 - written, and told if there is who hears it
+        code = 1
         sys.stderr.write(f"trimesh keeper: {error!r}\n")
         _tell(KeeperTold(os.getpid(), failure=repr(error)))
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
