@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import attrs
@@ -13,6 +15,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.life import HostsNotice
+from trimesh._runtime.tasks import run_to_end
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.errors import ProtocolError, SpawnError
@@ -33,6 +36,8 @@ from trimesh.jobs.kept.messages import (
 from trimesh.jobs.kept.state import checked_kept_name
 from trimesh.jobs.launcher import AgentExit, AgentOrder
 from trimesh.jobs.pki import OwnPKI
+
+_log = logging.getLogger("trimesh")
 
 
 def _checked_name(_: object, __: object, name: Any) -> None:
@@ -228,6 +233,23 @@ class HostAttachment:
             return False
         return True
 
+    async def leave(self, name: str) -> None:
+        """Give the hosts back; returns when the keeper has them, so that the next program is not refused.
+
+        Where an agent has not ended within `limits.KEPT_CLEAN_SECONDS`, or the keeper does not answer for as long, the
+        keeper frees them alone, as after a program that has died.
+        """
+        if not self._agents:
+            with trio.move_on_after(limits.KEPT_CLEAN_SECONDS):
+                await self._lines.wait_closed()
+                return
+        _log.warning(
+            "the keeper of %s has not confirmed within limits.KEPT_CLEAN_SECONDS (%g s) that its hosts are free; "
+            "`trimesh job list` says when they are",
+            name,
+            limits.KEPT_CLEAN_SECONDS,
+        )
+
     async def read(self) -> None:
         """Learn what the keeper says, until it has gone."""
         try:
@@ -257,6 +279,7 @@ class HostAttachment:
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def _open_attachment(name: str) -> AsyncGenerator[HostAttachment, None]:
     """Have the hosts of a kept job while the body runs.
 
@@ -268,4 +291,11 @@ async def _open_attachment(name: str) -> AsyncGenerator[HostAttachment, None]:
     grace = grace if math.isfinite(grace) else 0.0  # such a block has no end that could be waited for
     async with lines.stream:
         granted: HostsGranted = await asked(lines, Attach(os.getpid(), grace), name, seconds=limits.KEPT_CLEAN_SECONDS)
-        yield HostAttachment(lines, granted)
+        attachment = HostAttachment(lines, granted)
+        try:
+            yield attachment
+        finally:
+            # Shielded as the end of agents is; of Ctrl-C, too, which Trio raises inside of a shield.
+            _, interrupt = await run_to_end(partial(attachment.leave, name))
+            if interrupt is not None:
+                raise interrupt

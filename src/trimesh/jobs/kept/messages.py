@@ -251,6 +251,15 @@ class Lines:
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ProtocolError(f"a keeper and who asks it send records, got {len(line)} bytes that are none") from None
 
+    async def wait_closed(self) -> None:
+        """Say that nothing more is sent, and wait until the other end has closed the connection."""
+        try:
+            await self.stream.send_eof()
+            while await self.stream.receive_some(_READ_BYTES):
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
     async def aclose(self) -> None:
         """End the connection."""
         await self.stream.aclose()
