@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import trio
+from tests.jobs.joining import joining
 from tests.jobs.orphans import check_killed_program
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of, wait_gone
 
-from trimesh import Actor, HostLost, MeshErrorGroup, endpoint, leaves
+from trimesh import Actor, HostLost, Isolate, MeshErrorGroup, RDMABuffer, endpoint, leaves
 
 pytest.importorskip("cryptography")
 
 from trimesh import jobs
 from trimesh._native import tls
+from trimesh.jobs.child_agent import ChildAgent
+from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.local import LocalLauncher
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 
@@ -36,6 +40,10 @@ class Counter(Actor):
     @endpoint
     async def agent(self) -> int:
         return parent_of(os.getppid())
+
+    @endpoint
+    def spawner(self) -> int:
+        return os.getppid()
 
     @endpoint
     async def sleep(self) -> None:
@@ -96,6 +104,122 @@ async def test_loss_of_an_idle_host_ends_the_block_of_the_job() -> None:
     (lost,) = leaves(caught.value)
     assert isinstance(lost, HostLost)
     assert (lost.host, lost.reason) == (hosts.names[0], "agent exit")
+
+
+class Holder(Actor):
+    """Has memory that others read, and reads theirs."""
+
+    def __init__(self) -> None:
+        self.buffer = RDMABuffer(bytearray(300_000))
+
+    @endpoint
+    async def handle(self) -> RDMABuffer:
+        return self.buffer
+
+    @endpoint
+    async def agent(self) -> int:
+        return parent_of(os.getppid())
+
+    @endpoint(concurrency=4)
+    async def sleep(self) -> None:
+        await trio.sleep_forever()
+
+    @endpoint(concurrency=2)
+    async def loss_of(self, other: Any, buffer: RDMABuffer | None) -> tuple[str, str, str, Any]:
+        """Use another process until that is lost, and return by what."""
+        return await loss_by(other, buffer)
+
+
+async def loss_by(other: Any, buffer: RDMABuffer | None) -> tuple[str, str, str, Any]:
+    try:
+        if buffer is None:
+            await other.sleep.call_one()
+        while buffer is not None:
+            await buffer.read_into(bytearray(buffer.nbytes))
+            await trio.sleep(0.01)
+    except Exception as error:  # noqa: BLE001 - it is what is asked for
+        return (
+            type(error).__name__,
+            getattr(error, "reason", ""),
+            getattr(error, "host", ""),
+            getattr(error, "point", 0),
+        )
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.daily
+async def test_all_that_use_a_lost_host_get_the_same_error() -> None:
+    """H4: calls and buffers, of the program and of processes on other hosts, at once."""
+    found = list[tuple[str, str, str, Any]]()
+
+    async def use(uses: Any, *args: Any) -> None:
+        found.append(await uses(*args))
+
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.LocalJob(2, apart=True) as hosts,
+            hosts.spawn_procs({"gpus": 1}, supervision=Isolate()) as procs,
+            procs.spawn("holders", Holder) as holders,
+        ):
+            one, other = (holders.slice(hosts=rank, gpus=0) for rank in range(2))
+            agent, buffer = await other.agent.call_one(), await other.handle.call_one()
+            async with trio.open_nursery() as nursery:
+                for args in ((other, None), (other, buffer)):
+                    nursery.start_soon(use, loss_by, *args)
+                    nursery.start_soon(use, one.loss_of.call_one, *args)
+                await trio.sleep(0.5)
+                os.kill(agent, signal.SIGKILL)
+    assert found == [("HostLost", "agent exit", hosts.names[1], {"hosts": 1})] * 4
+
+
+async def test_buffer_of_a_host_that_falls_silent_gives_the_loss_of_the_host() -> None:
+    """H4, N4: nobody but the lease tells of its end; the reader waits for that, as a call does."""
+    with trio.fail_after(HANG_SECONDS):
+        async with (
+            jobs.open_door("127.0.0.1") as door,
+            joining(door, env={"TRIMESH_HOST_ID": "another"}) as agent,
+            door.expect(1) as hosts,
+            hosts.spawn_procs({"gpus": 1}, supervision=Isolate()) as procs,
+            procs.spawn("holders", Holder) as holders,
+        ):
+            buffer = await holders.handle.call_one()
+            agent.kill()
+            kind, reason, *_ = await loss_by(None, buffer)
+    assert (kind, reason) == ("HostLost", "lease")
+
+
+class _Told(ChildAgent):
+    async def exit_of(self, code: int) -> AgentExit:
+        await trio.sleep(0.3)  # a scheduler is asked
+        return AgentExit(f"the scheduler has cancelled the job; exit code {code}", "", "cancelled")
+
+
+class _Scheduled(LocalLauncher):
+    async def start(self, rank: int, order: AgentOrder) -> ChildAgent:
+        agent = await super().start(rank, order)
+        return _Told(agent._process)
+
+
+class _ScheduledJob(jobs.LocalJob):
+    def launcher(self) -> _Scheduled:
+        return _Scheduled(sum(self.parts.values()))
+
+
+@pytest.mark.daily
+async def test_words_of_the_scheduler_win_over_those_of_the_agent() -> None:
+    """H4: an agent that hears of the end of its spawner first does not hide that its job was cancelled."""
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with (
+            _ScheduledJob(1) as hosts,
+            hosts.spawn_procs({"gpus": 1}) as procs,
+            procs.spawn("counter", Counter) as counter,
+        ):
+            os.kill(await counter.spawner.call_one(), signal.SIGKILL)
+            await trio.sleep_forever()
+    (lost,) = leaves(caught.value)
+    assert isinstance(lost, HostLost)
+    assert lost.reason == "cancelled"
+    assert "the scheduler has cancelled the job" in str(lost)
 
 
 @pytest.mark.daily

@@ -85,6 +85,7 @@ class JoinedHost:
         assert self._pipe is not None
         async with open_remote_host(proc, self._pipe, self.name, point, self._links.agents) as host:
             self.host = host
+            host.on_agent_failed = self.agent_failed
             try:
                 await host.wait_ready()
             except SpawnError as error:
@@ -103,6 +104,10 @@ class JoinedHost:
             finally:
                 proc.plain_hosts.discard(host.name)
 
+    def agent_failed(self, text: str) -> None:
+        """Learn that its agent has ended, or is about to, in the words of the agent or of its connection."""
+        self.lose("agent exit", text)
+
     def session_down(self, down: SessionDown) -> None:
         """Learn that its session is over."""
         match down.ending:
@@ -110,7 +115,7 @@ class JoinedHost:
                 seconds = f"limits.HOST_LEASE_SECONDS ({limits.HOST_LEASE_SECONDS:g} s)"
                 self.lose("lease", f"nothing was heard of its agent for {seconds}")
             case SessionEnding.BYE:
-                self.lose("agent exit", "its agent has ended")
+                self.agent_failed("its agent has ended")
             case _:
                 self.lose(down.ending.value, down.reason)
 

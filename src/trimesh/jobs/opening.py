@@ -12,6 +12,8 @@ JR-2 The end of an agent, of its session or of its spawner is the loss of its ho
 JR-3 A spare host takes the place of one host. Where none is left, an agent is started again where the lost one was, or
      on a host that the launcher gets for it, where it starts none twice.
 JR-4 What was got for a host that could not be had is given back, when nothing of its agent is left.
+JR-5 Why a host is lost is decided once: its launcher says why the agent has ended, and what the agent has said last is
+     the reason only where the launcher says nothing within `limits.AGENT_EXIT_SECONDS`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from trimesh._runtime.hosts import JobHost, RemoteHost, Successors, open_hosts_p
 from trimesh._runtime.life import JobHosts, OwnedHost, Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh._runtime.watch import ShownProgress, showing
-from trimesh._transport.relay.base import SessionDown, SessionEnding
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.errors import MeshErrorGroup, Origin, SpawnError, leaves, set_origin
@@ -378,25 +379,20 @@ class HostSlot(JoinedHost):
         self._links = links
         self._run = run
         self._agent_ended = trio.Event()
-        self._farewell: SessionDown | None = None
-        self._said_bye = trio.Event()
+        self._farewell = ""
+        self._has_failed = trio.Event()
 
-    def session_down(self, down: SessionDown) -> None:
-        """See `JoinedHost.session_down`; why an agent that says goodbye has ended is told by its launcher."""
-        if down.ending is SessionEnding.BYE and not self._agent_ended.is_set():
-            self._farewell = down
-            self._said_bye.set()
-            if self.host is not None:
-                self.host.is_reason_coming = True
-        else:
-            super().session_down(down)
+    def agent_failed(self, text: str) -> None:
+        """See `JoinedHost.agent_failed`; its launcher decides why, for as long as it is waited for (JR-5)."""
+        self._farewell = self._farewell or text
+        self._has_failed.set()
 
     async def _wait_for_reason(self) -> None:
-        await self._said_bye.wait()
+        await self._has_failed.wait()
         with trio.move_on_after(limits.AGENT_EXIT_SECONDS):
             await self._agent_ended.wait()
-        assert self._farewell is not None
-        super().session_down(self._farewell)
+        if not self._agent_ended.is_set():
+            super().agent_failed(self._farewell)
 
     def became_ready(self) -> None:
         """See `JoinedHost.became_ready`."""
@@ -463,9 +459,10 @@ class HostSlot(JoinedHost):
         if ended.reason == "refused" and not self.is_ready:
             words = f"; its words: {ended.last_words}" if ended.last_words else ""
             self.failed(SpawnError(f"cannot start the agent of {self.name}: {ended.text}{words}"))
-        self.lose(ended.reason, _text_of(ended))
+        self.lose(ended.reason, _text_of(ended, self._farewell))
 
 
-def _text_of(ended: AgentExit) -> str:
-    words = f"; its last words: {ended.last_words}" if ended.last_words else ""
+def _text_of(ended: AgentExit, farewell: str) -> str:
+    last = ended.last_words or farewell
+    words = f"; its last words: {last}" if last else ""
     return f"its agent has ended ({ended.text}){words}"

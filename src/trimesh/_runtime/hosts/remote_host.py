@@ -89,8 +89,7 @@ class RemoteHost:
         on_lost: Called once, when it is lost, after those have been told.
         code: Of the program, in a folder there; what is started from now on has it.
         client: The connection to its agent.
-        is_reason_coming: Whether who opened it says in a moment why it is lost, so that the end of its connection is
-            none.
+        on_agent_failed: Called with the words of its agent when that ends, by whoever decides why the host is lost.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class RemoteHost:
         self.place = FarPlace(pipe.session.peer, agents)
         self.loss: HostLoss | None = None
         self.is_loss_taken = False
-        self.is_reason_coming = False
+        self.on_agent_failed: Callable[[str], None] = partial(self.lose, "agent exit")
         self.on_lost: Callable[[HostLoss], None] = lambda _: None
         self.code: HostCode | None = None
         self.client = SpawnerClient(pipe, on_notice=self._noticed, on_lost=self._lost, whom=f"the agent of {name}")
@@ -298,12 +297,14 @@ class RemoteHost:
         hooks, self._hooks = self._hooks, {}
         self.is_loss_taken = bool(hooks)
         for proc_id, hook in hooks.items():
+            report = ExitReport.unknown(proc_id, lost_host=self.loss.record)
+            if (record := report.record()) is not None:
+                self._siblings.exits.add(record)  # for all processes that ask how it has ended
             hook(ExitReport.unknown(proc_id))
         self.on_lost(self.loss)
 
     def _lost(self) -> None:
-        if not self.is_reason_coming:
-            self.lose("agent exit", str(self.client.lost))
+        self.on_agent_failed(str(self.client.lost))
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self, nursery: trio.Nursery) -> None:

@@ -324,7 +324,10 @@ class Family:
 
             self.proc.on_gone.append(listen)
             try:
-                with trio.move_on_after(limits.TRANSFER_END_SECONDS):
+                member = self.proc.members.get(peer.proc_id)
+                # A child is waited for as long as its owner does: the loss of its host may come first.
+                owner = 0.0 if member is None or member.child is None else member.child.report_seconds
+                with trio.move_on_after(owner + limits.TRANSFER_END_SECONDS):
                     if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
                         await find_out(peer)
                     else:

@@ -21,6 +21,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.meshes.process import MeshProc, ParentProc
 from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stopped
+from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.child import wait_for_news
 from trimesh._runtime.system.exits import ExitReport, process_state
@@ -262,6 +263,8 @@ def died_of(
     record: str = "",
 ) -> DeathOf:
     """Return what makes the `ProcDied` errors of a process from its exit report; `silent` names the limit it broke."""
+    if report is not None and report.lost_host is not None:
+        return HostLoss.of(report.lost_host)
     is_stopped = bool(silent)
     silence = f"stopped for longer than limits.{silent} ({getattr(limits, silent):g} s)" if silent else ""
     if report is None or not report.is_known:

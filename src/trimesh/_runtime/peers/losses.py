@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from trimesh._runtime.system.records import LostHost
 from trimesh.errors import HostLost, Origin, set_origin
+from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point, place_name
 
 
@@ -24,6 +26,18 @@ class HostLoss(msgspec.Struct, frozen=True):
     text: str
     point: Point | None = None
     job: str = "hosts"
+
+    @classmethod
+    def of(cls, lost: LostHost) -> HostLoss:
+        """Return the loss that another process has been told of."""
+        point = Extent(hosts=lost.hosts).point(lost.rank) if lost.rank < lost.hosts else None
+        return cls(lost.host, lost.reason, lost.text, point)
+
+    @property
+    def record(self) -> LostHost:
+        """What other processes are told."""
+        hosts, rank = (0, 0) if self.point is None else (self.point.extent.nelements, self.point.rank)
+        return LostHost(self.host, self.reason, self.text, hosts, rank)
 
     def __call__(self, *, maybe_executed: bool = True) -> Exception:
         """Return an error of its own for one call, or for a block."""

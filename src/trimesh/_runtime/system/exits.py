@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from trimesh import limits
-from trimesh._runtime.system.records import ExitRecord
+from trimesh._runtime.system.records import ExitRecord, LostHost
 from trimesh.errors import ProcDied
 from trimesh.ids import ProcId
 
@@ -40,6 +40,7 @@ class ExitReport(msgspec.Struct, frozen=True):
         stderr_tail: Last `limits.STDERR_TAIL_BYTES` of its standard error; "" when there was none or it was inherited.
         ended_at: `time.monotonic_ns()` of the moment the exit was noticed; the same clock in all processes of a host.
         is_shown: Whether all that it has written is known to have been shown.
+        lost_host: The host that was lost with it; None where it has ended alone.
     """
 
     proc_id: ProcId
@@ -50,6 +51,7 @@ class ExitReport(msgspec.Struct, frozen=True):
     stderr_tail: str
     ended_at: int
     is_shown: bool = False
+    lost_host: LostHost | None = None
 
     @classmethod
     def of(cls, record: ExitRecord, *, is_shown: bool = False) -> ExitReport:
@@ -63,6 +65,7 @@ class ExitReport(msgspec.Struct, frozen=True):
             stderr_tail=record.stderr_tail,
             ended_at=record.ended_at,
             is_shown=is_shown,
+            lost_host=record.lost_host,
         )
 
     def record(self) -> ExitRecord | None:
@@ -77,10 +80,13 @@ class ExitReport(msgspec.Struct, frozen=True):
             oom_killed=self.oom_killed,
             stderr_tail=self.stderr_tail,
             ended_at=self.ended_at,
+            lost_host=self.lost_host,
         )
 
     @classmethod
-    def unknown(cls, proc_id: ProcId, pid: int = 0, ended_at: int | None = None) -> ExitReport:
+    def unknown(
+        cls, proc_id: ProcId, pid: int = 0, ended_at: int | None = None, lost_host: LostHost | None = None
+    ) -> ExitReport:
         """Return the report of a process that is gone, it is unknown how."""
         return cls(
             proc_id=proc_id,
@@ -90,12 +96,13 @@ class ExitReport(msgspec.Struct, frozen=True):
             oom_killed=False,
             stderr_tail="",
             ended_at=time.monotonic_ns() if ended_at is None else ended_at,
+            lost_host=lost_host,
         )
 
     @property
     def is_known(self) -> bool:
         """Whether there is a diagnosis; without one the process is gone, and it is unknown how."""
-        return self.exit_code is not None or self.signal is not None
+        return self.exit_code is not None or self.signal is not None or self.lost_host is not None
 
     def describe(self) -> str:
         """Return the end in a few words: `exit code 3`, `SIGKILL (out of memory)`."""

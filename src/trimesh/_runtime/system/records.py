@@ -59,16 +59,33 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
     record: str = ""
 
 
+class LostHost(Record, frozen=True):
+    """The host that a process was lost with; see `losses.HostLoss`.
+
+    Attributes:
+        host: Name of the machine.
+        reason, text: Why it is lost, as a word and for people.
+        hosts, rank: Number of the hosts of its job, and its place among them; 0 hosts where it has none.
+    """
+
+    host: str
+    reason: str
+    text: str
+    hosts: Count = 0
+    rank: Count = 0
+
+
 class ExitRecord(Record, frozen=True, kw_only=True):
     """How a process ended; see `exits.ExitReport`."""
 
     proc_id: Id
-    pid: Id
+    pid: Count
     exit_code: int | None
     signal: int | None
     oom_killed: bool
     stderr_tail: str
     ended_at: int
+    lost_host: LostHost | None = None
 
 
 class OutputChunk(Record, frozen=True):
