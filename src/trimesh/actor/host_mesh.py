@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -15,6 +14,7 @@ import trio
 from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import Bind, checked_bind, checked_output
+from trimesh._runtime.system.host_name import host_name
 from trimesh._runtime.tasks import in_trio
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units
@@ -64,7 +64,7 @@ class HostMesh:
     def names(self) -> tuple[str, ...]:
         """Names of the hosts, in order."""
         if self._hosts is None:
-            return (gethostname(),)
+            return (host_name(),)
         return self._hosts.names
 
     def __len__(self) -> int:

@@ -18,6 +18,7 @@ import trio
 from trimesh import limits
 from trimesh._native.tls import TLSContext, TLSHello, TLSSession, TLSVerdict
 from trimesh._runtime.hosts import Connected
+from trimesh._runtime.system.host_name import host_name
 from trimesh._transport.relay.base import HostConnection
 from trimesh.errors import ConfigError, LimitExceeded, LinkLost, leaves
 from trimesh.ids import ProcId
@@ -63,7 +64,7 @@ def direct_place(wanted: str, advertised: tuple[str, ...], route: str, *, is_one
     if not number:
         raise ConfigError(
             f'the setting direct must be an address, a network or an interface of each host, or "off"; got {wanted!r} '
-            f"on {socket.gethostname()}"
+            f"on {host_name()}"
         )
     if advertised:
         ports = {int(port) for port in (one.rpartition(":")[2] for one in advertised if one.count(":") == 1)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ import attrs
 import trio
 
 from trimesh._runtime.hosts import marked
+from trimesh._runtime.system.host_name import host_name
 from trimesh.jobs.child_agent import AgentProcess, ChildAgent, start_child
 from trimesh.jobs.forked import AgentTemplate
 from trimesh.jobs.job import Job, checked_hosts
@@ -80,7 +80,7 @@ class LocalLauncher:
 
     def _add(self, count: int) -> Sequence[int]:
         ranks = range(len(self.hosts), len(self.hosts) + count)
-        self.hosts = (*self.hosts, *(f"{socket.gethostname()}/{rank}" for rank in ranks))
+        self.hosts = (*self.hosts, *(f"{host_name()}/{rank}" for rank in ranks))
         return ranks
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.meshes import Rendezvous
 from trimesh._runtime.system import run_process
+from trimesh._runtime.system.host_name import host_name
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.spmd import child
@@ -48,14 +48,14 @@ class SPMDActor(Actor):
     @endpoint
     def place(self) -> HostPlace:
         """Return where this rank is."""
-        host = socket.gethostname()
+        host = host_name()
         return HostPlace(host, host)
 
     @endpoint
     def get_host_port(self) -> tuple[str, int]:
         """Return this host's address, and a port that no other process gets for as long as the actor lives."""
         self._rendezvous = self._rendezvous or Rendezvous()
-        return socket.gethostname(), self._rendezvous.port
+        return host_name(), self._rendezvous.port
 
     @endpoint
     async def main(self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> int:

@@ -26,6 +26,7 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerLostError
 from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.socket import Received, close_all
+from trimesh._runtime.system.host_name import host_name
 from trimesh._runtime.system.records import (
     AgentReady,
     Arriving,
@@ -246,7 +247,7 @@ async def open_agent(
         spawners = HostSpawners(controller, own, noticed, nursery, spawner)
         await spawners.start()
         agent = HostAgent(spawners, pipe, host_id, neighbours)
-        ready = AgentReady(socket.gethostname(), os.getpid())
+        ready = AgentReady(host_name(), os.getpid())
         agent.noticed(Received(ready, (), truncated=False))
         for received in waiting:
             agent.noticed(received)

@@ -19,6 +19,7 @@ from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import FarSocket
 from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.host_name import host_name
 from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface.base import Link
 from trimesh._transport.messages.casting import HostCaster
@@ -40,7 +41,7 @@ class LocalChild:
     @property
     def host_name(self) -> str:
         """Name of the machine."""
-        return socket.gethostname()
+        return host_name()
 
     @property
     def pid(self) -> int:
@@ -72,7 +73,7 @@ class LocalHost:
     @property
     def name(self) -> str:
         """Name of the machine."""
-        return socket.gethostname()
+        return host_name()
 
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> LocalChild:
         """Start a process; see `Host.launch`."""

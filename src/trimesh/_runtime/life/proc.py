@@ -9,7 +9,6 @@ import itertools
 import math
 import os
 import random
-import socket
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -43,6 +42,7 @@ from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Load, Services
+from trimesh._runtime.system.host_name import host_name
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
@@ -148,7 +148,7 @@ class Proc:
         pickled: bool = True,
     ) -> None:
         self.proc_id, self.transport = proc_id, transport
-        self.host_name, self.pid = socket.gethostname(), os.getpid()
+        self.host_name, self.pid = host_name(), os.getpid()
         self.cells: dict[MeshId, Cell] = {}
         self.owners: dict[MeshId, FailureHandler] = {}
         self.members: dict[ProcId, Member] = {}

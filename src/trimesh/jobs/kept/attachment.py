@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from socket import gethostname
 from typing import Any
 
 import trio
 
 from trimesh import limits
+from trimesh._runtime.system.host_name import host_name
 from trimesh.errors import HostLost, SpawnError, leaves
 from trimesh.jobs.job import Job
 from trimesh.jobs.kept.foreseen import ForeseenEnd
@@ -74,7 +74,7 @@ class HeldHosts:
         if refusal is not None:
             await lines.send(KeeperRefused(refusal))
             return
-        self.attached = Attached(gethostname(), pid, time.time())
+        self.attached = Attached(host_name(), pid, time.time())
         self._leaving = trio.Event()
         self._free = trio.Event()
         try:

@@ -18,7 +18,6 @@ import faulthandler
 import os
 import pickle
 import signal
-import socket
 import sys
 import time
 from typing import Any, Final, NoReturn
@@ -29,6 +28,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.system import start_of
 from trimesh._runtime.system.heard_signals import open_heard_signals
+from trimesh._runtime.system.host_name import host_name
 from trimesh._supervision.policy import Restart
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.actor.host_mesh import HostMesh
@@ -105,7 +105,7 @@ class Keeper:
             name=order.name,
             key=os.urandom(16).hex(),
             kind=type(job).__name__,
-            host=socket.gethostname(),
+            host=host_name(),
             boot=boot_id(),
             pid=os.getpid(),
             started=start_of(os.getpid()) or 0,

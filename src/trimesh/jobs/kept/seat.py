@@ -10,7 +10,6 @@ KT-2 The standard input of that agent is held here: with this process it ends, a
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -18,6 +17,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts import marked
+from trimesh._runtime.system.host_name import host_name
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.errors import SpawnError
@@ -95,5 +95,5 @@ class WaitingAgent(ChildAgent):
 
 async def _start() -> WaitingAgent:
     # In the process group of this process, whose end kills the group: also an agent that a signal has stopped.
-    command, host = agent_command("main_prepared"), socket.gethostname()
+    command, host = agent_command("main_prepared"), host_name()
     return WaitingAgent(await start_child(command, host, marked(host_environment()), is_apart=False))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import stat
 import time
 from collections.abc import Generator, Mapping
@@ -25,6 +24,7 @@ from trimesh import limits
 from trimesh._runtime.control import entered
 from trimesh._runtime.programs import FILE_NAME, checked_file_name
 from trimesh._runtime.system import start_of
+from trimesh._runtime.system.host_name import host_name
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.errors import ConnectError
 
@@ -229,7 +229,7 @@ def why_gone(state: KeptState) -> str:
     Raises:
         ConnectError: It is one of another machine, which this one cannot know of.
     """
-    here = socket.gethostname()
+    here = host_name()
     if state.host != here:
         raise ConnectError(
             f"the job {state.name} is kept on {state.host}, and this is {here}: go there, as the program that attaches "

@@ -21,6 +21,7 @@ from typing import Final
 import attrs
 import msgspec
 
+from trimesh._runtime.system.host_name import host_name
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.errors import ConfigError
 
@@ -88,7 +89,7 @@ def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> Ra
     has = ", ".join(f"{one.name} {one.address}" for one in known)
     raise ConfigError(
         f"the setting collectives must name an address, a network or an interface of each host, got {wanted!r} on "
-        f"{socket.gethostname()}, which has {has or 'no address'}"
+        f"{host_name()}, which has {has or 'no address'}"
     )
 
 
