@@ -48,8 +48,11 @@ def join(
         sys.stderr.write("trimesh host join needs the address of the program, as its door says it: host:port\n")
         return 2
     try:
+        from trimesh.jobs.addresses import checked_address  # noqa: PLC0415 - as above
         from trimesh.jobs.joining import join as join_here  # noqa: PLC0415 - the native library is loaded by it
 
+        for address in addresses:
+            checked_address(address)
         pki = _pki_of((certificate, key, authority), peer)
     except (TrimeshError, ValueError) as error:  # a package is missing, or an option
         sys.stderr.write(f"trimesh: {error}\n")

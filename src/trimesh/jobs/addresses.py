@@ -105,6 +105,21 @@ def with_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def checked_address(address: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; an IPv6 number stands in brackets.
+
+    Raises:
+        ValueError: It is not that.
+    """
+    host, _, port = address.rpartition(":")
+    is_number = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    if not host or not is_number or (":" in host and not host.startswith("[")):
+        raise ValueError(
+            f"an address is host:port, as the program prints it (10.0.0.7:41233, [fe80::7]:41233), got {address!r}"
+        )
+    return host.strip("[]"), int(port)
+
+
 def address_in(wanted: str) -> str:
     """Return the number of an address of this machine, as a setting names it; "" where there is none.
 

@@ -15,6 +15,7 @@ import os
 import secrets
 import signal
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -38,15 +39,17 @@ from trimesh._runtime.hosts import (
     open_agent,
 )
 from trimesh._runtime.system.heard_signals import open_heard_signals
+from trimesh._runtime.system.host_name import host_name
 from trimesh._transport.relay.base import SessionDown, SessionInterrupted
 from trimesh._transport.relay.native import open_relay
 from trimesh.config import current
 from trimesh.errors import HostRefused, LinkLost, TrimeshError, leaves
 from trimesh.ids import ID_MAX, ProcId
+from trimesh.jobs.addresses import checked_address
 from trimesh.jobs.direct import DirectPlace, DirectWays, direct_place
 from trimesh.jobs.door import LENGTH
-from trimesh.jobs.handshake import SecureSocket, context_of, own_hello, own_versions
-from trimesh.jobs.identity import PLAIN, Credentials, JoinToken, KeyRequest, proof_of
+from trimesh.jobs.handshake import CANNOT_JOIN, SecureSocket, context_of, own_hello, own_versions
+from trimesh.jobs.identity import PLAIN, Credentials, IdentityError, JoinToken, KeyRequest, proof_of
 from trimesh.jobs.launcher import AgentOrder
 from trimesh.jobs.pki import plain_warning
 
@@ -130,7 +133,11 @@ class HostProgram:
         Raises:
             TrimeshError: It could not join.
         """
-        credentials = await self._unless_told(self._join)
+        try:
+            credentials = await self._unless_told(self._join)
+        except (TLSError, IdentityError) as error:  # of this machine: the program cannot know it
+            await self._tell_why_not(str(error))
+            raise
         if credentials is None:
             return self._told
         context = context_of(credentials)
@@ -152,6 +159,14 @@ class HostProgram:
             return await self._until_decided(lambda: self._join_once(context))
         finally:
             context.close()
+
+    async def _tell_why_not(self, text: str) -> None:
+        """Tell the door why this host cannot join; in plain text, as there is no session."""
+        with trio.move_on_after(limits.HOST_DIAL_SECONDS), suppress(OSError, LinkLost, trio.BrokenResourceError):
+            async with await _dial(self._order.addresses, limits.HOST_DIAL_SECONDS) as stream:
+                await stream.send_all(CANNOT_JOIN + f"{host_name()}: {text}".encode()[:400] + b"\n")
+                await stream.send_eof()
+                await stream.receive_some(1)  # until it was read
 
     async def _until_decided(self, once: Callable[[], Awaitable[T]]) -> T:
         """Dial the door until it has decided: where many come at once, it lets the slowest make way (JD-1)."""
@@ -182,7 +197,7 @@ class HostProgram:
         chain = await secure.receive_exactly(size)
         assert secure.tls.peer is not None
         self._controller = ProcId(secure.tls.peer.incarnation)
-        return request.credentials(chain, self._token.pin)
+        return request.credentials(chain, self._token.pin, time.time())
 
     @asynccontextmanager
     async def _dialled(
@@ -200,6 +215,12 @@ class HostProgram:
                 await secure.shake_hands(prove=self._prove, seconds=limits.HOST_JOIN_SECONDS)
             except LinkLost as error:
                 failure = secure.tls.failure
+                if failure is not None and failure.status == status.ERR_TLS_PLAINTEXT:
+                    own, other = ("without", "has") if self._token.is_plain else ("with", "is without")
+                    raise HostRefused(
+                        f"the program at {', '.join(self._order.addresses)} {other} TLS, and the token of this host is "
+                        f"for sessions {own}: take the token that the door at this address prints"
+                    ) from error
                 if failure is None or failure.status in _MADE_WAY:
                     raise _NotAdmitted(str(error)) from error
                 if failure.status != status.ERR_TLS_REFUSED:
@@ -350,10 +371,10 @@ class HostProgram:
 async def _dial(addresses: tuple[str, ...], connect_seconds: float) -> trio.SocketStream:
     problems = list[str]()
     for address in addresses:
-        host, _, port = address.rpartition(":")
+        host, port = checked_address(address)
         try:
             with trio.move_on_after(connect_seconds):
-                return await trio.open_tcp_stream(host.strip("[]"), int(port))
+                return await trio.open_tcp_stream(host, port)
             problems.append(f"{address}: no answer within {connect_seconds:g} s")
         except OSError as error:
             problems.append(f"{address}: {error}")

@@ -11,12 +11,13 @@ JD-2 Who breaks the rules is counted, and logged once for each rule and door, ho
 
 from __future__ import annotations
 
+import errno
 import logging
 import struct
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -29,7 +30,16 @@ from trimesh._transport.relay.base import HostConnection
 from trimesh.errors import HostRefused, LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 from trimesh.jobs.addresses import with_port
-from trimesh.jobs.handshake import SecureSocket, context_of, own_hello, own_versions
+from trimesh.jobs.handshake import (
+    BEGINS_PLAIN,
+    BEGINS_TLS,
+    SPEAKS_TLS,
+    SecureSocket,
+    context_of,
+    own_hello,
+    own_versions,
+    words_of_host,
+)
 from trimesh.jobs.identity import Authority, ForeignAuthority, IdentityError, JoinToken, TokenLedger
 
 LENGTH: Final = struct.Struct("<I")
@@ -72,6 +82,7 @@ class Door:
         address: `host:port`, where it listens.
         addresses: What hosts dial, in order.
         on_stranger: Called with words for each host whose token is worth nothing here. Must not raise.
+        on_refused: Called with words for each peer that no token tells anything of. Must not raise.
         offences: How many connections broke which rule, by the status of the failure (JD-2).
     """
 
@@ -87,12 +98,13 @@ class Door:
         self.address = with_port(host, port)
         self.addresses = tuple(with_port(one, port) for one in advertised) or (self.address,)
         self.on_stranger: Callable[[str], None] = lambda _: None
+        self.on_refused: Callable[[str], None] = lambda _: None
         self.offences = Counter[int]()
         self._own = own
         self._authority = authority
         self._context = context
         foreign = authority.own if isinstance(authority, ForeignAuthority) else None
-        is_plain = foreign is not None and foreign.is_plain
+        is_plain = self._is_plain = foreign is not None and foreign.is_plain
         self._ledger = TokenLedger(authority.pin, keeps_spent=foreign is not None, is_plain=is_plain)
         self._expected: dict[bytes, DoorGuest] = {}
         self._members: dict[ProcId, DoorGuest] = {}
@@ -144,11 +156,29 @@ class Door:
                 entry.joining.refused(HostRefused(entry.refusal))
             elif entry.joining is not None:
                 entry.joining.refused(HostRefused(str(error)))
-            elif (failure := secure.tls.failure) is not None and failure.status not in _NO_OFFENCE:
-                self._count_offence(failure)
+            else:
+                await self._hear_failure(secure, stream)
         finally:
             secure.close()
             self._is_through(entry)
+
+    async def _hear_failure(self, secure: SecureSocket, stream: trio.SocketStream) -> None:
+        """Take the end of a connection that has shown no token."""
+        failure = secure.tls.failure
+        if (words := words_of_host(secure.first)) is not None:
+            self.on_refused(f"a host that has shown no token says that it cannot join: {words}")
+        elif failure is not None and failure.status not in _NO_OFFENCE:
+            self._count_offence(failure)
+            if secure.first.startswith(BEGINS_TLS if self._is_plain else BEGINS_PLAIN):
+                await self._refuse_other_kind(stream)
+
+    async def _refuse_other_kind(self, stream: trio.SocketStream) -> None:
+        """Tell both sides that one has TLS and the other one has not; strangers of other kinds get no answer."""
+        theirs, ours = ("with", "does without (insecure=)") if self._is_plain else ("without", "has")
+        self.on_refused(f"a peer came {theirs} TLS, and this door {ours} TLS: give hosts tokens of this door")
+        if not self._is_plain:
+            with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+                await stream.send_all(SPEAKS_TLS)
 
     async def _wait_turn(self) -> None:
         """Wait until there may be one more that has shown nothing (JD-1)."""
@@ -317,6 +347,15 @@ async def open_door_at(
         listeners = await trio.open_tcp_listeners(place.port, host=place.interface, backlog=_BACKLOG)
     except OSError as error:
         where = with_port(place.interface, place.port)
+        if error.errno == errno.EADDRINUSE:
+            raise SpawnError(
+                f"hosts cannot join at {where}: another program listens at port {place.port}; name a free one by "
+                "port=, or leave it out"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise SpawnError(
+                f"hosts cannot join at {where}: this user may not listen at port {place.port}; name one from 1024 on"
+            ) from error
         raise SpawnError(f"hosts cannot join at {where}, which must be an address of this machine: {error}") from error
     door = Door(own, authority, context, listeners[0], place.advertised)
     try:

@@ -93,6 +93,7 @@ class DoorRun(HostsRun):
         place = DoorPlace(number, self._port, self._advertised)
         async with open_host_links(self._proc, place, own) as self.links:
             self.links.door.on_stranger = self._stranger
+            self.links.door.on_refused = lambda text: self.refusals.append(HostRefused(text))
             async with trio.open_nursery() as self._nursery:
                 self.ready.set()
                 await self.release.wait()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import socket
 import sys
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
@@ -21,6 +22,20 @@ from trimesh.ids import ProcId
 from trimesh.jobs.identity import Credentials
 
 _READ_BYTES: Final = 1 << 16
+
+_FIRST_BYTES: Final = 512
+
+CANNOT_JOIN: Final = b"trimesh cannot join: "
+"""Begins what a host sends that cannot even begin a session, followed by why, so that its program can tell."""
+
+BEGINS_TLS: Final = b"\x16\x03"
+"""A record of TLS with a hello."""
+
+BEGINS_PLAIN: Final = b"tmplain1"
+"""A session without TLS (`native/src/tls/plain.zig`)."""
+
+SPEAKS_TLS: Final = bytes((21, 3, 3, 0, 2, 2, 70))
+"""An alert of TLS, protocol_version: what a peer without TLS gets, to know what it has reached."""
 
 Decide = Callable[[TLSHello], TLSVerdict]
 Prove = Callable[[TLSSession], None]
@@ -55,6 +70,7 @@ class SecureSocket:
 
     Attributes:
         tls: Its session.
+        first: The first bytes that have come, for words about a peer that speaks something else.
     """
 
     def __init__(self, sock: trio.socket.SocketType, tls: TLSSession) -> None:
@@ -63,6 +79,7 @@ class SecureSocket:
         self._wire = bytearray()
         self._plain = bytearray()
         self._is_handed_over = False
+        self.first = b""
 
     async def shake_hands(
         self,
@@ -128,6 +145,7 @@ class SecureSocket:
             self.tls.end()
             raise LinkLost(f"the peer has closed the connection{_why(self.tls)}")
         self._wire += data
+        self.first += data[: _FIRST_BYTES - len(self.first)]
 
     async def _step(self, plain: bytes) -> int:
         """Let TLS take what there is; return how much it took of `plain`."""
@@ -143,7 +161,7 @@ class SecureSocket:
                 except (OSError, trio.BrokenResourceError) as error:
                     raise LinkLost(f"the connection broke: {error}") from None
             if self.tls.state is State.FAILED:
-                raise LinkLost(f"the peer cannot be trusted, or does not trust us: {self.tls.failure}")
+                raise LinkLost(f"the peer cannot be trusted, or does not trust us: {_words(self.tls)}")
             if not (step.wire or step.wire_taken or step.plain_taken):
                 return taken
 
@@ -163,6 +181,21 @@ class SecureSocket:
             self.tls.free()
 
 
+def words_of_host(first: bytes) -> str | None:
+    """Return why a host cannot join, as it (or a stranger) has sent it in place of a hello; None where it has not."""
+    if not first.startswith(CANNOT_JOIN):
+        return None
+    text = first[len(CANNOT_JOIN) :].partition(b"\n")[0].decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def _why(tls: TLSSession) -> str:
-    failure = tls.failure
-    return "" if failure is None else f": {failure}"
+    return "" if tls.failure is None else f": {_words(tls)}"
+
+
+def _words(tls: TLSSession) -> str:
+    """Return why a session has failed; where a certificate does not count now, by which clock."""
+    text = str(tls.failure)
+    if "not yet valid" in text or "expired" in text:
+        text += f"; the clock of this machine says {time.strftime('%Y-%m-%d %H:%M:%S %Z')}: set it, or that of the peer"
+    return text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
 from trimesh.errors import HostRefused
+from trimesh.jobs.addresses import checked_address, with_port
 from trimesh.jobs.job import Pickle, checked_hosts, checked_pki
 from trimesh.jobs.pki import OwnPKI, checked_insecure
 
@@ -133,6 +134,8 @@ def open_door(
     if not 0 <= port < 1 << 16:
         raise ValueError(f"port must be a number from 0 (the system chooses) to 65535, got {port!r}")
     advertised = (advertise,) if isinstance(advertise, str) else tuple(advertise)
+    for one in advertised:
+        checked_address(with_port(one, port or 1))
 
     @asynccontextmanager
     async def open_() -> AsyncGenerator[OpenDoor, None]:

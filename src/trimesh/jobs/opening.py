@@ -409,8 +409,10 @@ class HostSlot(JoinedHost):
 
     def failed(self, error: Exception) -> None:
         """See `JoinedHost.failed`."""
+        if self.error is not None:
+            return  # what comes of the first failure
         set_origin(error, Origin(self.point, "hosts", host=self.name))
-        self.error = self.error or error
+        self.error = error
         self.settled.set()
         self._run.failed(error)
 

@@ -138,8 +138,13 @@ class KeyRequest:
         request = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
         self.text = request.sign(self._key, hashes.SHA256()).public_bytes(_PEM)
 
-    def credentials(self, chain: bytes, pin: bytes) -> Credentials:
+    def credentials(self, chain: bytes, pin: bytes, now: float | None = None) -> Credentials:
         """Return the credentials, with the chain that the authority has sent.
+
+        Args:
+            chain: In PEM.
+            pin: Of the authority.
+            now: Seconds since 1970, by the clock of this machine; None does not look whether they count by that.
 
         Raises:
             IdentityError: The chain is not of the pinned authority, or not for this key.
@@ -154,7 +159,26 @@ class KeyRequest:
             raise IdentityError("the certificate needs to be of the authority that the join was for, got another one")
         if pin_of(public) != pin_of(self._key.public_key()):
             raise IdentityError("the certificate needs to be for the key of the request, got one for another key")
+        if now is not None:
+            _check_clock(certificates[0], now)
         return Credentials(chain=chain, key=_text_of(self._key), authority=root.public_bytes(_PEM))
+
+
+def _check_clock(certificate: x509.Certificate, now: float) -> None:
+    """Refuse a certificate that was made just now and does not count by the clock of this machine.
+
+    Raises:
+        IdentityError: The clocks of both machines differ by too much.
+    """
+    made_at = certificate.not_valid_before_utc.timestamp() + limits.CLOCK_SKEW_SECONDS
+    is_early = now < certificate.not_valid_before_utc.timestamp()
+    if is_early or now > certificate.not_valid_after_utc.timestamp():
+        apart = timedelta(seconds=round(abs(made_at - now)))
+        where = "behind" if is_early else "ahead of"
+        raise IdentityError(
+            f"the clock of this machine is {apart} {where} that of the program, and certificates allow for "
+            f"limits.CLOCK_SKEW_SECONDS ({limits.CLOCK_SKEW_SECONDS:g} s): set the clocks of both machines (NTP)"
+        )
 
 
 def pin_of(public: CertificatePublicKeyTypes) -> bytes:

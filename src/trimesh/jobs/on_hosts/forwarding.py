@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -69,6 +70,20 @@ class Forwarding:
         return f"<{self.address} to {self._what}, {self.connections} connections>"
 
 
+async def _listening(port: int) -> trio.SocketListener:
+    """Listen on this machine.
+
+    Raises:
+        OSError: The port cannot be used; of the kind that the system says.
+    """
+    try:
+        [listener] = await trio.open_tcp_listeners(port, host=_ADDRESS)
+    except OSError as error:
+        rule = "local= is a port of this machine that is free, or 0 for any"
+        raise OSError(error.errno, f"{rule}, got {port}: {os.strerror(error.errno or 0)}") from None
+    return listener
+
+
 async def _accept(listener: trio.SocketListener) -> trio.SocketStream:
     while True:
         try:
@@ -86,22 +101,21 @@ async def forward(hosts: HostMesh, local: int, remote: int | str) -> AsyncGenera
         raise ValueError(f"a port leads to one host, got {len(hosts)}: write hosts.slice(hosts=0).forward(...)")
     host, port = checked_remote(remote)
     number = _checked_port(local, least=0)
-    async with hosts.spawn_procs({}, name="forward") as procs:
+    listener = await _listening(number)  # before anything is started on the host, whose failures come in groups
+    async with listener, hosts.spawn_procs({}, name="forward") as procs:
         tunnel = await procs.spawn("forward", PortTunnel, host, port)
-        [listener] = await trio.open_tcp_listeners(number, host=_ADDRESS)
-        async with listener:
-            bound: int = listener.socket.getsockname()[1]
-            forwarding = Forwarding(bound, tunnel, f"{host}:{port} on {hosts.names[0]}")
-            failure: Exception | None = None
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(forwarding.serve, listener)
-                try:
-                    yield forwarding
-                except Exception as error:  # noqa: BLE001 - raised again below: the nursery would wrap it
-                    failure = error
-                nursery.cancel_scope.cancel(reason="the block of the forwarded port is left")
-            if failure is not None:
-                raise failure
+        bound: int = listener.socket.getsockname()[1]
+        forwarding = Forwarding(bound, tunnel, f"{host}:{port} on {hosts.names[0]}")
+        failure: Exception | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(forwarding.serve, listener)
+            try:
+                yield forwarding
+            except Exception as error:  # noqa: BLE001 - raised again below: the nursery would wrap it
+                failure = error
+            nursery.cancel_scope.cancel(reason="the block of the forwarded port is left")
+        if failure is not None:
+            raise failure
 
 
 def checked_remote(remote: Any) -> tuple[str, int]:
