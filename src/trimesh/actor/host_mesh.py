@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import trio
 
@@ -69,6 +69,22 @@ class HostMesh:
 
     def __len__(self) -> int:
         return self.extent.nelements
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to travel.
+
+        Raises:
+            TypeError: Always.
+        """
+        del protocol
+        if self._hosts is None:
+            raise TypeError(
+                "this_host() means the machine of whoever calls it, and does not travel: call this_host() in the actor"
+            )
+        raise TypeError(
+            "hosts of a job are used by the program that has entered it, and do not travel: spawn there "
+            "(`hosts.spawn_procs(...)`) and send that mesh; with shared=True actors may spawn on it, too"
+        )
 
     def points(self) -> Iterator[Point]:
         """Yield the coordinates of the hosts, in this view of them."""
@@ -157,9 +173,14 @@ class HostMesh:
         name, extent = checked_name(name), check_per_host(per_host)
         owned = self._owned
         if self._hosts is not None:
-            if bind is not None or rendezvous:
-                what = "bind=" if bind is not None else "rendezvous="
-                raise ValueError(f"{what} is for the processes of one host so far: leave it out on the hosts of a job")
+            if bind is not None:
+                raise ValueError("bind= is for the processes of one host so far: leave it out on the hosts of a job")
+            if rendezvous:
+                raise ValueError(
+                    "rendezvous= is for the processes of one host; on the hosts of a job give each actor the variables "
+                    "of its rank: `await actors.join.call(trimesh.per_rank(await trimesh.spmd.env(procs)))`, where "
+                    "`join` does os.environ.update(variables) and init_process_group()"
+                )
             extent = self._hosts.extent_of(extent)
             owned = self._hosts.owned(owned)
         settings = reread()

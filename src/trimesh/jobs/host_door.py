@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
@@ -95,6 +95,15 @@ class OpenDoor:
                 yield mesh
 
         return Spawning(f"expect({hosts!r})", open_, _adopt)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        """Refuse to travel.
+
+        Raises:
+            TypeError: Always.
+        """
+        del protocol
+        raise TypeError("a door is used by the program that has opened it, and does not travel: send `door.addresses`")
 
     def __repr__(self) -> str:
         return f"<door at {', '.join(self.addresses)}, {len(self._run.waiting)} hosts wait>"

@@ -52,6 +52,13 @@ def _check_insecure(job: Job, _: object, insecure: object) -> None:
     checked_insecure(insecure, job.pki)
 
 
+class _Entered(list[Spawning[HostMesh]]):
+    """The open blocks of a job in this program. A copy of the job, or one that travels, has none."""
+
+    def __reduce_ex__(self, protocol: object) -> tuple[type[_Entered], tuple[()]]:
+        return _Entered, ()
+
+
 @attrs.frozen
 class Job:
     """Base of all jobs: a value that starts nothing until its block is entered: `async with job as hosts:`.
@@ -59,9 +66,7 @@ class Job:
     A subclass says which hosts there are and how agents come to run there. Entering it again later starts it again.
     """
 
-    _entered: list[Spawning[HostMesh]] = attrs.field(
-        factory=list[Spawning[HostMesh]], init=False, eq=False, repr=False, hash=False
-    )
+    _entered: _Entered = attrs.field(factory=_Entered, init=False, eq=False, repr=False, hash=False)
 
     hosts: Any
     pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))

@@ -77,8 +77,8 @@ def offending_part(
     where = f" at {root}{path if root else path.lstrip(', .')}" if path else ""
     if isinstance(error, DefinitionError):
         return f"{what} cannot be serialised: {_short(error)}{where}; {_BY_VALUE_REMEDY}"
-    kind = f"a {cls.__module__}.{cls.__qualname__}"
-    return f"{what} cannot be serialised: {_short(error)}{where} ({kind}); {_remedy(value)}"
+    advice = "" if _says_itself(value) else f"; {_remedy(value)}"
+    return f"{what} cannot be serialised: {_short(error)}{where} (a {cls.__module__}.{cls.__qualname__}){advice}"
 
 
 def _remedy(value: object) -> str:
@@ -147,8 +147,13 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         yield from ((f" member {_name(part)}", part) for _, part in _members(whole))
     elif isinstance(value, FunctionType):
         yield from _captures(value)
-    if not isinstance(type(whole).__reduce_ex__, FunctionType):  # such a class says itself why it does not travel
+    if not _says_itself(whole):
         yield from _attributes(whole)
+
+
+def _says_itself(value: object) -> bool:
+    """Return whether the class of a value says itself why it does not travel."""
+    return isinstance(type(value).__reduce_ex__, FunctionType)
 
 
 def _items(value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

@@ -79,8 +79,8 @@ class SlurmJob(Job):
     """Hosts that are nodes of Slurm: `async with SlurmJob(4, gpus=8, time="4:00:00") as hosts:`.
 
     Inside of an allocation (`SLURM_JOB_ID` is set) its first nodes are used, and what follows `hosts` but `python`,
-    `interface` and `notice` says nothing. Else one is asked for: entering waits in the queue for as long as that takes,
-    and a cancel leaves nothing queued. The allocation ends with the block.
+    `env`, `interface` and `notice` says nothing. Else one is asked for: entering waits in the queue for as long as that
+    takes, and a cancel leaves nothing queued. The allocation ends with the block.
 
     A part of a mapping may have resources of its own: `{"trainers": 4, "loaders": {"hosts": 2, "gpus": 0, "cpus": 64,
     "partition": "cpu"}}`, with `gpus`, `cpus`, `memory`, `partition` in place of those of the job, and `options` beside
@@ -93,6 +93,7 @@ class SlurmJob(Job):
         partition, account: Of the job.
         options: Further arguments of salloc: `("--exclusive",)`.
         python: The interpreter on the nodes; None takes the path of this program's own, else see `SSHJob`.
+        env: Environment variables of the agents and of what they start; they do not show in any argument.
         interface: Where this program listens for the nodes; None takes the address of the route to the first one.
         notice: Seconds before the limit of time at which `HostMesh.wait_notice` returns; None takes
             `limits.SLURM_NOTICE_SECONDS`. When the grace of the block is all that is left, the block is cancelled.
@@ -110,6 +111,7 @@ class SlurmJob(Job):
     account: str | None = attrs.field(default=None, kw_only=True)
     options: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
     python: str | None = attrs.field(default=None, kw_only=True)
+    env: Mapping[str, str] = attrs.field(factory=dict[str, str], kw_only=True)
     interface: str | None = attrs.field(default=None, kw_only=True)
     notice: float | None = attrs.field(default=None, kw_only=True, validator=_checked_seconds)
 
@@ -126,6 +128,11 @@ class SlurmJob(Job):
             return {"hosts": self.hosts}
         given = self.hosts.items()
         return {name: cast("int", part["hosts"]) if isinstance(part, Mapping) else part for name, part in given}
+
+    @property
+    def agent_env(self) -> Mapping[str, str]:
+        """See `Job.agent_env`."""
+        return self.env
 
     @property
     def is_heterogeneous(self) -> bool:
