@@ -48,6 +48,10 @@ class JobRow(_Row, frozen=True):
     insecure: tuple[str, ...] = ()
 
 
+HOST_SILENT: Final = "-"
+"""In place of the kernel's letter of a process: its host does not answer either."""
+
+
 class HostRow(_Row, frozen=True):
     """One machine of a run.
 
@@ -56,12 +60,14 @@ class HostRow(_Row, frozen=True):
         procs: Processes of the run there.
         failed: Those of them whose state is neither "running" nor "starting".
         is_insecure: Whether the session with it is without TLS.
+        state: "running", or "silent" where neither its agent nor a process there answers.
     """
 
     name: str
     procs: int
     failed: int = 0
     is_insecure: bool = False
+    state: str = "running"
 
 
 class ProcRow(_Row, frozen=True):
@@ -81,8 +87,8 @@ class ProcRow(_Row, frozen=True):
         memory_bytes: Resident memory; 0 if that is not known.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
         kernel_state: Of the main thread of a silent process, the kernel's letter: "R" while C code computes, "S" while
-            it waits in the operating system, "D" while it waits there for a disk or another device; empty if that is
-            not known.
+            it waits in the operating system, "D" while it waits there for a disk or another device, "-" where its host
+            does not answer either (`HOST_SILENT`); empty if that is not known.
         last_event: What happened to it last; empty for nothing.
         record: File of its flight record; empty without one.
         stack_fd: Where a process of this host writes its stack; see `trimesh._runtime.watch.stack`.

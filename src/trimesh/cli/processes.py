@@ -43,6 +43,10 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
         if problem.kind in ("deadlock", "full", "memory"):  # the others are lines of their own
             text = f"{problem.title}{f'; {problem.text}' * bool(problem.text)}"
             tree.add(Text(one_line(text, 300), style="red" if problem.kind == "deadlock" else "yellow"))
+    for host in snapshot.hosts:
+        if host.state == "silent":
+            what = "process" if host.procs == 1 else "processes"
+            tree.add(Text(f"host {clean(host.name)}  silent, with {host.procs} {what} of this run", style="red"))
     for failure in snapshot.failures[:_SHOWN]:
         tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
     for line in publication_lines(snapshot):

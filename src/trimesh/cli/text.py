@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from trimesh._wire.exceptions.frame_owners import package_of_line, shown_frames
+from trimesh._wire.observed import HOST_SILENT
 from trimesh.observe import CallRow, ProcRow
 from trimesh.observe.merging import program_line
 
@@ -64,6 +65,8 @@ _SILENCE: Final = {
 
 def silence(proc: ProcRow) -> str:
     """Return what is known of a silent process, and which command shows more."""
+    if proc.kernel_state == HOST_SILENT:
+        return f"its host {clean(proc.host)} does not answer either: its agent is stopped, or cannot be reached"
     words = _SILENCE.get(proc.kernel_state, "C code holds the GIL, or it waits in the operating system")
     where = f" on {clean(proc.host)}" * bool(proc.host)
     look = f"; py-spy dump --native --pid {proc.pid}{where} shows the lines of C" * bool(proc.pid)

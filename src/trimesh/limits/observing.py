@@ -182,3 +182,7 @@ PAGE_TASK_BARS: Final = 400
 
 PAGE_LATENCY_PROCS: Final = 4
 """Processes, the busiest, whose newest calls give the latency of a look."""
+
+OBSERVE_STATE_SECONDS: Final = 0.5
+"""A host is asked for so long how its kernel sees a process that does not answer itself: agents answer within
+milliseconds, and who looks on waits for it."""

@@ -154,12 +154,19 @@ def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow
 def _hosts(procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> tuple[observed.HostRow, ...]:
     counts = dict[str, list[int]]()
     for proc in procs:
-        count = counts.setdefault(proc.host, [0, 0])
+        count = counts.setdefault(proc.host, [0, 0, 0])
         count[0] += 1
         count[1] += proc.state not in _FINE
+        count[2] += proc.kernel_state == observed.HOST_SILENT
     rows = [
-        observed.HostRow(name=name, procs=total, failed=failed, is_insecure=name in insecure)
-        for name, (total, failed) in counts.items()
+        observed.HostRow(
+            name=name,
+            procs=total,
+            failed=failed,
+            is_insecure=name in insecure,
+            state="silent" if silent == total else "running",
+        )
+        for name, (total, failed, silent) in counts.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.failed, row.name)))
 

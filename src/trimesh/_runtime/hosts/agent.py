@@ -26,6 +26,7 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerLostError
 from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.socket import Received, close_all
+from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.system.host_name import host_name
 from trimesh._runtime.system.records import (
     AgentReady,
@@ -96,6 +97,9 @@ class HostAgent:
                 case wire.Launch() | wire.Connect() | wire.ExitOf() | wire.Flush():
                     close_all(received.fds)
                     nursery.start_soon(self._ask, record)
+                case wire.StateOf(request=request, pid=pid):
+                    close_all(received.fds)
+                    self._send(wire.StateKnown(request, process_state(pid)))
                 case wire.Signal() | wire.OutputTaken():
                     close_all(received.fds)
                     self._spawners.post(record)

@@ -72,6 +72,10 @@ class RemoteChild:
         """See `HostChild.report_seconds`."""
         return limits.FAR_EXIT_REPORT_SECONDS
 
+    async def kernel_state(self) -> str | None:
+        """See `HostChild.kernel_state`: its agent answers."""
+        return await self._host.state_of(self.pid)
+
     def signal(self, signum: int) -> None:
         """Send a signal to its process group; never blocks."""
         self._host.signal(self.proc_id, signum)
@@ -196,6 +200,14 @@ class RemoteHost:
     def signal(self, proc_id: ProcId, signum: int) -> None:
         """Signal the group of a process; never blocks. Nothing if the host is lost."""
         self.client.post(wire.Signal(proc_id, signum))
+
+    async def state_of(self, pid: int) -> str | None:
+        """Return the state of a process there; None where the agent is lost."""
+        try:
+            received = await self.client.ask(lambda request: wire.StateOf(request, pid))
+        except (SpawnerLostError, OSError, LimitExceeded):
+            return None
+        return received.record.state if isinstance(received.record, wire.StateKnown) else None
 
     async def connect(self, target: ProcId) -> Link:
         """Make a link to a process of this host; see `Host.connect`."""

@@ -18,7 +18,7 @@ from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import FarSocket
 from trimesh._runtime.system.child import Child, LaunchSpec
-from trimesh._runtime.system.exits import ExitReport
+from trimesh._runtime.system.exits import ExitReport, process_state
 from trimesh._runtime.system.host_name import host_name
 from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface.base import Link
@@ -52,6 +52,11 @@ class LocalChild:
     def report_seconds(self) -> float:
         """See `HostChild.report_seconds`."""
         return limits.EXIT_REPORT_SECONDS
+
+    async def kernel_state(self) -> str | None:
+        """See `HostChild.kernel_state`."""
+        await trio.lowlevel.checkpoint()
+        return process_state(self.pid)
 
     def signal(self, signum: int) -> None:
         """Send a signal to its process group."""

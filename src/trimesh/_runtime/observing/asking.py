@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.observing.view import look, memory_of, proc_name
+from trimesh._runtime.observing.view import STOPPED, look, memory_of, proc_name
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import Report, read_report, request_report
@@ -94,11 +94,13 @@ class Inquiries:
             del self._open[number]
         silent = [member for member in by_message if member.peer.proc_id not in question.views]
         asked.add([member for member in silent if member.stack_fd >= 0 and not member.gone.is_set()])
+        far = [member for member in silent if member.stack_fd < 0 and not member.gone.is_set()]
+        states = await _states_of(far, min(seconds / 4, limits.OBSERVE_STATE_SECONDS))
         ends_at = time.monotonic() + seconds / 2
         while not asked.is_answered and time.monotonic() < ends_at:  # noqa: ASYNC110 - another process answers, by a file
             await trio.sleep(_POLL_SECONDS)
         below = [view for views in question.views.values() for view in views]
-        return [look(proc), *below, *asked.views()]
+        return [look(proc), *below, *asked.views(), *states]
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -145,6 +147,36 @@ class Inquiries:
     def _gone(self, peer: Peer) -> None:
         for question in self._open.values():
             question.drop(peer.proc_id)
+
+
+async def _states_of(members: Sequence[Member], seconds: float) -> Sequence[observed.ProcView]:
+    """Return what hosts say of processes there that say nothing themselves."""
+    found: dict[Member, str | None] = {}
+
+    @trio.lowlevel.enable_ki_protection
+    async def ask(member: Member) -> None:
+        if member.child is not None:
+            found[member] = await member.child.kernel_state()
+
+    if members:
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for member in members:
+                    nursery.start_soon(ask, member)
+    return [_view_by_state(member, found.get(member)) for member in members]
+
+
+def _view_by_state(member: Member, letter: str | None) -> observed.ProcView:
+    letter = observed.HOST_SILENT if letter is None else letter
+    state = STOPPED.get(letter, "silent")
+    return observed.ProcView(
+        proc=observed.ProcRow(
+            id=proc_name(member.peer.proc_id),
+            state=state,
+            stalled_seconds=member.stall.seconds,
+            kernel_state=letter if state == "silent" else "",
+        )
+    )
 
 
 class AskedBySignal:

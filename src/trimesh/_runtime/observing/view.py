@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trimesh.shape.point import Point
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-_STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
+STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
 _KINDS: Final = {
     NodeKind.CALL: "call",
     NodeKind.MESSAGE: "call",
@@ -375,7 +375,7 @@ def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
     elif member.child is None:
         state = "starting"
     else:
-        state = "running" if member.stack_fd < 0 else _STOPPED.get(process_state(member.pid), "running")
+        state = "running" if member.stack_fd < 0 else STOPPED.get(process_state(member.pid), "running")
         state = "exiting" if state == "running" and member.is_expected else state
         state = "held" if state == "running" and pauses.is_held(member.peer) else state
     return observed.ProcRow(

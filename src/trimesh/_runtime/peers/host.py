@@ -93,6 +93,13 @@ class HostChild(Protocol):
         """The owner's end of the link to it."""
         ...
 
+    async def kernel_state(self) -> str | None:
+        """Return its state by the kernel of its host, a letter, "" where it is gone; None where that does not answer.
+
+        Waits for an answer of its host.
+        """
+        ...
+
     def signal(self, signum: int) -> None:
         """Send a signal to its whole process group; never blocks."""
         ...

@@ -222,6 +222,7 @@ class SpawnerClient:
                 | wire.ConnectFailed()
                 | wire.ExitKnown()
                 | wire.Flushed()
+                | wire.StateKnown()
             ):
                 self._answer(record.request, received)
             case (

@@ -176,6 +176,13 @@ class Flush(Record, frozen=True, tag=True):
     request: Request
 
 
+class StateOf(Record, frozen=True, tag=True):
+    """Controller to an agent only: the state of a process there, by the kernel. Answered by `StateKnown`."""
+
+    request: Request
+    pid: Id
+
+
 class OutputTaken(Record, frozen=True, tag=True):
     """Controller only: one `Output` has been written; another may come."""
 
@@ -270,6 +277,13 @@ class Flushed(Record, frozen=True, tag=True):
     """Answer to `Flush`, in order with `Output`."""
 
     request: Request
+
+
+class StateKnown(Record, frozen=True, tag=True):
+    """Answer to `StateOf`: the kernel's letter; empty where there is no such process."""
+
+    request: Request
+    state: str
 
 
 class ForeignConnect(Record, frozen=True, tag=True):
@@ -393,6 +407,7 @@ AnyRequest = (
     | Connect
     | ExitOf
     | Flush
+    | StateOf
     | OutputTaken
     | CastChannel
     | Retire
@@ -424,6 +439,7 @@ AnyNotice = (
     | ExitKnown
     | Output
     | Flushed
+    | StateKnown
     | ForeignConnect
     | ForeignExitOf
     | Greeting

@@ -1,0 +1,75 @@
+"""What is seen of processes on the hosts of a job that do not answer (Q1)."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+import trio
+from tests.patience import HANG_SECONDS
+from tests.runtime.processes import parent_of
+
+from trimesh import Actor, Isolate, endpoint, observe
+from trimesh.cli.processes import process_tree
+
+pytest.importorskip("cryptography")
+
+from trimesh import jobs
+from trimesh._native import tls
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
+
+
+class Worker(Actor):
+    @endpoint
+    async def pids(self) -> tuple[int, int]:
+        return os.getpid(), parent_of(os.getppid())
+
+
+def lines(tree: Any) -> list[str]:
+    return [str(tree.label), *(line for child in tree.children for line in lines(child))]
+
+
+@pytest.mark.daily
+async def test_process_that_a_signal_has_stopped_is_called_stopped() -> None:
+    """Q1: its agent sees it; its sibling runs."""
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob(1) as hosts, hosts.spawn_procs({"gpus": 2}, supervision=Isolate()) as procs:
+            workers = await procs.spawn("workers", Worker)
+            pid, _ = await workers.slice(hosts=0, gpus=1).pids.call_one()
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                seen = await observe.snapshot()
+            finally:
+                os.kill(pid, signal.SIGCONT)
+    states = {proc.name: proc.state for proc in seen.procs}
+    assert states["procs[hosts=0,gpus=1]"] == "stopped"
+    assert states["procs[hosts=0,gpus=0]"] == "running"
+    assert {host.state for host in seen.hosts} == {"running"}
+
+
+@pytest.mark.daily
+async def test_host_that_does_not_answer_is_called_silent() -> None:
+    """Q1: not its processes alone: what to look at is the host."""
+    with trio.fail_after(HANG_SECONDS):
+        async with jobs.LocalJob(2) as hosts, hosts.spawn_procs({"gpus": 1}, supervision=Isolate()) as procs:
+            workers = await procs.spawn("workers", Worker)
+            pid, agent = await workers.slice(hosts=1, gpus=0).pids.call_one()
+            for one in (agent, pid):
+                os.kill(one, signal.SIGSTOP)
+            try:
+                seen = await observe.snapshot()
+            finally:
+                for one in (agent, pid):
+                    os.kill(one, signal.SIGCONT)
+    assert {(host.name, host.state) for host in seen.hosts if host.name in hosts.names} == {
+        (hosts.names[0], "running"),
+        (hosts.names[1], "silent"),
+    }
+    [silent] = [proc for proc in seen.procs if proc.state == "silent"]
+    assert silent.name == "procs[hosts=1,gpus=0]"
+    shown = lines(process_tree(seen))
+    assert any(line.startswith(f"host {hosts.names[1]}  silent, with 1 process") for line in shown)
+    assert any(f"its host {hosts.names[1]} does not answer either" in line for line in shown)
