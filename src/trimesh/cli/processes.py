@@ -39,14 +39,8 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
     for proc in snapshot.procs:
         if proc.parent not in known:
             _add(tree, proc, seen, shows_all=shows_all)
-    for problem in problems(snapshot):
-        if problem.kind in ("deadlock", "full", "memory"):  # the others are lines of their own
-            text = f"{problem.title}{f'; {problem.text}' * bool(problem.text)}"
-            tree.add(Text(one_line(text, 300), style="red" if problem.kind == "deadlock" else "yellow"))
-    for host in snapshot.hosts:
-        if host.state == "silent":
-            what = "process" if host.procs == 1 else "processes"
-            tree.add(Text(f"host {clean(host.name)}  silent, with {host.procs} {what} of this run", style="red"))
+    for line in _problem_lines(snapshot):
+        tree.add(line)
     for failure in snapshot.failures[:_SHOWN]:
         tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
     for line in publication_lines(snapshot):
@@ -54,6 +48,18 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
     for table, count in snapshot.cut.items():
         tree.add(Text(f"{count} {table} were left out", style="dim"))
     return tree
+
+
+def _problem_lines(snapshot: RunSnapshot) -> Iterator[Text]:
+    """Yield a line for each problem that is not the state of one process, and for each silent host."""
+    for problem in problems(snapshot):
+        if problem.kind in ("deadlock", "full", "memory"):  # the others are lines of their own
+            text = f"{problem.title}{f'; {problem.text}' * bool(problem.text)}"
+            yield Text(one_line(text, 300), style="red" if problem.kind == "deadlock" else "yellow")
+    for host in snapshot.hosts:
+        if host.state == "silent":
+            what = "process" if host.procs == 1 else "processes"
+            yield Text(f"host {clean(host.name)}  silent, with {host.procs} {what} of this run", style="red")
 
 
 def is_wrong(snapshot: RunSnapshot) -> bool:

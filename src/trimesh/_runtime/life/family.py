@@ -15,7 +15,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.meshes.member import died_of
 from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
-from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
+from trimesh._runtime.peers.host import Host, HostChild, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.exits import ExitReport
@@ -80,6 +80,11 @@ class OtherProgram(Broker, Protocol):
 
 class LinkedMember(Protocol):
     """A child process; see `Member`."""
+
+    @property
+    def child(self) -> HostChild | None:
+        """The process at its host, once it is started."""
+        ...
 
     def link_lost(self, down: LinkDown) -> None:
         """Take the end of the link."""
