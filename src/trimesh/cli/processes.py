@@ -39,8 +39,8 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
     for proc in snapshot.procs:
         if proc.parent not in known:
             _add(tree, proc, seen, shows_all=shows_all)
-    for line in _problem_lines(snapshot):
-        tree.add(line)
+    for problem in _problem_lines(snapshot):
+        tree.add(problem)
     for failure in snapshot.failures[:_SHOWN]:
         tree.add(Text(f"{failure.kind} {clean(failure.name)}: {one_line(failure.text)}", style="red"))
     for line in publication_lines(snapshot):
