@@ -401,20 +401,18 @@ LOCAL_ENTRIES = frozenset((FAILURES, SHORTENED))
 _WORDS_CHARS_MAX = 300
 """Characters of the first failure in the text of a group: a line of a log."""
 
-_DICT: Any = BaseException.__dict__["__dict__"]
-
 _SAME = "the same at "
 """Begins the note of a failure that stands for equal ones."""
 
 
 def _key(error: Exception) -> object:
     """Return what equal failures of several members have in common; nothing is equal to an error without a place."""
-    where = getattr(error, _ORIGIN, None)
+    where = _entries(error).get(_ORIGIN)
     if not isinstance(where, Origin) or where.point is None or isinstance(error, BaseExceptionGroup):
         return id(error)
-    cause = error.__cause__
+    cause = cause_of(error)
     place = "\n".join(getattr(cause, "__notes__", ())) if isinstance(cause, RemoteTraceback) else id(cause or None)
-    return type(error), _text_of(error), place
+    return class_of(error), text_of(error), place
 
 
 def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
@@ -434,10 +432,10 @@ def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
 
 def _note_once(error: Exception, note: str) -> None:
     """Put a note in the place of an earlier one of its kind: a failure may be put into several groups."""
-    notes: Any = _DICT.__get__(error).setdefault("__notes__", [])  # past a class that refuses attributes
-    if type(notes) is list:
-        kept = [one for one in cast("list[object]", notes) if not str(one).startswith(_SAME)]
-        notes[:] = [*kept, note]
+    notes = _entries(error).get(_NOTES)
+    if isinstance(notes, list):
+        notes[:] = [one for one in cast("list[object]", notes) if not (isinstance(one, str) and one.startswith(_SAME))]
+    add_note(error, note)
 
 
 def _places(errors: Sequence[Exception]) -> str:
@@ -464,7 +462,7 @@ def first_failure(exceptions: Sequence[BaseException]) -> str:
     """Return the first failure in one line, its place, and how many more there are."""
     found = [leaf for error in exceptions for leaf in leaves(error)]
     first = found[0]
-    text = _text_of(first).strip().partition("\n")[0]
+    text = text_of(first).strip().partition("\n")[0]
     words = f"{type(first).__name__}: {text}" if text else type(first).__name__
     if len(words) > _WORDS_CHARS_MAX:
         words = words[: _WORDS_CHARS_MAX - 3] + "..."
@@ -476,18 +474,19 @@ def first_failure(exceptions: Sequence[BaseException]) -> str:
     return f"{words} ({inside})" if inside else words
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """Return `str(error)`, or nothing if that fails: a `__str__` of the user's may."""
     try:
         return str(error)
-    except Exception:  # noqa: BLE001 - a __str__ of the user's
+    except Exception:  # noqa: BLE001 - as above
         return ""
 
 
 def _remote_text(error: BaseException) -> str:
     """Return the remote traceback that ends the chain of an exception, or an empty text."""
-    cause = error.__cause__
+    cause = cause_of(error)
     while cause is not None and not isinstance(cause, RemoteTraceback):
-        cause = cause.__cause__
+        cause = cause_of(cause)
     return "" if cause is None else cause.text
 
 
@@ -496,8 +495,8 @@ def _rebuild_group(
 ) -> MeshErrorGroup:
     group = cls(message, exceptions)
     for leaf, text in zip(leaves(group), texts, strict=True):
-        if text and leaf.__cause__ is None:
-            leaf.__cause__ = RemoteTraceback(text)
+        if text and cause_of(leaf) is None:
+            set_cause(leaf, RemoteTraceback(text))
     return group
 
 
@@ -550,7 +549,7 @@ def origin(error: BaseException) -> Origin | None:
     Args:
         error: A leaf; groups have no origin of their own.
     """
-    found = getattr(error, _ORIGIN, None)
+    found = _entries(error).get(_ORIGIN)
     if isinstance(found, Origin):
         return found
     # A `MeshError` is remote by its nature, so its origin is never None; one made by hand has an empty one.
@@ -559,16 +558,77 @@ def origin(error: BaseException) -> Origin | None:
 
 def has_origin(error: BaseException) -> bool:
     """Return whether it was noted where `error` came from."""
-    return isinstance(getattr(error, _ORIGIN, None), Origin)
+    return isinstance(_entries(error).get(_ORIGIN), Origin)
 
 
 def set_origin(error: BaseException, where: Origin) -> None:
     """Attach `where` to `error`, unless it already has an origin (the first one is the true one)."""
     if not has_origin(error):
-        try:
-            setattr(error, _ORIGIN, where)
-        except (AttributeError, TypeError):  # a class that refuses attributes keeps its note, which names the place
-            return
+        _entries(error)[_ORIGIN] = where
+
+
+# What is written to an exception of the user's goes past its class, which may refuse attributes: a frozen dataclass.
+
+_DICT: Any = BaseException.__dict__["__dict__"]
+_CAUSE: Any = BaseException.__dict__["__cause__"]
+_CONTEXT: Any = BaseException.__dict__["__context__"]
+
+
+def _entries(error: BaseException) -> dict[str, Any]:
+    """Return the true `__dict__`."""
+    entries: dict[str, Any] = _DICT.__get__(error)
+    return entries
+
+
+KEPT_TEXT = "__trimesh_text__"
+"""Entry of an exception with the text that it had where it was raised, and of the class that shows it."""
+
+
+def class_of(error: BaseException) -> type[BaseException]:
+    """Return the class that an exception was raised with, not one that was made to show its text."""
+    cls = type(error)
+    return cls.__bases__[0] if KEPT_TEXT in cls.__dict__ else cls
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a note, as `error.add_note` does where the class allows it."""
+    entries = _entries(error)
+    notes = entries.get(_NOTES)
+    if type(notes) is list:
+        notes.append(note)
+    else:
+        entries[_NOTES] = [note]
+
+
+def notes_on(error: BaseException) -> Sequence[str]:
+    """Return the notes of an exception."""
+    notes = _entries(error).get(_NOTES)
+    return [note for note in cast("list[object]", notes) if isinstance(note, str)] if type(notes) is list else []
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the true `__cause__`."""
+    cause: BaseException | None = _CAUSE.__get__(error)
+    return cause
+
+
+def set_cause(error: BaseException, cause: BaseException | None) -> None:
+    """Set `__cause__`, which hides the context."""
+    _CAUSE.__set__(error, cause)
+
+
+def context_of(error: BaseException) -> BaseException | None:
+    """Return the true `__context__`."""
+    context: BaseException | None = _CONTEXT.__get__(error)
+    return context
+
+
+def set_context(error: BaseException, context: BaseException | None) -> None:
+    """Set `__context__`."""
+    _CONTEXT.__set__(error, context)
+
+
+_NOTES = "__notes__"
 
 
 @overload

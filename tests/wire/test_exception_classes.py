@@ -113,7 +113,8 @@ def test_exception_without_text_arrives() -> None:
     """E05."""
     arrived = round_trip(raised(BadStr("x")), note="here")
 
-    assert type(arrived) is BadStr
+    assert isinstance(arrived, BadStr)
+    assert str(arrived) == "<str of tests.wire.odd_exceptions.BadStr failed>"
     assert "<str of " in remote_texts(arrived)[0]
 
 

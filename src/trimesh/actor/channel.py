@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar, overload
 
 import trio
@@ -11,6 +11,7 @@ import trio
 from trimesh._runtime.channels import Port, Receiver
 from trimesh._runtime.life import lease_proc
 from trimesh._runtime.tasks import in_trio_block
+from trimesh.context_managers import asynccontextmanager
 
 T = TypeVar("T")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +31,7 @@ from trimesh.actor.spawning import (
     checked_seed,
 )
 from trimesh.config import reread
+from trimesh.context_managers import asynccontextmanager
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from trimesh._runtime.life import (
@@ -29,6 +29,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.procs.mesh_tensors import MakesTensors
 from trimesh.actor.spawning import Spawning, borrowing, check_arguments, checked_class, checked_name, handle_on
 from trimesh.actor.view import statistics_of_procs
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ShapeError
 from trimesh.events.records import OnFailure
 from trimesh.ids import AGENT, ProcId

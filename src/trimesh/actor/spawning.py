@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
@@ -19,6 +19,7 @@ from trimesh._runtime.values import MeshInfo, endpoints_of, signature_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
+from trimesh.context_managers import asynccontextmanager
 from trimesh.shape.point import Point
 
 T = TypeVar("T")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from trimesh.config.layers import Sources, above
 from trimesh.config.settings import Settings
+from trimesh.context_managers import contextmanager
 from trimesh.errors import ConfigError, TrimeshInternalError
 
 _chosen: ContextVar[Settings | None] = ContextVar("trimesh_settings", default=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,6 +10,7 @@ import torch
 import trio
 
 from trimesh import limits
+from trimesh.context_managers import asynccontextmanager
 from trimesh.data.columns import Column
 from trimesh.data.loader import LoadedRows, Loader
 from trimesh.data.order import Position

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,6 +13,7 @@ from msgspec import structs
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio_block, in_trio_taking
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.context_managers import asynccontextmanager
 from trimesh.data.batch import RowBatch
 from trimesh.data.columns import Pad
 from trimesh.data.errors import DataError

@@ -17,7 +17,7 @@ import struct
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import suppress
 from typing import Final, Protocol
 
 import msgspec
@@ -27,6 +27,7 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.tls import TLSContext, TLSError, TLSHello, TLSVerdict
 from trimesh._transport.relay.base import HostConnection
+from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import HostRefused, LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 from trimesh.jobs.addresses import with_port

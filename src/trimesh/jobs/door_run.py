@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -18,6 +17,7 @@ from trimesh._runtime.hosts import JobHost, RemoteHost, open_hosts_proc
 from trimesh._runtime.life import Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh.actor.host_mesh import HostMesh
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import HostRefused, MeshErrorGroup, SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.door import DoorPlace

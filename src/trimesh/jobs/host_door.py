@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import HostRefused
 from trimesh.jobs.addresses import checked_address, with_port
 from trimesh.jobs.job import Pickle, checked_hosts, checked_pki

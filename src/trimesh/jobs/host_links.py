@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 import trio
@@ -15,6 +14,7 @@ from trimesh._runtime.hosts import AgentTable, HostSessions, SessionPipe
 from trimesh._runtime.life import Proc
 from trimesh._transport.relay.base import Relay, Session, SessionDown
 from trimesh._transport.relay.native import open_relay
+from trimesh.context_managers import asynccontextmanager
 from trimesh.ids import ProcId
 from trimesh.jobs.door import Door, DoorPlace, door_context, open_door_at
 from trimesh.jobs.identity import PLAIN, Authority, Credentials, ForeignAuthority

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Literal, cast
 
@@ -12,6 +11,7 @@ import attrs
 from trimesh import limits
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.actor.spawning import Spawning
+from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.launcher import Launcher
 from trimesh.jobs.pki import OwnPKI, checked_insecure
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import Final
 
 import attrs
@@ -14,6 +13,7 @@ import trio
 
 from trimesh._runtime.hosts import marked
 from trimesh._runtime.system.host_name import host_name
+from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.child_agent import AgentProcess, ChildAgent, start_child
 from trimesh.jobs.forked import AgentTemplate
 from trimesh.jobs.job import Job, checked_hosts

@@ -21,7 +21,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import Final
 
 import trio
@@ -33,6 +32,7 @@ from trimesh._runtime.tasks import run_to_end
 from trimesh._runtime.watch import ShownProgress, showing
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, Origin, SpawnError, leaves, set_origin
 from trimesh.jobs.door import DoorPlace
 from trimesh.jobs.host_links import HostLinks, open_host_links, own_credentials

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -15,6 +14,7 @@ import attrs
 import trio
 
 from trimesh import limits
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.child_agent import FarAgent, start_child

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar, cast
 
 from trimesh._runtime.life import Proc
@@ -14,6 +14,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView
 from trimesh.config import current
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ConnectError
 
 A = TypeVar("A", bound=Actor)

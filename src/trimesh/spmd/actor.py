@@ -22,6 +22,7 @@ from trimesh._runtime.system import run_process
 from trimesh._runtime.system.host_name import host_name
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
+from trimesh.errors import add_note
 from trimesh.spmd import child
 from trimesh.spmd.environment import HostPlace
 from trimesh.spmd.failure import ScriptFailed
@@ -97,7 +98,7 @@ class SPMDActor(Actor):
             return bytes(answer)
         if answer:
             error: BaseException = pickle.loads(answer)
-            error.add_note(failed.stderr_tail.rstrip())
+            add_note(error, failed.stderr_tail.rstrip())
             raise error
         raise failed
 

@@ -15,7 +15,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.meshes import says_peer_is_gone, text_says_peer_is_gone
-from trimesh.errors import MeshErrorGroup, leaves, origin
+from trimesh.errors import MeshErrorGroup, add_note, leaves, origin
 from trimesh.shape.point import place_name
 from trimesh.spmd.failure import ScriptFailed
 
@@ -70,5 +70,5 @@ def _told(failures: Sequence[Exception]) -> list[Exception]:
     if others:
         places = [origin(leaf) for error in others for leaf in leaves(error)]
         where = ", ".join(place_name(one.mesh, one.point) for one in places if one is not None)
-        causes[0].add_note(f"ranks that failed since a peer was gone: {where}")
+        add_note(causes[0], f"ranks that failed since a peer was gone: {where}")
     return causes

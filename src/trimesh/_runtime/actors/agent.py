@@ -117,8 +117,7 @@ class Agent:
         for call in before.take_held() if before is not None else ():
             cell.deliver(call)
         try:
-            with _located(cell.origin(None)):
-                await self.proc.actors.start(cell.run)
+            await self.proc.actors.start(cell.run)
         except BaseException:
             if before is None:
                 cell.release()

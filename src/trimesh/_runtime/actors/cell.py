@@ -28,12 +28,12 @@ from trimesh._runtime.actors.life import live_of
 from trimesh._runtime.actors.mailbox import Mailbox
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.reports import report_ended, report_failure
-from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.actors.serve import LocatedError, Server
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
-from trimesh.errors import ActorFailed, Origin, leaves
+from trimesh.errors import ActorFailed, Origin, leaves, text_of
 from trimesh.ids import MeshId
 from trimesh.shape.point import Point
 
@@ -218,7 +218,7 @@ class Cell:
         """End a call that the end of the actor has cut short, or that has come too late."""
         if self.cause is not None and not call.is_broadcast:
             first = next(leaves(self.cause))
-            error = ActorFailed(f"{self.spec.name} has failed: {type(first).__name__}: {first}")
+            error = ActorFailed(f"{self.spec.name} has failed: {type(first).__name__}: {text_of(first)}")
             error.__cause__ = self.cause
             call.failed(self.proc.values.encode_error(error, self.origin(None)))
         elif call.running:
@@ -295,7 +295,7 @@ class Cell:
         """Live: from `__init__` to the end of `lifespan`. Reports `started` when the actor serves.
 
         Raises:
-            BaseException: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
+            LocatedError: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
         """
         self.task = trio.lowlevel.current_task()
         set_proc_of_task(self.proc)
@@ -306,9 +306,9 @@ class Cell:
                 await self._live(task_status)
         except trio.Cancelled:
             raise
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised or told to the owner, whatever it is
             if self._nursery is None:
-                raise
+                raise self._failed_start(error) from None
             self._end_with(error)
         else:
             if not self._stopping:
@@ -351,6 +351,10 @@ class Cell:
         errors = self.started.take_errors()
         if errors:
             raise ExceptionGroup(f"calls that {self.spec.name} has started and not awaited have failed", errors)
+
+    def _failed_start(self, error: BaseException) -> BaseException:
+        """Return an error of the set-up as one of ours: Trio writes to it, and the class of another may refuse that."""
+        return error if split_cancelled(error)[1] is None else LocatedError(error, self.origin(None))
 
     def _fail(self, error: Exception) -> None:
         """End by an error that none of its tasks has raised."""

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, cast
 
+import outcome
 import trio
 
 from trimesh._runtime.actors.context import ExecutionContext, set_context, set_message
@@ -278,10 +279,11 @@ async def _invoke(
     if spec.kind is INLINE:
         return context.run(spec.fn, actor, *args, **kwargs)
     # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
+    # What is raised there is a value on its way: Trio would write to an error, and its class may refuse that.
     running = trio.to_thread.run_sync(
-        lambda: _in_thread(call, lambda: spec.fn(actor, *args, **kwargs)), limiter=trio.CapacityLimiter(1)
+        outcome.capture, _in_thread, call, partial(spec.fn, actor, *args, **kwargs), limiter=trio.CapacityLimiter(1)
     )
-    return await run_in_context(context, running)
+    return (await run_in_context(context, running)).unwrap()
 
 
 def _in_thread(call: IncomingCall, function: Callable[[], Any]) -> Any:

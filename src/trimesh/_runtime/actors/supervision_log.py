@@ -10,7 +10,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.values.codec import describe
-from trimesh.errors import leaves, origin
+from trimesh.errors import leaves, origin, text_of
 
 _log = logging.getLogger("trimesh")
 
@@ -36,7 +36,7 @@ class SupervisionLog:
         first = next(leaves(error))
         where = origin(first)
         place = "" if where is None else f" ({describe(where)})"
-        text = " ".join(f"{type(first).__name__}: {first}".splitlines())[: limits.REASON_CHARS_MAX]
+        text = " ".join(f"{type(first).__name__}: {text_of(first)}".splitlines())[: limits.REASON_CHARS_MAX]
         self.write(f"{mesh}: {text}{place}; {what_next}")
 
     def write(self, text: str) -> None:

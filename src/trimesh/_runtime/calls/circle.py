@@ -14,7 +14,7 @@ import trio
 from trimesh import limits
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import NodeReport, Place
-from trimesh.errors import DeadlockError, ProtocolError, leaves
+from trimesh.errors import DeadlockError, ProtocolError, add_note, context_of, leaves, notes_on
 from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
@@ -45,23 +45,23 @@ class Circles:
         """Note on the cancel of a call that it has waited for itself, if it is known to have."""
         text = self._texts.pop(call_id, None)
         if text is not None:
-            cut.add_note(_HEADING + text)
+            add_note(cut, _HEADING + text)
 
 
 def pass_on(error: BaseException) -> None:
     """Note on each `TooSlowError` in `error` what its cancel says of a deadlock."""
     for leaf in leaves(error):
-        if isinstance(leaf, trio.TooSlowError) and leaf.__context__ is not None:
-            known = getattr(leaf, "__notes__", ())
-            for note in dict.fromkeys(_notes(leaf.__context__)):
+        if isinstance(leaf, trio.TooSlowError) and (context := context_of(leaf)) is not None:
+            known = notes_on(leaf)
+            for note in dict.fromkeys(_notes(context)):
                 if note not in known:
-                    leaf.add_note(note)
+                    add_note(leaf, note)
 
 
 def _notes(error: BaseException) -> Iterator[str]:
     for leaf in leaves(error):
         if isinstance(leaf, trio.Cancelled):
-            yield from (note for note in getattr(leaf, "__notes__", ()) if note.startswith(_HEADING))
+            yield from (note for note in notes_on(leaf) if note.startswith(_HEADING))
 
 
 def error_of(reports: Sequence[NodeReport]) -> DeadlockError:

@@ -39,6 +39,7 @@ from trimesh.errors import (
     Origin,
     RemoteCancelled,
     Unresponsive,
+    add_note,
     origin,
     set_origin,
 )
@@ -160,7 +161,7 @@ def _encode_each(
         try:
             parcels.append(encode_request(proc, one, call_id, mesh, budget, window=window))
         except TypeError as error:
-            error.add_note(f"it was meant for {place_name(request.mesh, request.origin(index).point)} alone")
+            add_note(error, f"it was meant for {place_name(request.mesh, request.origin(index).point)} alone")
             raise
     if len(parcels) == 1:
         return parcels[0]
@@ -432,7 +433,7 @@ def value_of(proc: CallingProc, outcome: Returned | MergedItem, request: Request
 def broken_value(error: Exception, request: Request, index: int) -> Err:
     """Return the error of a rank whose result cannot be decoded here."""
     set_origin(error, request.origin(index))
-    error.add_note(f"it is the result of {request.what}()")
+    add_note(error, f"it is the result of {request.what}()")
     return Err(error)
 
 
@@ -470,5 +471,5 @@ def _left(request: Request) -> str:
 def _located(error: Exception, where: Origin, request: Request) -> Err:
     set_origin(error, attrs.evolve(where, endpoint=request.endpoint))
     if where.point is not None:
-        error.add_note(describe(where))
+        add_note(error, describe(where))
     return Err(error)

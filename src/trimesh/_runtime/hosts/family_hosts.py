@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -27,6 +26,7 @@ from trimesh._transport.relay.base import (
     SessionEvent,
     SessionInterrupted,
 )
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 

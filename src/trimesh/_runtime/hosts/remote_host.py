@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 
 import msgspec
@@ -36,6 +36,7 @@ from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import AgentReady, Listening, Parted, Relayed, Tunnel
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.transport import NativeTransport
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.point import Point

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._supervision.policy import Policy
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, set_origin
 from trimesh.ids import AGENT
 from trimesh.shape.region import Region

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 import trio
@@ -22,6 +22,7 @@ from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.system_calls import refusals
 from trimesh._runtime.tasks.interrupt import interrupt_blocks, run_to_end
 from trimesh.config import Settings, reread
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError, TrimeshInternalError, leaves
 from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent

@@ -6,7 +6,7 @@ Hosts start processes for it, links are made on demand, and the news of a lost l
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId
 

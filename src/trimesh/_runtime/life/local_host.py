@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -24,6 +23,7 @@ from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface.base import Link
 from trimesh._transport.messages.casting import HostCaster
 from trimesh._transport.native.transport import NativeLink, NativeTransport
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, MeshError, SpawnError
 from trimesh.ids import ProcId
 

@@ -6,7 +6,7 @@ Each is an async context manager with a block of its own, or is adopted into the
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, replaces_all
 from trimesh._supervision.units import units_of
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, ShapeError, SpawnError
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Extent

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -36,6 +35,7 @@ from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh._runtime.watch.process import TaskProc, WatchedProc
 from trimesh._runtime.watch.report import describe_waiting, grace_left
+from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import HostLost, MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextvars
 import inspect
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
 from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.values.reference import MeshInfo
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import origin
 from trimesh.events.records import Failure, OnFailure
 

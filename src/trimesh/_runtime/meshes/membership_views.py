@@ -7,12 +7,13 @@ VW-1 a reader gets the present state and what has changed since its last look: o
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 
 import trio
 
 from trimesh._runtime.tasks.foreign import in_trio_block, in_trio_taking
 from trimesh._supervision.roster import Roster
+from trimesh.context_managers import asynccontextmanager
 from trimesh.events.membership import Departed, MembershipView
 from trimesh.shape.region import Region
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import trio
 
 from trimesh import limits
+from trimesh.context_managers import contextmanager
 
 if TYPE_CHECKING:
     from trimesh._runtime.watch.process import LeavingBlock

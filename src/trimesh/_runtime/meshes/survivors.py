@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from trimesh import limits
 from trimesh._runtime.values.codec import describe
-from trimesh.errors import HostLost, LinkLost, Origin, ProcDied, RemoteError, leaves, origin
+from trimesh.errors import HostLost, LinkLost, Origin, ProcDied, RemoteError, add_note, leaves, origin, text_of
 
 if TYPE_CHECKING:
     from trimesh._runtime.values.reference import MemberInfo
@@ -41,7 +41,7 @@ def says_peer_is_gone(leaf: BaseException) -> bool:
     if isinstance(leaf, RemoteError):
         name, text = leaf.type_name, leaf.message
     else:
-        name, text = f"{type(leaf).__module__}.{type(leaf).__qualname__}", str(leaf)
+        name, text = f"{type(leaf).__module__}.{type(leaf).__qualname__}", text_of(leaf)
     if isinstance(leaf, ConnectionError) or name in _BY_TYPE or name.replace("._C._distributed_c10d", "") in _BY_TYPE:
         return True
     return isinstance(leaf, RuntimeError | RemoteError) and text_says_peer_is_gone(text)
@@ -101,4 +101,4 @@ def _note(death: BaseException, told: Sequence[BaseException]) -> None:
         lines.append(f"  {place}{type(leaf).__name__}: {text}")
     if len(told) > limits.SURVIVORS_TOLD:
         lines.append(f"  and {len(told) - limits.SURVIVORS_TOLD} more")
-    death.add_note("\n".join(lines))
+    add_note(death, "\n".join(lines))

@@ -23,7 +23,7 @@ from trimesh._runtime.system.records import WorkerConfig
 from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.frames import raised_at
-from trimesh.errors import leaves
+from trimesh.errors import leaves, text_of
 from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _line_of(error: BaseException) -> str:
 def _said(error: BaseException) -> str:
     first = next(leaves(error), error)
     try:
-        text = f"{type(first).__name__}: {first}"
+        text = f"{type(first).__name__}: {text_of(first)}"
     except Exception:  # noqa: BLE001 - it is for people only
         text = type(first).__name__
     return text[: limits.OBSERVED_TEXT_CHARS]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator, Iterable
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -34,6 +33,7 @@ from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._transport.interface.base import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.config import reread
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ConnectError, LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
 

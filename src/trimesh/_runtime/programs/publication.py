@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -32,6 +31,7 @@ from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.private_folder import credentials_of
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ConnectError, LinkLost, MeshError, ProtocolError
 from trimesh.ids import ProcId
 

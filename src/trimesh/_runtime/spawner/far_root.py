@@ -7,7 +7,6 @@ FA-2 When it is left, the spawner and everything below it is gone and reaped, or
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -17,6 +16,7 @@ from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.siblings import kill_rest
 from trimesh._runtime.spawner.socket import Received
 from trimesh._runtime.system import records
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 

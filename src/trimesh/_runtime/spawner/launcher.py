@@ -20,7 +20,7 @@ import signal
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from math import prod
 from typing import Final
@@ -48,6 +48,7 @@ from trimesh._runtime.system.child import (
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.system_calls import refusals
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 

@@ -19,7 +19,7 @@ from trio.lowlevel import enable_ki_protection, in_trio_run, in_trio_task
 
 from trimesh._runtime.tasks.crossing import Site
 from trimesh._wire.exceptions.frames import has_user_frame, without_own_frames
-from trimesh.errors import MeshErrorGroup, leaves
+from trimesh.errors import MeshErrorGroup, context_of, leaves, set_context
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class TrioBlock(ABC, Generic[T]):
             found = error
         except BaseException as raised:
             found = without_own_nurseries(raised, error)
-            context = found.__context__
+            context = context_of(found)
             if found is raised and found is not error:
                 without_own_frames(found)
                 raise
@@ -146,7 +146,7 @@ class TrioBlock(ABC, Generic[T]):
         try:
             raise without_own_frames(found)
         finally:
-            found.__context__ = context  # which the error of the body has replaced
+            set_context(found, context)  # which the error of the body has replaced
             del found, error, context
 
     def _begin(self) -> None:

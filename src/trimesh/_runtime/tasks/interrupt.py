@@ -18,12 +18,13 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
 
 import trio
+
+from trimesh.context_managers import contextmanager
 
 T = TypeVar("T")
 

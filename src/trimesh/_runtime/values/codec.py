@@ -16,7 +16,7 @@ from trimesh._wire.memory.regions import Buffer
 from trimesh._wire.pickled.by_value import DefinitionBytes, Definitions
 from trimesh._wire.pickled.payload import Bindings, Decoder, Encoded, Encoder
 from trimesh._wire.typed.item_types import WHAT, ItemType
-from trimesh.errors import Origin, RemoteError, set_origin
+from trimesh.errors import Origin, RemoteError, set_origin, text_of
 from trimesh.ids import ProcId
 from trimesh.shape.point import place_name
 
@@ -152,7 +152,7 @@ class Values:
     def local_error(self, error: BaseException, origin: Origin) -> Exception:
         """Return an exception of this process with coordinates, as it would arrive elsewhere (E06)."""
         if not isinstance(error, Exception):
-            found: Exception = RemoteError(type_name(type(error)), str(error))
+            found: Exception = RemoteError(type_name(type(error)), text_of(error))
             found.__cause__ = error
         else:
             found = error

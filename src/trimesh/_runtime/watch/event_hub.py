@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 import trio
@@ -11,6 +11,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.tasks.foreign import in_trio_block, in_trio_taking
 from trimesh._runtime.values.reference import MeshInfo
+from trimesh.context_managers import asynccontextmanager
 from trimesh.events.buffer import EventBuffer
 from trimesh.events.records import Event, Lagged, MemberEvent, Started
 

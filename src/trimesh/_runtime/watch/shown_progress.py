@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -17,6 +16,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.watch.process import TaskProc
 from trimesh.config import current
+from trimesh.context_managers import contextmanager
 
 if TYPE_CHECKING:
     from trimesh._runtime.watch.progress_view import View

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -39,6 +39,7 @@ from trimesh._transport.relay.session import (
     Resumed,
 )
 from trimesh._transport.relay.streams import send_everything
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 

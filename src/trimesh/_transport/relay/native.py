@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
@@ -26,6 +25,7 @@ from trimesh._transport.relay.base import (
     SessionResumed,
     Statistics,
 )
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 

@@ -46,6 +46,7 @@ from trimesh._wire.pickled.exception_parts import (
     dict_of,
     group_members,
     group_message,
+    keep_text,
     make,
     make_group,
     set_args,
@@ -60,6 +61,8 @@ from trimesh.errors import (
     ProtocolError,
     RemoteError,
     RemoteTraceback,
+    add_note,
+    class_of,
     has_origin,
     origin,
     set_origin,
@@ -136,7 +139,7 @@ class _Writer:
     def text_only(self, error: BaseException) -> ExceptionRecord:
         """Return a record of nothing but texts."""
         return ExceptionRecord(
-            cls=ExceptionValue(None, type_name(type(error))),
+            cls=ExceptionValue(None, type_name(class_of(error))),
             message=message_of(error),
             args=[],
             attributes=[],
@@ -167,7 +170,7 @@ class _Writer:
         notes = self._notes(error, top=top)
         if (cause is not None and cause_index < 0) or (context is not None and context_index < 0):
             notes.append(f"(this exception has causes that were left out: more than {limits.EXCEPTION_CHAIN_MAX})")
-        cls = self._part(type(error), type_name(type(error)))
+        cls = self._part(class_of(error), type_name(class_of(error)))
         args: tuple[Any, ...] = args_of(error)
         members = self._members(error, depth, notes)
         if members is not None:
@@ -274,6 +277,8 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
             _complete(errors[index], record, decoder)
         except Exception:  # noqa: BLE001, S110 - EX-2: what the class allows of it is there
             pass
+        if record.members is None and type_name(type(errors[index])) == record.cls.text:  # a stand-in has its own
+            keep_text(errors[index], record.message)
         set_chain(errors[index], errors.get(record.cause), errors.get(record.context), record.suppress)
     # From the last to the first, so that the exception that was caught prints its own traceback nearest to itself.
     for index in reversed(range(len(records))):
@@ -311,7 +316,7 @@ def _rebuild(record: ExceptionRecord, members: list[Exception], decoder: PartDec
         except Exception:  # noqa: BLE001 - EX-3: the class is not to be had, its members are
             group = ExceptionGroup(message, members)
             if record.cls.text not in {"ExceptionGroup", "BaseExceptionGroup"}:
-                group.add_note(f"(this was a {record.cls.text}, which cannot be rebuilt here)")
+                add_note(group, f"(this was a {record.cls.text}, which cannot be rebuilt here)")
         set_args(group, (message, members, *args[1:]))
         return group
     if isinstance(cls, type) and not issubclass(cls, Exception):
@@ -341,7 +346,8 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
         if isinstance(error, MeshErrorGroup) and isinstance(error.partial, str):
             error.partial = None  # a repr in place of results would be taken for one
     if record.notes:
-        dict_of(error).setdefault(_NOTES_KEY, []).extend(record.notes)
+        for note in record.notes:
+            add_note(error, note)
     if record.origin is not None:
         found = record.origin
         where = Origin(
@@ -353,10 +359,7 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
             pid=found.pid or None,
             incarnation=found.incarnation,
         )
-        try:
-            set_origin(error, where)
-        except Exception:  # noqa: BLE001 - a __setattr__ of the user's
-            dict_of(error)[_ORIGIN_KEY] = where
+        set_origin(error, where)
 
 
 def _value(part: ExceptionValue, decoder: PartDecoder) -> Any:

@@ -15,7 +15,7 @@ from typing import Final, ParamSpec, TypeVar
 from trimesh import config
 from trimesh._wire.exceptions.frame_owners import BELOW, OURS, package_of, program_frame, shown_frames
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
-from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError
+from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError, add_note, notes_on
 
 _E = TypeVar("_E", bound=BaseException)
 P = ParamSpec("P")
@@ -53,9 +53,8 @@ def without_own_frames(error: _E) -> _E:
 
 
 def _note_bug(error: BaseException) -> None:
-    notes = dict_of(error).setdefault("__notes__", [])
-    if type(notes) is list and _BUG_NOTE not in notes:
-        notes.append(_BUG_NOTE)
+    if _BUG_NOTE not in notes_on(error):
+        add_note(error, _BUG_NOTE)
 
 
 _BUG_NOTE: Final = "This was raised inside of trimesh. If your program is right, please report it, with what is above."

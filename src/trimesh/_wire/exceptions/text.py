@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from trimesh import limits
 from trimesh._wire.exceptions.frames import shown_traceback
-from trimesh._wire.pickled.exception_parts import chain_of, dict_of
+from trimesh._wire.pickled.exception_parts import chain_of, dict_of, plain_text
 from trimesh.errors import TRACEBACK_HEAD, RemoteTraceback, traceback_frames
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -36,24 +36,6 @@ def notes_of(error: BaseException) -> list[str]:
     if not issubclass(type(notes), list):
         return []
     return [plain_text(note) if isinstance(note, str) else short_repr(note) for note in notes]
-
-
-def plain_text(text: str) -> str:
-    """Return `text` with lone surrogates, which have no UTF-8 form, written as escapes; cut if it is too long."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-8", "backslashreplace").decode()
-    return shortened(text)
-
-
-def shortened(text: str) -> str:
-    """Return `text` without its middle if it is longer than `limits.TRACEBACK_CHARS_MAX`."""
-    surplus = len(text) - limits.TRACEBACK_CHARS_MAX
-    if surplus <= 0:
-        return text
-    half = limits.TRACEBACK_CHARS_MAX // 2
-    return f"{text[:half]}\n... ({surplus} characters left out) ...\n{text[-half:]}"
 
 
 def short_repr(value: object) -> str:

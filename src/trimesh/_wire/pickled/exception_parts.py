@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType
 from typing import Any
 
-from trimesh.errors import FAILURES
+from trimesh import limits
+from trimesh.errors import FAILURES, KEPT_TEXT, class_of
 
 _ARGS: Any = BaseException.__dict__["args"]
 _DICT: Any = BaseException.__dict__["__dict__"]
@@ -23,6 +24,62 @@ _MESSAGE: Any = BaseExceptionGroup.__dict__["message"]
 _SKIPPED_OWNERS = (BaseException, BaseExceptionGroup)
 _UNSET = object()
 _SKIPPED_NAMES = frozenset(("__dict__", "__weakref__"))
+
+
+def keep_text(error: BaseException, text: str) -> None:
+    """Let an exception have the text that it had where it was raised, if its class makes another one here, or raises.
+
+    The class makes it from parts that may not have travelled, or from what is another here. Then the exception gets a
+    subclass of that class, of the same name, which knows the text.
+    """
+    entries = dict_of(error)
+    kept = entries.get(KEPT_TEXT)
+    if isinstance(kept, str):
+        text = kept  # it has come through several processes
+    else:
+        try:
+            if plain_text(str(error)) == text:
+                return
+        except Exception:  # noqa: BLE001, S110 - a __str__ of the user's
+            pass
+    cls = type(error)
+    names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    names |= {"__str__": _kept_text, "__reduce_ex__": _reduce_with_class, KEPT_TEXT: True}
+    try:
+        object.__setattr__(error, "__class__", type(cls)(cls.__name__, (cls,), names))
+    except Exception:  # noqa: BLE001 - a class that cannot be changed or derived from keeps what it makes of its parts
+        return
+    entries[KEPT_TEXT] = text
+
+
+def _kept_text(error: BaseException) -> str:
+    return str(dict_of(error).get(KEPT_TEXT, ""))
+
+
+def _reduce_with_class(error: BaseException, protocol: Any) -> Any:
+    cls = class_of(error)
+    made = super(type(error), error).__reduce_ex__(protocol)
+    if isinstance(made, tuple) and made and made[0] is type(error):
+        return (cls, *made[1:])
+    return made
+
+
+def plain_text(text: str) -> str:
+    """Return `text` with lone surrogates, which have no UTF-8 form, written as escapes; cut if it is too long."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Return `text` without its middle if it is longer than `limits.TRACEBACK_CHARS_MAX`."""
+    surplus = len(text) - limits.TRACEBACK_CHARS_MAX
+    if surplus <= 0:
+        return text
+    half = limits.TRACEBACK_CHARS_MAX // 2
+    return f"{text[:half]}\n... ({surplus} characters left out) ...\n{text[-half:]}"
 
 
 def args_of(error: BaseException) -> tuple[Any, ...]:
@@ -68,7 +125,7 @@ def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
     `AttributeError.obj` is left out: it is there for the interpreter's suggestions, and drags in whatever the
     attribute was looked up on, an actor with its model for instance.
     """
-    for name, descriptor in _descriptors(type(error)):
+    for name, descriptor in _descriptors(class_of(error)):
         if name == "obj" and isinstance(error, AttributeError):
             continue
         value = _get(descriptor, error)

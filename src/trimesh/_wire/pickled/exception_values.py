@@ -23,7 +23,7 @@ from trimesh._wire.pickled.exception_parts import (
     set_attribute,
     set_chain,
 )
-from trimesh.errors import LOCAL_ENTRIES, RemoteTraceback
+from trimesh.errors import LOCAL_ENTRIES, RemoteTraceback, class_of
 
 _OWN_WAYS = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"
@@ -38,7 +38,7 @@ def register() -> None:
 
 def reduce_exception(error: BaseException, _: Sink) -> Any:
     """Reduce an exception that is part of a value."""
-    for base in type(error).__mro__:
+    for base in class_of(error).__mro__:
         if base.__flags__ & _HEAP_TYPE and any(name in base.__dict__ for name in _OWN_WAYS):
             return NotImplemented
     cause = chain_of(error)[0]
@@ -47,7 +47,7 @@ def reduce_exception(error: BaseException, _: Sink) -> Any:
     state = (dict(attributes_of(error)), entries, remote)
     members = group_members(error)
     group = None if members is None else (group_message(error), members)
-    return rebuild_exception, (type(error), args_of(error), group), state, None, None, set_state
+    return rebuild_exception, (class_of(error), args_of(error), group), state, None, None, set_state
 
 
 def rebuild_exception(

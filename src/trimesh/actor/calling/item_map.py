@@ -41,7 +41,7 @@ from trimesh.actor.options import Options, check_window
 from trimesh.actor.results import Results
 from trimesh.actor.view import MeshView
 from trimesh.config import current
-from trimesh.errors import Origin, RemoteCancelled
+from trimesh.errors import Origin, RemoteCancelled, add_note, context_of, set_context, text_of
 
 R = TypeVar("R")
 
@@ -139,7 +139,7 @@ class ItemMap(Results[tuple[int, R]]):
         return showing(self._mesh.proc(), f"{self.what}.map()", total)
 
     def _describe(self, unit: Unit, error: Exception) -> None:
-        error.add_note(f"it is item {unit.index} of {self.what}.map()")
+        add_note(error, f"it is item {unit.index} of {self.what}.map()")
 
     def _came(self, unit: Unit, value: Any) -> None:
         """Learn of a result, also of one that comes too late to be given."""
@@ -435,12 +435,12 @@ def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
     """Return the error of the last attempt with those of the attempts before it as context, the latest first."""
     link: BaseException = error
     for previous in reversed(earlier):
-        while link is not previous and link.__context__ is not None:
-            link = link.__context__
+        while link is not previous and (context := context_of(link)) is not None:
+            link = context
         if link is not previous:
-            link.__context__ = previous
+            set_context(link, previous)
             link = previous
     if earlier:
-        attempts = "; ".join(f"{type(one).__name__}: {one}" for one in earlier)
-        error.add_note(f"it is of attempt {len(earlier) + 1}; those before it: {attempts}")
+        attempts = "; ".join(f"{type(one).__name__}: {text_of(one)}" for one in earlier)
+        add_note(error, f"it is of attempt {len(earlier) + 1}; those before it: {attempts}")
     return error

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
@@ -21,6 +20,7 @@ from trimesh._runtime.life import HostCode, JobHosts, Proc, current_proc
 from trimesh._runtime.tasks import in_trio
 from trimesh._runtime.watch import showing
 from trimesh.actor.host_mesh import HostMesh
+from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.code.keeper import CodeKeeper, Piece
 from trimesh.jobs.code.manifest import Manifest, digest_of
 from trimesh.jobs.code.place import VARIABLE

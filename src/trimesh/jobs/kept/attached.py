@@ -6,7 +6,6 @@ import logging
 import math
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from trimesh._runtime.life import HostsNotice
 from trimesh._runtime.tasks import run_to_end
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ProtocolError, SpawnError
 from trimesh.jobs.job import Job, Pickle
 from trimesh.jobs.kept.keeping import asked, reached

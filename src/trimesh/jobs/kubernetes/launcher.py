@@ -17,7 +17,6 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -25,6 +24,7 @@ import attrs
 import trio
 
 from trimesh import limits
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards, is_loopback
 from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, open_cluster

@@ -6,7 +6,6 @@ import errno
 import os
 from collections import deque
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
@@ -14,6 +13,7 @@ import trio
 from trimesh import limits
 from trimesh.actor.channel import open_channel
 from trimesh.actor.host_mesh import HostMesh
+from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.on_hosts.carrying import carry, reset
 from trimesh.jobs.on_hosts.tunnel import PortTunnel
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import trio
@@ -14,6 +13,7 @@ from trimesh._runtime.life import HostCode, JobHosts, Proc, current_proc
 from trimesh._runtime.watch import showing
 from trimesh.actor.channel import open_channel
 from trimesh.actor.host_mesh import HostMesh
+from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.packages.installer import Installer, Said
 from trimesh.jobs.packages.requirements import Requirements, read_requirements
 

@@ -20,7 +20,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from typing import Final
 
 import msgspec
@@ -28,6 +27,7 @@ import trio
 
 from trimesh import limits
 from trimesh.config import reread
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.child_agent import ChildAgent, start_child

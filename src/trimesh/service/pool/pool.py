@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
 import msgspec
@@ -11,6 +11,7 @@ import trio
 
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.context_managers import asynccontextmanager
 from trimesh.service.pool.call_options import CallOptions, PauseMode, WhenFull, checked_mode
 from trimesh.service.pool.engine import PoolCall, PoolEngine
 from trimesh.service.pool.mapping import PoolMap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncGenerator, Callable, Hashable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import count
 from typing import Any, Generic, Literal, TypeVar
@@ -18,6 +18,7 @@ from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
+from trimesh.context_managers import asynccontextmanager
 from trimesh.service.accounts.replay import By, ReplayAccount, ReplayItem
 from trimesh.service.sizes import estimate_bytes
 from trimesh.service.work.certain import certainly

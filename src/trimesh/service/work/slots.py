@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from trimesh._runtime.tasks import in_trio_block
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
+from trimesh.context_managers import asynccontextmanager
 from trimesh.service.accounts.slots import SlotAccount, SlotLease
 from trimesh.service.work.certain import certainly
 from trimesh.service.work.handover import change, hand_over, take_over

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
 
 import trio
 
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshStopped
 from trimesh.service.accounts.slots import SlotAccount, SlotLease
 

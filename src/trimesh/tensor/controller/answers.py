@@ -10,7 +10,7 @@ import attrs
 from trimesh._runtime.deadlock import BlockedSearch
 from trimesh._runtime.peers import IncomingCall, Peer
 from trimesh._transport.interface.base import Buffer
-from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, set_origin
+from trimesh.errors import DeadlockError, MeshErrorGroup, PayloadError, ProtocolError, add_note, set_origin
 from trimesh.tensor.controller.consequences import causes_first, death_at
 from trimesh.tensor.controller.engine import Engine, RankRequest
 
@@ -160,5 +160,5 @@ def _failure(engine: Engine, payload: Buffer, team: int, number: int) -> Excepti
     failure = engine.failure(team, number)
     if failure is not None:
         failure.is_told = True
-        error.add_note(f"issued at {failure.line}")
+        add_note(error, f"issued at {failure.line}")
     return error

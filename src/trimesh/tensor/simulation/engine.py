@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 import torch
 from torch.utils import _pytree as pytree
 
-from trimesh.errors import MeshStopped, Origin
+from trimesh.errors import MeshStopped, Origin, add_note
 from trimesh.tensor.controller import generator_states
 from trimesh.tensor.controller.engine import Engine, RankRequest
 from trimesh.tensor.controller.shapes import Shapes
@@ -244,5 +244,5 @@ def _explained(error: BaseException, rank: SimulatedRank) -> BaseException:
     if isinstance(error, DATA_DEPENDENT):
         error = RuntimeError(_NO_VALUES)
     if rank.meter.line is not None:
-        error.add_note(f"issued at {shown(rank.meter.line)}")
+        add_note(error, f"issued at {shown(rank.meter.line)}")
     return error

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import attrs
 
-from trimesh.errors import leaves
+from trimesh.errors import add_note, leaves
 from trimesh.testing.plans.keys import compact, rest_after
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real.run import run_net, run_real
@@ -169,7 +169,7 @@ def _tell(run: ItemRun, outcome: SeededOutcome) -> None:
     assert outcome.error is not None
     simulation = outcome.simulation
     line = f"replay: {run.replay_line(simulation.seed)}"
-    outcome.error.add_note(line)
+    add_note(outcome.error, line)
     lines = [
         line,
         *_hash_note(),
@@ -211,7 +211,7 @@ def _run_seeds(run: ItemRun, run_body: Callable[..., object], most: int) -> None
         except BaseException as error:
             decides = seeds.is_chosen or _is_drawn(run, plan)
             line = f"replay: {run.replay_line(seed if decides else None, run.settings.left_out)}"
-            error.add_note(line)
+            add_note(error, line)
             run.sections.append(("mesh faults", "\n".join([line, *_history(plan)])))
             raise
         if not seeds.is_chosen and not _is_drawn(run, plan):

@@ -13,7 +13,7 @@ import trio.testing
 
 from trimesh._runtime.life.dumping import dump
 from trimesh.actor.host_mesh import this_host
-from trimesh.errors import leaves
+from trimesh.errors import leaves, set_context
 from trimesh.testing.plans.chaos import Chaos
 from trimesh.testing.plans.determinism import run_seeded, virtual_clock
 from trimesh.testing.plans.faults import Faults
@@ -103,7 +103,7 @@ def run_once(
         except BaseException as error:  # noqa: BLE001 - told by the caller, with the seed
             found = _single(error)
             if outcome.error is not None:
-                found.__context__ = outcome.error
+                set_context(found, outcome.error)
             outcome.error = found
     return outcome
 
