@@ -28,6 +28,14 @@ DEATHS: Final = 256
 EARLY_CANCELS_MAX: Final = 65_536
 """Cancels of one peer that have overtaken their calls: more than its credits for 500 actors."""
 
+EARLY_CALLS_MAX: Final = 1_024
+"""Calls that wait in a process for actors that are being spawned there; `MAILBOX_BYTES` at most. Each member of a mesh
+of 1,000 may call one of the others as it starts."""
+
+ENDED_ACTORS: Final = 4_096
+"""Actors of which a process remembers that they have ended in it, 100 bytes each: who calls them late is refused at
+once, and not after `SPAWN_SECONDS`."""
+
 SERVICE_EARLY_MESSAGES: Final = 1_024
 """Messages of a service that wait until the owner of this process has said a word of it; `MAILBOX_BYTES` at most."""
 

@@ -45,11 +45,23 @@ class AgentProc(CellProc, Protocol):
         """Its channels."""
         ...
 
+    @property
+    def early(self) -> EarlyWaiting:
+        """Calls to actors that are being spawned."""
+        ...
+
     def end_cell(self, mesh: MeshId) -> None:
         """Forget an actor that has ended for good."""
 
     async def run(self, agent: Cell, on_ready: Callable[[], None]) -> None:
         """Serve links and hold the tasks of actors, until cancelled."""
+
+
+class EarlyWaiting(Protocol):
+    """Calls to actors that are being spawned; see `EarlyCalls`."""
+
+    def made(self, mesh: MeshId) -> None:
+        """Deliver what has waited for an actor."""
 
 
 class Flushing(Protocol):
@@ -114,6 +126,7 @@ class Agent:
         cell = Cell(self.proc, ActorSpec(mesh, info.name, cls, make, point, incarnation, is_held, home), owner)
         before = self.proc.cells.get(mesh)
         self.proc.cells[mesh] = cell
+        self.proc.early.made(mesh)
         for call in before.take_held() if before is not None else ():
             cell.deliver(call)
         try:
@@ -178,6 +191,8 @@ class Agent:
                 if not hold:
                     cell.release()
                     self.proc.end_cell(mesh)
+        elif not hold:  # it was not made here: who has called it already waits in vain
+            self.proc.end_cell(mesh)
 
     @trio.lowlevel.enable_ki_protection
     async def exit(self) -> None:

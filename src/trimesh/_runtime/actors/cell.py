@@ -156,6 +156,7 @@ class Cell:
             proc.deadlocks.crowded,
             recorder,
             proc.transport.wait_here,
+            proc.deadlocks.early,
         )
         self.ended = trio.Event()
         self.endpoints = dict(endpoints_of(spec.cls))

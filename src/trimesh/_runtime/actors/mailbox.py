@@ -173,6 +173,7 @@ class Mailbox:
         on_interrupted: Told of a call that is not answered, because the actor itself is ending.
         on_crowded: Told of the first call of a group that has to wait for a slot, and again once its `is_watched` is
             False.
+        on_early: Told of the first call that comes before the actor serves, and again once `is_watched` is False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
         changed: Set by `tell_change`; None while no task waits for that.
         wait_here: Waits for messages in the running task; see `Transport.wait_here`.
@@ -186,7 +187,9 @@ class Mailbox:
         "changed",
         "ended",
         "is_open",
+        "is_watched",
         "on_crowded",
+        "on_early",
         "on_interrupted",
         "serve",
         "start_task",
@@ -201,11 +204,14 @@ class Mailbox:
         on_crowded: Callable[[SlotGroup], None] | None = None,
         recorder: CallRecorder | None = None,
         wait_here: Callable[[], bool] | None = None,
+        on_early: Callable[[Mailbox], None] | None = None,
     ) -> None:
         self.serve = serve
         self.start_task = start_task
         self.on_interrupted = on_interrupted
         self.on_crowded = on_crowded
+        self.on_early = on_early
+        self.is_watched = False
         self.began = _not_begun if recorder is None else recorder.began
         self.ended = _not_ended if recorder is None else recorder.ended
         self.wait_here = _not_here if wait_here is None else wait_here
@@ -218,6 +224,7 @@ class Mailbox:
         """Accept a call."""
         if not self.is_open:
             self._early.append(call)
+            self._tell_early()
             return
         key = call.spec.slots
         group = self._groups.get(key)
@@ -229,11 +236,21 @@ class Mailbox:
         """Accept several calls of one endpoint."""
         if not self.is_open:
             self._early.extend(calls)
+            self._tell_early()
         elif calls and (group := self.group_of(calls[0])) is not None:
             group.put_all(calls)
         else:
             for call in calls:  # the first makes the group
                 self.put(call)
+
+    def _tell_early(self) -> None:
+        if not self.is_watched and self.on_early is not None:
+            self.is_watched = True
+            self.on_early(self)
+
+    def is_early(self, call: IncomingCall) -> bool:
+        """Return whether a call waits for the actor to serve."""
+        return call in self._early
 
     def open(self) -> None:
         """Let slots take calls, those that came early first."""

@@ -11,7 +11,7 @@ from trimesh._runtime.peers.peer import Peer
 from trimesh.ids import MeshId, ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.mailbox import SlotGroup
+    from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
     from trimesh._runtime.peers.deaths import DeathOf
     from trimesh._runtime.recording.recorder import FlightRecorder
 
@@ -66,6 +66,9 @@ class SlotWatch(CallWatch, Protocol):
 
     def crowded(self, group: SlotGroup) -> None:
         """Learn that a call has to wait for a slot."""
+
+    def early(self, mailbox: Mailbox) -> None:
+        """Learn that a call has to wait until an actor serves."""
 
 
 class FailureHandler(Protocol):

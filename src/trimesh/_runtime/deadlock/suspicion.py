@@ -9,7 +9,8 @@ were started for it; so whatever waits in the deadlock waited already when *c* c
 which *c* waits for are part of the deadlock, so each of them waited when *c* was looked at, and the search that follows
 starts from one of them and reaches all.
 
-Other waits that can be the last edge of a cycle are looked at in the same way: of a generator whose consumer takes
+Other waits that can be the last edge of a cycle are looked at in the same way: of a call that comes while its actor is
+still in the first half of its `lifespan` (the spawn is waited for), of a generator whose consumer takes
 nothing (its slot is waited for), and of a consumer for the next of several results (each that comes wakes it, so the
 last one that could come is waited for anew). A message that finds no room is looked at by its sender; but room is made
 without a word (`_routing/credit.py`), so it is looked at again as long as it waits, ever more seldom.
@@ -43,7 +44,7 @@ from trimesh.errors import DeadlockError, ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.mailbox import SlotGroup
+    from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
     from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
     from trimesh._runtime.deadlock.process import DeadlockProc
     from trimesh._runtime.peers.incoming import IncomingCall
@@ -61,6 +62,7 @@ class Deadlocks:
         self._proc = proc
         self._numbers = itertools.count(1)
         self._crowded: list[SlotGroup] = []
+        self._early: list[Mailbox] = []
         self._any: dict[AnyWait, None] = {}
         self._unsent: dict[OutgoingCall, int] = {}  # and what had been taken before each when it was looked at last
         self._has_moved = False  # what some of them waits for was taken, when they were looked at last
@@ -85,6 +87,11 @@ class Deadlocks:
     def crowded(self, group: SlotGroup) -> None:
         """Learn that a call has to wait for a slot."""
         self._crowded.append(group)
+        self._news.set()
+
+    def early(self, mailbox: Mailbox) -> None:
+        """Learn that a call has to wait until an actor serves: its `lifespan` may wait for that call."""
+        self._early.append(mailbox)
         self._news.set()
 
     def producer_waits(self, call: IncomingCall) -> None:
@@ -125,17 +132,19 @@ class Deadlocks:
         """Return one waiting call for each group of slots that may never get free, and the messages without room."""
         self._news = trio.Event()
         groups, self._crowded = self._crowded, []
+        mailboxes, self._early = self._early, []
         waits_for_any, self._any = self._any, {}
-        for group in groups:
-            group.is_watched = False
+        for one in (*groups, *mailboxes):
+            one.is_watched = False
         stuck = self._stuck()
-        if not (groups or waits_for_any or stuck):
+        if not (groups or mailboxes or waits_for_any or stuck):
             return ()
         look = LocalWaits(self._proc, self._numbers, bounded=True)
         suspects: dict[NodeRef, None] = {}
         for group in groups:
             if group.queue and group.is_full and all(look.has_waits(call) for call in group.running):
                 suspects[look.ref_of(next(iter(group.running)))] = None
+        suspects |= dict.fromkeys(ref for mailbox in mailboxes if (ref := look.spawn_ref(mailbox)) is not None)
         suspects |= dict.fromkeys(ref for wait in waits_for_any if (ref := look.next_ref(wait)) is not None)
         for call in stuck:
             suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in call.peers() if call.is_unsent_to(peer))

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trimesh._runtime.actors.mailbox import SlotGroup
+from trimesh import limits
+from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.peers.incoming import IncomingCall
@@ -54,6 +55,7 @@ class LocalWaits:
                     self._of_task[task] = call
                     if call.is_broadcast and call.number:
                         self._of_number[call.number] = call
+        self._spawns = dict(self._find_spawns())
         for peer in proc.peers():
             for outgoing in _calls_to(peer):
                 self._read(outgoing, peer)
@@ -64,10 +66,20 @@ class LocalWaits:
             if call_of_task is not None:
                 self._edges[call_of_task] += refs
 
+    def _find_spawns(self) -> Iterator[tuple[IncomingCall, Cell]]:
+        """Yield the running spawns of actors that do not serve yet."""
+        for cell in self._proc.cells.values():
+            if not cell.mailbox.is_open and not cell.ended.is_set():
+                spawn = self.call_of(cell.task)  # of the agent: the first half of a life is part of it
+                if spawn is not None:
+                    yield spawn, cell
+
     def _read(self, outgoing: OutgoingCall, peer: Peer) -> None:
         wait = outgoing.any_wait
         task = outgoing.waiter if wait is None else wait.waiting_task
-        if task is None or not self._counts(outgoing if wait is None else wait):
+        if task is None:
+            return
+        if not self._counts(outgoing if wait is None else wait) and not self._is_bounded_by_spawn(outgoing, task):
             return
         if outgoing.is_unsent_to(peer):
             ref = self.unsent_ref(outgoing, peer)
@@ -83,6 +95,14 @@ class LocalWaits:
 
     def _counts(self, wait: OutgoingCall | AnyWait | ItemSender) -> bool:
         return self._bounded or not wait.is_bounded
+
+    def _is_bounded_by_spawn(self, outgoing: OutgoingCall, task: trio.lowlevel.Task) -> bool:
+        """Return whether a wait in the first half of a `lifespan` has no deadline but that of the spawn."""
+        spawn = self.call_of(task) if self._spawns and outgoing.budget is not None else None
+        if spawn is None or spawn not in self._spawns:
+            return False
+        assert outgoing.budget is not None
+        return outgoing.started_at + outgoing.budget >= spawn.deadline - limits.DEADLINE_SKEW_SECONDS
 
     def _read_any(self, wait: AnyWait, refs: list[NodeRef]) -> None:
         task = wait.waiting_task
@@ -151,6 +171,12 @@ class LocalWaits:
             return None
         return outgoing, peer
 
+    def spawn_ref(self, mailbox: Mailbox) -> NodeRef | None:
+        """Return the name of the spawn that calls in a mailbox wait for, if it waits for others."""
+        found = (spawn for spawn, cell in self._spawns.items() if cell.mailbox is mailbox and self.has_waits(spawn))
+        spawn = next(found, None)
+        return None if spawn is None else self.ref_of(spawn)
+
     # ---- looks -----------------------------------------------------------------------------------------------
 
     def any_of(self, ref: NodeRef) -> Sequence[NodeRef]:
@@ -189,16 +215,30 @@ class LocalWaits:
         if call is None or call.ended or call.is_cancelled:
             return None
         cell = self._proc.cells.get(call.mesh)
-        group = None if cell is None else cell.mailbox.group_of(call)
-        if cell is None or group is None:
+        if cell is None:
+            return None
+        if not cell.mailbox.is_open:
+            return self._early_call(ref, call, cell)
+        group = cell.mailbox.group_of(call)
+        if group is None:
             return None
         place = place_of(cell, call.spec.name)
         if call in group.running:
+            if (made := self._spawns.get(call)) is not None:
+                place = place_of(made, "lifespan")
             edges = tuple(dict.fromkeys(self.edges_of(call)))
             return NodeReport(ref, needs_all=True, waits_for=edges, place=place) if edges else None
         if not group.is_full or call not in group.queue:
             return None
         return NodeReport(ref, needs_all=False, waits_for=self._holders(group), can_break=True, place=place)
+
+    def _early_call(self, ref: NodeRef, call: IncomingCall, cell: Cell) -> NodeReport | None:
+        """Report a call that waits until its actor serves."""
+        spawn = next((spawn for spawn, made in self._spawns.items() if made is cell), None)
+        if spawn is None or not cell.mailbox.is_early(call):
+            return None
+        place = place_of(cell, call.spec.name)
+        return NodeReport(ref, needs_all=False, waits_for=(self.ref_of(spawn),), can_break=True, place=place)
 
     def _holders(self, group: SlotGroup) -> tuple[NodeRef, ...]:
         return tuple(self.ref_of(call) for call in group.running)

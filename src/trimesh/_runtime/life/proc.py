@@ -34,7 +34,8 @@ from trimesh._runtime.life.link_groups import LinkGroups
 from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
-from trimesh._runtime.peers.incoming import IncomingCall, refuse, refuse_unaddressed
+from trimesh._runtime.peers.early_calls import EarlyCalls
+from trimesh._runtime.peers.incoming import IncomingCall, refuse
 from trimesh._runtime.peers.item_sender import ItemSender
 from trimesh._runtime.peers.loopback import LoopbackLink
 from trimesh._runtime.peers.parcel import Parcel
@@ -79,7 +80,7 @@ class Proc:
         is_simulated: Whether the processes that it talks to are in this one, and have its clock.
         dropped_replies: Replies that came after their call had been given up.
         routes: Who takes the messages that are no calls and no answers, by their class.
-        deadlocks: Looks for calls that wait for themselves.
+        deadlocks, early: Looks for calls that wait for themselves; keeps those to actors that are being spawned.
         journal, inquiries, holds: What has happened to its members; asks what they do; threads that debuggers hold.
         on_gone, on_link: Told of each peer that is gone, after its calls have been settled; that has got its link.
         recorder: Keeps what happens in a file; None without.
@@ -110,6 +111,7 @@ class Proc:
         "channels",
         "deadlocks",
         "dropped_replies",
+        "early",
         "family",
         "has_crashed",
         "holds",
@@ -157,14 +159,12 @@ class Proc:
         self.stopping_blocks, self.has_crashed, self.dropped_replies = StoppingBlocks(), False, 0
         self.family: Family | None = None
         self.routes: dict[type[messages.Message], Route] = {messages.Define: Peer.take_definition}
-        self.on_gone: list[Callable[[Peer], None]] = []
-        self.on_link: list[Callable[[Peer], None]] = []
+        self.on_gone, self.on_link = list[Callable[[Peer], None]](), list[Callable[[Peer], None]]()
         self.recorder: FlightRecorder | None = None
         ports = self.channels = Channels(self)
         self.values = make_values(proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled)
         self.sites: Sites | None = None
-        self.above: dict[type, object] = {}
-        self.plain_hosts: set[str] = set()
+        self.above, self.plain_hosts = dict[type, object](), set[str]()
         self.services: Services[Proc] = Services(self, Proc.known_services)
         self.bulk = Bulk(self)
         self._serving: trio.Nursery | None = None
@@ -184,13 +184,12 @@ class Proc:
         self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; in a simulation the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
-        self._peers: dict[ProcId, Peer] = {}
-        self._of_link: dict[Link, Peer] = {}
+        self._peers, self._of_link = dict[ProcId, Peer](), dict[Link, Peer]()
+        self.calls: dict[int, OutgoingCall] = {}
         self.calls: dict[int, OutgoingCall] = {}
         self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
-        self._groups = LinkGroups(transport.define_group)
-        self._deaths = Deaths()
-        self.loopback = LoopbackLink(self)
+        self._groups, self._deaths = LinkGroups(transport.define_group), Deaths()
+        self.loopback, self.early = LoopbackLink(self), EarlyCalls(self)
         self.adopt_link(proc_id, self.loopback)
         self.nursery: Tasks  # of `run`
         self.actors: trio.Nursery  # the same
@@ -329,12 +328,14 @@ class Proc:
         for listener in self.on_gone:
             listener(peer)
         peer.shed()
+        self.early.forget(peer)
         self._peers.pop(peer.proc_id, None)
         self._deaths.add(peer.proc_id, death)
 
     def end_cell(self, mesh: MeshId) -> None:
         """Forget an actor that has ended for good; whoever has sent it messages forgets it, too. Idempotent."""
         self.cells.pop(mesh, None)
+        self.early.ended(mesh)
         for peer in self._peers.values():
             peer.end_count(mesh)
 
@@ -435,7 +436,7 @@ class Proc:
         mesh = message.mesh
         cell = self.cells.get(mesh)
         if cell is None:
-            refuse_unaddressed(peer, number, mesh)
+            self.early.hold(peer, link, message, size, bodies, carried, early_cancel)
             return
         count = peer.count_of(mesh)
         nbytes = size
@@ -487,7 +488,7 @@ class Proc:
         call = peer.inbound.get(message.call)
         if call is not None:
             self._cancel_incoming(call, "caller", message.reason)
-        elif message.position > peer.calls_received:
+        elif not self.early.cancel(peer, message.call, message.reason) and message.position > peer.calls_received:
             # It has overtaken its call, which will come: positions count the calls of the link.
             if len(peer.early_cancels) >= limits.EARLY_CANCELS_MAX:
                 raise ProtocolError(f"a peer cancels at most {limits.EARLY_CANCELS_MAX} calls ahead of them")

@@ -302,5 +302,5 @@ def refuse_unaddressed(peer: Caller, call_id: int, mesh: MeshId) -> None:
     if not call_id:
         peer.refuse_credit(mesh)
     elif peer.link is not None:
-        text = "the mesh has stopped, or was never here"
+        text = "the mesh has stopped, or has no member in this process"
         peer.link.send(messages.encode(messages.Refused(call_id, mesh, 0, "stopped", text)))
