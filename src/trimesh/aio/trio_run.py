@@ -20,6 +20,7 @@ import attrs
 import outcome
 import trio
 
+from trimesh._runtime.system.forks import is_thread_of_parent
 from trimesh._runtime.tasks import Site, Waiting, split_cancelled
 from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
 from trimesh.errors import TrimeshInternalError
@@ -273,6 +274,8 @@ def find_run(loop: asyncio.AbstractEventLoop) -> TrioRun | None:
 
 def find_token() -> trio.lowlevel.TrioToken | None:
     """Return the token of the Trio run that has started this thread, if one has."""
+    if is_thread_of_parent():
+        return None
     try:
         return trio.from_thread.run_sync(trio.lowlevel.current_trio_token)
     except RuntimeError:  # this thread was not started by Trio, or that run has ended

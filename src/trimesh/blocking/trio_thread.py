@@ -18,6 +18,7 @@ import trio
 
 from trimesh._runtime.actors import runs_with_meshes
 from trimesh._runtime.life import find_proc
+from trimesh._runtime.system.forks import is_thread_of_parent
 from trimesh._runtime.tasks import Site, Waiting, interrupt
 from trimesh.blocking.exit import OpenBlock, close_at_exit
 from trimesh.errors import TrimeshInternalError
@@ -172,6 +173,8 @@ _of_tasks: dict[trio.lowlevel.TrioToken, ThreadOfTask] = {}
 
 def find_token() -> trio.lowlevel.TrioToken | None:
     """Return the token of the Trio run that has started this thread, if one has."""
+    if is_thread_of_parent():
+        return None
     try:
         return trio.from_thread.run_sync(trio.lowlevel.current_trio_token)
     except RuntimeError:  # this thread was not started by Trio, or that run has ended

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import trio
 
+from trimesh._runtime.system.forks import forked_here
 from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh.shape.point import Point
 
@@ -25,6 +26,7 @@ proc_of_task: ContextVar[ActorProc | None] = ContextVar("trimesh_proc", default=
 proc_of_run: trio.lowlevel.RunVar[ActorProc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
 _runs: dict[trio.lowlevel.TrioToken, None] = {}
 _context: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", default=None)
+_has_forgotten: ContextVar[bool] = ContextVar("trimesh_has_forgotten", default=False)
 _message: ContextVar[tuple[SentView | None, CallerPlace | None]] = ContextVar("trimesh_message", default=(None, None))
 
 
@@ -139,7 +141,33 @@ def runs_with_meshes() -> Sequence[trio.lowlevel.TrioToken]:
     return tuple(_runs)
 
 
-os.register_at_fork(after_in_child=_runs.clear)
+def _forget_in_child() -> None:
+    """In a forked child: what the code that has forked it does now, and starts, is part of no process with meshes."""
+    if not _runs:
+        return
+    _runs.clear()
+    proc_of_task.set(None)
+    _has_forgotten.set(True)
+    if trio.lowlevel.in_trio_task():
+        proc_of_run.set(None)
+    forked_here()
+
+
+def refuse_if_forked() -> None:
+    """Refuse what needs the meshes of the process that the running code was forked from.
+
+    Raises:
+        RuntimeError: It was.
+    """
+    if _has_forgotten.get():
+        raise RuntimeError(
+            "this process was forked from one with meshes, and shares nothing of them: open a block here, use the "
+            "handle in the process that has it, or start this process by the method 'spawn' or 'forkserver' and give "
+            "it values"
+        )
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def set_proc_of_task(proc: ActorProc) -> Token[ActorProc | None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import math
+import os
 import threading
 import types
 from collections.abc import Awaitable, Callable, Coroutine
@@ -22,12 +23,13 @@ from trimesh._runtime.actors.producing import produce
 from trimesh._runtime.actors.reply import LateAnswer, Reply
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.peers.incoming import IncomingCall
+from trimesh._runtime.system.forks import end_child, end_if_forked
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._wire.call_places import CallerPlace, SentView
-from trimesh._wire.exceptions.frames import raised_at, without_own_frames
+from trimesh._wire.exceptions.frames import has_user_frame, raised_at, without_own_frames
 from trimesh._wire.not_yet import NotYet
 from trimesh.errors import Origin
 
@@ -204,6 +206,7 @@ class Server:
         return call.returned(self.values.encode_result(result, call.spec))
 
     def _tell(self, call: IncomingCall, raised: BaseException) -> trio.Event | None:
+        end_if_forked(without_own_frames(raised) if has_user_frame(raised) else None)
         error, origin = raised, self.origin(call.spec.name)
         if isinstance(raised, LocatedError):
             error, origin = raised.error, raised.where
@@ -279,20 +282,24 @@ async def _invoke(
     if spec.kind is INLINE:
         return context.run(spec.fn, actor, *args, **kwargs)
     # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
-    # What is raised there is a value on its way: Trio would write to an error, and its class may refuse that.
-    running = trio.to_thread.run_sync(
-        outcome.capture, _in_thread, call, partial(spec.fn, actor, *args, **kwargs), limiter=trio.CapacityLimiter(1)
-    )
+    work = partial(_run_in_thread, call, os.getpid(), partial(spec.fn, actor, *args, **kwargs))
+    running = trio.to_thread.run_sync(work, limiter=trio.CapacityLimiter(1))
     return (await run_in_context(context, running)).unwrap()
 
 
-def _in_thread(call: IncomingCall, function: Callable[[], Any]) -> Any:
-    """Run an endpoint in this thread, and note which it is, for snapshots of the run."""
+def _run_in_thread(call: IncomingCall, pid: int, function: Callable[[], Any]) -> outcome.Outcome[Any]:
+    """Run an endpoint in this thread, and note which it is, for snapshots of the run.
+
+    What it comes to is a value: Trio would write to an error that it raises, and its class may refuse that.
+    """
     call.thread = threading.get_ident()
     try:
-        return function()
+        result: outcome.Outcome[Any] = outcome.capture(function)
     finally:
         call.thread = 0
+    if os.getpid() != pid:  # the function has forked: the child is no second worker
+        end_child(result.error if isinstance(result, outcome.Error) else None)
+    return result
 
 
 async def _wait_until_left(lent: trio.Event) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import trio
 
+from trimesh._runtime.actors.context import refuse_if_forked
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now
 from trimesh._runtime.values.payload import place_payload
@@ -72,6 +73,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
         holding = self._check()
         parcel = self._encode(holding, value)
         if holding.home.link is None:
+            refuse_if_forked()
             await holding.channels.connect(holding.home)
             self._check()
         await holding.send(self, parcel)
@@ -91,6 +93,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
         holding = self._check()
         parcel = self._encode(holding, value)
         if holding.home.link is None:
+            refuse_if_forked()
             holding.channels.start_connecting(holding.home)
         if not holding.has_room(parcel.nbytes):
             raise trio.WouldBlock

@@ -134,8 +134,10 @@ class Deadlocks:
         groups, self._crowded = self._crowded, []
         mailboxes, self._early = self._early, []
         waits_for_any, self._any = self._any, {}
-        for one in (*groups, *mailboxes):
-            one.is_watched = False
+        for group in groups:
+            group.is_watched = False
+        for mailbox in mailboxes:
+            mailbox.is_watched = False
         stuck = self._stuck()
         if not (groups or mailboxes or waits_for_any or stuck):
             return ()

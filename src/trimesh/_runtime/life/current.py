@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextvars
 
-from trimesh._runtime.actors.context import proc_of_run, proc_of_task
+from trimesh._runtime.actors.context import proc_of_run, proc_of_task, refuse_if_forked
 from trimesh._runtime.life.proc import Proc
 
 
@@ -42,6 +42,7 @@ def current_proc() -> Proc:
         found = proc_of_run.get()
     if isinstance(found, Proc):
         return found
+    refuse_if_forked()
     raise RuntimeError("a mesh handle works only while the block that owns its processes is open; none is open here")
 
 
@@ -56,6 +57,7 @@ def proc_for(what: str) -> Proc:
     """
     found = find_proc_anywhere()
     if found is None:
+        refuse_if_forked()
         raise RuntimeError(
             f"{what} while a mesh is open, in an actor or inside the block that owns its processes, got none here: "
             "write async with this_host().spawn_procs(...) around it, "

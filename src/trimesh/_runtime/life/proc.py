@@ -186,7 +186,6 @@ class Proc:
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers, self._of_link = dict[ProcId, Peer](), dict[Link, Peer]()
         self.calls: dict[int, OutgoingCall] = {}
-        self.calls: dict[int, OutgoingCall] = {}
         self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
         self._groups, self._deaths = LinkGroups(transport.define_group), Deaths()
         self.loopback, self.early = LoopbackLink(self), EarlyCalls(self)

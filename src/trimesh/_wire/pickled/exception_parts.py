@@ -43,10 +43,11 @@ def keep_text(error: BaseException, text: str) -> None:
         except Exception:  # noqa: BLE001, S110 - a __str__ of the user's
             pass
     cls = type(error)
-    names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    names |= {"__str__": _kept_text, "__reduce_ex__": _reduce_with_class, KEPT_TEXT: True}
+    names: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    names |= {"__slots__": (), "__str__": _kept_text, "__reduce_ex__": _reduce_with_class, KEPT_TEXT: True}
+    meta: Any = type(cls)
     try:
-        object.__setattr__(error, "__class__", type(cls)(cls.__name__, (cls,), names))
+        object.__setattr__(error, "__class__", meta(cls.__name__, (cls,), names))
     except Exception:  # noqa: BLE001 - a class that cannot be changed or derived from keeps what it makes of its parts
         return
     entries[KEPT_TEXT] = text
