@@ -5,7 +5,9 @@ an actor into each; `await actors.endpoint.call(...)` runs on all of them. Failu
 failed, as exception groups with coordinates; cancelling a call cancels it over there; nothing is left behind.
 """
 
+import dis
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from trimesh._assembly import assemble as _assemble
@@ -279,8 +281,23 @@ _TENSORS = (
 )
 
 
+_NAMES: list[str] = globals().pop("__all__")  # which `__getattr__` gives: what is not installed is not in it
+
+
 def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
+    if name == "__all__":
+        return [one for one in _NAMES if hasattr(sys.modules[__name__], one)]
+    try:
+        return _import(name)
+    except ModuleNotFoundError as error:
+        frame = sys._getframe(1)  # noqa: SLF001 - of who asks
+        if dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM":
+            raise  # which a `from trimesh import` shows, and an AttributeError not
+        raise AttributeError(str(error)) from error
+
+
+def _import(name: str) -> Any:
     if name == "RDMABuffer":
         return importlib.import_module("trimesh.rdma").RDMABuffer
     if name == "from_thread":

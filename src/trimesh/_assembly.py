@@ -57,7 +57,7 @@ def _put_publication_together(_: DecodeSource, *fields: Any) -> Any:
     return rebuild(*fields)
 
 
-def _run_from_thread(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_from_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     from trimesh.blocking.from_thread import run  # noqa: PLC0415
 
     return run(function, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -158,3 +159,39 @@ def test_attributes_of_mesh_names_may_be_set():
             self.__dict__["name"] = "mine"
 
     assert Named().name == "mine"
+
+
+# ---- abstract endpoints ----------------------------------------------------------------------------------------------
+
+
+class Policy(Actor, abc.ABC):
+    """Has abstract endpoints, the decorators in both orders."""
+
+    @abc.abstractmethod
+    @endpoint
+    async def act(self) -> int: ...
+
+    @endpoint
+    @abc.abstractmethod
+    async def learn(self) -> int: ...
+
+
+def test_abstract_endpoints_are_abstract() -> None:
+    assert Policy.__abstractmethods__ == {"act", "learn"}
+    with pytest.raises(TypeError, match="abstract"):
+        Policy()  # type: ignore[abstract]
+
+    class Half(Policy):
+        @endpoint
+        async def act(self) -> int:
+            return 1
+
+    assert Half.__abstractmethods__ == {"learn"}
+
+
+def test_name_with_an_underscore_is_refused_as_such() -> None:
+    with pytest.raises(TypeError, match="must not begin with an underscore"):
+
+        class Worker(Actor):
+            @endpoint
+            async def _step(self) -> None: ...

@@ -95,7 +95,12 @@ class Actor(HandleAttributes):
 
 def _check_names(cls: type, endpoints: Mapping[str, EndpointSpec]) -> None:
     for name in endpoints:
-        if name in MESH_ATTRIBUTES or name.startswith("_") or name == "lifespan":
+        if name.startswith("_"):
+            raise TypeError(
+                f"the name of an endpoint must not begin with an underscore, got {cls.__qualname__}.{name}: what does "
+                f"is private to its class; call it {name.strip('_') or 'step'!r}"
+            )
+        if name in MESH_ATTRIBUTES or name == "lifespan":
             raise TypeError(
                 f"an endpoint must not be called {name!r}, which mesh handles use themselves: "
                 f"rename the endpoint of {cls.__qualname__}"

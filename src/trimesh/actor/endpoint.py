@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, Literal, Par
 import msgspec
 
 from trimesh._runtime.tasks import in_trio, in_trio_now
-from trimesh._runtime.values import EndpointKind, EndpointSpec, signature_of
+from trimesh._runtime.values import EndpointKind, EndpointSpec, is_abstract, signature_of
 from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
@@ -172,7 +172,7 @@ class Endpoint(Generic[P, R]):
         """
         return CallVerb(reduced.way_of(fn, along, commutative=commutative), self._mesh, self._spec, self._options)
 
-    async def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    async def broadcast(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member and return once the message is queued everywhere.
 
         There is no reply: a failure surfaces at the block that owns the mesh. The arguments may be changed again
@@ -194,7 +194,7 @@ class Endpoint(Generic[P, R]):
                 return
         await in_trio(verbs.broadcast)(self._mesh, self._spec, args, kwargs)
 
-    def broadcast_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def broadcast_nowait(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member now.
 
         Raises:
@@ -204,7 +204,7 @@ class Endpoint(Generic[P, R]):
             self._check("broadcast_nowait")
         in_trio_now(verbs.broadcast_nowait)(self._mesh, self._spec, args, kwargs)
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Results[tuple[Point, R]]:
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> Results[tuple[Point, R]]:
         """Run the endpoint on every member; give results as they come.
 
         `async with mesh.name.stream(...) as results: async for point, value in results`: one value of each member, or
@@ -237,7 +237,8 @@ class Endpoint(Generic[P, R]):
         the other items go on first. What `items` itself raises is in the group, too, without coordinates.
 
         Args:
-            items: Taken one by one, in a task of the map's own, never more than `window` ahead of the results taken.
+            items: Taken one by one, in a task of the map's own, never more than `window` ahead of the results taken. A
+                generator, or async generator, is closed when the block is left before its end.
             window: How many items may be under way (`limits.MAP_WINDOW`); as many as there are members gives each
                 member its next item when it is done with the one before.
 
@@ -254,7 +255,7 @@ class Endpoint(Generic[P, R]):
     def _check(self, verb: str) -> None:
         self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", verb)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Refuse: an endpoint of a mesh is called by a verb (rule C5)."""
         name = self._spec.name
         raise TypeError(
@@ -291,14 +292,17 @@ class _Following:
         return f"<endpoint {self._mesh!r}.{self._spec.name}, of those that are there>"
 
 
-class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):
+class EndpointMethod(Generic[P, R, W]):
     """An endpoint in the class body: an ordinary method on the actor, a handle on a mesh.
 
     Attributes:
         spec: What the runtime knows about it.
     """
 
-    spec: EndpointSpec
+    __slots__ = ("spec",)
+
+    def __init__(self, spec: EndpointSpec) -> None:
+        self.spec = spec
 
     if TYPE_CHECKING:
         # The class stands for a handle of `trimesh.blocking`: there is no other type with the endpoints of the class.
@@ -314,6 +318,16 @@ class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):
             return self if instance is None else self.spec.fn.__get__(instance, owner)
 
     @property
+    def __isabstractmethod__(self) -> bool:
+        return is_abstract(self.spec)
+
+    @__isabstractmethod__.setter
+    def __isabstractmethod__(self, value: bool) -> None:
+        """Take what `abc.abstractmethod` above `@endpoint` says."""
+        function: Any = self.spec.fn
+        function.__isabstractmethod__ = value
+
+    @property
     def __doc__(self) -> str | None:  # type: ignore[override]
         return self.spec.fn.__doc__
 
@@ -321,7 +335,7 @@ class EndpointMethod(msgspec.Struct, Generic[P, R, W], frozen=True):
     def __wrapped__(self) -> Callable[..., Any]:
         return self.spec.fn
 
-    def __call__(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, instance: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function, as `super().add(1)` or `Counter.add(counter, 1)` do."""
         return self.spec.fn(instance, *args, **kwargs)
 
@@ -334,7 +348,7 @@ if TYPE_CHECKING:
         There is none at run time: a mesh gives an `Endpoint`, an actor a bound method.
         """
 
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> W:
+        def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> W:
             """Call the plain method."""
             ...
 

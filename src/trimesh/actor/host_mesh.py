@@ -28,6 +28,7 @@ from trimesh.actor.spawning import (
     checked_grace,
     checked_name,
     checked_pickle,
+    checked_preload,
     checked_seed,
 )
 from trimesh.config import reread
@@ -188,7 +189,7 @@ class HostMesh:
             checked_env(env),
             setup,
             python,
-            settings.preload if preload is None else tuple(preload),
+            settings.preload if preload is None else checked_preload(preload),
             settings.grace if grace is None else checked_grace(grace),
             settings.output if output is None else _checked_output(output),
             pickled=checked_pickle(pickle),
@@ -232,7 +233,7 @@ class HostMesh:
         if self._hosts is not None:
             raise ValueError("the hosts of a job are warm as long as its block: spawn_procs() on them at once")
         settings = reread()
-        modules = settings.preload if preload is None else tuple(preload)
+        modules = settings.preload if preload is None else checked_preload(preload)
         seconds = settings.grace if grace is None else checked_grace(grace)
         pickled = checked_pickle(pickle)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_origin
 
 import trio
 
@@ -15,7 +15,7 @@ from trimesh import limits
 from trimesh._runtime.life import BorrowPlan, open_borrowed
 from trimesh._runtime.system import SEED_MAX
 from trimesh._runtime.tasks import TrioBlock, in_trio
-from trimesh._runtime.values import MeshInfo, endpoints_of, signature_of
+from trimesh._runtime.values import MeshInfo, endpoints_of, is_abstract, signature_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
@@ -62,11 +62,32 @@ def checked_env(env: Any) -> Env | None:
     """Return environment variables of processes.
 
     Raises:
-        TypeError: It is no mapping and no function.
+        TypeError: It is no mapping and no function, or has a value that is no text.
+        ValueError: A name or a value cannot be in an environment.
     """
-    if env is not None and not callable(env) and not isinstance(env, Mapping):
-        raise TypeError(f"env must be a mapping or a function of the point that returns one, got {env!r}")
+    if env is not None and not callable(env):
+        if not isinstance(env, Mapping):
+            raise TypeError(f"env must be a mapping or a function of the point that returns one, got {env!r}")
+        from trimesh._runtime.system.variables import checked_variables  # noqa: PLC0415 - few programs give any
+
+        return checked_variables(env, "env")
     return cast("Env | None", env)
+
+
+def checked_preload(preload: Any) -> tuple[str, ...]:
+    """Return names of modules.
+
+    Raises:
+        TypeError: They are no sequence of names.
+    """
+    if isinstance(preload, str) or not isinstance(preload, Iterable):
+        given = preload if isinstance(preload, str) else "module"
+        raise TypeError(f"preload must be a sequence of names of modules, got {preload!r}: write preload=({given!r},)")
+    names: tuple[Any, ...] = tuple(preload)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"preload must be names of modules, got {name!r}: write their names as text")
+    return names
 
 
 def checked_seed(seed: Any) -> int | None:
@@ -92,11 +113,14 @@ def checked_pickle(pickle: Any) -> bool | None:
 
 
 def checked_class(cls: Any) -> type[Actor]:
-    """Return a class of actors.
+    """Return a class of actors; without its parameters, for one such as `Box[int]`.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is none, or it is abstract.
     """
+    origin = get_origin(cls)
+    if isinstance(origin, type) and issubclass(origin, Actor):
+        cls = origin  # of Box[int]: what the parameters say is for type checkers
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         if isinstance(cls, Actor):
             name = type(cls).__qualname__
@@ -106,6 +130,11 @@ def checked_class(cls: Any) -> type[Actor]:
             )
         remedy = f": write `class {cls.__name__}(trimesh.Actor):`" if isinstance(cls, type) else ""
         raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}{remedy}")
+    missing = {name for name, spec in endpoints_of(cls).items() if is_abstract(spec)}
+    missing |= getattr(cls, "__abstractmethods__", frozenset())
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise TypeError(f"{cls.__qualname__} is abstract, it lacks {names}: spawn a subclass that defines them")
     return cls
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar, overload
@@ -43,11 +43,11 @@ class Verb(Generic[P, T]):
         self._home = home
 
     @shortens_tracebacks
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call, and wait for the result."""
         return wait(self._work(args, kwargs), self._home)
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
+    def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Call, and return a `concurrent.futures.Future` of the result: `cancel()` cancels the call, remote side too.
 
         A block that is left waits for it. Ctrl-C ends the wait of `result()`, not the call.
@@ -133,7 +133,7 @@ class Endpoint(Generic[P, R]):
         """Send to every member and return once the message is queued everywhere."""
         return Verb(self._inner.broadcast, self._home)
 
-    def broadcast_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
+    def broadcast_nowait(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member now; see `trimesh.Endpoint.broadcast_nowait`."""
         call: Any = self._inner.broadcast_nowait
 
@@ -142,7 +142,7 @@ class Endpoint(Generic[P, R]):
 
         Verb[..., None](send, self._home)(*args, **kwargs)
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Iterator[tuple[Point, R]]]:
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Iterator[tuple[Point, R]]]:
         """Run the endpoint on every member: `with ... as results: for point, value in results`, as they come.
 
         Leaving the block early cancels the endpoints and waits until they have unwound.
@@ -160,13 +160,13 @@ class Endpoint(Generic[P, R]):
             items: Taken one by one, in the thread of Trio: the next one must be at hand, and must not wait for calls.
             window: How many items may be under way; see `trimesh.Endpoint.map`.
         """
-        return self._results(self._inner.map(map(inner_of, items), window=window))
+        return self._results(self._inner.map(_inner_items(items), window=window))
 
     def _results(self, results: Results[T]) -> AbstractContextManager[Iterator[T]]:
         body = body_of(results, f"the results of {results.what}", self._home)
         return FacedBody(body, lambda entered: Each(entered, self._home))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Refuse: an endpoint of a mesh is called by a verb (rule C5)."""
         raise TypeError(
             f"an endpoint of a mesh must be called by a verb, got {self!r}(...): "
@@ -175,3 +175,11 @@ class Endpoint(Generic[P, R]):
 
     def __repr__(self) -> str:
         return repr(self._inner)
+
+
+def _inner_items(items: Iterable[Any]) -> Generator[Any, None, None]:
+    try:
+        yield from map(inner_of, items)
+    finally:
+        if isinstance(items, Generator):
+            items.close()

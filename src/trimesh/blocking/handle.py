@@ -57,7 +57,7 @@ class FacedObject(Generic[ObjectT]):
         self._inner = inner
         self._home = home
 
-    def _wait(self, function: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> T:
+    def _wait(self, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
         return wait(lambda: function(*args, **kwargs), self._home)
 
     def _now(self, function: Callable[[], T]) -> T:

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.membership import Membership, family_of
 from trimesh._runtime.life.controller import check_mode, lease_proc
 from trimesh._runtime.life.proc import Proc
@@ -276,6 +277,10 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     units = partial(_units, policy, procs, is_inherited=plan.policy is None)
     labels = region.base.labels[:1] if region.base == procs.whole.base and procs.members is not None else ()
     view = region if any(region.spans(label) for label in labels) else None
+    others = () if procs.members is None else procs.members.actors
+    if any(other.info.name == plan.name and not {*other.proc_ranks}.isdisjoint(proc_ranks) for other in others):
+        text = f"two meshes of actors named {plan.name!r} live in the same processes"
+        log_line(procs.proc, f"{text}: errors, logs and tables cannot tell them apart; give one another name")
     return ActorMembers(procs.proc, block, membership, ranks, procs.members, proc_ranks, policy, units, view)
 
 

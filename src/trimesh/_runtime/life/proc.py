@@ -34,7 +34,6 @@ from trimesh._runtime.life.link_groups import LinkGroups
 from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
-from trimesh._runtime.peers.early_calls import EarlyCalls
 from trimesh._runtime.peers.incoming import IncomingCall, refuse
 from trimesh._runtime.peers.item_sender import ItemSender
 from trimesh._runtime.peers.loopback import LoopbackLink
@@ -175,6 +174,7 @@ class Proc:
         from trimesh._runtime.life.several_calls import serve_several_calls  # noqa: PLC0415
         from trimesh._runtime.life.traced import serve_traced  # noqa: PLC0415
         from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
+        from trimesh._runtime.peers.early_calls import EarlyCalls  # noqa: PLC0415
         from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
 
         serve_several_calls(self)

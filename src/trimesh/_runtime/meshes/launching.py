@@ -61,10 +61,12 @@ class Launching:
 
     def request(self, member: Member) -> LaunchRequest:
         """Return what starts a member; runs the functions that the user has given for its point."""
+        from trimesh._runtime.system.variables import checked_variables  # noqa: PLC0415 - at the first spawn
+
         whole = self._procs.whole
         point = whole.point(member.rank)
         options = self._options
-        env = dict((options.env(point) if callable(options.env) else options.env) or {})
+        env = checked_variables(options.env(point) if callable(options.env) else options.env, "env")
         if options.rendezvous and not self._proc.is_simulated:
             self._rendezvous = self._rendezvous or Rendezvous()
             env = {**self._rendezvous.environment(member.rank, len(whole)), **env}

@@ -7,6 +7,7 @@ from trimesh._runtime.values.endpoint_spec import (
     EndpointKind,
     EndpointSpec,
     endpoints_of,
+    is_abstract,
     signature_of,
 )
 from trimesh._runtime.values.guarded import Guarded
@@ -23,6 +24,7 @@ __all__ = [
     "MeshInfo",
     "Values",
     "endpoints_of",
+    "is_abstract",
     "signature_of",
     "take_payload",
 ]

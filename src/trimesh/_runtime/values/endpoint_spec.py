@@ -113,6 +113,11 @@ class EndpointSpec:
     result_text: str = attrs.field(init=False, default=_text("the result of {}()"))
 
 
+def is_abstract(spec: EndpointSpec) -> bool:
+    """Return whether an endpoint is an `abc.abstractmethod`, which subclasses are to define."""
+    return bool(getattr(spec.fn, "__isabstractmethod__", False))
+
+
 AGENT_ENDPOINTS: Final[dict[str, EndpointSpec]] = {}
 """The endpoints of the agent, which every process has; its class adds them."""
 

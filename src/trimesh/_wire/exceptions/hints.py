@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import CoroutineType, FrameType, FunctionType, TracebackType
 from typing import Any, Final
 
-from trimesh.errors import has_origin, leaves
+from trimesh.errors import add_note, has_origin, leaves, notes_on
 
 _LEAVES_MAX: Final = 100
 """Failures of a group that get a hint; a reader needs one."""
@@ -63,8 +63,8 @@ def add_hints(error: BaseException) -> None:
         hint = None
         with suppress(Exception):  # the text and the variables are the user's: their methods may fail
             hint = hint_for(leaf)
-        if hint is not None and hint not in getattr(leaf, "__notes__", ()):
-            leaf.add_note(hint)
+        if hint is not None and hint not in notes_on(leaf):
+            add_note(leaf, hint)
 
 
 def hint_for(error: BaseException) -> str | None:
@@ -159,7 +159,7 @@ def _called(error: BaseException, package: str, table: Mapping[str, str]) -> tup
             short = None
             for one in reversed([*links, link]):
                 short = TracebackType(short, one.tb_frame, one.tb_lasti, one.tb_lineno)
-            error.__traceback__ = short
+            BaseException.with_traceback(error, short)
             instead = table.get(name.partition(".")[0])
             return f"{package}.{name}", f"write {instead}, or " if instead else ""
         links.append(link)

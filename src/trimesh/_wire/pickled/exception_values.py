@@ -18,12 +18,13 @@ from trimesh._wire.pickled.exception_parts import (
     dict_of,
     group_members,
     group_message,
+    keep_text,
     make,
     set_args,
     set_attribute,
     set_chain,
 )
-from trimesh.errors import LOCAL_ENTRIES, RemoteTraceback, class_of
+from trimesh.errors import KEPT_TEXT, LOCAL_ENTRIES, RemoteTraceback, class_of
 
 _OWN_WAYS = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"
@@ -67,6 +68,8 @@ def set_state(error: BaseException, state: tuple[dict[str, Any], dict[str, Any],
     for name, value in attributes.items():
         set_attribute(error, name, value)
     dict_of(error).update(entries)
+    if KEPT_TEXT in entries:
+        keep_text(error, "")
     if remote is not None:
         _, context, suppress = chain_of(error)
         set_chain(error, RemoteTraceback(remote), context, suppress)

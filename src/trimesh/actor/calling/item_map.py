@@ -8,7 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterable, Sequence, Sized
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Sequence,
+    Sized,
+)
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -200,6 +210,18 @@ class ItemMap(Results[tuple[int, R]]):
         finally:
             self._calls.leave()
             self._forget_crew()
+            items, self._items = self._items, ()  # this object is in a cycle: they must not last as long
+            await self._end_items(items)
+
+    async def _end_items(self, items: Items) -> None:
+        """End a generator that was left early; what its clean-up raises is raised as what it raises before."""
+        try:
+            if isinstance(items, Generator):
+                items.close()
+            elif isinstance(items, AsyncGenerator):
+                await items.aclose()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._lose(Err(error, is_raised=True), None)
 
     async def _wait_for_turn(self) -> None:
         """Let other tasks run, and results be taken, if the next item has to wait for that."""

@@ -49,7 +49,7 @@ class CallVerb(Generic[P, T]):
         self._spec = spec
         self._options = options
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Send, and wait for the result: a checkpoint, cancellable."""
         way, options = self._way, self._options
         result: T
@@ -67,7 +67,7 @@ class CallVerb(Generic[P, T]):
             raise
         return result
 
-    def start(self, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
         """Send now; return a handle to await the result by.
 
         The call belongs to the block that owns the mesh; of a handle that came from elsewhere, to the actor that calls
@@ -106,7 +106,7 @@ class CallVerb(Generic[P, T]):
         in_task_group.hold(started_call, nursery)
         return started_call
 
-    def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> T:
+    def from_thread(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call from a thread, and wait there for the result: `mesh.add.call.from_thread(1)`.
 
         For any thread of any process of the program but the one of Trio: that of an endpoint with `thread=True`, whose

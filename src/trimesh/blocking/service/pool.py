@@ -29,7 +29,7 @@ class PoolVerb(Verb[P, T]):
 
     __slots__ = ()
 
-    def submit(self, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
+    def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
         """Make a request, and return a future of its result. It belongs to the block of the pool, which waits for it.
 
         In a pause it waits for the end of the pause, so it must not belong to that.

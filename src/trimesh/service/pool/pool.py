@@ -33,7 +33,7 @@ class PoolEndpoint(Generic[P, R]):
         self._pool = pool
         self._name = name
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the endpoint on one replica; of a replica of several members, on all, and return what the first has.
 
         Raises:

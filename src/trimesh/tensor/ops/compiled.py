@@ -95,7 +95,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         """Whether the next call is a replay."""
         return self._replayable is not None
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or let the ranks run again what it did."""
         if _IS_INSIDE.get():
             return self._function(*args, **kwargs)

@@ -109,7 +109,7 @@ class RemoteFunction(Generic[P, R]):
         self._numbers: WeakKeyDictionary[Team, int] = WeakKeyDictionary()
         self._cache: dict[Any, _Made] = {}
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it on every rank of the tensors among its arguments, or of the active mesh; return its tensors."""
         call = self._prepare(args, kwargs)
         result: R

@@ -152,7 +152,7 @@ class _WithGradients:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._operator, name)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call it."""
         with torch.enable_grad():
             return self._operator(*args, **kwargs)
