@@ -88,6 +88,131 @@ SCRIPTS: list[tuple[str, str, str]] = [
         "A.ON, A.ON + '!'",
     ),
     (
+        "enum_with_new_and_init",
+        """
+        import enum
+        class A(int, enum.Enum):
+            ONE = 1, "one"
+            TWO = 2, "two"
+            def __new__(cls, value, label):
+                made = int.__new__(cls, value * 10)
+                made._value_ = value
+                made.label = label
+                return made
+            def __init__(self, value, label):
+                self.twice = label * 2
+        """,
+        "A.ONE, int(A.TWO), A(2).label, A.TWO.twice, list(A)",
+    ),
+    (
+        "enum_of_bytes_with_new",
+        """
+        import enum
+        class A(bytes, enum.Enum):
+            def __new__(cls, value, label):
+                made = bytes.__new__(cls, [value])
+                made._value_ = value
+                made.label = label
+                return made
+            PX = 1, "P.X"
+        """,
+        "A(1).name, bytes(A.PX), A.PX.label",
+    ),
+    (
+        "enums_of_data_types",
+        """
+        import datetime, decimal, enum, typing
+        class Day(datetime.date, enum.Enum):
+            FIRST = 2026, 1, 1
+        class Number(int, enum.Enum):
+            TWO = "10", 2
+        class Price(decimal.Decimal, enum.Enum):
+            A = "1.5"
+        class Pair(typing.NamedTuple):
+            a: int
+            b: str = "x"
+        class Named(Pair, enum.Enum):
+            A = 1, "y"
+        class Complex(complex, enum.Enum):
+            I = 1j
+        class A:
+            enums = Day, Number, Price, Named, Complex
+        """,
+        "[(list(cls), [member.value for member in cls]) for cls in A.enums], A.enums[0].FIRST.year, A.enums[3].A.b",
+    ),
+    (
+        "enums_of_dataclasses",
+        """
+        import dataclasses, enum
+        @dataclasses.dataclass
+        class Plain:
+            x: int
+            y: list
+        @dataclasses.dataclass(slots=True)
+        class Slotted:
+            x: int
+        class First(Plain, enum.Enum):
+            P = 1, [2]
+        class Second(Slotted, enum.Enum):
+            P = 3
+        class A:
+            enums = First, Second
+        """,
+        "[(cls.P.x, cls.P.name, cls(cls.P.value) is cls.P) for cls in A.enums], A.enums[0].P.y",
+    ),
+    (
+        "enum_with_metaclass",
+        """
+        import enum
+        class Meta(enum.EnumMeta):
+            def first(cls): return next(iter(cls))
+        class A(enum.Enum, metaclass=Meta):
+            X = [1]
+            Y = {"a": 1}
+            ALSO_X = [1]
+        """,
+        "A.first(), A([1]), A.ALSO_X, list(A.__members__), type(A).__name__",
+    ),
+    (
+        "flag_with_new",
+        """
+        import enum
+        class A(enum.Flag):
+            R = 4, "read"
+            W = 2, "write"
+            def __new__(cls, value, label):
+                made = object.__new__(cls)
+                made._value_ = value
+                made.label = label
+                return made
+        """,
+        "A.R.label, A.R | A.W, A(6), list(A), ~A.R",
+    ),
+    (
+        "flag_that_keeps",
+        """
+        import enum
+        class A(enum.IntFlag, boundary=enum.KEEP):
+            R = 4
+            W = 2
+            RWX = 7
+            @classmethod
+            def _missing_(cls, value): return super()._missing_(value)
+        """,
+        "A.R | A.W, A(64), A.RWX, list(A), A['RWX']",
+    ),
+    (
+        "typed_dict_with_bases",
+        """
+        import typing
+        class Base(typing.TypedDict, total=False):
+            a: int
+        class A(Base):
+            b: str
+        """,
+        "A(b='x'), A.__required_keys__, A.__optional_keys__, A.__total__",
+    ),
+    (
         "enum_with_constructor",
         """
         import enum

@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle
@@ -65,6 +65,19 @@ def forward_reference(text: str, module: str | None, is_class: bool) -> Any:  # 
     return typing.ForwardRef(text, module=module, is_class=is_class)
 
 
+EnumMember = tuple[Any, tuple[Any, ...]]
+"""A member of an enum: its value, and what the `__new__` in C of its class takes besides the class."""
+
+
+def data_type_of(cls: type) -> Any:
+    """Return what a class derives from that has a `__new__` in C: `object`, if nothing else has."""
+    return next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), BuiltinFunctionType))
+
+
+def _do_nothing(*_: Any) -> None:
+    return
+
+
 def _pass_on(base: type, cls: type, **options: Any) -> None:
     super(base, cls).__init_subclass__(**options)  # type: ignore[arg-type]  # a class that is only known here
 
@@ -107,9 +120,12 @@ class Rebuilder:
             self._restore_function(thing, first, second)
             return
         _cloud._class_setstate(thing, (first, {}))
-        members: dict[str, Any] = second or {}
-        for name, attributes in members.items():
-            thing[name].__dict__.update(attributes)
+        members: dict[str, tuple[dict[str, Any], dict[str, Any]]] = second or {}
+        for name, (attributes, slots) in members.items():
+            member = thing.__members__[name]
+            member.__dict__.update(attributes)
+            for slot, value in slots.items():
+                object.__setattr__(member, slot, value)
 
     # ---- classes ---------------------------------------------------------------------------------------------
 
@@ -143,18 +159,41 @@ class Rebuilder:
     def _enum(
         self,
         definition: DefinitionId,
+        metaclass: Any,
         bases: tuple[type, ...],
         name: str,
         qualname: str,
-        members: dict[str, Any],
+        members: dict[str, EnumMember],
         module: str,
     ) -> Any:
-        cls = _cloud._make_skeleton_enum(bases, name, qualname, members, module, None, None)
+        """Make an enum by its metaclass, with members as they were: what made these does not run again."""
+        recipes = list(members.values())
+        native: Any = next((found for base in bases if (found := data_type_of(base)) is not object), object)
+
+        def make(cls: Any, *args: Any) -> Any:
+            value, given = recipes[args[0][0] if isinstance(args[0], tuple) else args[0]]
+            member = native.__new__(cls, *given)
+            member._value_ = value
+            return member
+
+        with self._quiet(bases):
+            names = metaclass.__prepare__(name, bases)
+            names["__module__"], names["__qualname__"] = module, qualname
+            names["__new__"], names["__init__"] = make, _do_nothing
+            for index, member in enumerate(members):
+                names[member] = (index,)
+            cls = metaclass(name, bases, names)
+        for attribute in ("__init__", "__new_member__"):  # its own ones come with the rest
+            if attribute in cls.__dict__:
+                type.__delattr__(cls, attribute)
         return self._done(definition, cls)
 
-    def _typed_dict(self, definition: DefinitionId, name: str, fields: dict[str, Any], total: bool, module: str) -> Any:  # noqa: FBT001
-        cls = _typing.TypedDict(name, fields, total=total)
-        cls.__module__ = module
+    def _typed_dict(
+        self, definition: DefinitionId, name: str, fields: dict[str, Any], attributes: dict[str, Any]
+    ) -> Any:
+        cls = _typing.TypedDict(name, fields)
+        for attribute, value in attributes.items():
+            setattr(cls, attribute, value)
         return self._done(definition, cls)
 
     def _done(self, definition: DefinitionId | None, thing: Any) -> Any:

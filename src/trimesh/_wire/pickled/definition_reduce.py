@@ -24,7 +24,7 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -33,6 +33,8 @@ from cloudpickle import cloudpickle
 from trimesh._wire.memory.reducers import DefinitionId, ReducerEntry, Sink
 from trimesh._wire.pickled.by_value import MAIN_NAMES, Definitions, find, is_by_value, is_importable, name_of
 from trimesh._wire.pickled.definition_rebuild import (
+    EnumMember,
+    data_type_of,
     fill_cell,
     forward_reference,
     itself,
@@ -162,8 +164,8 @@ class DefinitionReducers:
         sink.bound = True
         definition = self._definitions.id_of(cls)
         if typing.is_typeddict(cls):
-            total: bool = cls.__total__
-            return rebuild, ("typed_dict", definition, cls.__name__, _annotations_of(cls), total, cls.__module__)
+            attributes = {name: getattr(cls, name) for name in _TYPED_DICT_ATTRIBUTES if hasattr(cls, name)}
+            return rebuild, ("typed_dict", definition, cls.__name__, _annotations_of(cls), attributes)
         if issubclass(cls, enum.Enum):
             return _enum_parts(definition, cls)
         state = _class_state(cls)
@@ -337,6 +339,17 @@ _FUNCTION_ATTRIBUTES = (
     "__kwdefaults__",
     "__type_params__",
 )
+_TYPED_DICT_ATTRIBUTES = (
+    "__module__",
+    "__qualname__",
+    "__doc__",
+    "__total__",
+    "__required_keys__",
+    "__optional_keys__",
+    "__readonly_keys__",
+    "__mutable_keys__",
+    "__orig_bases__",
+)
 _ENUM_MEMBER_NAMES = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 
 
@@ -362,17 +375,43 @@ def _class_state(cls: Any, getstate: Callable[[Any], Any] = _cloud._class_getsta
     return state
 
 
+def _native_args(member: Any, data_type: Any) -> tuple[Any, ...]:
+    """Return what the `__new__` in C of the data type of a member takes, as the data type pickles itself."""
+    native = data_type_of(data_type)
+    if hasattr(native, "__getnewargs__"):  # of a number, a text, bytes, a tuple
+        return tuple(native.__getnewargs__(member))
+    if native.__reduce__ is object.__reduce__:
+        return ()  # what it holds is in attributes and slots
+    return tuple(native.__reduce__(member)[1])  # of a date
+
+
+def _slots_of(member: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a member has in slots, by name."""
+    for base in type(member).__mro__:
+        slots = vars(base).items() if "__slots__" in vars(base) else ()
+        yield from (
+            (name, slot.__get__(member))
+            for name, slot in slots
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(member, name)
+        )
+
+
 def _enum_parts(definition: DefinitionId | None, cls: Any) -> Any:
     state = _class_state(cls, _cloud._enum_getstate)
-    members = {name: member.value for name, member in cls.__members__.items()}
+    members: dict[str, EnumMember] = {
+        name: (member._value_, _native_args(member, cls._member_type_)) for name, member in cls.__members__.items()
+    }
     for name in members:
         state.pop(name, None)  # aliases; the members themselves are left out already
     # What a constructor of the members has set; it does not run again.
-    extras: dict[str, Any] = {
-        name: {key: member.__dict__[key] for key in member.__dict__ if key not in _ENUM_MEMBER_NAMES}
+    extras: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        name: (
+            {key: value for key, value in member.__dict__.items() if key not in _ENUM_MEMBER_NAMES},
+            dict(_slots_of(member)),
+        )
         for name, member in cls.__members__.items()
     }
-    args = ("enum", definition, cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
+    args = ("enum", definition, type(cls), cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
     return rebuild, args, ("enum", state, extras), None, None, restore
 
 
