@@ -82,6 +82,10 @@ EXIT_SECONDS: Final = 10.0
 TRACKER_SECONDS: Final = 1.0
 """For a resource tracker of `multiprocessing` to unlink what the family has left; it takes some milliseconds."""
 
+FINALIZE_SECONDS: Final = 1.0
+"""Wait of a worker that ends for the collection of reference cycles, and the finalizers of what is in them. It takes a
+few milliseconds: what the spawner has imported is not in it."""
+
 THREAD_SHUTDOWN_SECONDS: Final = 2.0
 """Wait of an ending worker for threads that are no daemons; an idle pool ends in a millisecond."""
 

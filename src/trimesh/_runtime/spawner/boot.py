@@ -9,7 +9,6 @@ spawner (`SetupRefused`) and nothing of the process is left; what fails later is
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -20,7 +19,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import traceback
 import types
@@ -32,9 +30,9 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
-from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.privileges import Privileges, assume
+from trimesh._runtime.spawner.process_end import end_process
 from trimesh._runtime.spawner.socket import BrokerSocket, memfd_of, read_exactly
 from trimesh._runtime.system import prctl, records
 from trimesh._runtime.system.script_pickle import carry_script
@@ -443,47 +441,3 @@ def _code_of(error: SystemExit) -> int:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{error.code}\n")
     return 1
-
-
-def end_process(code: int, signum: int | None = None) -> NoReturn:
-    """End as rule O3 says: threads (bounded), atexit functions, flush, `os._exit`; the interpreter is not finalised.
-
-    Args:
-        code: The exit code.
-        signum: A signal whose default action ends the process instead, so that its status says what has ended it.
-    """
-
-    def expire(_signum: int, _frame: types.FrameType | None) -> None:
-        current = threading.current_thread()
-        names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not current]
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(
-                f"trimesh: the process ends although threads still run after {limits.THREAD_SHUTDOWN_SECONDS} s: "
-                f"{', '.join(names)}\n"
-            )
-        # From within the wait: how an exception would come out of it differs between Python versions.
-        _leave(code, signum)
-
-    try:
-        signal.signal(signal.SIGALRM, expire)
-        signal.setitimer(signal.ITIMER_REAL, limits.THREAD_SHUTDOWN_SECONDS)
-        # What finalisation does: tells pools to end, then waits for threads that are no daemons.
-        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-        signal.setitimer(signal.ITIMER_REAL, 0)
-    except BaseException as error:  # noqa: BLE001 - a broken hook of a module must not keep the process
-        sys.excepthook(type(error), error, error.__traceback__)
-    _leave(code, signum)
-
-
-def _leave(code: int, signum: int | None) -> NoReturn:
-    signal.signal(signal.SIGALRM, signal.SIG_IGN)
-    try:
-        atexit._run_exitfuncs()  # noqa: SLF001 - what the interpreter itself calls
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # a reader that is gone, a stream that was closed
-                stream.flush()
-        if signum is not None:
-            signal.signal(signum, signal.SIG_DFL)
-            os.kill(os.getpid(), signum)
-        os._exit(code & 0xFF)
