@@ -27,6 +27,14 @@ def register() -> None:
     """Register the reducers of this module."""
     register_reducer("numpy.ndarray", reduce_array)  # subclasses know how they pickle
     register_reducer(memoryview, reduce_memoryview)
+    for name in ("Table", "RecordBatch", "ChunkedArray", "Array"):
+        register_reducer(f"pyarrow.lib.{name}", _reduce_rows, subclasses=name == "Array")
+
+
+def _reduce_rows(rows: Any, _: Sink) -> Any:
+    from trimesh._wire.pickled.arrow_values import reduce_rows  # noqa: PLC0415 - few programs have pyarrow
+
+    return reduce_rows(rows)
 
 
 def strided_extent(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
