@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
 
 
 @pytest.mark.parametrize(("name", "shown"), [("node-7", "node-7"), ("nœud", "nœud"), ("h\udcff\udcfe", "h\\xff\\xfe")])

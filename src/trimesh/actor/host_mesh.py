@@ -12,8 +12,7 @@ import trio
 
 from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
 from trimesh._runtime.spawner import ProcOptions
-from trimesh._runtime.system import Bind, checked_bind, checked_output
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import Bind, checked_bind, checked_output, host_name
 from trimesh._runtime.tasks import in_trio
 from trimesh._supervision.policy import FailFast, Policy, checked_policy
 from trimesh._supervision.units import check_units

@@ -38,8 +38,8 @@ from trimesh._runtime.hosts import (
     fork_spawner,
     open_agent,
 )
-from trimesh._runtime.system.heard_signals import open_heard_signals
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
+from trimesh._runtime.tasks import open_heard_signals
 from trimesh._transport.relay.base import SessionDown, SessionInterrupted
 from trimesh._transport.relay.native import open_relay
 from trimesh.config import current

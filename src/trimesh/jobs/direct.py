@@ -18,7 +18,7 @@ import trio
 from trimesh import limits
 from trimesh._native.tls import TLSContext, TLSHello, TLSSession, TLSVerdict
 from trimesh._runtime.hosts import Connected
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
 from trimesh._transport.relay.base import HostConnection
 from trimesh.errors import ConfigError, LimitExceeded, LinkLost, leaves
 from trimesh.ids import ProcId

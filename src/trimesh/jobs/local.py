@@ -12,7 +12,7 @@ import attrs
 import trio
 
 from trimesh._runtime.hosts import marked
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
 from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.child_agent import AgentProcess, ChildAgent, start_child
 from trimesh.jobs.forked import AgentTemplate

@@ -18,8 +18,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.meshes import Rendezvous
-from trimesh._runtime.system import run_process
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name, run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.errors import add_note

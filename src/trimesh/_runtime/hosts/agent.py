@@ -27,7 +27,7 @@ from trimesh._runtime.spawner.client import SpawnerLostError
 from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system.exits import process_state
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.system.records import (
     AgentReady,
     Arriving,
@@ -48,7 +48,7 @@ class AgentEnd(msgspec.Struct, frozen=True):
 
     Attributes:
         reason: For people.
-        is_failure: Whether nobody has told it to end: its lease has ended, or its spawner is lost.
+        is_failure: Whether it was not told to end: its lease has ended, or its spawner is lost.
     """
 
     reason: str

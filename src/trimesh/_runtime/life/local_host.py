@@ -18,7 +18,7 @@ from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import FarSocket
 from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport, process_state
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface.base import Link
 from trimesh._transport.messages.casting import HostCaster

@@ -42,7 +42,7 @@ from trimesh._runtime.peers.peer import Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Load, Services
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload

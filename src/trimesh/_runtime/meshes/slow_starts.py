@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._runtime.system.fault_stack import is_hidden
 from trimesh._runtime.watch.process import WatchedProc
 from trimesh._runtime.watch.report import describe_waiting
 from trimesh._runtime.watch.shown_progress import ProgressProc, showing
+from trimesh._wire.exceptions.fault_stack import is_hidden
 
 if TYPE_CHECKING:
     from trimesh._runtime.values.reference import MeshInfo

@@ -12,7 +12,7 @@ from trimesh._runtime.tasks.foreign import (
     place_outside,
 )
 from trimesh._runtime.tasks.held_block import HeldBlock
-from trimesh._runtime.tasks.interrupt import cancel_on, run_to_end
+from trimesh._runtime.tasks.interrupt import cancel_on, open_heard_signals, run_to_end
 
 __all__ = [
     "HeldBlock",
@@ -25,6 +25,7 @@ __all__ = [
     "in_trio_block",
     "in_trio_now",
     "in_trio_taking",
+    "open_heard_signals",
     "place_outside",
     "run_to_end",
     "split_cancelled",

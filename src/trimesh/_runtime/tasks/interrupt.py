@@ -17,7 +17,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Protocol, TypeVar
@@ -284,3 +285,9 @@ def cancel_on(*signals: signal.Signals) -> Generator[trio.CancelScope, None, Non
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def open_heard_signals(*signals: signal.Signals) -> AbstractContextManager[AsyncIterator[int]]:
+    """Receive signals as `trio.open_signal_receiver`; unblock them, as a process inherits the mask of its starter."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
+    return trio.open_signal_receiver(*signals)

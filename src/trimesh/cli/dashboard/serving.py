@@ -12,7 +12,7 @@ import trio
 from anycorn import Config, serve  # pyright: ignore[reportUnknownVariableType] - one of its kinds of application
 
 from trimesh import limits
-from trimesh._runtime.system.heard_signals import open_heard_signals
+from trimesh._runtime.tasks import open_heard_signals
 from trimesh.cli.dashboard.feed import PageFeed
 from trimesh.cli.dashboard.guard import Guard, PageDoor
 from trimesh.cli.dashboard.site import make_site

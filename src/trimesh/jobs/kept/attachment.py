@@ -10,7 +10,7 @@ from typing import Any
 import trio
 
 from trimesh import limits
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
 from trimesh.errors import HostLost, SpawnError, leaves
 from trimesh.jobs.job import Job
 from trimesh.jobs.kept.foreseen import ForeseenEnd

@@ -26,9 +26,8 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.system import start_of
-from trimesh._runtime.system.heard_signals import open_heard_signals
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name, start_of
+from trimesh._runtime.tasks import open_heard_signals
 from trimesh._supervision.policy import Restart
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.actor.host_mesh import HostMesh

@@ -17,7 +17,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts import marked
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.errors import SpawnError

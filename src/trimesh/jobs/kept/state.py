@@ -23,8 +23,7 @@ import msgspec
 from trimesh import limits
 from trimesh._runtime.control import entered
 from trimesh._runtime.programs import FILE_NAME, checked_file_name
-from trimesh._runtime.system import start_of
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name, start_of
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.errors import ConnectError
 

@@ -21,7 +21,7 @@ from typing import Final
 import attrs
 import msgspec
 
-from trimesh._runtime.system.host_name import host_name
+from trimesh._runtime.system import host_name
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.errors import ConfigError
 

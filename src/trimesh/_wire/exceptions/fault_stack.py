@@ -12,8 +12,8 @@ Extension modules: msgspec._core, _cffi_backend (total: 2)                   lef
 
 from __future__ import annotations
 
-import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -26,9 +26,7 @@ _HEAD: Final = "Fatal Python error: "
 _MODULES: Final = "Extension modules: "
 _STACK: Final = "Current thread "
 
-_INSTALLED: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\](?P<package>[^/\\.]+)")
 _BELOW: Final = frozenset(("outcome", "trimesh", "trio"))
-_STDLIB: Final = os.path.dirname(os.__file__) + os.sep
 
 FRAMES_MAX: Final = 3
 """Frames of a crash in the text of an error: where it was, and who has called that."""
@@ -83,7 +81,7 @@ def _user_frames(frames: Iterable[str]) -> Iterator[str]:
         path = _path(frame)
         if path is None or _is_below(path):
             continue
-        is_of_library = path.startswith(_STDLIB) and _INSTALLED.search(path) is None
+        is_of_library = package_of_file(path) in sys.stdlib_module_names
         if index == 0 or not is_of_library:
             yield frame
 
