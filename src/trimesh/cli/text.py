@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from trimesh._wire.exceptions.frame_owners import package_of_line, shown_frames
+from trimesh._wire.exceptions.frames import shown_frames
+from trimesh._wire.exceptions.stack_text import package_of_line
 from trimesh._wire.observed import HOST_SILENT
 from trimesh.observe import CallRow, ProcRow
 from trimesh.observe.merging import program_line

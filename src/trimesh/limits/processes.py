@@ -10,7 +10,7 @@ SPAWN_SECONDS: Final = 60.0
 TERM_SECONDS: Final = 0.5
 """From SIGTERM to SIGKILL in the stop ladder."""
 
-LATE_EXIT_SECONDS: Final = 5.0
+SPARED_EXIT_SECONDS: Final = 5.0
 """For the exit of a process that has cleaned up in time, where others have used up the grace: interpreters with large
 libraries take a second, and several at once on few cores take longer. A shorter grace is the bound of this, too."""
 

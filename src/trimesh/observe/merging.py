@@ -14,7 +14,8 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import observed
-from trimesh._wire.exceptions.frame_owners import package_of_line, program_frame
+from trimesh._wire.exceptions.frames import program_frame
+from trimesh._wire.exceptions.stack_text import package_of_line
 from trimesh._wire.observed import VERSION
 
 _FINE: Final = ("running", "starting", "exiting")

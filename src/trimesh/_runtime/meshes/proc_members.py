@@ -479,7 +479,7 @@ class ProcMembers:
         """End members whose grace has run out, all at once: SIGTERM, then SIGKILL; return the error for each."""
         await force(late := [self.members[rank] for rank in ranks])
         if late and not (self.is_stopping and self._others_until > 0.0):  # once for a block that is being left
-            self._others_until = trio.current_time() + min(self.grace, limits.LATE_EXIT_SECONDS)
+            self._others_until = trio.current_time() + min(self.grace, limits.SPARED_EXIT_SECONDS)
         errors = [member.killed_for_grace(self.grace) for member in late]
         for member, error in zip(late, errors, strict=True):
             set_origin(error, self.info.origin(member.rank))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from trimesh._runtime.tasks import run_in_context as context_runner
-from trimesh._wire.exceptions.frame_owners import OURS, package_of, program_frame, shown_frames
+from trimesh._wire.exceptions.frames import OURS, package_of, program_frame, shown_frames
 from trimesh.ids import AGENT
 from trimesh.shape.point import place_name
 

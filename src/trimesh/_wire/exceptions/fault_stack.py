@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from trimesh import config
-from trimesh._wire.exceptions.frame_owners import package_of_file
+from trimesh._wire.exceptions.stack_text import package_of_file
 from trimesh.errors import ConfigError
 
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line \d+ in ')

@@ -7,19 +7,23 @@ of ours, and not Trio, has raised below the last frame of the user.
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from trimesh import config
-from trimesh._wire.exceptions.frame_owners import BELOW, OURS, package_of, program_frame, shown_frames
 from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
 from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError, add_note, notes_on
 
 _E = TypeVar("_E", bound=BaseException)
 P = ParamSpec("P")
 T = TypeVar("T")
+
+OURS: Final = "trimesh"
+BELOW: Final = frozenset(("attr", "cloudpickle", "msgspec", "outcome", "torch", "trio")) | sys.stdlib_module_names
+"""Packages whose frames are hidden where the library has called them, and shown where the program has."""
 
 _RAISES: Final = frozenset(("outcome", "torch", "trio"))
 """Packages that raise by intent what passes through us: a cancel, the error of a task, shapes that do not fit."""
@@ -136,3 +140,42 @@ def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
         return False
     callers = (_package(frame) for frame in reversed(frames))
     return next((package == OURS for package in callers if package not in BELOW), False)
+
+
+# ---- the rule, for frames of any kind --------------------------------------------------------------------------------
+
+
+def package_of(module: object) -> str:
+    """Return the package of a module's name, as the globals of a frame have it."""
+    return str(module).partition(".")[0]
+
+
+def shown_frames(frames: Iterable[T], package: Callable[[T], str], *, is_inside: bool = False) -> list[T]:
+    """Return frames without the library's, and without those of packages that it has called.
+
+    Args:
+        frames: Outermost first.
+        package: Returns the package of one.
+        is_inside: Whether the library is what has called the first one.
+    """
+    kept: list[T] = []
+    for frame in frames:
+        owner = package(frame)
+        if owner == OURS:
+            is_inside = True
+        elif not is_inside or owner not in BELOW:
+            kept.append(frame)
+            is_inside = False
+    return kept
+
+
+def program_frame(frames: Sequence[T], package: Callable[[T], str]) -> T | None:
+    """Return the innermost frame of a program, or else of a package that it has called; None without one.
+
+    Args:
+        frames: Innermost first.
+        package: Returns the package of one.
+    """
+    kept = shown_frames(reversed(frames), package, is_inside=True)
+    of_program = (frame for frame in reversed(kept) if package(frame) not in BELOW)
+    return next(of_program, kept[-1] if kept else None)
