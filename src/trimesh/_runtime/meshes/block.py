@@ -5,7 +5,8 @@ r"""A block: what one `async with` owns, how a failure ends it, and how it is le
 
 BL-1 leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
 BL-2 every failure of what it owns is in the group that it raises, root cause first, each once (E09, X3).
-BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping.
+BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping. Once, after a process
+     was killed for it, the other ones of its mesh have as long again, at most `limits.SPARED_EXIT_SECONDS`.
 BL-4 a cancel of its scope, or of one around it, cancels the background work of all that it owns at once, wherever the
      body is: blocks that are cancelled together need not wait for each other's turn.
 BL-5 once it is cancelled, or being left, an error that says only that something was stopped is no failure of it. Before
