@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.jobs.orphans import check_killed_program
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of, wait_gone
 
-from trimesh import Actor, HostLost, Isolate, MeshErrorGroup, RDMABuffer, endpoint, leaves
+from trimesh import Actor, HostLost, Isolate, MeshErrorGroup, ProcDied, RDMABuffer, endpoint, leaves, this_host
 
 pytest.importorskip("cryptography")
 
@@ -226,3 +227,22 @@ async def test_words_of_the_scheduler_win_over_those_of_the_agent() -> None:
 def test_nothing_is_left_on_any_host_after_the_controller_was_killed() -> None:
     """H2: agents end with their standard input, and everything on their hosts with them."""
     check_killed_program("jobs.LocalJob(2)", hosts=2, gpus=2)
+
+
+@pytest.mark.daily
+@pytest.mark.parametrize("hosts", [0, 2])
+async def test_block_that_is_left_while_a_spawner_is_stopped_says_so(hosts: int) -> None:
+    """M3: within one bound, by one failure, on this machine and on the hosts of a job."""
+    with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
+        async with AsyncExitStack() as stack:
+            mesh = await stack.enter_async_context(jobs.LocalJob(hosts)) if hosts else this_host()
+            procs = await stack.enter_async_context(mesh.spawn_procs({"gpus": 2}, grace=1000))
+            counter = await procs.spawn("counter", Counter)
+            spawner = list(await counter.spawner.call())[-1]
+            os.kill(spawner, signal.SIGSTOP)
+    found = list(leaves(caught.value))
+    assert len(found) == 2
+    for one in found:
+        assert isinstance(one, ProcDied)
+        assert "its spawner is stopped, and said nothing for limits.EXIT_REPORT_SECONDS (2 s)" in str(one)
+    await wait_gone([spawner])

@@ -33,6 +33,11 @@ class StagedChild:
     lease: str = "LEASE_SECONDS"
     pid: int = 0
 
+    async def spawner_state(self) -> str | None:
+        """Nothing is known."""
+        await trio.lowlevel.checkpoint()
+        return None
+
     async def kernel_state(self) -> str | None:
         """Nothing is known."""
         await trio.lowlevel.checkpoint()

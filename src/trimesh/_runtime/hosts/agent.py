@@ -99,7 +99,8 @@ class HostAgent:
                     nursery.start_soon(self._ask, record)
                 case wire.StateOf(request=request, pid=pid):
                     close_all(received.fds)
-                    self._send(wire.StateKnown(request, process_state(pid)))
+                    states = [process_state(one) for one in ([pid] if pid else self._spawners.pids())]
+                    self._send(wire.StateKnown(request, next((one for one in states if one in STOPPED), states[0])))
                 case wire.Signal() | wire.OutputTaken():
                     close_all(received.fds)
                     self._spawners.post(record)

@@ -73,6 +73,10 @@ class RemoteChild:
         """See `HostChild.report_seconds`."""
         return limits.FAR_EXIT_REPORT_SECONDS
 
+    async def spawner_state(self) -> str | None:
+        """See `HostChild.spawner_state`: its agent answers."""
+        return await self._host.state_of(0)
+
     async def kernel_state(self) -> str | None:
         """See `HostChild.kernel_state`: its agent answers."""
         return await self._host.state_of(self.pid)
@@ -203,7 +207,7 @@ class RemoteHost:
         self.client.post(wire.Signal(proc_id, signum))
 
     async def state_of(self, pid: int) -> str | None:
-        """Return the state of a process there; None where the agent is lost."""
+        """Return the state of a process there, or of its spawners (0); None where the agent is lost."""
         try:
             received = await self.client.ask(lambda request: wire.StateOf(request, pid))
         except (SpawnerLostError, OSError, LimitExceeded):

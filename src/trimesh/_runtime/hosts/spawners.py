@@ -109,7 +109,7 @@ class HostSpawners:
         noticed = partial(self._noticed, spawner)
         first, self._first = self._first, None
         try:
-            async with open_far_root(self._controller, self._own, noticed, modules, self._pids, first) as root:
+            async with open_far_root(self._controller, self._own, noticed, modules, self.pids, first) as root:
                 spawner.root = root
                 spawner.settled.set()
                 await root.client.ended.wait()
@@ -122,7 +122,8 @@ class HostSpawners:
         finally:
             spawner.settled.set()
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
+        """Return those of its spawners."""
         return [one.root.pid for one in self._spawners.values() if one.root is not None]
 
     def _clients(self) -> list[SpawnerClient]:

@@ -34,9 +34,10 @@ class LocalChild:
     loss: HostLoss | None = None
     lease = "LEASE_SECONDS"
 
-    def __init__(self, child: Child, link: NativeLink) -> None:
+    def __init__(self, child: Child, link: NativeLink, spawner_pid: int) -> None:
         self.child = child
         self.link = link
+        self._spawner_pid = spawner_pid
 
     @property
     def host_name(self) -> str:
@@ -52,6 +53,11 @@ class LocalChild:
     def report_seconds(self) -> float:
         """See `HostChild.report_seconds`."""
         return limits.EXIT_REPORT_SECONDS
+
+    async def spawner_state(self) -> str | None:
+        """See `HostChild.spawner_state`."""
+        await trio.lowlevel.checkpoint()
+        return process_state(self._spawner_pid) if self._spawner_pid else None
 
     async def kernel_state(self) -> str | None:
         """See `HostChild.kernel_state`."""
@@ -101,7 +107,7 @@ class LocalHost:
             if child.report is not None:  # it has ended meanwhile
                 child.close()
             launched = child
-        return LocalChild(child, link)
+        return LocalChild(child, link, self.launcher.spawner_pid)
 
     def retire(self) -> None:
         """End with the last process; see `Host.retire`."""

@@ -24,7 +24,7 @@ from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stoppe
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.child import wait_for_news
-from trimesh._runtime.system.exits import ExitReport, process_state
+from trimesh._runtime.system.exits import STOPPED, ExitReport, process_state
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
@@ -119,6 +119,7 @@ class Member:
         self._report: ExitReport | None = None
         self._down: LinkDown | None = None
         self._is_waiting = False
+        self._is_spawner_stopped = False
         self.stall = StallReport(self)
 
     @property
@@ -192,7 +193,10 @@ class Member:
         if self.gone.is_set():
             return
         if self._report is not None and self._down is not None:
-            self._finish()
+            if self.is_expected and not self._report.is_known and self.child is not None and self.child.loss is None:
+                self.proc.nursery.start_soon(self._finish_unreported)
+            else:
+                self._finish()
         elif not self._is_waiting:
             self._is_waiting = True
             self.proc.nursery.start_soon(self._wait_for_the_other)
@@ -200,15 +204,33 @@ class Member:
     @trio.lowlevel.enable_ki_protection
     async def _wait_for_the_other(self) -> None:
         seconds = limits.EXIT_REPORT_SECONDS if self.child is None else self.child.report_seconds
+        if self._down is not None and self.is_expected and self.child is not None:
+            # As long as on one host; then what keeps the report back may be known.
+            await wait_for_news(self.gone.wait, limits.EXIT_REPORT_SECONDS)
+            await self._ask_for_spawner()
+            seconds = 0.0 if self._is_spawner_stopped else seconds - limits.EXIT_REPORT_SECONDS
         await wait_for_news(self.gone.wait, seconds)
         if not self.gone.is_set():
             if self._report is None and self.child is not None:
                 self.child.signal(signal.SIGKILL)
             self._finish()
 
+    @trio.lowlevel.enable_ki_protection
+    async def _finish_unreported(self) -> None:
+        """Finish as one that has ended as asked, unless it is its spawner that has not said how."""
+        await self._ask_for_spawner()
+        if not self.gone.is_set():
+            self._finish()
+
+    async def _ask_for_spawner(self) -> None:
+        if self.child is not None and not self.gone.is_set():
+            with trio.CancelScope(shield=True), trio.move_on_after(limits.OBSERVE_STATE_SECONDS):
+                self._is_spawner_stopped = await self.child.spawner_state() in STOPPED
+
     def _finish(self) -> None:
         self.gone.set()
-        if self.is_killed or self.by == "grace" or (self.is_expected and self._is_clean()):
+        is_clean = self.is_expected and self._is_clean() and not self._is_spawner_stopped
+        if self.is_killed or self.by == "grace" or is_clean:
             self.death = stopped(f"{self.label} has been stopped")
         else:
             self.death = self._death()
@@ -227,6 +249,12 @@ class Member:
         if down is not None and down.reason is DownReason.PROTOCOL:
             text = f"the link to {self.label} was lost: {down.detail}"
             return link_lost(text)
+        if self._is_spawner_stopped:
+            seconds = f"limits.EXIT_REPORT_SECONDS ({limits.EXIT_REPORT_SECONDS:g} s)"
+            text = (
+                f"it was asked to end; how it did is not known: its spawner is stopped, and said nothing for {seconds}"
+            )
+            return died(text, reason="lost", by=self.by, record=self._record_left())
         is_stopped = down is not None and down.reason is DownReason.LEASE
         silent = "" if not is_stopped or self.child is None else self.child.lease
         return died_of(

@@ -93,6 +93,10 @@ class HostChild(Protocol):
         """The owner's end of the link to it."""
         ...
 
+    async def spawner_state(self) -> str | None:
+        """Return the same of its spawner, whose parent it is."""
+        ...
+
     async def kernel_state(self) -> str | None:
         """Return its state by the kernel of its host, a letter, "" where it is gone; None where that does not answer.
 

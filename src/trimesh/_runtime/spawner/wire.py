@@ -177,10 +177,15 @@ class Flush(Record, frozen=True, tag=True):
 
 
 class StateOf(Record, frozen=True, tag=True):
-    """Controller to an agent only: the state of a process there, by the kernel. Answered by `StateKnown`."""
+    """Controller to an agent only: the state of a process there, by the kernel. Answered by `StateKnown`.
+
+    Attributes:
+        request: Number of this request on this connection.
+        pid: Of the process; 0 for the spawners there, of which one that is stopped counts.
+    """
 
     request: Request
-    pid: Id
+    pid: Count
 
 
 class OutputTaken(Record, frozen=True, tag=True):

@@ -25,6 +25,9 @@ _EVENTS_BYTES: Final = 4_096
 _PARENT_FIELD, _START_FIELD = (number - 3 for number in (4, 22))
 """Of `stat_of`."""
 
+STOPPED: Final = ("T", "t")
+"""States of a process that a signal, or a debugger, has stopped (`process_state`)."""
+
 _log: Final = logging.getLogger("trimesh.processes")
 
 

@@ -100,6 +100,11 @@ class SimChild:
         """See `HostChild.report_seconds`."""
         return limits.FAR_EXIT_REPORT_SECONDS if self.is_far else limits.EXIT_REPORT_SECONDS
 
+    async def spawner_state(self) -> str | None:
+        """See `HostChild.spawner_state`: there is none."""
+        await trio.lowlevel.checkpoint()
+        return None
+
     async def kernel_state(self) -> str | None:
         """See `HostChild.kernel_state`: a simulated process sleeps."""
         await trio.lowlevel.checkpoint()

@@ -28,7 +28,7 @@ export function Links({ store }) {
       ])}
     />
     <h3>hosts</h3>
-    <${Table} heads=${["host", "#processes", "#that do not run", "connection"]} rows=${board.hosts.filter((one) => has(one.name)).map((one) => [one.name || "this host", one.procs, one.failed || "", one.is_insecure ? "INSECURE: without TLS" : ""])} />`;
+    <${Table} heads=${["host", "#processes", "#that do not run", "connection"]} rows=${board.hosts.filter((one) => has(one.name)).map((one) => [one.name || "this host", one.procs, one.failed || "", one.state === "silent" ? "does not answer" : one.is_insecure ? "INSECURE: without TLS" : ""])} />`;
 }
 
 function Name({ name }) {
