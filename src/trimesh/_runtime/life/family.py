@@ -15,7 +15,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.meshes.member import died_of
 from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
-from trimesh._runtime.peers.host import Host, HostChild, NoLinkError, PreloadingHost
+from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.exits import ExitReport
@@ -83,8 +83,8 @@ class LinkedMember(Protocol):
     """A child process; see `Member`."""
 
     @property
-    def child(self) -> HostChild | None:
-        """The process at its host, once it is started."""
+    def report_seconds(self) -> float:
+        """From the end of its link until it is known how it has ended, at the latest."""
         ...
 
     def link_lost(self, down: LinkDown) -> None:
@@ -332,7 +332,7 @@ class Family:
             try:
                 member = self.proc.members.get(peer.proc_id)
                 # A child is waited for as long as its owner does: the loss of its host may come first.
-                owner = 0.0 if member is None or member.child is None else member.child.report_seconds
+                owner = 0.0 if member is None else member.report_seconds
                 with trio.move_on_after(owner + limits.TRANSFER_END_SECONDS):
                     if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
                         await find_out(peer)

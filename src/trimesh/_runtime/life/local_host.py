@@ -34,10 +34,9 @@ class LocalChild:
     loss: HostLoss | None = None
     lease = "LEASE_SECONDS"
 
-    def __init__(self, child: Child, link: NativeLink, spawner_pid: int) -> None:
+    def __init__(self, child: Child, link: NativeLink) -> None:
         self.child = child
         self.link = link
-        self._spawner_pid = spawner_pid
 
     @property
     def host_name(self) -> str:
@@ -55,9 +54,9 @@ class LocalChild:
         return limits.EXIT_REPORT_SECONDS
 
     async def spawner_state(self) -> str | None:
-        """See `HostChild.spawner_state`."""
+        """See `HostChild.spawner_state`: not asked, as one here that is stopped is continued when it is left (Z06)."""
         await trio.lowlevel.checkpoint()
-        return process_state(self._spawner_pid) if self._spawner_pid else None
+        return None
 
     async def kernel_state(self) -> str | None:
         """See `HostChild.kernel_state`."""
@@ -107,7 +106,7 @@ class LocalHost:
             if child.report is not None:  # it has ended meanwhile
                 child.close()
             launched = child
-        return LocalChild(child, link, self.launcher.spawner_pid)
+        return LocalChild(child, link)
 
     def retire(self) -> None:
         """End with the last process; see `Host.retire`."""

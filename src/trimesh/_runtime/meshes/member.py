@@ -152,6 +152,11 @@ class Member:
         self.child = child
         self.proc.adopt_link(self.peer.proc_id, child.link)
 
+    @property
+    def report_seconds(self) -> float:
+        """See `HostChild.report_seconds`; before it has started, that of one on this host."""
+        return limits.EXIT_REPORT_SECONDS if self.child is None else self.child.report_seconds
+
     def expect_exit(self) -> None:
         """Note that it has been asked to end: its end is no death."""
         self.is_expected = True
@@ -203,7 +208,7 @@ class Member:
 
     @trio.lowlevel.enable_ki_protection
     async def _wait_for_the_other(self) -> None:
-        seconds = limits.EXIT_REPORT_SECONDS if self.child is None else self.child.report_seconds
+        seconds = self.report_seconds
         if self._down is not None and self.is_expected and self.child is not None:
             # As long as on one host; then what keeps the report back may be known.
             await wait_for_news(self.gone.wait, limits.EXIT_REPORT_SECONDS)

@@ -88,7 +88,6 @@ class ProcLauncher:
         self._client = SpawnerClient(broker, on_notice=self._noticed, on_lost=self._lost)
         self._siblings = siblings or Siblings()
         self._tasks: trio.Nursery | None = None
-        self.spawner_pid = spawner_pid
         self._siblings.add(self._client, spawner_pid)
         self._seen_ended = set[int]()
         self._ready = trio.Event()
