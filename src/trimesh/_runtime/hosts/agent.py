@@ -26,7 +26,7 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerLostError
 from trimesh._runtime.spawner.process import SpawnerProcess
 from trimesh._runtime.spawner.socket import Received, close_all
-from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.system.exits import STOPPED, process_state
 from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.system.records import (
     AgentReady,
