@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from trimesh.plain_numbers import plain_real
+
 
 def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -38,10 +40,10 @@ class Backoff:
         ValueError: A number is outside of its range.
     """
 
-    initial: float = attrs.field(default=0.1, validator=_check_seconds)
-    cap: float = attrs.field(default=5.0, validator=_check_seconds)
-    factor: float = attrs.field(default=2.0, validator=_check_factor)
-    jitter: float = attrs.field(default=0.1, validator=_check_jitter)
+    initial: float = attrs.field(default=0.1, converter=plain_real, validator=_check_seconds)
+    cap: float = attrs.field(default=5.0, converter=plain_real, validator=_check_seconds)
+    factor: float = attrs.field(default=2.0, converter=plain_real, validator=_check_factor)
+    jitter: float = attrs.field(default=0.1, converter=plain_real, validator=_check_jitter)
 
     def delay(self, attempt: int, luck: float = 0.0) -> float:
         """Return the seconds to wait.

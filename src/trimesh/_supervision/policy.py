@@ -16,6 +16,7 @@ import attrs
 
 from trimesh._supervision.backoff import Backoff
 from trimesh.errors import ActorFailed, HostLost, LinkLost, ProcDied, Unresponsive
+from trimesh.plain_numbers import plain_real, plain_whole
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 When = Literal["permanent", "transient", "temporary"]
@@ -75,7 +76,7 @@ def _one_of(choices: Any) -> Any:
 
 
 def _check_intensity(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ValueError(f"Restart(intensity=...) must be a number of restarts >= 0, got {value!r}")
 
 
@@ -136,8 +137,8 @@ class Restart:
 
     strategy: Strategy = attrs.field(default="one_for_one", validator=_one_of(Strategy))
     along: str | None = attrs.field(default=None, kw_only=True, validator=_check_along)
-    intensity: int = attrs.field(default=3, kw_only=True, validator=_check_intensity)
-    period: float = attrs.field(default=60.0, kw_only=True, validator=_check_period)
+    intensity: int = attrs.field(default=3, kw_only=True, converter=plain_whole, validator=_check_intensity)
+    period: float = attrs.field(default=60.0, kw_only=True, converter=plain_real, validator=_check_period)
     backoff: Backoff = attrs.field(default=Backoff(), kw_only=True, validator=_check_backoff)
     on: On = attrs.field(default=(ProcDied, HostLost), kw_only=True, converter=_checked_on)
     when: When = attrs.field(default="permanent", kw_only=True, validator=_one_of(When))

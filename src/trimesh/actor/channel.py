@@ -12,6 +12,7 @@ from trimesh._runtime.channels import Port, Receiver
 from trimesh._runtime.life import lease_proc
 from trimesh._runtime.tasks import in_trio_block
 from trimesh.context_managers import asynccontextmanager
+from trimesh.plain_numbers import whole_number
 
 T = TypeVar("T")
 
@@ -49,13 +50,14 @@ def open_channel(
             async for number in receiver:               # ends when no port is left
                 ...
     """
-    if capacity == float("inf"):
+    found = whole_number(capacity)
+    if found is None and capacity == float("inf"):
         raise ValueError("a channel must be bounded, got capacity=inf: give the number of items that may wait")
-    if not isinstance(capacity, int) or isinstance(capacity, bool):
+    if found is None:
         raise TypeError(f"capacity must be a number of items, got {capacity!r}")
-    if capacity < 0:
+    if found < 0:
         raise ValueError(f"capacity must be 0 or more, got {capacity}")
-    return in_trio_block(_open(capacity, item_type))
+    return in_trio_block(_open(found, item_type))
 
 
 @asynccontextmanager

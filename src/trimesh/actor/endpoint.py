@@ -15,10 +15,11 @@ from trimesh.actor import verbs
 from trimesh.actor.calling import reduced, replied
 from trimesh.actor.calling.item_map import ItemMap
 from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
-from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry, suggests_keywords
+from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry, check_window, suggests_keywords
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.actor.stream import Stream
+from trimesh.plain_numbers import plain_real, whole_number
 from trimesh.shape.point import Point
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -89,9 +90,9 @@ class Endpoint(Generic[P, R]):
         before = self._options
         options = Options(
             before.merge if merge is None else merge,
-            before.window if window is None else window,
+            before.window if window is None else check_window(window),
             before.retry if retry is None else retry,
-            before.abandon_after if abandon_after is None else abandon_after,
+            before.abandon_after if abandon_after is None else plain_real(abandon_after),
             before.choose if choose is None else choose,
             before.reply_to if reply_to is None else reply_to,
             before.members if members is None else members,
@@ -459,14 +460,15 @@ class _Decorator(msgspec.Struct, frozen=True):
         if not inspect.isfunction(function):
             raise TypeError(f"@endpoint must decorate a method, got {function!r}")
         name = function.__name__
-        if not isinstance(self.concurrency, int) or self.concurrency < 1:
+        concurrency = whole_number(self.concurrency)
+        if concurrency is None or concurrency < 1:
             raise TypeError(f"endpoint {name} needs concurrency >= 1, got {self.concurrency!r}")
         if inspect.isgeneratorfunction(function):
             raise TypeError(
                 f"endpoint {name} must not be a plain generator: write an async generator, `async def` with `yield`"
             )
         kind = self._kind(function)
-        if kind is EndpointKind.INLINE and self.concurrency > 1 and self.group is None:
+        if kind is EndpointKind.INLINE and concurrency > 1 and self.group is None:
             raise TypeError(
                 f"endpoint {name} is a plain def, of which one runs at a time whatever concurrency= says, got "
                 f"concurrency={self.concurrency}: write thread=True or `async def` for more, or group={name!r} for a "
@@ -480,7 +482,7 @@ class _Decorator(msgspec.Struct, frozen=True):
             self._check_later(name, kind, parameters)
         signature = signature.replace(parameters=parameters[2 if self.answers_later else 1 :])
         return EndpointSpec(
-            name, function, kind, self.concurrency, self.group, self.idempotent, signature,
+            name, function, kind, concurrency, self.group, self.idempotent, signature,
             answers_later=self.answers_later,
         )  # fmt: skip
 

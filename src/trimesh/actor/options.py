@@ -18,6 +18,7 @@ from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh._supervision.backoff import Backoff
 from trimesh._wire.exceptions.frames import without_own_frames
 from trimesh.errors import ProcDied
+from trimesh.plain_numbers import plain_real, plain_whole, real_number, whole_number
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -56,9 +57,9 @@ class Retry:
         0.2
     """
 
-    max: int
+    max: int = attrs.field(converter=plain_whole)
     on: tuple[type[Exception], ...] = attrs.field(default=(ProcDied,), converter=_types)
-    backoff: float | Backoff | Callable[[int], float] = 0.0
+    backoff: float | Backoff | Callable[[int], float] = attrs.field(default=0.0, converter=plain_real)
     whole: bool | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -79,9 +80,10 @@ class Retry:
 
 
 def _check_seconds(seconds: Any) -> float:
-    if not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+    found = real_number(seconds)
+    if found is None or not 0 <= found < math.inf:
         raise ValueError(f"the backoff of a Retry must be a number of seconds >= 0, got {seconds!r}")
-    return seconds
+    return found
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -176,9 +178,10 @@ NO_OPTIONS = Options()
 
 
 def _check_abandon_after(seconds: Any) -> None:
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool):
+    found = real_number(seconds)
+    if found is None:
         raise TypeError(f"abandon_after must be a number of seconds, got {seconds!r}")
-    if not 0 <= seconds < math.inf:
+    if not 0 <= found < math.inf:
         raise ValueError(
             f"abandon_after must be at least 0 seconds and finite, got {seconds!r}: leave it out for "
             f"limits.CANCEL_ACK_SECONDS ({limits.CANCEL_ACK_SECONDS:g})"
@@ -192,13 +195,14 @@ def check_window(window: Any) -> int:
         TypeError: It is no number.
         ValueError: It is below 1 or above `limits.STREAM_WINDOW_MAX`.
     """
-    if not isinstance(window, int) or isinstance(window, bool):
+    found = whole_number(window)
+    if found is None:
         raise TypeError(f"window must be a number of items, got {window!r}")
-    if not 1 <= window <= limits.STREAM_WINDOW_MAX:
+    if not 1 <= found <= limits.STREAM_WINDOW_MAX:
         raise ValueError(
             f"window must be at least 1 and at most limits.STREAM_WINDOW_MAX ({limits.STREAM_WINDOW_MAX}), got {window}"
         )
-    return window
+    return found
 
 
 def suggests_keywords(function: _F) -> _F:

@@ -27,7 +27,15 @@ from trimesh._supervision.policy import Policy, checked_policy
 from trimesh._supervision.units import check_units
 from trimesh.actor.actor import Actor
 from trimesh.actor.procs.mesh_tensors import MakesTensors
-from trimesh.actor.spawning import Spawning, borrowing, check_arguments, checked_class, checked_name, handle_on
+from trimesh.actor.spawning import (
+    Spawning,
+    borrowing,
+    check_arguments,
+    checked_class,
+    checked_grace,
+    checked_name,
+    handle_on,
+)
 from trimesh.actor.view import statistics_of_procs
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ShapeError
@@ -334,9 +342,7 @@ class ProcMesh(MakesTensors, Shaped):
         owned = self._owned_here()
         if not self._is_whole:
             raise ValueError(f"stop ends a whole mesh, and {self!r} shows a part: kill(points) ends some processes")
-        if grace is not None and not grace >= 0:
-            raise ValueError(f"grace must be seconds, at least 0, got {grace!r}")
-        await in_trio(stop_procs)(owned, grace)
+        await in_trio(stop_procs)(owned, None if grace is None else checked_grace(grace))
 
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.

@@ -20,6 +20,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
 from trimesh.context_managers import asynccontextmanager
+from trimesh.plain_numbers import real_number, whole_number
 from trimesh.shape.point import Point
 
 T = TypeVar("T")
@@ -53,9 +54,10 @@ def checked_grace(grace: float) -> float:
     Raises:
         ValueError: It is negative, or no number.
     """
-    if not grace >= 0:
+    found = real_number(grace)
+    if found is None or not found >= 0:
         raise ValueError(f"grace must be a number of seconds >= 0 (math.inf waits for ever), got {grace!r}")
-    return float(grace)
+    return found
 
 
 def checked_env(env: Any) -> Env | None:
@@ -96,9 +98,10 @@ def checked_seed(seed: Any) -> int | None:
     Raises:
         ValueError: It is no whole number of 64 bits.
     """
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= SEED_MAX):
+    found = whole_number(seed)
+    if seed is not None and (found is None or not 0 <= found <= SEED_MAX):
         raise ValueError(f"seed must be a whole number from 0 to {SEED_MAX}, or None, which draws one, got {seed!r}")
-    return seed
+    return found
 
 
 def checked_pickle(pickle: Any) -> bool | None:

@@ -6,6 +6,8 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from trimesh.plain_numbers import real_number, whole_number
+
 
 class Kind(Protocol):
     """The values that one setting may have."""
@@ -43,11 +45,10 @@ class Seconds(msgspec.Struct, frozen=True):
         """Return the seconds."""
         if value is None and self.may_be_none:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        found = real_number(value)
+        if found is None or not found >= 0 or (found == float("inf") and not self.may_wait):
             raise ValueError
-        if value == float("inf") and not self.may_wait:
-            raise ValueError
-        return float(value)
+        return found
 
     def read(self, text: str) -> float:
         """Read a number."""
@@ -66,9 +67,10 @@ class Count(msgspec.Struct, frozen=True):
 
     def check(self, value: Any) -> int:
         """Return the number."""
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= self.most:
+        found = whole_number(value)
+        if found is None or not 1 <= found <= self.most:
             raise ValueError
-        return value
+        return found
 
     def read(self, text: str) -> int:
         """Read a number."""

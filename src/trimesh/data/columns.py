@@ -12,6 +12,7 @@ import torch.utils.dlpack
 
 from trimesh.data.arrow import ArrowArray, ArrowSchema, ArrowTable, ArrowType, arrow
 from trimesh.data.errors import DataError
+from trimesh.plain_numbers import whole_number
 
 _DTYPES: Final = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 """Names that Arrow and torch share, up to spelling; torch computes little with wider unsigned numbers."""
@@ -35,7 +36,8 @@ class Pad:
     value: float = 0
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 1:
+        found = whole_number(self.length)
+        if found is None or found < 1:
             raise ValueError(f"Pad needs length >= 1, the elements of each row, got {self.length!r}")
 
 

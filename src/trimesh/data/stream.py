@@ -22,6 +22,7 @@ from trimesh.data.order import Position
 from trimesh.data.reading import ReadingPlan
 from trimesh.data.sources import DataSource
 from trimesh.errors import ShapeError
+from trimesh.plain_numbers import plain_whole
 from trimesh.tensor.ops.training.rows import team_for_rows
 
 if TYPE_CHECKING:
@@ -286,10 +287,12 @@ def open_stream(
 
     Blocking: entering looks what there is (footers of files), leaving stops what is made ready; both cancellable.
     """
+    batch, mixed_rows, prefetch = plain_whole(batch), plain_whole(mixed_rows), plain_whole(prefetch)
+    epochs, seed = plain_whole(epochs), plain_whole(seed)
     for name, number in (("batch", batch), ("mixed_rows", mixed_rows), ("prefetch", prefetch), ("epochs", epochs)):
         if number is not None and number < 1:
             raise ValueError(f"{name} must be at least 1, got {number!r}")
-    pads = {name: (one.length, one.value) for name, one in (pad or {}).items()}
+    pads = {name: (plain_whole(one.length), one.value) for name, one in (pad or {}).items()}
     plan = ReadingPlan(seed, mixed_rows, pads)
     return in_trio_block(_open(source, plan, _Sizes(batch, epochs, drop_last, prefetch), mesh, along, loaders))
 

@@ -25,6 +25,7 @@ from trimesh.jobs.host_links import HostLinks, open_host_links, own_credentials
 from trimesh.jobs.joined_host import JoinedHost
 from trimesh.jobs.opening import REPLACED, HostsRun, own_job_hosts
 from trimesh.jobs.pki import OwnPKI
+from trimesh.plain_numbers import plain_whole
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
@@ -144,6 +145,7 @@ class DoorRun(HostsRun):
     @asynccontextmanager
     async def taken(self, hosts: int | Mapping[str, int]) -> AsyncGenerator[HostMesh, None]:
         """Take hosts, and own what is spawned on them while the body runs; their agents end with it."""
+        hosts = plain_whole(hosts)
         named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
         count = hosts if isinstance(hosts, int) else sum(hosts.values())
         found = list(await self.claim(count))

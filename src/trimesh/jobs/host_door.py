@@ -14,6 +14,7 @@ from trimesh.errors import HostRefused
 from trimesh.jobs.addresses import checked_address, with_port
 from trimesh.jobs.job import Pickle, checked_hosts, checked_pki
 from trimesh.jobs.pki import OwnPKI, checked_insecure
+from trimesh.plain_numbers import whole_number
 
 if TYPE_CHECKING:
     from trimesh.jobs.door_run import DoorRun
@@ -140,7 +141,8 @@ def open_door(
     checked_insecure(insecure, pki)
     if pickle not in (None, "on", "off"):
         raise ValueError(f'pickle must be "on" or "off", or left out, got {pickle!r}')
-    if not 0 <= port < 1 << 16:
+    number = whole_number(port)
+    if number is None or not 0 <= number < 1 << 16:
         raise ValueError(f"port must be a number from 0 (the system chooses) to 65535, got {port!r}")
     advertised = (advertise,) if isinstance(advertise, str) else tuple(advertise)
     for one in advertised:

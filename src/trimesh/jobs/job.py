@@ -14,6 +14,7 @@ from trimesh.actor.spawning import Spawning
 from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.launcher import Launcher
 from trimesh.jobs.pki import OwnPKI, checked_insecure
+from trimesh.plain_numbers import plain_whole, whole_number
 
 Pickle = Literal["on", "off"]
 
@@ -25,13 +26,13 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
         TypeError, ValueError: It is neither, or there are too many or none.
     """
     if isinstance(hosts, Mapping):
-        parts: dict[Any, Any] = {**hosts}
-    elif isinstance(hosts, int) and not isinstance(hosts, bool):
-        parts = {"hosts": hosts}
+        parts: dict[Any, Any] = {name: plain_whole(count) for name, count in hosts.items()}
+    elif (number := whole_number(hosts)) is not None:
+        parts = {"hosts": number}
     else:
         raise TypeError(f"a job takes a number of hosts, or a mapping of names to numbers, got {hosts!r}")
     for name, count in parts.items():
-        if not isinstance(name, str) or not isinstance(count, int) or count < 1:
+        if not isinstance(name, str) or whole_number(count) is None or count < 1:
             raise ValueError(f"each mesh of hosts has a name and a number from 1 on, got {name!r}: {count!r}")
     if not 1 <= sum(parts.values()) <= limits.JOB_HOSTS_MAX:
         raise ValueError(f"a job has 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import keyword
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self
 
 import attrs
 
 from trimesh.errors import ShapeError
+from trimesh.plain_numbers import whole_number
 from trimesh.shape.point import Point
 
 
@@ -41,22 +41,10 @@ def check_size(label: str, size: object) -> int:
     Raises:
         ShapeError: It is no whole number of at least 1.
     """
-    number = as_integer(size)
+    number = whole_number(size)
     if number is None or number < 1:
         raise ShapeError(f"the size of {label!r} must be a whole number of at least 1, got {size!r}")
     return number
-
-
-def as_integer(value: object) -> int | None:
-    """Return `value` as an int when it is a whole number, those of numpy included; else, and for a bool, None."""
-    if type(value) is int:  # the common case; the protocol below costs 10 us to look up
-        return value
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        try:
-            return operator.index(value)
-        except TypeError:  # an array has the method and refuses
-            return None
-    return None
 
 
 @attrs.frozen(eq=False, repr=False, init=False)
@@ -153,7 +141,7 @@ class Extent(Mapping[str, int]):
             ShapeError: There is no such dimension, or the index is no whole number or outside it.
         """
         size = self.size(label)
-        number = as_integer(index)
+        number = whole_number(index)
         if number is None:
             raise ShapeError(f"an index of {label!r} (size {size}) must be a whole number, got {index!r}")
         if not -size <= number < size:
@@ -184,7 +172,7 @@ class Extent(Mapping[str, int]):
         Raises:
             ShapeError: `rank` is not in 0 .. nelements - 1.
         """
-        number = as_integer(rank)
+        number = whole_number(rank)
         if number is None:
             raise ShapeError(f"a rank must be a whole number, got {rank!r}")
         return Point(number, self)

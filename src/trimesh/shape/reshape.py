@@ -10,7 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from trimesh.errors import ShapeError
-from trimesh.shape.extent import Extent, as_integer, check_label, check_size
+from trimesh.plain_numbers import whole_number
+from trimesh.shape.extent import Extent, check_label, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ def select(extent: Extent, selection: Mapping[str, int | slice]) -> tuple[Extent
 
 
 def _slice_index(extent: Extent, label: str, chosen: object) -> int:
-    if as_integer(chosen) is None:
+    if whole_number(chosen) is None:
         raise ShapeError(
             f"{label!r} (size {extent.size(label)}) is sliced by an index such as {label}=2 or a slice such as "
             f"{label}=slice(0, 2), got {chosen!r}"
@@ -104,7 +105,7 @@ def split(extent: Extent, parts: Mapping[str, Sequence[str] | int]) -> Extent:
             splits[label] = [check_label(name) for name in part]
             if not part:
                 raise ShapeError(f"{label!r} (size {extent.size(label)}) cannot be split into no dimension")
-        elif as_integer(part) is None:
+        elif whole_number(part) is None:
             raise ShapeError(
                 f"split takes new labels such as hosts=('dp', 'pp') and their sizes such as pp=2, got {label}={part!r}"
             )

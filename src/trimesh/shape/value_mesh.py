@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import attrs
 
 from trimesh.errors import ShapeError
-from trimesh.shape.extent import as_integer
+from trimesh.plain_numbers import whole_number
 from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ValueMesh(Generic[T_co]):
             TypeError: It is no integer.
             ShapeError: The view has no such rank, or the member is missing.
         """
-        found = as_integer(rank)
+        found = whole_number(rank)
         if found is None:
             raise TypeError(
                 f"values[...] takes the rank of one member, got {rank!r}: write .item({self._example()}) for a member "

@@ -10,6 +10,7 @@ import trio
 
 from trimesh._runtime.life.ownership import OwnedHost
 from trimesh.errors import ShapeError
+from trimesh.plain_numbers import whole_number
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
@@ -129,14 +130,15 @@ class JobHosts(msgspec.Struct, frozen=True):
             ValueError: It is no number of hosts, these are a part of them, or they would be too many.
             SpawnError, MeshErrorGroup: They cannot be had.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        number = whole_number(count)
+        if number is None or number < 1:
             raise ValueError(f"hosts.grow takes how many more there are to be, a number from 1 on, got {count!r}")
         if self.region != self.whole:
             raise ValueError(
                 f"a job grows as a whole, and these are {len(self.region)} of its {len(self.whole)} hosts: call grow "
                 "on the mesh that entering the job has returned; what it returns has the new ones last"
             )
-        group: HostGroup = await self.group.grow(count)
+        group: HostGroup = await self.group.grow(number)
         whole = Region(Extent(hosts=len(group.names)))
         return msgspec.structs.replace(self, whole=whole, region=whole, group=group)
 

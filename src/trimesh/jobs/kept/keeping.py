@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import signal
@@ -34,6 +33,7 @@ from trimesh.jobs.kept.messages import (
     dial,
 )
 from trimesh.jobs.kept.state import KeptState, checked_kept_name
+from trimesh.plain_numbers import real_number
 
 if TYPE_CHECKING:
     from trimesh.jobs.kept.keeper import KeeperTold
@@ -101,13 +101,13 @@ def checked_lease(lease: Any) -> float:
     Raises:
         ValueError: It is no number of seconds, or too large.
     """
-    is_number = isinstance(lease, int | float) and not isinstance(lease, bool) and not math.isnan(lease)
-    if not is_number or not 0 < lease <= limits.KEPT_LEASE_SECONDS_MAX:
+    found = real_number(lease)
+    if found is None or not 0 < found <= limits.KEPT_LEASE_SECONDS_MAX:
         raise ValueError(
             f"a lease must be a number of seconds, more than 0 and at most limits.KEPT_LEASE_SECONDS_MAX "
             f"({limits.KEPT_LEASE_SECONDS_MAX:g}), got {lease!r}"
         )
-    return float(lease)
+    return found
 
 
 def check_keepable(job: Job) -> None:

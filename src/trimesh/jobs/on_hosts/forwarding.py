@@ -16,6 +16,7 @@ from trimesh.actor.host_mesh import HostMesh
 from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.on_hosts.carrying import carry, reset
 from trimesh.jobs.on_hosts.tunnel import PortTunnel
+from trimesh.plain_numbers import whole_number
 
 _ADDRESS: Final = "127.0.0.1"
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
@@ -133,8 +134,9 @@ def checked_remote(remote: Any) -> tuple[str, int]:
 
 
 def _checked_port(number: Any, *, least: int) -> int:
-    if not isinstance(number, int) or isinstance(number, bool):
+    found = whole_number(number)
+    if found is None:
         raise TypeError(f"a port is a number, got {number!r}")
-    if not least <= number < 1 << 16:
-        raise ValueError(f"a port is a number from {least} to 65535, got {number}")
-    return number
+    if not least <= found < 1 << 16:
+        raise ValueError(f"a port is a number from {least} to 65535, got {found}")
+    return found

@@ -10,6 +10,7 @@ import attrs
 import msgspec
 
 from trimesh.jobs.job import Job, checked_hosts
+from trimesh.plain_numbers import plain_whole
 
 if TYPE_CHECKING:
     from trimesh.jobs.slurm.launcher import SlurmLauncher
@@ -45,6 +46,7 @@ def _checked_parts(hosts: Any) -> int | Mapping[str, int | Mapping[str, Any]]:
 
 
 def _checked_part(name: Any, part: dict[Any, Any]) -> dict[str, Any]:
+    part = {key: plain_whole(value) for key, value in part.items()}
     for key, value in part.items():
         wanted = _OF_A_PART.get(key)
         if wanted is None or isinstance(value, bool) or not isinstance(value, wanted):

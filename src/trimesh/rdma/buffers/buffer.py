@@ -15,6 +15,7 @@ from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.interface.mover import Right, Span, Transfer, TransferDone, TransferKind
 from trimesh._wire.memory.regions import memory_at
 from trimesh.errors import Origin
+from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.buffers.view import mapped
 from trimesh.rdma.memory import device_transfer
 from trimesh.rdma.memory.device import find_device, queued_before, share
@@ -216,6 +217,7 @@ class RDMABuffer:
         return await self._change(TransferKind.SWAP, offset, _word("new", new), _word("expected", expected))
 
     async def _change(self, kind: TransferKind, offset: int, operand: int, expected: int = 0) -> int:
+        offset = plain_whole(offset)
         if not isinstance(offset, int):
             raise TypeError(f"offset must be a number of bytes, got {offset!r}")
         if self._handle.is_on_device:
@@ -397,6 +399,7 @@ def _backend(handle: Handle) -> str:
 
 def _word(name: str, value: int, low: int = 0) -> int:
     """Return a number as an unsigned one of 64 bits."""
+    value = plain_whole(value)
     if not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if not low <= value < _WORD:

@@ -10,6 +10,7 @@ from typing import Any
 
 from trimesh._runtime.life import proc_for
 from trimesh._runtime.tasks import in_trio_now
+from trimesh.plain_numbers import whole_number
 
 
 def allocate(shape: int | Sequence[int], dtype: Any = None) -> Any:
@@ -56,8 +57,8 @@ def allocate(shape: int | Sequence[int], dtype: Any = None) -> Any:
 
 
 def _sizes(shape: int | Sequence[int], dtype: Any) -> tuple[int, ...]:
-    if isinstance(shape, int) and not isinstance(shape, bool):
-        sizes: tuple[int, ...] = (shape,)
+    if (number := whole_number(shape)) is not None:
+        sizes: tuple[int, ...] = (number,)
     elif isinstance(shape, Sequence) and dtype is not None and all(hasattr(size, "__index__") for size in shape):
         sizes = tuple(size.__index__() for size in shape)
     elif dtype is None:

@@ -26,6 +26,7 @@ from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
 from trimesh._wire.observed import PinRow, PublicationRow
 from trimesh.ids import ProcId
+from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.allocation import allocate
 from trimesh.rdma.publications import board
@@ -106,7 +107,7 @@ class Publisher:
         layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
         async with self._lock:
             self._check_open()
-            number = self.latest + 1 if version is None else version
+            number = self.latest + 1 if version is None else plain_whole(version)
             if not self.latest < number <= board.VERSION_MAX:
                 raise ValueError(f"versions go up: the latest is {self.latest}, got {number}")
             index = await self._empty_slot()

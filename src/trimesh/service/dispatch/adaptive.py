@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch.replica import Replica
 
 
@@ -25,7 +26,8 @@ class Adaptive:
     def __init__(
         self, latency: float, *, least: int = 1, most: int = 256, start: int | None = None, factor: float = 0.7
     ) -> None:
-        start = least if start is None else start
+        latency, factor, least, most = plain_real(latency), plain_real(factor), plain_whole(least), plain_whole(most)
+        start = least if start is None else plain_whole(start)
         if not (latency > 0 and 1 <= least <= start <= most and 0 < factor < 1):
             raise ValueError(
                 "Adaptive needs latency > 0, 1 <= least <= start <= most and 0 < factor < 1, got "

@@ -16,6 +16,7 @@ from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import MeshError
+from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts.keys import Answer
 from trimesh.service.accounts.rounds import Place, RoundMember
 from trimesh.service.groups.engine import GroupsEngine, place_of
@@ -152,6 +153,7 @@ def open_groups(
     """
     if not isinstance(procs, ProcMesh):
         raise TypeError(f"open_groups takes a mesh of processes, as spawn_procs gives it, got {procs!r:.100}")
+    least = plain_whole(least)
     if least < 1:
         raise ValueError(f"a group has at least one member, got least={least}")
     if backend is not None and backend not in get_args(get_args(GroupBackend)[0]):

@@ -8,6 +8,7 @@ import trio
 
 from trimesh._runtime.meshes import kill_wanted
 from trimesh.actor.actor_mesh import ActorMesh, processes_of
+from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.pool.engine import PoolEngine
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Health:
     def __init__(
         self, probe: blocking.Endpoint[[], Any], *, every: float = 1.0, tries: int = 3, kill: bool = False
     ) -> None:
+        every, tries = plain_real(every), plain_whole(tries)
         if not (every > 0 and tries >= 1):
             raise ValueError(f"Health needs every > 0 and tries >= 1, got every={every!r}, tries={tries!r}")
         self.probe: str = getattr(probe, "spec").name  # noqa: B009 - it is another class to type checkers

@@ -16,6 +16,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh, processes_of
 from trimesh.actor.host_mesh import this_proc
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.plain_numbers import plain_whole
 from trimesh.service.dispatch.adaptive import Adaptive
 from trimesh.service.dispatch.dispatcher import Dispatcher
 from trimesh.service.dispatch.routes import ByFunction, LeastLoaded, PoolRoute
@@ -73,6 +74,7 @@ def open_pool(
     handle: Any = mesh
     if not isinstance(handle, ActorMesh):
         raise TypeError(f"open_pool takes a mesh of actors, as `await procs.spawn(...)` gives it, got {handle!r}")
+    concurrency, queue, queue_bytes = plain_whole(concurrency), plain_whole(queue), plain_whole(queue_bytes)
     if queue == 0:
         raise ValueError(
             "queue must be at least 1, got 0: requests of sessions, and those that a replica's death sends elsewhere, "

@@ -12,6 +12,7 @@ import trio
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.context_managers import asynccontextmanager
+from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.pool.call_options import CallOptions, PauseMode, WhenFull, checked_mode
 from trimesh.service.pool.engine import PoolCall, PoolEngine
 from trimesh.service.pool.mapping import PoolMap
@@ -87,7 +88,7 @@ class Pool(Generic[A]):
         Raises:
             TypeError, ValueError: A value is none of these.
         """
-        given = {"priority": priority, "cost": cost, "group": group, "when_full": when_full}
+        given = {"priority": plain_whole(priority), "cost": plain_real(cost), "group": group, "when_full": when_full}
         wanted = {name: value for name, value in given.items() if value is not None}
         options = msgspec.structs.replace(self._options, **wanted)
         options.check()

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from trimesh._runtime.tasks import in_trio_taking
+from trimesh.plain_numbers import plain_whole
 from trimesh.service.dispatch.replica import Replica
 from trimesh.service.pool.engine import PoolEngine
 
@@ -79,6 +80,7 @@ class Rolling(Generic[A]):
     async def open(cls, engine: PoolEngine, at_most: int) -> AsyncGenerator[Rolling[A], None]:
         """Put all back when the body is left."""
         serving = sum(one.is_member for one in engine.dispatcher.replicas)
+        at_most = plain_whole(at_most)
         if not 1 <= at_most <= max(1, serving - 1):
             raise ValueError(
                 f"at_most must be at least 1 and leave one of the {serving} replicas in service, got {at_most!r}"

@@ -16,6 +16,7 @@ from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh.actor.host_mesh import this_proc
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import MeshErrorGroup, leaves
+from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.rdma.memory.local import memory_of
 from trimesh.rdma.publications.layout import layout_of, read_layout
 from trimesh.rdma.publications.snapshot import Snapshot
@@ -74,6 +75,7 @@ class Store:
         not answer in time (`abandon_after`). The versions of one key grow with each put; they may leave numbers out.
         """
         _check_key(key)
+        ttl = plain_real(ttl)
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
         return await in_trio(self._put)(key, value, ttl)
@@ -215,6 +217,7 @@ def open_store(
     Raises:
         ValueError: A number is out of its bounds.
     """
+    capacity_bytes, retain = plain_whole(capacity_bytes), plain_whole(retain)
     for name, number in (("capacity_bytes", capacity_bytes), ("retain", retain)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number!r}")

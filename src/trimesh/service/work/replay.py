@@ -19,6 +19,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.context_managers import asynccontextmanager
+from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts.replay import By, ReplayAccount, ReplayItem
 from trimesh.service.sizes import estimate_bytes
 from trimesh.service.work.certain import certainly
@@ -313,6 +314,8 @@ def open_replay(
         ValueError: A number is out of its bounds, or the slots have a buffer.
         OSError: There can be no file in `spill`.
     """
+    capacity, capacity_bytes, spill_bytes = map(plain_whole, (capacity, capacity_bytes, spill_bytes))
+    seed, max_age = plain_whole(seed), plain_whole(max_age)
     for name, number in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("spill_bytes", spill_bytes)):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number!r}")

@@ -16,6 +16,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.context_managers import asynccontextmanager
+from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts.slots import SlotAccount, SlotLease
 from trimesh.service.work.certain import certainly
 from trimesh.service.work.handover import change, hand_over, take_over
@@ -224,6 +225,7 @@ def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractAsync
     Raises:
         ValueError: A number is out of its bounds.
     """
+    batch, staleness, version = plain_whole(batch), plain_whole(staleness), plain_whole(version)
     if batch < 1 or staleness < 0:
         raise ValueError(f"slots need batch >= 1 and staleness >= 0, got batch={batch}, staleness={staleness}")
     return in_trio_block(_open(SlotsEngine(SlotAccount(batch, staleness, version))))

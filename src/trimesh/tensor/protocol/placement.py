@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from trimesh.errors import ShapeError
+from trimesh.plain_numbers import whole_number
 
 WHOLE: Final = -1
 """All ranks along a label have the same."""
@@ -118,9 +119,10 @@ def dim_cut_along(label: str, where: Any, ndim: int, extent: Mapping[str, int]) 
     if where is None or (callable(is_replicate) and is_replicate()):
         return WHOLE
     dim = where.dim if callable(is_shard) and is_shard() else where
-    if type(dim) is not int or not -ndim <= dim < ndim:
+    number = whole_number(dim)
+    if number is None or not -ndim <= number < ndim:
         raise ShapeError(f"along {label!r} one of {ndim} dimensions is cut, or None, got {where!r}")
-    return dim % ndim
+    return number % ndim
 
 
 def placements_of(cuts: Sequence[int], partial: Sequence[str], ndim: int, labels: Sequence[str]) -> Placements:

@@ -10,6 +10,7 @@ import torch
 
 from trimesh import limits
 from trimesh._runtime.actors import find_cell
+from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.publications.published import Published, finish
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import place_name
@@ -48,6 +49,7 @@ class ShardPublisher:
     """
 
     def __init__(self, *, retain: int = 1, alone: bool = False) -> None:
+        retain = plain_whole(retain)
         if not 1 <= retain < limits.PUBLISHED_SLOTS_MAX:
             raise ValueError(f"1 to {limits.PUBLISHED_SLOTS_MAX - 1} versions are retained, got {retain}")
         self.handle = Published(slots=retain + 1)

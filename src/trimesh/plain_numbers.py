@@ -1,0 +1,48 @@
+"""Numbers that users give, as Python's own: those of numpy count as numbers, truth values and texts do not.
+
+What is sent, and what sizes and loops are made of, is an `int` or a `float`: no message has any other.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, SupportsIndex
+
+
+def whole_number(value: object) -> int | None:
+    """Return `value` as an int when it is a whole number, one of numpy included; else, and for a bool, None."""
+    if type(value) is int:  # the common case; the protocol below costs 10 us to look up
+        return value
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        try:
+            return operator.index(value)
+        except TypeError:  # an array has the method and refuses
+            return None
+    return None
+
+
+def real_number(value: Any) -> float | None:
+    """Return `value` as a float when it is a number, one of numpy, a decimal or a fraction included; else None."""
+    if type(value) is float:
+        return value
+    found = whole_number(value)
+    if found is None and (isinstance(value, bool) or not hasattr(type(value), "as_integer_ratio")):
+        return None
+    try:
+        return float(value if found is None else found)
+    except (OverflowError, TypeError, ValueError):
+        return None
+
+
+def plain_whole(value: Any) -> Any:
+    """Return a whole number as an int, and what is none as it is, to be refused by a check."""
+    found = whole_number(value)
+    return value if found is None else found
+
+
+def plain_real(value: Any) -> Any:
+    """Return a number as Python's own, and what is none as it is, to be refused by a check."""
+    if type(value) is int:
+        return value
+    found = real_number(value)
+    return value if found is None else found
