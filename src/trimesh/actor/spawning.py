@@ -13,7 +13,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.life import BorrowPlan, open_borrowed
-from trimesh._runtime.system import SEED_MAX
+from trimesh._runtime.system import SEED_MAX, checked_variables
 from trimesh._runtime.tasks import TrioBlock, in_trio
 from trimesh._runtime.values import MeshInfo, endpoints_of, is_abstract, signature_of
 from trimesh.actor.actor import Actor
@@ -70,8 +70,6 @@ def checked_env(env: Any) -> Env | None:
     if env is not None and not callable(env):
         if not isinstance(env, Mapping):
             raise TypeError(f"env must be a mapping or a function of the point that returns one, got {env!r}")
-        from trimesh._runtime.system.variables import checked_variables  # noqa: PLC0415 - few programs give any
-
         return checked_variables(env, "env")
     return cast("Env | None", env)
 

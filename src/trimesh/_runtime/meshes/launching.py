@@ -14,6 +14,7 @@ from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.rendezvous import Rendezvous
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.system.child import checked_variables
 from trimesh._runtime.watch.shown_progress import ShownProgress
 from trimesh.config import from_environment
 from trimesh.errors import MeshErrorGroup, SpawnError, set_origin
@@ -61,8 +62,6 @@ class Launching:
 
     def request(self, member: Member) -> LaunchRequest:
         """Return what starts a member; runs the functions that the user has given for its point."""
-        from trimesh._runtime.system.variables import checked_variables  # noqa: PLC0415 - at the first spawn
-
         whole = self._procs.whole
         point = whole.point(member.rank)
         options = self._options

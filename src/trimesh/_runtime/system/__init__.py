@@ -1,6 +1,6 @@
 """This process and its children, as the operating system sees them: started, watched, ended, diagnosed."""
 
-from trimesh._runtime.system.child import checked_output
+from trimesh._runtime.system.child import checked_output, checked_variables
 from trimesh._runtime.system.command import run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind
 from trimesh._runtime.system.exits import parent_of, signal_name, start_of
@@ -18,6 +18,7 @@ __all__ = [
     "Tail",
     "checked_bind",
     "checked_output",
+    "checked_variables",
     "close_others",
     "host_name",
     "parent_of",
