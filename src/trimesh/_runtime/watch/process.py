@@ -115,11 +115,7 @@ class TaskProc(Protocol):
     """The process that watches a child; see `Proc`."""
 
     nursery: Tasks
-
-    @property
-    def now(self) -> Callable[[], float]:
-        """Returns the Trio time, also in another thread."""
-        ...
+    now: Callable[[], float]
 
 
 class Stalls(Protocol):
