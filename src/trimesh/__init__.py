@@ -7,6 +7,7 @@ failed, as exception groups with coordinates; cancelling a call cancels it over 
 
 import dis
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -287,7 +288,8 @@ _NAMES: list[str] = globals().pop("__all__")  # which `__getattr__` gives: what 
 def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
     if name == "__all__":
-        return [one for one in _NAMES if hasattr(sys.modules[__name__], one)]
+        has_torch = importlib.util.find_spec("torch") is not None
+        return [one for one in _NAMES if has_torch or one not in (*_TENSORS, "tensor")]
     try:
         return _import(name)
     except ModuleNotFoundError as error:

@@ -145,7 +145,8 @@ def masked(text: str, program: Path, copy: Path) -> str:
     text = text.replace(f"{copy.parent}/{copy.name}:", f"{copy.name}:")
     text = _FRAME.sub(lambda frame: _frame(frame["path"], frame["line"], copy), text)
     if program.parent.name == "many":  # some ranks may be cancelled before they fail
-        text = re.sub(r"\d+ of 64|and \d+ more", "N of them", text)
+        text = re.sub(r"\d+ of 64", "N of 64", text)
+        text = re.sub(r"( and \d+ more)?\)$", ")", text, flags=re.MULTILINE)
         text = re.sub(r"^(.*the same at ).*", r"\1...", text, flags=re.MULTILINE)
         text = re.sub(r"\[gpus=\d+\]", "[gpus=N]", text)
     text = re.sub(r"\bpid \d+", "pid N", text)

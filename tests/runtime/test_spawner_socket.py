@@ -67,6 +67,8 @@ def test_decoder_raises_nothing_but_protocol_error(data: bytes) -> None:
 SIDE = wire.Side(trimesh="0.1", protocol=1, python="3.11", pickle="on", pid=5, program="judge.py", proc_id=6)
 
 RECORDS = [
+    wire.StateOf(1, 2),
+    wire.StateKnown(1, "T"),
     wire.Hello(1, ("a", "b")),
     launch_of(10),
     wire.Entered(),
