@@ -7,7 +7,6 @@ failed, as exception groups with coordinates; cancelling a call cancels it over 
 
 import dis
 import importlib
-import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +287,9 @@ _NAMES: list[str] = globals().pop("__all__")  # which `__getattr__` gives: what 
 def __getattr__(name: str) -> Any:
     """Import what is heavy, or for some programs only, when it is used first."""
     if name == "__all__":
-        has_torch = importlib.util.find_spec("torch") is not None
+        from importlib.util import find_spec  # noqa: PLC0415 - few programs ask
+
+        has_torch = find_spec("torch") is not None
         return [one for one in _NAMES if has_torch or one not in (*_TENSORS, "tensor")]
     try:
         return _import(name)
