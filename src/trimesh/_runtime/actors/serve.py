@@ -23,7 +23,7 @@ from trimesh._runtime.actors.producing import produce
 from trimesh._runtime.actors.reply import LateAnswer, Reply
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.system.forks import end_child, end_if_forked
+from trimesh._runtime.system.forks import end_child, is_forked_run
 from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
 from trimesh._runtime.values.codec import Values
@@ -206,7 +206,8 @@ class Server:
         return call.returned(self.values.encode_result(result, call.spec))
 
     def _tell(self, call: IncomingCall, raised: BaseException) -> trio.Event | None:
-        end_if_forked(without_own_frames(raised) if has_user_frame(raised) else None)
+        if is_forked_run():
+            end_child(without_own_frames(raised) if has_user_frame(raised) else None)
         error, origin = raised, self.origin(call.spec.name)
         if isinstance(raised, LocatedError):
             error, origin = raised.error, raised.where

@@ -72,10 +72,9 @@ def is_thread_of_parent() -> bool:
     return threading.get_ident() in _threads_of_parent
 
 
-def end_if_forked(error: BaseException | None) -> None:
-    """End this process if the running Trio run was copied by a fork: its task would go on in our code."""
-    if trio.lowlevel.in_trio_run() and _is_forked.get():
-        end_child(error)
+def is_forked_run() -> bool:
+    """Return whether the running Trio run is the copy that a fork has made: its task must not go on in our code."""
+    return trio.lowlevel.in_trio_run() and _is_forked.get()
 
 
 def end_child(error: BaseException | None) -> NoReturn:

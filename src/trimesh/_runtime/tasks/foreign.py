@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from trio.lowlevel import enable_ki_protection, in_trio_run, in_trio_task
 
-from trimesh._runtime.system.forks import end_if_forked
+from trimesh._runtime.system.forks import end_child, is_forked_run
 from trimesh._runtime.tasks.crossing import Site
 from trimesh._wire.exceptions.frames import has_user_frame, without_own_frames
 from trimesh.errors import MeshErrorGroup, context_of, leaves, set_context
@@ -125,7 +125,8 @@ class TrioBlock(ABC, Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
         """Leave it."""
-        end_if_forked(error)
+        if is_forked_run():
+            end_child(error)
         try:
             if self._crossing is None:
                 is_settled = await self._leave(error)
