@@ -20,7 +20,7 @@ import attrs
 import outcome
 import trio
 
-from trimesh._runtime.system.forks import is_thread_of_parent
+from trimesh._runtime.system import is_thread_of_parent
 from trimesh._runtime.tasks import Site, Waiting, split_cancelled
 from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
 from trimesh.errors import TrimeshInternalError

@@ -18,7 +18,7 @@ import trio
 
 from trimesh._runtime.actors import runs_with_meshes
 from trimesh._runtime.life import find_proc
-from trimesh._runtime.system.forks import is_thread_of_parent
+from trimesh._runtime.system import is_thread_of_parent
 from trimesh._runtime.tasks import Site, Waiting, interrupt
 from trimesh.blocking.exit import OpenBlock, close_at_exit
 from trimesh.errors import TrimeshInternalError

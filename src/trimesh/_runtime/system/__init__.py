@@ -4,6 +4,7 @@ from trimesh._runtime.system.child import checked_output, checked_variables
 from trimesh._runtime.system.command import run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind
 from trimesh._runtime.system.exits import parent_of, signal_name, start_of
+from trimesh._runtime.system.forks import is_thread_of_parent
 from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.system.output import LineCutter, Tail
 from trimesh._runtime.system.prctl import MARKER, close_others, set_parent_death_signal, set_process_name
@@ -21,6 +22,7 @@ __all__ = [
     "checked_variables",
     "close_others",
     "host_name",
+    "is_thread_of_parent",
     "parent_of",
     "read_sources",
     "run_process",
