@@ -140,7 +140,7 @@ REACHED_INTO = {
     *("actors.agent", "actors.cell", "actors.context", "calls.outgoing"),
     *("life.current", "life.dumping", "life.family", "life.proc", "life.sites", "life.worker"),
     *("peers.host", "peers.incoming", "peers.losses", "peers.parcel", "peers.peer"),
-    *("system.exits", "system.forks", "system.import_watch", "system.records", "system.seeds"),
+    *("system.exits", "system.import_watch", "system.records", "system.seeds"),
     *("tasks.crossing", "tasks.foreign", "tasks.interrupt"),
     *("values.endpoint_spec", "values.payload", "values.reference", "watch.task_tree"),
 }
