@@ -593,11 +593,11 @@ def class_of(error: BaseException) -> type[BaseException]:
 def add_note(error: BaseException, note: str) -> None:
     """Add a note, as `error.add_note` does where the class allows it."""
     entries = _entries(error)
-    notes = entries.get(_NOTES)
-    if type(notes) is list:
-        notes.append(note)
-    else:
+    notes: Any = entries.get(_NOTES)
+    if type(notes) is not list:
         entries[_NOTES] = [note]
+        return
+    cast("list[object]", notes).append(note)
 
 
 def notes_on(error: BaseException) -> Sequence[str]:

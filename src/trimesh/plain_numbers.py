@@ -21,15 +21,16 @@ def whole_number(value: object) -> int | None:
     return None
 
 
-def real_number(value: Any) -> float | None:
+def real_number(value: object) -> float | None:
     """Return `value` as a float when it is a number, one of numpy, a decimal or a fraction included; else None."""
     if type(value) is float:
         return value
     found = whole_number(value)
-    if found is None and (isinstance(value, bool) or not hasattr(type(value), "as_integer_ratio")):
+    if found is None and (isinstance(value, bool) or not hasattr(value, "as_integer_ratio")):
         return None
     try:
-        return float(value if found is None else found)
+        number: Any = value if found is None else found
+        return float(number)
     except (OverflowError, TypeError, ValueError):
         return None
 

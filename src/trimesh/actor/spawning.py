@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_origin
@@ -83,7 +83,7 @@ def checked_preload(preload: Any) -> tuple[str, ...]:
     if isinstance(preload, str) or not isinstance(preload, Iterable):
         given = preload if isinstance(preload, str) else "module"
         raise TypeError(f"preload must be a sequence of names of modules, got {preload!r}: write preload=({given!r},)")
-    names: tuple[Any, ...] = tuple(preload)
+    names = tuple(cast("Sequence[Any]", preload))
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"preload must be names of modules, got {name!r}: write their names as text")
@@ -132,7 +132,7 @@ def checked_class(cls: Any) -> type[Actor]:
         remedy = f": write `class {cls.__name__}(trimesh.Actor):`" if isinstance(cls, type) else ""
         raise TypeError(f"spawn takes a subclass of trimesh.Actor, got {cls!r}{remedy}")
     missing = {name for name, spec in endpoints_of(cls).items() if is_abstract(spec)}
-    missing |= getattr(cls, "__abstractmethods__", frozenset())
+    missing |= set[str](getattr(cls, "__abstractmethods__", ()))
     if missing:
         names = ", ".join(sorted(missing))
         raise TypeError(f"{cls.__qualname__} is abstract, it lacks {names}: spawn a subclass that defines them")

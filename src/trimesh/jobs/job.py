@@ -26,7 +26,8 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
         TypeError, ValueError: It is neither, or there are too many or none.
     """
     if isinstance(hosts, Mapping):
-        parts: dict[Any, Any] = {name: plain_whole(count) for name, count in hosts.items()}
+        parts: dict[Any, Any] = {**hosts}
+        parts = {name: plain_whole(count) for name, count in parts.items()}
     elif (number := whole_number(hosts)) is not None:
         parts = {"hosts": number}
     else:

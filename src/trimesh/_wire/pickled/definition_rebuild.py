@@ -171,7 +171,9 @@ class Rebuilder:
         native: Any = next((found for base in bases if (found := data_type_of(base)) is not object), object)
 
         def make(cls: Any, *args: Any) -> Any:
-            value, given = recipes[args[0][0] if isinstance(args[0], tuple) else args[0]]
+            index: Any = args[0]
+            recipe: EnumMember = recipes[index if isinstance(index, int) else index[0]]
+            value, given = recipe
             member = native.__new__(cls, *given)
             member._value_ = value
             return member

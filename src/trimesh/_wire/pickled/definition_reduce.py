@@ -411,7 +411,8 @@ def _enum_parts(definition: DefinitionId | None, cls: Any) -> Any:
         )
         for name, member in cls.__members__.items()
     }
-    args = ("enum", definition, type(cls), cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
+    meta: Any = cls.__class__
+    args = ("enum", definition, meta, cls.__bases__, cls.__name__, cls.__qualname__, members, cls.__module__)
     return rebuild, args, ("enum", state, extras), None, None, restore
 
 

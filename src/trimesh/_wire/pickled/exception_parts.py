@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType
-from typing import Any
+from typing import Any, cast
 
 from trimesh import limits
 from trimesh.errors import FAILURES, KEPT_TEXT, class_of
@@ -111,7 +111,8 @@ def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
     """Return the exceptions of a group, or None when it is none."""
     if not isinstance(error, BaseExceptionGroup):
         return None
-    members: tuple[BaseException, ...] = dict_of(error).get(FAILURES) or _MEMBERS.__get__(error)
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    members: tuple[BaseException, ...] = dict_of(group).get(FAILURES) or _MEMBERS.__get__(group)
     return members
 
 
