@@ -35,8 +35,8 @@ def live_of(cls: type) -> Live:
 def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
     """Return what the class of an actor has as `lifespan`; without one, a block that does nothing."""
     # Of the class, as Python looks up `__enter__`: an object may have a `__getattr__` that answers any name.
-    cls = type(actor)
-    found = next((vars(base)["lifespan"] for base in cls.__mro__ if "lifespan" in vars(base)), None)
+    cls: type[Any] = type(actor)
+    found: Any = next((vars(base)["lifespan"] for base in cls.__mro__ if "lifespan" in vars(base)), None)
     if found is None:
         return nullcontext()
     bound: Any = found.__get__(actor, cls) if hasattr(type(found), "__get__") else found

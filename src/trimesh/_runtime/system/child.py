@@ -255,8 +255,7 @@ def checked_variables(given: Any, what: str) -> dict[str, str]:
     if not isinstance(given, Mapping):
         raise TypeError(f"{what} must be a mapping of names to texts, got {given!r}")
     found: dict[str, str] = {}
-    items: Any = given.items()
-    for name, value in items:
+    for name, value in cast("Mapping[Any, Any]", given).items():
         if not isinstance(name, str):
             raise TypeError(f"the names of {what} must be strings, got {name!r}")
         if not isinstance(value, str | bytes | os.PathLike):
