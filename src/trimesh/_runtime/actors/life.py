@@ -35,10 +35,10 @@ def live_of(cls: type) -> Live:
 def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
     """Return what the class of an actor has as `lifespan`; without one, a block that does nothing."""
     # Of the class, as Python looks up `__enter__`: an object may have a `__getattr__` that answers any name.
-    cls: type[Any] = type(actor)
-    found: Any = next((vars(base)["lifespan"] for base in cls.__mro__ if "lifespan" in vars(base)), None)
+    mro: tuple[type, ...] = type(actor).__mro__
+    found: Any = next((vars(base)["lifespan"] for base in mro if "lifespan" in vars(base)), None)
     if found is None:
         return nullcontext()
-    bound: Any = found.__get__(actor, cls) if hasattr(type(found), "__get__") else found
+    bound: Any = found.__get__(actor, mro[0]) if hasattr(found, "__get__") else found
     block: AbstractAsyncContextManager[Any] = bound()
     return block

@@ -255,7 +255,8 @@ def checked_variables(given: Any, what: str) -> dict[str, str]:
     if not isinstance(given, Mapping):
         raise TypeError(f"{what} must be a mapping of names to texts, got {given!r}")
     found: dict[str, str] = {}
-    for name, value in cast("Mapping[Any, Any]", given).items():
+    entries: dict[Any, Any] = {**given}
+    for name, value in entries.items():
         if not isinstance(name, str):
             raise TypeError(f"the names of {what} must be strings, got {name!r}")
         if not isinstance(value, str | bytes | os.PathLike):
