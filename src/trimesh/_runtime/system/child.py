@@ -262,7 +262,7 @@ def checked_variables(given: Any, what: str) -> dict[str, str]:
         if not isinstance(value, str | bytes | os.PathLike):
             text = f"{name!r}: {str(value)!r}"
             raise TypeError(f"the values of {what} must be strings, got {name}={value!r}: write {text}")
-        text = os.fsdecode(value)
+        text = os.fsdecode(cast("str", value))
         if not name or "=" in name or "\0" in name or "\0" in text:
             raise ValueError(f"{what} must have names without '=' and no NUL characters, got {name!r}: {text!r}")
         found[name] = text
