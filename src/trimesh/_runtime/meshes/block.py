@@ -468,7 +468,7 @@ def _without_told(error: BaseException | None, failures: Sequence[Exception]) ->
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         found, rest = group.split(is_told)
-        return error if found is None else rest
+        return group if found is None else rest
     return None if is_told(error) else error
 
 

@@ -14,5 +14,5 @@ def split_cancelled(error: BaseException | None) -> tuple[BaseException | None, 
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         cancelled, rest = group.split(trio.Cancelled)
-        return (None, error) if cancelled is None else (cancelled, rest)  # itself, not a copy
+        return (None, group) if cancelled is None else (cancelled, rest)  # itself, not a copy
     return None, error

@@ -134,7 +134,7 @@ class TrioBlock(ABC, Generic[T]):
                 is_settled = await self._crossing.__aexit__(kind, error, traceback)
             if is_settled or error is None:
                 return is_settled
-            found = error
+            found, context = error, None
         except BaseException as raised:
             found = without_own_nurseries(raised, error)
             context = context_of(found)
@@ -207,16 +207,16 @@ def _is_same(found: BaseException, error: BaseException) -> bool:
     """Tell whether an exception is the error of the body, or a copy of its group, as a cancel scope makes one."""
     if found is error:
         return True
-    is_copy = isinstance(found, BaseExceptionGroup) and isinstance(error, BaseExceptionGroup)
+    is_copy = all(isinstance(one, BaseExceptionGroup) for one in (found, error))
     return is_copy and [id(leaf) for leaf in leaves(found)] == [id(leaf) for leaf in leaves(error)]
 
 
 def _members(raised: BaseException, error: BaseException | None) -> list[BaseException]:
-    if raised is error or not isinstance(raised, BaseExceptionGroup) or raised.message != _NURSERY:
-        return [raised]
-    if has_user_frame(raised):
+    if raised is error or not isinstance(raised, BaseExceptionGroup):
         return [raised]
     group = cast("BaseExceptionGroup[BaseException]", raised)
+    if group.message != _NURSERY or has_user_frame(group):
+        return [group]
     return [member for one in group.exceptions for member in _members(one, error)]
 
 

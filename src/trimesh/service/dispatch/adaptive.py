@@ -27,16 +27,16 @@ class Adaptive:
         self, latency: float, *, least: int = 1, most: int = 256, start: int | None = None, factor: float = 0.7
     ) -> None:
         latency, factor, least, most = plain_real(latency), plain_real(factor), plain_whole(least), plain_whole(most)
-        start = least if start is None else plain_whole(start)
-        if not (latency > 0 and 1 <= least <= start <= most and 0 < factor < 1):
+        first: int = least if start is None else plain_whole(start)
+        if not (latency > 0 and 1 <= least <= first <= most and 0 < factor < 1):
             raise ValueError(
                 "Adaptive needs latency > 0, 1 <= least <= start <= most and 0 < factor < 1, got "
-                f"latency={latency!r}, least={least!r}, start={start!r}, most={most!r}, factor={factor!r}"
+                f"latency={latency!r}, least={least!r}, start={first!r}, most={most!r}, factor={factor!r}"
             )
         self.latency = latency
         self.least = least
         self.most = most
-        self.start = start
+        self.start = first
         self.factor = factor
 
 
