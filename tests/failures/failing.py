@@ -147,7 +147,7 @@ def masked(text: str, program: Path, copy: Path) -> str:
     if program.parent.name == "many":  # some ranks may be cancelled before they fail
         text = re.sub(r"\d+ of 64", "N of 64", text)
         text = re.sub(r"( and \d+ more)?\)$", ")", text, flags=re.MULTILINE)
-        text = re.sub(r"^(.*the same at ).*", r"\1...", text, flags=re.MULTILINE)
+        text = re.sub(r"^.*the same at .*\n", "", text, flags=re.MULTILINE)
         text = re.sub(r"\[gpus=\d+\]", "[gpus=N]", text)
     text = re.sub(r"\bpid \d+", "pid N", text)
     text = re.sub(r"\bfor \d+\.\d s(?=$|\. )", "for N s", text, flags=re.MULTILINE)
