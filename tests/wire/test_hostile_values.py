@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 import tracemalloc
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -76,8 +76,16 @@ def region(size: int, base: int, where: Any, excluded: Any = ()) -> Any:
 
 HUGE = 2**40
 LAZY = types.ModuleType("trimesh_tests_lazy_module")
-"""A module that makes its names when they are first asked for: no peer has it do that."""
-vars(LAZY)["__getattr__"] = lambda name: type(name, (), {})
+"""A module that makes a class when it is first asked for: no peer has it do that."""
+
+
+def make_class(name: str) -> type:
+    if name != "Class":
+        raise AttributeError(name)
+    return type(name, (), {})
+
+
+vars(LAZY)["__getattr__"] = make_class
 sys.modules[LAZY.__name__] = LAZY
 
 REFUSED = {
