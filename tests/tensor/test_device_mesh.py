@@ -88,6 +88,7 @@ async def test_mesh_that_was_not_started_says_so() -> None:
     mesh = DeviceMesh({"dp": 1})
     with pytest.raises(AttributeError, match="has not been started"):
         mesh.activate()
+    mesh = DeviceMesh({"dp": 1})  # of the other one an error has told
     with pytest.warns(RuntimeWarning, match=r"DeviceMesh\({'dp': 1}\), made at .*test_device_mesh"):
         del mesh
     with pytest.raises(RuntimeError, match="`async with this_host"):

@@ -51,7 +51,7 @@ def test_a_controller_without_torch_says_what_to_install() -> None:
                 for use in (procs.activate, lambda: trimesh.fetch):
                     try:
                         use()
-                    except ImportError as error:
+                    except (ImportError, AttributeError) as error:
                         print(error)
 
         trio.run(main)

@@ -130,8 +130,8 @@ def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
     """Tell whether the error was raised below our code by something that was not meant to raise."""
     if not frames or isinstance(error, TrimeshInternalError):
         return bool(frames)
-    if not isinstance(error, Exception):
-        return False  # a cancel, or Ctrl-C, comes wherever a task waits
+    if not isinstance(error, Exception) or isinstance(error, ImportError):
+        return False  # a cancel, or Ctrl-C, comes wherever a task waits; what is not installed is no bug
     last = frames[-1]
     package = _package(last)
     if package == OURS:
