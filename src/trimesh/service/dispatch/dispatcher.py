@@ -189,7 +189,9 @@ class Dispatcher:
         chosen: object = self._route.choose(request, candidates, serving)
         if type(chosen) is not Replica or not any(chosen is one for one in candidates):
             indices = [one.index for one in candidates]
-            raise ValueError(f"a route must return one of the candidates, {indices}, got {chosen!r}")
+            raise ValueError(
+                f"a route must return one of the candidates, {indices}, or as a function its index; got {chosen!r}"
+            )
         return chosen
 
     def _next(self, candidates: Sequence[Replica]) -> PoolRequest | None:

@@ -111,17 +111,9 @@ class ByFunction:
         self._function = function
 
     def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
-        """See `PoolRoute.choose`.
-
-        Raises:
-            ValueError: The function has chosen none of the candidates.
-        """
+        """See `PoolRoute.choose`; what the function has chosen is checked by the dispatcher."""
         chosen = self._function(request, candidates)
-        for one in candidates:
-            if one is chosen or one.index == chosen:
-                return one
-        indices = [one.index for one in candidates]
-        raise ValueError(f"a route must return one of the candidates, {indices}, or its index; got {chosen!r}")
+        return next((one for one in candidates if one is chosen or one.index == chosen), chosen)
 
 
 def _hash(text: str) -> int:
