@@ -407,7 +407,7 @@ _SAME = "the same at "
 
 def _key(error: Exception) -> object:
     """Return what equal failures of several members have in common; nothing is equal to an error without a place."""
-    where = _entries(error).get(_ORIGIN)
+    where = entries_of(error).get(_ORIGIN)
     if not isinstance(where, Origin) or where.point is None or isinstance(error, BaseExceptionGroup):
         return id(error)
     cause = cause_of(error)
@@ -432,7 +432,7 @@ def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
 
 def _note_once(error: Exception, note: str) -> None:
     """Put a note in the place of an earlier one of its kind: a failure may be put into several groups."""
-    notes = _entries(error).get(_NOTES)
+    notes = entries_of(error).get(_NOTES)
     if isinstance(notes, list):
         notes[:] = [one for one in cast("list[object]", notes) if not (isinstance(one, str) and one.startswith(_SAME))]
     add_note(error, note)
@@ -549,7 +549,7 @@ def origin(error: BaseException) -> Origin | None:
     Args:
         error: A leaf; groups have no origin of their own.
     """
-    found = _entries(error).get(_ORIGIN)
+    found = entries_of(error).get(_ORIGIN)
     if isinstance(found, Origin):
         return found
     # A `MeshError` is remote by its nature, so its origin is never None; one made by hand has an empty one.
@@ -558,13 +558,13 @@ def origin(error: BaseException) -> Origin | None:
 
 def has_origin(error: BaseException) -> bool:
     """Return whether it was noted where `error` came from."""
-    return isinstance(_entries(error).get(_ORIGIN), Origin)
+    return isinstance(entries_of(error).get(_ORIGIN), Origin)
 
 
 def set_origin(error: BaseException, where: Origin) -> None:
     """Attach `where` to `error`, unless it already has an origin (the first one is the true one)."""
     if not has_origin(error):
-        _entries(error)[_ORIGIN] = where
+        entries_of(error)[_ORIGIN] = where
 
 
 # What is written to an exception of the user's goes past its class, which may refuse attributes: a frozen dataclass.
@@ -574,7 +574,7 @@ _CAUSE: Any = BaseException.__dict__["__cause__"]
 _CONTEXT: Any = BaseException.__dict__["__context__"]
 
 
-def _entries(error: BaseException) -> dict[str, Any]:
+def entries_of(error: BaseException) -> dict[str, Any]:
     """Return the true `__dict__`."""
     entries: dict[str, Any] = _DICT.__get__(error)
     return entries
@@ -592,7 +592,7 @@ def class_of(error: BaseException) -> type[BaseException]:
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a note, as `error.add_note` does where the class allows it."""
-    entries = _entries(error)
+    entries = entries_of(error)
     notes: Any = entries.get(_NOTES)
     if type(notes) is not list:
         entries[_NOTES] = [note]
@@ -602,7 +602,7 @@ def add_note(error: BaseException, note: str) -> None:
 
 def notes_on(error: BaseException) -> Sequence[str]:
     """Return the notes of an exception."""
-    notes = _entries(error).get(_NOTES)
+    notes = entries_of(error).get(_NOTES)
     return [note for note in cast("list[object]", notes) if isinstance(note, str)] if type(notes) is list else []
 
 

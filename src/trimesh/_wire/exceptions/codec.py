@@ -42,7 +42,6 @@ from trimesh._wire.pickled.exception_parts import (
     args_of,
     attributes_of,
     chain_of,
-    dict_of,
     group_members,
     group_message,
     keep_text,
@@ -63,6 +62,7 @@ from trimesh.errors import (
     RemoteTraceback,
     add_note,
     class_of,
+    entries_of,
     has_origin,
     origin,
     set_origin,
@@ -184,7 +184,7 @@ class _Writer:
             attributes=[(name, self._part(value)) for name, value in attributes_of(error)],
             state=[
                 (name, self._part(value))
-                for name, value in list(dict_of(error).items())
+                for name, value in list(entries_of(error).items())
                 if name not in _NOT_STATE and is_plain(name)
             ],
             notes=notes,
@@ -339,7 +339,7 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
     if type_name(type(error)) == record.cls.text:  # not of a stand-in, which has its own
         for name, part in record.attributes:
             set_attribute(error, name, _value(part, decoder))
-        state = dict_of(error)
+        state = entries_of(error)
         for name, part in record.state:
             if name not in _METHODS:
                 state[name] = _value(part, decoder)

@@ -17,9 +17,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from trimesh import config
+from trimesh._wire.exceptions.frames import keeps_all
 from trimesh._wire.exceptions.stack_text import package_of_file
-from trimesh.errors import ConfigError
 
 _FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line \d+ in ')
 _HEAD: Final = "Fatal Python error: "
@@ -38,9 +37,9 @@ def is_hidden(line: str) -> bool:
     Nothing is with `TRIMESH_TRACEBACK=full`.
     """
     if line.startswith(_MODULES):
-        return not _keeps_all()
+        return not keeps_all()
     path = _path(line)
-    return path is not None and _is_below(path) and not _keeps_all()
+    return path is not None and _is_below(path) and not keeps_all()
 
 
 def shown_stack(stack: str) -> str:
@@ -93,10 +92,3 @@ def _path(line: str) -> str | None:
 
 def _is_below(path: str) -> bool:
     return path.startswith(("<frozen ", "<string>")) or package_of_file(path) in _BELOW
-
-
-def _keeps_all() -> bool:
-    try:
-        return config.current().traceback == "full"
-    except ConfigError:  # raised where a setting is used
-        return False

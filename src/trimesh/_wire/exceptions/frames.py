@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Final, ParamSpec, TypeVar
 
 from trimesh import config
-from trimesh._wire.pickled.exception_parts import chain_of, dict_of, group_members
-from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError, add_note, notes_on
+from trimesh._wire.pickled.exception_parts import chain_of, group_members
+from trimesh.errors import SHORTENED, ConfigError, RemoteTraceback, TrimeshInternalError, add_note, entries_of, notes_on
 
 _E = TypeVar("_E", bound=BaseException)
 P = ParamSpec("P")
@@ -35,7 +35,7 @@ _CHAIN_MAX: Final = 1000
 
 def without_own_frames(error: _E) -> _E:
     """Remove the library's frames from the tracebacks of an exception, its members and its chain; return it."""
-    if _keeps_all():
+    if keeps_all():
         return error
     pending: list[BaseException] = [error]
     seen: set[int] = set()
@@ -49,7 +49,7 @@ def without_own_frames(error: _E) -> _E:
             if shown is one.__traceback__:
                 _note_bug(one)
             else:
-                dict_of(one)[SHORTENED] = True  # the frame that has raised it may be gone
+                entries_of(one)[SHORTENED] = True  # the frame that has raised it may be gone
                 BaseException.with_traceback(one, shown)  # also where a class refuses attributes
         cause, context, _ = chain_of(one)
         pending += [link for link in (cause, context, *(group_members(one) or ())) if link is not None]
@@ -81,7 +81,7 @@ def shortens_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
 def shown_traceback(error: BaseException) -> TracebackType | None:
     """Return the traceback of an exception without the frames that say nothing to the user."""
     frames = _walk(error.__traceback__)
-    if _keeps_all() or (SHORTENED not in dict_of(error) and _is_bug(error, frames)):
+    if keeps_all() or (SHORTENED not in entries_of(error) and _is_bug(error, frames)):
         return error.__traceback__
     kept = shown_frames(frames, _package)
     if isinstance(error, KeyboardInterrupt):  # which Trio raises wherever a task waits
@@ -107,7 +107,8 @@ def has_user_frame(error: BaseException) -> bool:
     return any(_package(frame) != OURS and _package(frame) not in BELOW for frame in _walk(error.__traceback__))
 
 
-def _keeps_all() -> bool:
+def keeps_all() -> bool:
+    """Return whether the setting `traceback` keeps the frames of the library."""
     try:
         return config.current().traceback == "full"
     except ConfigError:  # raised where a setting is used, not while another error is shown

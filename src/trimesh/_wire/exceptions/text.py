@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from trimesh import limits
 from trimesh._wire.exceptions.frames import shown_traceback
-from trimesh._wire.pickled.exception_parts import chain_of, dict_of, plain_text
-from trimesh.errors import TRACEBACK_HEAD, RemoteTraceback, traceback_frames
+from trimesh._wire.pickled.exception_parts import chain_of, plain_text
+from trimesh.errors import TRACEBACK_HEAD, RemoteTraceback, entries_of, traceback_frames
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
@@ -32,7 +32,7 @@ def is_plain(text: object) -> bool:
 
 def notes_of(error: BaseException) -> list[str]:
     """Return the notes of an exception; one that is no string as its repr."""
-    notes: Any = dict_of(error).get("__notes__")
+    notes: Any = entries_of(error).get("__notes__")
     if not issubclass(type(notes), list):
         return []
     return [plain_text(note) if isinstance(note, str) else short_repr(note) for note in notes]

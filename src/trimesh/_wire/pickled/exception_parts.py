@@ -11,12 +11,9 @@ from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorT
 from typing import Any, cast
 
 from trimesh import limits
-from trimesh.errors import FAILURES, KEPT_TEXT, class_of
+from trimesh.errors import FAILURES, KEPT_TEXT, cause_of, class_of, context_of, entries_of, set_cause, set_context
 
 _ARGS: Any = BaseException.__dict__["args"]
-_DICT: Any = BaseException.__dict__["__dict__"]
-_CAUSE: Any = BaseException.__dict__["__cause__"]
-_CONTEXT: Any = BaseException.__dict__["__context__"]
 _SUPPRESS: Any = BaseException.__dict__["__suppress_context__"]
 _MEMBERS: Any = BaseExceptionGroup.__dict__["exceptions"]
 _MESSAGE: Any = BaseExceptionGroup.__dict__["message"]
@@ -32,7 +29,7 @@ def keep_text(error: BaseException, text: str) -> None:
     The class makes it from parts that may not have travelled, or from what is another here. Then the exception gets a
     subclass of that class, of the same name, which knows the text.
     """
-    entries = dict_of(error)
+    entries = entries_of(error)
     kept = entries.get(KEPT_TEXT)
     if isinstance(kept, str):
         text = kept  # it has come through several processes
@@ -54,7 +51,7 @@ def keep_text(error: BaseException, text: str) -> None:
 
 
 def _kept_text(error: BaseException) -> str:
-    return str(dict_of(error).get(KEPT_TEXT, ""))
+    return str(entries_of(error).get(KEPT_TEXT, ""))
 
 
 def _reduce_with_class(error: BaseException, protocol: Any) -> Any:
@@ -89,21 +86,15 @@ def args_of(error: BaseException) -> tuple[Any, ...]:
     return args
 
 
-def dict_of(error: BaseException) -> dict[str, Any]:
-    """Return the true `__dict__`."""
-    state: dict[str, Any] = _DICT.__get__(error)
-    return state
-
-
 def chain_of(error: BaseException) -> tuple[BaseException | None, BaseException | None, bool]:
     """Return the true `__cause__`, `__context__` and `__suppress_context__`."""
-    return _CAUSE.__get__(error), _CONTEXT.__get__(error), bool(_SUPPRESS.__get__(error))
+    return cause_of(error), context_of(error), bool(_SUPPRESS.__get__(error))
 
 
 def set_chain(error: BaseException, cause: BaseException | None, context: BaseException | None, suppress: bool) -> None:  # noqa: FBT001 - mirrors chain_of
     """Set what `chain_of` returns."""
-    _CAUSE.__set__(error, cause)
-    _CONTEXT.__set__(error, context)
+    set_cause(error, cause)
+    set_context(error, context)
     _SUPPRESS.__set__(error, suppress)  # last: setting a cause sets it, too
 
 
@@ -112,7 +103,7 @@ def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
     if not isinstance(error, BaseExceptionGroup):
         return None
     group = cast("BaseExceptionGroup[BaseException]", error)
-    members: tuple[BaseException, ...] = dict_of(group).get(FAILURES) or _MEMBERS.__get__(group)
+    members: tuple[BaseException, ...] = entries_of(group).get(FAILURES) or _MEMBERS.__get__(group)
     return members
 
 

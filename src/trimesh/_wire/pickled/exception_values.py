@@ -15,7 +15,6 @@ from trimesh._wire.pickled.exception_parts import (
     args_of,
     attributes_of,
     chain_of,
-    dict_of,
     group_members,
     group_message,
     keep_text,
@@ -24,7 +23,7 @@ from trimesh._wire.pickled.exception_parts import (
     set_attribute,
     set_chain,
 )
-from trimesh.errors import KEPT_TEXT, LOCAL_ENTRIES, RemoteTraceback, class_of
+from trimesh.errors import KEPT_TEXT, LOCAL_ENTRIES, RemoteTraceback, class_of, entries_of
 
 _OWN_WAYS = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"
@@ -44,7 +43,7 @@ def reduce_exception(error: BaseException, _: Sink) -> Any:
             return NotImplemented
     cause = chain_of(error)[0]
     remote = cause.text if isinstance(cause, RemoteTraceback) else None
-    entries = {name: value for name, value in dict_of(error).items() if name not in LOCAL_ENTRIES}
+    entries = {name: value for name, value in entries_of(error).items() if name not in LOCAL_ENTRIES}
     state = (dict(attributes_of(error)), entries, remote)
     members = group_members(error)
     group = None if members is None else (group_message(error), members)
@@ -67,7 +66,7 @@ def set_state(error: BaseException, state: tuple[dict[str, Any], dict[str, Any],
     attributes, entries, remote = state
     for name, value in attributes.items():
         set_attribute(error, name, value)
-    dict_of(error).update(entries)
+    entries_of(error).update(entries)
     if KEPT_TEXT in entries:
         keep_text(error, "")
     if remote is not None:
