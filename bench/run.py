@@ -35,6 +35,7 @@ WORKLOADS = [
     "pipeline",
     "in_flight",
     "observed",
+    "asyncio",
     "services",
     "loop",
     "mesh_call",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from bench.figures import DOCUMENT, TIMES_MONARCH, render
+from bench.figures import DOCUMENT, TIMES_PEER, render
 from bench.meshes.mesh import Mesh
 from bench.peer import PEERS
 from bench.report import Result, durations, rows, table
 from bench.run import ROOT, WORKLOADS, workload_module
 from bench.scale import FULL, Metric
+from bench.workloads import asyncio as asyncio_workload
 
 
 def test_every_file_of_a_workload_is_run() -> None:
@@ -80,10 +81,50 @@ def test_figures_of_a_run_become_the_table_of_the_document() -> None:
     assert "old" not in made
 
 
-def test_goals_beside_monarch_are_of_metrics_that_there_are() -> None:
+def test_goals_beside_peers_are_of_metrics_that_there_are() -> None:
     names = {metric.name for workload in WORKLOADS for metric in workload_module(workload).METRICS}
 
-    assert TIMES_MONARCH.keys() <= names
+    assert TIMES_PEER.keys() <= PEERS.keys()
+    for goals in TIMES_PEER.values():
+        assert goals.keys() <= names
+
+
+class SteadyProgram:
+    """Answers each request of a measurement with the same samples."""
+
+    def __init__(self, **samples: list[float]) -> None:
+        self._samples = samples
+
+    def request(self, kind: str, actor: str) -> list[float]:
+        assert kind in {kind.name for kind in asyncio_workload.KINDS}
+        return self._samples[actor]
+
+
+def test_asyncio_workload_divides_best_medians_by_those_from_trio_to_trio() -> None:
+    found = {metric.name: [] for metric in asyncio_workload.METRICS}
+    quiet = {
+        "trio": SteadyProgram(trio=[9.0, 10.0, 500.0], asyncio=[20.0]),
+        "asyncio": SteadyProgram(trio=[30.0], asyncio=[40.0]),
+    }
+    busy = {name: SteadyProgram(trio=[60.0], asyncio=[60.0]) for name in quiet}
+
+    turns = [
+        asyncio_workload.take_turn(programs, found, is_reversed=programs is busy) for programs in (quiet, busy, quiet)
+    ]
+    asyncio_workload.add_ratios(turns, found)
+
+    assert found["asyncio_call_trio_trio"] == [9.0, 10.0, 500.0, 60.0, 9.0, 10.0, 500.0]
+    assert found["asyncio_call_trio_asyncio_ratio"] == [2.0]
+    assert found["asyncio_call_asyncio_trio_ratio"] == [3.0]
+    assert found["asyncio_call_asyncio_asyncio_ratio"] == [4.0]
+    assert found["asyncio_call_uvloop_trio"] == found["asyncio_call_uvloop_trio_ratio"] == []
+    assert found["asyncio_stream_asyncio_trio_ratio"] == [1.0]
+
+
+def test_asyncio_program_has_a_measurement_of_each_kind() -> None:
+    from bench.asyncio_program import Measurement
+
+    assert all(callable(getattr(Measurement, kind.name, None)) for kind in asyncio_workload.KINDS)
 
 
 def test_the_document_has_a_place_for_the_figures() -> None:

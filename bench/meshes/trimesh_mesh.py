@@ -1,8 +1,9 @@
-"""The mesh of the workloads, for trimesh."""
+"""The mesh of the workloads, for trimesh; tasks and sockets of Trio programs, as `asyncio_tasks` has them."""
 
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -13,6 +14,8 @@ import trio
 from trimesh import Actor, HostMesh, ProcMesh, endpoint, this_host
 
 run = trio.run
+sleep = trio.sleep
+in_thread = trio.to_thread.run_sync
 
 
 class Member(Actor):
@@ -137,9 +140,11 @@ async def open_host() -> AsyncIterator[HostMesh]:
 
 
 @asynccontextmanager
-async def open_mesh(ranks: int, host: HostMesh | None = None, preload: tuple[str, ...] = ()) -> AsyncIterator[Mesh]:
+async def open_mesh(
+    ranks: int, host: HostMesh | None = None, preload: tuple[str, ...] = (), member: type = Member
+) -> AsyncIterator[Mesh]:
     async with (host or this_host()).spawn_procs({"procs": ranks}, preload=preload) as procs:
-        members = await procs.spawn("members", Member)
+        members = await procs.spawn("members", member)
         yield Mesh(procs, members, list((await members.pid.call()).values()))
 
 
@@ -155,3 +160,26 @@ async def while_running(work: Callable[[], Awaitable[object]], look: Callable[[]
         nursery.start_soon(run_work)
         while not is_over:
             await look()
+
+
+async def at_once(call: Callable[[], Awaitable[object]], count: int) -> None:
+    """Make `count` calls, each in a task of its own."""
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(call)
+
+
+@asynccontextmanager
+async def working(work: Callable[[], Awaitable[None]], count: int) -> AsyncIterator[None]:
+    """Run `work` in `count` tasks, and cancel them at the end of the block."""
+    async with trio.open_nursery() as nursery:
+        for _ in range(count):
+            nursery.start_soon(work)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def receive(connection: socket.socket) -> bytes:
+    """Receive at most one byte."""
+    await trio.lowlevel.wait_readable(connection)
+    return connection.recv(1)

@@ -27,8 +27,18 @@ LACKS = {"xoscar": "no framework of reinforcement learning is built on it"}
 
 
 async def trimesh_side(scale: Scale) -> Samples:
-    import trio
+    from bench.meshes import trimesh_mesh
 
+    return await run_blocks(scale, trimesh_mesh)
+
+
+async def run_blocks(scale: Scale, tasks: Any) -> Samples:
+    """Run the loop of trimesh's blocks in a Trio or an asyncio program.
+
+    Args:
+        scale: Sizes.
+        tasks: The module that has `working` for the program: `trimesh_mesh` or `asyncio_tasks` of `bench.meshes`.
+    """
     from bench.workloads.loop_actors import NoOpGenerator, NoOpTrainer
     from trimesh import this_host
     from trimesh.service import open_pool, open_replay, open_slots
@@ -42,7 +52,6 @@ async def trimesh_side(scale: Scale) -> Samples:
             open_pool(generators, concurrency=32) as pool,
             open_slots(batch=BATCH, staleness=STALENESS) as slots,
             open_replay(capacity=1000, slots=slots) as buffer,
-            trio.open_nursery() as nursery,
         ):
             numbers = count()
 
@@ -62,10 +71,8 @@ async def trimesh_side(scale: Scale) -> Samples:
                         await slots.advance(version=version)
                     updates.append((time.perf_counter() - start) * 1e3)
 
-            for _ in range(WORKERS):
-                nursery.start_soon(work)
-            rates, costs = await rates_and_costs(scale, steps, rollouts_of(scale))
-            nursery.cancel_scope.cancel()
+            async with tasks.working(work, WORKERS):
+                rates, costs = await rates_and_costs(scale, steps, rollouts_of(scale))
     return {"loop_rollouts": rates, "loop_cpu": costs, "loop_update": updates}
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 from itertools import count
 
+from bench.meshes.asyncio_tasks import working
 from bench.processes import rates_and_costs
 from bench.scale import Samples, Scale
 from bench.workloads.loop_sizes import BATCH, STALENESS, WORKERS, rollouts_of
@@ -67,9 +68,6 @@ async def run_by_hand(
 ) -> Samples:
     """Run such a loop and time it."""
     loop = HandMadeLoop(generate, train)
-    workers = [asyncio.create_task(loop.work()) for _ in range(WORKERS)]
-    rates, costs = await rates_and_costs(scale, loop.steps, rollouts_of(scale))
-    for worker in workers:
-        worker.cancel()
-    await asyncio.gather(*workers, return_exceptions=True)
+    async with working(loop.work, WORKERS):
+        rates, costs = await rates_and_costs(scale, loop.steps, rollouts_of(scale))
     return {"loop_rollouts": rates, "loop_cpu": costs, "loop_update": loop.updates}

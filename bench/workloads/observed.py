@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from bench.scale import Metric, Samples, Scale
 
@@ -37,9 +38,14 @@ Turn = tuple[float, float]
 
 
 class Program:
-    """A program that makes calls when it is told to."""
+    """A program that measures on request.
+
+    Attributes:
+        pid: Of its process.
+    """
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.pid = process.pid
         self._process = process
 
     def answer(self) -> str:
@@ -50,24 +56,28 @@ class Program:
             raise RuntimeError(f"a program of this workload has ended with status {self._process.wait()}")
         return line
 
+    def request(self, *words: object) -> Any:
+        """Write a line of words and return the JSON that the program answers."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{' '.join(map(str, words))}\n")
+        self._process.stdin.flush()
+        return json.loads(self.answer())
+
     def turn(self, kind: str, calls: int, warm_up: int) -> Turn:
         """Let it make calls, and some before that are not measured."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{kind} {calls} {warm_up}\n")
-        self._process.stdin.flush()
-        took, busy = json.loads(self.answer())
+        took, busy = self.request(kind, calls, warm_up)
         return took, busy
 
 
 @contextmanager
-def open_program(setting: str) -> Iterator[Program]:
-    """Run a program with both settings at this value."""
+def open_program(module: str, *arguments: str, **settings: str) -> Iterator[Program]:
+    """Run a module as a program that measures on request, with settings as environment variables."""
     with subprocess.Popen(
-        [sys.executable, "-m", "bench.observed_program"],
+        [sys.executable, "-m", module, *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"TRIMESH_OBSERVE": setting, "TRIMESH_RECORD": setting, "PYTHONHASHSEED": "0"},
+        env=os.environ | {"PYTHONHASHSEED": "0"} | settings,
     ) as process:
         program = Program(process)
         assert program.answer() == "ready\n"
@@ -79,7 +89,10 @@ async def trimesh_side(scale: Scale) -> Samples:
     for pair in range(2 * scale.spawns):
         with ExitStack() as stack:
             names = ("on", "off") if pair % 2 else ("off", "on")
-            programs = {name: stack.enter_context(open_program(name)) for name in names}
+            programs = {}
+            for name in names:
+                settings = {"TRIMESH_OBSERVE": name, "TRIMESH_RECORD": name}
+                programs[name] = stack.enter_context(open_program("bench.observed_program", **settings))
             for turn in range(scale.rates):
                 for kind in KINDS:
                     calls = scale.calls // 10 if kind.startswith("call_one") else scale.rate_calls

@@ -37,8 +37,7 @@ LACKS = {"xoscar": "its pools are processes, not replicas that get requests by t
 
 
 async def trimesh_side(scale: Scale) -> Samples:
-    import trio
-
+    from bench.meshes.trimesh_mesh import at_once
     from bench.workloads.trimesh_actors import Hanger
     from trimesh import this_host
     from trimesh.service import Paused, open_pool
@@ -49,12 +48,6 @@ async def trimesh_side(scale: Scale) -> Samples:
         procs.spawn("actors", Hanger) as mesh,
         open_pool(mesh, concurrency=CONCURRENCY, queue=scale.rate_calls) as pool,
     ):
-
-        async def at_once(call: Any, count: int) -> None:
-            async with trio.open_nursery() as nursery:
-                for _ in range(count):
-                    nursery.start_soon(call)
-
         found["pool_requests"], found["pool_all_cpu"] = await rates_and_costs(
             scale, lambda count: at_once(pool.pid, count), scale.rate_calls
         )
@@ -162,10 +155,7 @@ async def _asyncio_samples(
     scale: Scale, pooled: Callable[[], Awaitable[None]], chosen: Callable[[], Awaitable[None]]
 ) -> Samples:
     """Time requests of a pool, and calls without one, in a program of asyncio."""
-    import asyncio
-
-    async def at_once(call: Callable[[], Awaitable[None]], count: int) -> None:
-        await asyncio.gather(*[call() for _ in range(count)])
+    from bench.meshes.asyncio_tasks import at_once
 
     rates, costs = await rates_and_costs(scale, lambda count: at_once(pooled, count), scale.rate_calls)
     found: Samples = {
