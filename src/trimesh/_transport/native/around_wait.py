@@ -8,11 +8,15 @@ that the tasks that wait for it run in this very tick, and no task of the transp
     AW-2 A task that is the only one of its turn, while no other can run and no deadline is due, may wait for messages
          itself: no task would run in the turn of the loop between. It does so for `limits.WAIT_HERE_SECONDS`, and only
          `limits.WAITS_HERE_MAX` times within one turn.
+
+Where a loop of asyncio drives the run, it is the waits of that loop that count (`LoopWait`), and its callbacks are
+among the tasks of AW-1 and AW-2.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import trio
@@ -20,7 +24,7 @@ import trio
 from trimesh import limits
 from trimesh._native import status
 from trimesh._transport.interface.base import LinkHandler
-from trimesh._transport.native.poller import Poller
+from trimesh._transport.native.poller import LoopWait, Poller, loop_wait
 
 if TYPE_CHECKING:
     from trimesh._native.lib import Library
@@ -87,19 +91,64 @@ class AroundWait(trio.abc.Instrument):
         self._context = trio.lowlevel.current_task().context  # tasks that are started there inherit this
         self._before_wait = transport.library.lib.tm_before_wait
         self._has_news = transport.library.lib.tm_has_news
-        # A guest run has other work than Trio's, which nothing may hold up. Without a look no wait is long enough.
-        may_spin = poller is not None and not poller.is_guest and transport.spin_seconds > 0
-        self._poller = poller.epoll.fileno() if poller is not None and may_spin else -1
-        self._spin_seconds = transport.spin_seconds if may_spin else math.inf
         self._look = transport.look
         self._has_sent = False  # since the wait before, and tasks can run
         self._left_out = 0  # turns in which no task waits itself: the last one that did has done so in vain
-        self._is_quiet = poller.is_quiet if poller is not None and may_spin else _never
+        self._native = poller
+        self._loop: LoopWait | None
+        self._is_quiet: Callable[..., bool]
+        self._wait_in(None)
+
+    def begin(self) -> None:
+        """Be called around the waits of the running run, or of the loop that drives it."""
+        loop = loop_wait.get()
+        self._wait_in(loop)
+        if loop is None:
+            trio.lowlevel.add_instrument(self)
+        else:
+            loop.around = self
+
+    def end(self) -> None:
+        """Be called no more."""
+        if self._loop is not None:
+            self._loop.around = None
+        else:
+            trio.lowlevel.remove_instrument(self)
+
+    def _wait_in(self, loop: LoopWait | None) -> None:
+        self._loop = loop
+        poller, descriptor = self._native, -1
+        if loop is not None:
+            descriptor = loop.descriptor
+        elif (
+            poller is not None and not poller.is_guest
+        ):  # a guest has other work than Trio's, which nothing may hold up
+            descriptor = poller.epoll.fileno()
+        if poller is None or descriptor < 0 or self._transport.spin_seconds <= 0:
+            self._poller, self._is_quiet = -1, _never
+            self._spin_seconds = math.inf  # without a look no wait is long enough
+        else:
+            self._poller, self._is_quiet = descriptor, poller.is_quiet if loop is None else self._is_quiet_in_loop
+            self._spin_seconds = self._transport.spin_seconds
+
+    def _is_quiet_in_loop(self, seconds: float, tasks: int = 0) -> bool:
+        assert self._native is not None
+        assert self._loop is not None
+        callbacks = self._loop.waiting()
+        if callbacks > tasks or not self._loop.is_quiet(seconds):
+            return False
+        return self._native.is_quiet(seconds, tasks - callbacks)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something was sent since the wait before."""
+        return self._transport.dirty
 
     def before_io_wait(self, timeout: float) -> None:
         """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
         transport = self._transport
-        transport.waits_left = 0
+        if timeout > 0 or self._loop is None or self._loop.waiting() > 1:
+            transport.waits_left = 0
         self._has_sent = timeout <= 0 and transport.dirty
         if timeout <= 0:
             if transport.dirty or transport.lending.returned:
@@ -118,8 +167,12 @@ class AroundWait(trio.abc.Instrument):
         """Hand over what has come, or let the transport's task do it (AW-1)."""
         transport = self._transport
         if self._has_sent:
-            if self._has_news(transport.bus):
+            if not self._has_news(transport.bus):
+                return
+            if self._loop is None:
                 transport.wake()
+            else:
+                self._loop.soon(self.hand_over)
             return
         if self.failure is not None:
             return
@@ -130,6 +183,11 @@ class AroundWait(trio.abc.Instrument):
                 self._left_out -= 1
             elif self._is_quiet(limits.WAIT_HERE_SECONDS, 1):
                 transport.waits_left = limits.WAITS_HERE_MAX
+
+    def hand_over(self) -> None:
+        """Hand over what has come."""
+        if self.failure is None and (n := self._look()):
+            self._hand_over(n)
 
     def wait_here(self) -> bool:
         """See `Transport.wait_here` (AW-2)."""

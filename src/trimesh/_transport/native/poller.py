@@ -1,6 +1,7 @@
 """What the Trio run of this thread waits on: its epoll set, which has no public name.
 
-Where a release of Trio keeps it elsewhere, or treats it otherwise, there is none, and everything works without.
+Where a release of Trio keeps it elsewhere, or treats it otherwise, there is none, and everything works without. A run
+that another loop drives waits in that loop; see `LoopWait`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,57 @@ from __future__ import annotations
 import math
 import select
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
+
+
+class Waits(Protocol):
+    """What is done around each wait of a loop; see `AroundWait`.
+
+    Attributes:
+        dirty: Whether something was sent since the wait before.
+    """
+
+    @property
+    def dirty(self) -> bool:
+        """See above."""
+        ...
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Learn that the loop will wait for so many seconds at most."""
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Learn that it has waited."""
+
+
+class LoopWait(Protocol):
+    """The wait of a loop that drives the Trio run of its thread.
+
+    Attributes:
+        descriptor: Readable when the loop has something to do; -1 where it is not known.
+        around: Called around each wait; None while no transport is served.
+    """
+
+    descriptor: int
+    around: Waits | None
+
+    def waiting(self) -> int:
+        """Return how many callbacks of the loop can run."""
+        ...
+
+    def is_quiet(self, seconds: float) -> bool:
+        """Return whether no descriptor is to be seen to, and no callback is due in the next seconds."""
+        ...
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call `function` after the callbacks that can run now."""
+
+
+loop_wait: Final[trio.lowlevel.RunVar[LoopWait | None]] = trio.lowlevel.RunVar("trimesh_loop_wait", None)
+"""The wait of the loop that drives this run; None for a run that waits itself."""
 
 
 class Poller(NamedTuple):
@@ -51,7 +98,9 @@ class Poller(NamedTuple):
 
 def poller_of_run() -> Poller | None:
     """Return what the running Trio run waits on, or None where it cannot be used."""
-    runner: Any = getattr(trio._core._run.GLOBAL_RUN_CONTEXT, "runner", None)  # noqa: SLF001 - as said above
+    runner: Any = trio
+    for name in ("_core", "_run", "GLOBAL_RUN_CONTEXT", "runner"):
+        runner = getattr(runner, name, None)
     io_manager: Any = getattr(runner, "io_manager", None)
     epoll: Any = getattr(io_manager, "_epoll", None)
     # An event of a descriptor that no task waits for is forgotten: those who wait are looked up in a `defaultdict`.

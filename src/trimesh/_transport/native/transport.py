@@ -14,8 +14,8 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -251,7 +251,7 @@ class NativeTransport(Transport):
         self._running = True
         poller = poller_of_run()
         around_wait = AroundWait(self, handler, poller)
-        trio.lowlevel.add_instrument(around_wait)
+        around_wait.begin()
         self._around_wait = around_wait
         try:
             with nullcontext() if poller is None else poller.waking_for(self._bell):
@@ -265,10 +265,22 @@ class NativeTransport(Transport):
                         await self._wait_keeping(poller)
             raise around_wait.failure
         finally:
-            trio.lowlevel.remove_instrument(around_wait)
+            around_wait.end()
             self._running = False
             self._around_wait = None
             self.kept.clear()
+
+    @contextmanager
+    def moving_run(self) -> Generator[None]:
+        """Stop to look at the waits of the running run, which is given to another loop in the body."""
+        around_wait = self._around_wait
+        if around_wait is not None:
+            around_wait.end()
+        try:
+            yield
+        finally:
+            if around_wait is not None:
+                around_wait.begin()
 
     def wait_for(self, poller: int) -> int:
         """See `WaitingTransport.wait_for`."""
