@@ -42,7 +42,7 @@ class _Ended(Crossing[None]):
         super().wake()
 
 
-class Body(HeldBlock[T, ThreadRun], AbstractContextManager[T, "bool | None"]):
+class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None"]):
     """A block of Trio for a body in a thread; used once.
 
     Args:

@@ -13,7 +13,7 @@ from trimesh._runtime.actors.context import (
     runs_with_meshes,
     set_proc_of_task,
 )
-from trimesh._runtime.actors.life import LIVE, lifespan_of
+from trimesh._runtime.actors.life import LIVE, ServeSlot, lifespan_of
 from trimesh._runtime.actors.reply import Reply
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ExecutionContext",
     "OwnMeshes",
     "Reply",
+    "ServeSlot",
     "caller_here",
     "current_point",
     "current_rank",

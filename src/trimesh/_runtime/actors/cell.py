@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ import trio
 
 from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context, set_proc_of_task
 from trimesh._runtime.actors.draining import drain
-from trimesh._runtime.actors.life import live_of
+from trimesh._runtime.actors.life import ServeSlot, live_of
 from trimesh._runtime.actors.mailbox import Mailbox
 from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.reports import report_ended, report_failure
@@ -128,6 +129,7 @@ class Cell:
         "_life",
         "_nursery",
         "_refusal",
+        "_serve_slot",
         "_server",
         "_serving",
         "_stopping",
@@ -164,6 +166,7 @@ class Cell:
         self._nursery: trio.Nursery | None = None
         self._context: contextvars.Context | None = None
         self._server: Server | None = None
+        self._serve_slot: ServeSlot | None = None
         self._life = trio.CancelScope()
         self._serving = trio.CancelScope()
         self._draining = False
@@ -259,11 +262,12 @@ class Cell:
         for call in self.take_held():
             self._answer(call)
 
-    def _start_slot(self, slot: Callable[[], Awaitable[None]]) -> None:
+    def _start_slot(self, slot: Callable[[], Coroutine[Any, Any, None]]) -> None:
         assert self._nursery is not None
         assert self._context is not None
         # A slot sees the context variables that lifespan has set, not those of the task that read the frame.
-        self._context.copy().run(self._nursery.start_soon, slot)
+        live = slot if self._serve_slot is None else partial(self._serve_slot, slot)
+        self._context.copy().run(self._nursery.start_soon, live)
 
     def _where(self, endpoint: str | None) -> ExecutionContext:
         spec = self.spec
@@ -333,8 +337,9 @@ class Cell:
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
         live = live_of(self.spec.cls)
-        async with live(self.spec.make, self._made), trio.open_nursery() as nursery:
+        async with live(self.spec.make, self._made) as serve_slot, trio.open_nursery() as nursery:
             self._nursery = nursery
+            self._serve_slot = serve_slot
             self._context = contextvars.copy_context()
             hold_error = None if self.spec.home is None else self.proc.holds.post_mortem
             values = self.proc.values

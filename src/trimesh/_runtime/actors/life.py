@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Final
 
-Live = Callable[[Callable[[], Any], Callable[[Any], None]], AbstractAsyncContextManager[None]]
-"""Makes an actor and enters its `lifespan`: a block around all that it serves.
+ServeSlot = Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
+"""Is the task of a slot of the mailbox: given what serves it, has that done as the actor needs it."""
+
+Live = Callable[[Callable[[], Any], Callable[[Any], None]], AbstractAsyncContextManager[ServeSlot | None]]
+"""Makes an actor and enters its `lifespan`: a block around all that it serves. Gives what serves slots, if not Trio.
 
 Its arguments: what makes the object, and what is told of it once it is made, before its `lifespan` begins.
 """

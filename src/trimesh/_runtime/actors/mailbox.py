@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 # By name: to find anything in the module `trio`, which knows of deprecated names, costs as much as a call.
-from trio.lowlevel import checkpoint_if_cancelled, current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import checkpoint_if_cancelled, current_task, wait_task_rescheduled
 
 from trimesh._runtime.peers.incoming import IncomingCall
+from trimesh._runtime.tasks.crossing import wake
 
 if TYPE_CHECKING:
     from trimesh._runtime.recording.recorder import CallRecorder
@@ -63,7 +64,7 @@ class SlotGroup:
         if self._is_waiting_here:
             self._is_waiting_here = False  # its slot takes this one, and another slot the next
         elif self._idle:
-            reschedule(self._idle.pop())
+            wake(self._idle.pop())
         elif self._tasks < self.concurrency:
             self._tasks += 1
             self.mailbox.start_task(self._slot)
@@ -199,7 +200,7 @@ class Mailbox:
     def __init__(
         self,
         serve: Callable[[IncomingCall], Awaitable[None] | None],
-        start_task: Callable[[Callable[[], Awaitable[None]]], None],
+        start_task: Callable[[Callable[[], Coroutine[Any, Any, None]]], None],
         on_interrupted: Callable[[IncomingCall], None],
         on_crowded: Callable[[SlotGroup], None] | None = None,
         recorder: CallRecorder | None = None,

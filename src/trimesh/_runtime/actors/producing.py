@@ -13,7 +13,7 @@ from typing import Any
 import trio
 
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.tasks.run_in_context import run_in_context
+from trimesh._runtime.tasks.coroutines import run_in_context
 from trimesh._runtime.values.codec import Values
 
 

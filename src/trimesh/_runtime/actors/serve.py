@@ -25,7 +25,7 @@ from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.system.forks import end_child, is_forked_run
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.run_in_context import go_on_in_context, run_in_context
+from trimesh._runtime.tasks.coroutines import go_on_in_context, run_in_context
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
 from trimesh._wire.call_places import CallerPlace, SentView

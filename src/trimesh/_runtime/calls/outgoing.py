@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
-from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
+from trio.lowlevel import current_task, wait_task_rescheduled
 
 from trimesh import limits
 from trimesh._routing.collector import POSTED, Collector, LocalFailure, Outcome
@@ -21,6 +21,7 @@ from trimesh._runtime.peers.abandoned import AbandonedCall
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
 from trimesh._runtime.peers.peer import Outbox, Peer, Pending
 from trimesh._runtime.peers.target import Target
+from trimesh._runtime.tasks.crossing import wake
 from trimesh._runtime.values.guarded import Guarded
 from trimesh.config import current
 from trimesh.errors import ProtocolError
@@ -360,7 +361,7 @@ class OutgoingCall:
         if self._task is not None:
             task, self._task = self._task, None
             if not self._waits_here:
-                reschedule(task)
+                wake(task)
 
     def _wait_here(self) -> bool:
         """Wait in the running task, while no other can run and answers come at once. Return whether the wait is over.

@@ -22,6 +22,7 @@ from trimesh._routing.intake import port_window
 from trimesh._runtime.channels.process import PortMail
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.tasks.crossing import wake
 from trimesh._wire import messages
 from trimesh._wire.typed.item_types import ItemType
 from trimesh.ids import ProcId
@@ -67,7 +68,7 @@ class Sending:
         if task is not None:
             self.over.set()
             self.raising = raising
-            trio.lowlevel.reschedule(task)
+            wake(task)
 
 
 class HoldingChannels(PortMail, Protocol):

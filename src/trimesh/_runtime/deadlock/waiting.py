@@ -18,6 +18,7 @@ from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.peers.incoming import IncomingCall
+from trimesh._runtime.tasks.coroutines import find_outside_tasks, outside_tasks_in
 from trimesh._wire.waits import NodeKind, NodeRef, NodeReport, Place
 from trimesh.ids import MeshId
 
@@ -43,6 +44,7 @@ class LocalWaits:
         self._numbers = numbers
         self._bounded = bounded
         self._of_task: dict[trio.lowlevel.Task, IncomingCall] = {}
+        self._stand_ins: dict[trio.lowlevel.Task, IncomingCall] | None = None
         self._of_number: dict[int, IncomingCall] = {}
         self._edges: defaultdict[IncomingCall, list[NodeRef]] = defaultdict(list)
         self._unsent: dict[int, OutgoingCall] = {}
@@ -123,11 +125,24 @@ class LocalWaits:
     def call_of(self, task: trio.lowlevel.Task | None) -> IncomingCall | None:
         """Return the running call that cannot end before `task` has, or None."""
         while task is not None:
-            found = self._of_task.get(task)
+            found = self._of_task.get(task) or self._of_stand_ins().get(task)
             if found is not None:
                 return found
             task = None if task.parent_nursery is None else task.parent_nursery.parent_task
         return None
+
+    def _of_stand_ins(self) -> dict[trio.lowlevel.Task, IncomingCall]:
+        """Return the calls that wait for tasks of another loop, by the tasks of Trio that these wait in."""
+        outside = find_outside_tasks()
+        if self._stand_ins is None:
+            self._stand_ins = {}
+            if outside is not None:
+                for task, call in self._of_task.items():
+                    for one in outside_tasks_in(task):
+                        stand_in = outside.in_trio(one)
+                        if stand_in is not None:
+                            self._stand_ins[stand_in] = call
+        return self._stand_ins
 
     # ---- names -----------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from trimesh._runtime.actors.context import execution_context
 from trimesh._runtime.debugging.held_thread import HeldThread
 from trimesh._runtime.debugging.process import DebuggedProc
 from trimesh._runtime.system.breakpoints import refuse_breakpoints
+from trimesh._runtime.tasks import place_outside
 from trimesh._wire import observed
 from trimesh.config import Settings
 from trimesh.errors import Origin, leaves, origin
@@ -145,8 +146,14 @@ class Debugger:
     def _ending_of(self) -> Callable[[], bool]:
         """Return what tells whether the code that runs here is to end."""
         cell, call = find_cell(), None
-        if cell is not None and trio.lowlevel.in_trio_task():
-            call = cell.mailbox.call_of(trio.lowlevel.current_task())
+        if cell is not None and threading.get_ident() == self.trio_thread:
+            task: trio.lowlevel.Task | None
+            if trio.lowlevel.in_trio_task():
+                task = trio.lowlevel.current_task()
+            else:  # a task of asyncio, whose loop drives Trio
+                place = place_outside()
+                task = None if place is None else place.keeper
+            call = cell.mailbox.call_of(task)
         agent = self._proc.cells.get(AGENT)
 
         def is_ending() -> bool:

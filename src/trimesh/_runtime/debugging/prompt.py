@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from trimesh._runtime.debugging.held_thread import HeldThread
 
-_OURS: Final = ("trio", "trio.*", "outcome", "outcome.*", "trimesh", "trimesh.*")
+_OURS: Final = ("asyncio", "asyncio.*", "selectors", "trio", "trio.*", "outcome", "outcome.*", "trimesh", "trimesh.*")
 """Steps go over code of these: what is debugged is the program."""
 
 _CTRL_D: Final = "\x04"

@@ -10,6 +10,7 @@ import trio
 from trimesh import limits
 from trimesh._routing.credit import SendWindow
 from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.tasks.crossing import wake
 from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.values.payload import place_payload
 from trimesh._wire import messages
@@ -42,7 +43,7 @@ class ItemSender:
         """
         if self.window.acknowledged(total) and self._task is not None:
             task, self._task = self._task, None
-            trio.lowlevel.reschedule(task)
+            wake(task)
 
     async def send(self, call: IncomingCall, value: Encoded) -> None:
         """Send one item; return when the generator may go on to the next.

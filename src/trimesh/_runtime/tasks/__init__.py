@@ -1,7 +1,8 @@
 """Small parts of tasks: contexts, callers of other loops, interrupts, errors that only follow from a stop."""
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.crossing import Site, Waiting
+from trimesh._runtime.tasks.coroutines import await_chain, hidden_awaits, set_outside_tasks
+from trimesh._runtime.tasks.crossing import Site, Waiting, wake, woken_elsewhere
 from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.tasks.foreign import (
     TrioBlock,
@@ -19,8 +20,10 @@ __all__ = [
     "Site",
     "TrioBlock",
     "Waiting",
+    "await_chain",
     "cancel_on",
     "effective_deadline",
+    "hidden_awaits",
     "in_trio",
     "in_trio_block",
     "in_trio_now",
@@ -28,5 +31,8 @@ __all__ = [
     "open_heard_signals",
     "place_outside",
     "run_to_end",
+    "set_outside_tasks",
     "split_cancelled",
+    "wake",
+    "woken_elsewhere",
 ]

@@ -16,9 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
+from trio.lowlevel import reschedule
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
 
@@ -65,22 +66,35 @@ class Site(Generic[RunT]):
     Attributes:
         run: The Trio run.
         parent: The site around it.
-        nursery: Of the tasks; a cancel of the block cancels them.
-        deadline: Of the scopes around that, when it was opened (Trio time).
         is_open: Whether it takes work; told by the outside.
     """
 
     def __init__(self, run: RunT, parent: Site[RunT] | None) -> None:
         self.run = run
         self.parent = parent
-        self.nursery: trio.Nursery | None = None
-        self.deadline = math.inf
         self.is_open = False
+        self._nursery: trio.Nursery | None = None
+        self._deadline = math.inf
+
+    @property
+    def nursery(self) -> trio.Nursery | None:
+        """Of the tasks; a cancel of the block cancels them. None before there is one."""
+        return self._nursery
+
+    @property
+    def deadline(self) -> float:
+        """Of the scopes around that, when it was opened (Trio time)."""
+        return self._deadline
+
+    @property
+    def keeper(self) -> trio.lowlevel.Task | None:
+        """The task of Trio that waits for the code here; None before there is one."""
+        return None if self.nursery is None else self.nursery.parent_task
 
     def work_in(self, nursery: trio.Nursery) -> None:
         """Have the work done in a nursery, which the running task has opened."""
-        self.nursery = nursery
-        self.deadline = trio.current_effective_deadline()
+        self._nursery = nursery
+        self._deadline = trio.current_effective_deadline()
 
 
 class Crossing(ABC, Generic[T, RunT]):
@@ -122,9 +136,10 @@ class Crossing(ABC, Generic[T, RunT]):
             raise
 
     def _begin(self, work: Callable[[], Awaitable[T]]) -> None:
-        assert self.site.nursery is not None
+        nursery = self.site.nursery
+        assert nursery is not None
         try:
-            self.site.nursery.start_soon(self._work, work)
+            nursery.start_soon(self._work, work)
         except RuntimeError as error:  # the run of another thread has ended meanwhile
             self.site.run.tell(partial(self._end, error=error))
 
@@ -170,3 +185,16 @@ class Crossing(ABC, Generic[T, RunT]):
 
     def __repr__(self) -> str:
         return f"<work in Trio, {'done' if self.is_done else 'under way'}>"
+
+
+woken_elsewhere: Final[dict[trio.lowlevel.Task, Callable[[], object]]] = {}
+"""Wake-up functions of stand-ins, whose coroutines another loop steps; see `trimesh.aio.stand_in`."""
+
+
+def wake(task: trio.lowlevel.Task) -> None:
+    """Reschedule a waiting task without a result, in Trio or in the loop that steps it."""
+    found = woken_elsewhere.get(task)
+    if found is None:
+        reschedule(task)
+    else:
+        found()

@@ -29,11 +29,11 @@ T = TypeVar("T")
 class Portal(Protocol):
     """What takes the work of code outside of Trio there, and brings back what comes of it."""
 
-    async def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Run a coroutine function in Trio; a cancel of the caller cancels it there and waits for its end."""
         ...
 
-    async def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> T:
+    def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> Awaitable[T]:
         """Run a step that takes something out; what it has taken for a caller that is cancelled is put back."""
         ...
 

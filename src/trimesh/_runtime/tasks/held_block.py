@@ -15,17 +15,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.crossing import RunT, Site
+from trimesh._runtime.tasks.crossing import Site
 
 T = TypeVar("T")
 
 
-class HeldBlock(ABC, Generic[T, RunT]):
+SiteT = TypeVar("SiteT", bound=Site[Any])
+
+
+class HeldBlock(ABC, Generic[T, SiteT]):
     """Trio's side of a block whose body is elsewhere.
 
     Args:
@@ -33,7 +36,7 @@ class HeldBlock(ABC, Generic[T, RunT]):
         leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
     """
 
-    _site: Site[RunT]
+    _site: SiteT
 
     def __init__(
         self, enter: Callable[[], Awaitable[T]], leave: Callable[[BaseException | None], Awaitable[bool | None]]

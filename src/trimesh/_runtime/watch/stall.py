@@ -68,7 +68,7 @@ class StallReport:
             stack = read_stack(member.pid, member.stack_fd)
         text = (
             f"{member.label} (pid {member.pid}) is stalled: its Trio loop has not run for {seconds:.1f} s. A call that "
-            "blocks does this: await its counterpart of Trio, or write a plain `def` under @endpoint(thread=True)"
+            "blocks does this: await its async counterpart, or write a plain `def` under @endpoint(thread=True)"
         )
         _log.warning("%s\n%s", text, shown_stack(stack) or "  its stack is not available")
         for listener in self.listeners:

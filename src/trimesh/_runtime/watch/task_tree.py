@@ -6,18 +6,17 @@ takes no lock, awaits nothing, reads no file, and changes nothing.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimesh._runtime.tasks import run_in_context as context_runner
+from trimesh._runtime.tasks.coroutines import await_chain, find_outside_tasks, outside_tasks_in
 from trimesh._wire.exceptions.frames import OURS, package_of, program_frame, shown_frames
 from trimesh.ids import AGENT
 from trimesh.shape.point import place_name
@@ -31,13 +30,19 @@ FRAMES_MAX: Final = 16
 """Frames shown of one task or thread, innermost first."""
 
 _TRIO_CORE: Final = os.path.join(os.path.dirname(trio.__file__), "_core", "")
-_HIDING: Final = ("async_generator_asend", "async_generator_athrow")
-"""Steps of an async generator, which do not say of which."""
-
 _Place = tuple[str, int, str, str]
 """File, line and function of a frame, and the package of its module."""
 
 _IDLE_THREAD: Final = os.path.join(_TRIO_CORE, "_thread_cache.py")
+
+
+_WAITING: Final = {
+    "trio": ("get_events",),
+    OURS: ("_select", "before_io_wait"),
+    "asyncio": ("_run_once",),
+    "uvloop": ("noop",),
+}
+"""Functions in which a loop waits, by package: of Trio, and of asyncio where its loop drives the Trio run."""
 
 
 def describe_actors(proc: WatchedProc) -> Iterator[str]:
@@ -57,8 +62,10 @@ def describe_threads() -> Iterator[str]:
 
 
 def is_in_loop(frame: FrameType | None) -> bool:
-    """Return whether a main thread that was interrupted in `frame` waits in Trio's loop: it is free for any task."""
-    return frame is not None and any(one.f_code.co_name == "get_events" for one in _outwards(frame))
+    """Return whether a main thread that was interrupted in `frame` waits in its loop: it is free for any task."""
+    while frame is not None and _package_of(frame) == "selectors":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_name in _WAITING.get(_package_of(frame), ())
 
 
 def where(task: trio.lowlevel.Task, thread: int = 0) -> tuple[str, list[str]]:
@@ -100,6 +107,7 @@ def _describe_cell(cell: Cell, now: float) -> Iterator[str]:
             yield f"{name}.{call.spec.name} is queued until the actor serves{_ages(call, now)}"
     if cell.task is not None:
         yield from _describe_own(name, cell.task, calls)
+        yield from _describe_outside(name, cell.task, calls)
 
 
 def _describe_own(name: str, task: trio.lowlevel.Task, calls: dict[trio.lowlevel.Task, IncomingCall]) -> Iterator[str]:
@@ -114,16 +122,38 @@ def _describe_own(name: str, task: trio.lowlevel.Task, calls: dict[trio.lowlevel
                 yield from _describe_own(name, child, calls)
 
 
+def _describe_outside(name: str, task: trio.lowlevel.Task, calls: Iterable[trio.lowlevel.Task]) -> Iterator[str]:
+    """Yield lines on tasks of another loop that an actor has started, and no call waits for."""
+    outside = find_outside_tasks()
+    if outside is None:
+        return
+    told = {one for waiting in (task, *calls) for one in outside_tasks_in(waiting)}
+    for one in outside.of_actor(task.context):
+        if one not in told and (lines := [*_lines(_await_places(one))]):
+            yield f"{name} in a task of its own, {one.get_name()}:"
+            yield from lines
+
+
 def _is_ours(task: trio.lowlevel.Task) -> bool:
     return all(_package(place) in (OURS, "trio") for place in _await_places(task.coro))
 
 
 def _describe_task(task: trio.lowlevel.Task, depth: int = 1) -> Iterator[str]:
     yield from _lines(_await_places(task.coro), depth)
+    for other in outside_tasks_in(task)[1:]:
+        yield from _under(f"{'  ' * depth}its task {other.get_name()}:", _lines(_await_places(other), depth + 1))
     for nursery in task.child_nurseries:
         for child in sorted(nursery.child_tasks, key=lambda one: one.name):
-            yield f"{'  ' * depth}its task {child.name.rpartition('.')[2]}:"
-            yield from _describe_task(child, depth + 1)
+            head = f"{'  ' * depth}its task {child.name.rpartition('.')[2]}:"
+            yield from _under(head, _describe_task(child, depth + 1))
+
+
+def _under(head: str, lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines under a head; nothing for a task that has only code of the runtime: it waits for the program."""
+    found = list(lines)
+    if found:
+        yield head
+        yield from found
 
 
 def _ages(call: IncomingCall, now: float) -> str:
@@ -166,9 +196,13 @@ def _text(place: _Place) -> str:
     return f"{file}:{line} in {name}"
 
 
+def _package_of(frame: FrameType) -> str:
+    return package_of(frame.f_globals.get("__name__", ""))
+
+
 def _place(frame: FrameType) -> _Place:
     code = frame.f_code
-    return code.co_filename, frame.f_lineno, code.co_name, package_of(frame.f_globals.get("__name__", ""))
+    return code.co_filename, frame.f_lineno, code.co_name, _package_of(frame)
 
 
 def _thread_places(frame: FrameType | None) -> list[_Place]:
@@ -176,24 +210,5 @@ def _thread_places(frame: FrameType | None) -> list[_Place]:
 
 
 def _await_places(coroutine: Any) -> list[_Place]:
-    """Return where a coroutine is, and what it awaits, innermost first; also through what runs in another context."""
-    found: list[_Place] = []
-    while coroutine is not None:
-        frame, coroutine = _step(coroutine)
-        if frame is not None:
-            found.append(_place(frame))
-    return found[::-1]
-
-
-def _step(coroutine: Any) -> tuple[FrameType | None, Any]:
-    """Return the frame of something that is awaited, and what that awaits."""
-    for frame_name, awaited_name in (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await")):
-        if hasattr(coroutine, frame_name):
-            frame: FrameType | None = getattr(coroutine, frame_name)
-            awaited = getattr(coroutine, awaited_name)
-            if awaited is None and frame is not None and frame.f_code is context_runner.REST_CODE:
-                awaited = frame.f_locals.get("coroutine")
-            return frame, awaited
-    if type(coroutine).__name__ in _HIDING:
-        return None, next((one for one in gc.get_referents(coroutine) if hasattr(one, "ag_frame")), None)
-    return None, None
+    """Return where a coroutine is, and what it awaits, innermost first; see `await_chain`."""
+    return [_place(frame) for frame, _ in await_chain(coroutine) if frame is not None][::-1]

@@ -200,7 +200,7 @@ def start(
 def _starter(place: Site[Any] | None) -> tuple[trio.lowlevel.Task | None, float]:
     """Return the task of Trio that starts a call, or that waits for the code which does, and its deadline."""
     if place is not None:
-        return None if place.nursery is None else place.nursery.parent_task, place.deadline
+        return place.keeper, place.deadline
     if not trio.lowlevel.in_trio_task():
         raise RuntimeError(
             "a call must be started in a task of Trio or asyncio, got a thread: write "

@@ -73,8 +73,9 @@ class CallVerb(Generic[P, T]):
         The call belongs to the block that owns the mesh; of a handle that came from elsewhere, to the actor that calls
         (or, in the controller, to its outermost block). A block that is left waits for it, or cancels it when it is
         left by an error or a cancel; an actor that stops cancels it. Its deadline is that of the running task now, and
-        a cancel of the endpoint that runs now cancels it. In asyncio that is the deadline of the endpoint, or of what
-        runs the loop; of `asyncio.timeout`, and of tasks that an endpoint has started, nothing is known.
+        a cancel of the endpoint that runs now cancels it. In asyncio that is the deadline of `trimesh.aio.fail_after`,
+        of the endpoint, or of what runs the loop; `asyncio.timeout`, and deadlines of the task that has started the
+        running one, do not count.
 
         An error is raised where the handle is awaited. If no task has awaited it, it fails the owner: as soon as the
         handle is gone, at the latest when the owner ends.
