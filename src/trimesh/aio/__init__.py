@@ -1,16 +1,31 @@
-"""Meshes in asyncio programs: Trio as a guest on their loop, or in the thread that already runs it.
+"""Meshes in asyncio programs: their loop drives Trio, or Trio runs in a thread that already has it.
 
-`async with trimesh.aio.spawn_procs({"gpus": 4}) as procs:` gives the same objects as in Trio. What they await works in
-the tasks of this loop: it is done in Trio, and a cancel of the asyncio task cancels it there.
+`async with trimesh.aio.spawn_procs({"gpus": 4}) as procs:` gives the same objects as in Trio. Their coroutines work in
+the tasks of this loop: a cancel of the asyncio task cancels the work, and a cancel in Trio cancels the task.
+
+`async with trimesh.aio.fail_after(5):` is a deadline that travels with the calls of its body.
 
 `class Engine(trimesh.aio.Actor)` is an actor whose own code runs in asyncio.
 """
 
 from trimesh.actor.host_mesh import this_host, this_proc
 from trimesh.aio.actor import Actor
+from trimesh.aio.awaiting import watch_tasks
 from trimesh.aio.portal import open_trio
+from trimesh.aio.time_limits import TimeLimit, fail_after, move_on_after
 
-__all__ = ["Actor", "open_trio", "spawn_procs", "this_host", "this_proc"]
+__all__ = [
+    "Actor",
+    "TimeLimit",
+    "fail_after",
+    "move_on_after",
+    "open_trio",
+    "spawn_procs",
+    "this_host",
+    "this_proc",
+]
 
 spawn_procs = this_host().spawn_procs
 """`this_host().spawn_procs`; see there."""
+
+watch_tasks()

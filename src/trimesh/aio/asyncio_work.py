@@ -17,24 +17,43 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, Generic, NoReturn, TypeVar, cast
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
 
 import trio
 
+from trimesh._runtime.tasks import Waiting, wake
+from trimesh.aio.actor_tasks import start_task
 from trimesh.aio.body import site_variable
-from trimesh.aio.crossing import TaskSite
-from trimesh.aio.loop_thread import LoopThread
+from trimesh.aio.sites import TaskSite
+from trimesh.aio.trio_run import TrioRun
+from trimesh.errors import TrimeshInternalError
 
 T = TypeVar("T")
 
 _NO_ITEM: Final = object()
 
 
+class ActorLoop(Protocol):
+    """The loop of the asyncio actors of a process.
+
+    Attributes:
+        run: The Trio run of the process as the loop sees it.
+        works: What waits in Trio for a task of the loop.
+    """
+
+    run: TrioRun
+    works: set[Waiting]
+
+    def broken(self) -> TrimeshInternalError:
+        """Return the error of those who need the loop when it has ended by itself."""
+        ...
+
+
 class AsyncioWork(Generic[T]):
     """Work in asyncio for one Trio task.
 
     Args:
-        thread: Whose loop does it.
+        loop: It does it.
         work: What; called in a task of the loop, with the context variables of the caller.
         name: What errors call it.
 
@@ -42,10 +61,10 @@ class AsyncioWork(Generic[T]):
         on_end: Called in Trio when it has ended.
     """
 
-    def __init__(self, thread: LoopThread, work: Callable[[AsyncioWork[T]], Awaitable[T]], name: str) -> None:
+    def __init__(self, loop: ActorLoop, work: Callable[[AsyncioWork[T]], Awaitable[T]], name: str) -> None:
         self.on_end: Callable[[], object] | None = None
-        self._thread = thread
-        self._run = thread.run
+        self._loop = loop
+        self._run = loop.run
         self._work = work
         self._name = name
         self._site = TaskSite(self._run, self._run.root)
@@ -59,6 +78,11 @@ class AsyncioWork(Generic[T]):
         self._error: BaseException | None = None
         self._raise_cancel: Callable[[], NoReturn] | None = None
 
+    @property
+    def asyncio_task(self) -> asyncio.Task[None] | None:
+        """The task that does it, for watchers; None before it has begun."""
+        return self._task
+
     # ---- Trio's side -----------------------------------------------------------------------------------------
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -68,9 +92,9 @@ class AsyncioWork(Generic[T]):
             nursery: Of what it awaits in Trio; the caller's own, open until the work has ended.
         """
         self._site.work_in(nursery)
-        self._thread.works.add(self)
+        self._loop.works.add(self)
         if not self._run.tell(self._begin):
-            self.fail(self._thread.broken())
+            self.fail(self._loop.broken())
 
     async def wait_done(self) -> T:
         """Wait until it has ended; return what it has come to.
@@ -89,10 +113,7 @@ class AsyncioWork(Generic[T]):
                 return cast("T", self._value)
             if self._raise_cancel is not None:
                 self._raise_cancel()
-            raise RuntimeError(
-                f"{self._name} must not raise asyncio.CancelledError unless it was cancelled, and it was not: "
-                "catch that of the task that it has cancelled and awaits"
-            ) from self._error
+            raise cancelled_by_itself(self._name) from self._error
         finally:
             self._error = None  # no cycle of an error, its traceback and this object
 
@@ -148,11 +169,13 @@ class AsyncioWork(Generic[T]):
     def _wake(self) -> None:
         task, self._waiter = self._waiter, None
         if task is not None:
-            trio.lowlevel.reschedule(task)
+            wake(task)
 
     def _ended(self) -> None:
+        if self._is_done:
+            return
         self._is_done = True
-        self._thread.works.discard(self)
+        self._loop.works.discard(self)
         self._wake()
         if self.on_end is not None:
             self.on_end()
@@ -174,7 +197,8 @@ class AsyncioWork(Generic[T]):
         await self._holding
 
     def _begin(self) -> None:
-        self._task = self._run.loop.create_task(self._live(), context=self._context)
+        # Not by the factory of the loop: an eager one would run code of asyncio here, in a turn of Trio.
+        self._task = start_task(self._run.loop, self._live(), context=self._context)
         self._task.add_done_callback(self._report)
         self._site.task = self._task
         self._site.is_open = True
@@ -189,10 +213,11 @@ class AsyncioWork(Generic[T]):
         try:
             self._value = await self._work(self)
         except BaseException as raised:  # noqa: BLE001 - it is the Trio task's to raise
-            self._error = raised
+            if not self._is_done:  # else the loop is ending by itself, and this is only what comes of that
+                self._error = raised
 
     def _report(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():  # before it has begun
+        if task.cancelled() and not self._is_done:  # before it has begun
             self._error = asyncio.CancelledError()
         self._site.is_open = False
         with suppress(trio.RunFinishedError):
@@ -206,3 +231,11 @@ class AsyncioWork(Generic[T]):
             holding.set_result(None)
         else:
             holding.set_exception(error)
+
+
+def cancelled_by_itself(name: str) -> RuntimeError:
+    """Return the error of work that has raised `CancelledError` without a cancel (NA-4)."""
+    return RuntimeError(
+        f"{name} must not raise asyncio.CancelledError unless it was cancelled, and it was not: "
+        "catch that of the task that it has cancelled and awaits"
+    )

@@ -7,24 +7,28 @@ leaving takes that request back, as `asyncio.TaskGroup` does, so that only cance
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
+from functools import partial
 from types import TracebackType
 from typing import TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import HeldBlock, Site
-from trimesh.aio.crossing import Crossing, TaskSite, cancelled_in_trio
-from trimesh.aio.trio_run import TrioRun, lease
+from trimesh._runtime.tasks import HeldBlock
+from trimesh.aio.crossing import Crossing, cancelled_in_trio
+from trimesh.aio.sites import AsyncioSite, TaskSite
+from trimesh.aio.time_limits import TimeLimit, current_limit
+from trimesh.aio.trio_run import lease
 
 T = TypeVar("T")
 
-site_variable: ContextVar[Site[TrioRun] | None] = ContextVar("trimesh_aio_site", default=None)
+site_variable: ContextVar[AsyncioSite | None] = ContextVar("trimesh_aio_site", default=None)
 
 
-def find_site(loop: asyncio.AbstractEventLoop) -> Site[TrioRun] | None:
+def find_site(loop: asyncio.AbstractEventLoop) -> AsyncioSite | None:
     """Return the site of the innermost open block of `loop` that the running code is in."""
     site = site_variable.get()
     while site is not None and not (site.is_open and site.run.loop is loop and _is_for_this_task(site)):
@@ -32,11 +36,11 @@ def find_site(loop: asyncio.AbstractEventLoop) -> Site[TrioRun] | None:
     return site
 
 
-def _is_for_this_task(site: Site[TrioRun]) -> bool:
+def _is_for_this_task(site: AsyncioSite) -> bool:
     return not isinstance(site, TaskSite) or site.is_here
 
 
-class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"]):
+class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | None"]):
     """A block of Trio for a body in asyncio; used once.
 
     Args:
@@ -57,6 +61,7 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
         self._is_entered = False
         self._value: T | None = None
         self._has_cancelled_owner = False
+        self._limit: TimeLimit | None = None
 
     async def __aenter__(self) -> T:
         """Enter the block.
@@ -74,8 +79,11 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
             self._owner = cast("asyncio.Task[object]", asyncio.current_task())
             self._cancels_before = self._owner.cancelling()
             around = find_site(loop) or run.root
-            self._site = Site(run, around)
+            self._site = AsyncioSite(run, around)
             self._crossing = Crossing[None](around, on_broken=self._cancel_owner)
+            if (limit := current_limit()) is not None:
+                self._limit = limit
+                self._enter_block = partial(self._enter_within, limit, self._enter_block)
             self._crossing.start(self._live)
             cancelled = await self._crossing.wait(lambda: self._is_entered or self._crossing.is_done)
             if cancelled is not None or not self._is_entered:
@@ -127,10 +135,25 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
             if crossing.error is not None or (error is not None and not self._is_suppressed):
                 return False
             if cancelled is not None or crossing.was_cancelled:
-                raise cancelled or await cancelled_in_trio(self._site)
+                raise cancelled or await self._cancelled_in_trio()
             return self._is_suppressed
         finally:
             del crossing, error, cancelled  # no cycle of an error, its traceback and this frame
+
+    async def _enter_within(self, limit: TimeLimit, enter: Callable[[], Awaitable[T]]) -> T:
+        """Enter the block, in Trio, until a deadline. From then on the cancel of the owner is enough."""
+        self._enter_block = enter  # no cycle
+        scope = self._crossing.scope
+        scope.deadline = limit.deadline_in_trio()
+        value = await enter()
+        scope.deadline = math.inf
+        return value
+
+    async def _cancelled_in_trio(self) -> asyncio.CancelledError:
+        """Return what a cancel of the block from Trio's side is for the owner."""
+        if self._limit is not None and self._crossing.scope.cancelled_caught:
+            return await self._limit.cut()
+        return await cancelled_in_trio(self._site)
 
     def _has_one_cancel(self) -> bool:
         """Tell whether the cancel of the owner is the only one since the block was entered."""
@@ -143,6 +166,10 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
         self._let_go()
         self._run.give_up()
 
+    def _let_go(self) -> None:
+        self._site.end_spare()
+        super()._let_go()
+
     def _entered(self, value: T) -> None:
         self._value, self._is_entered = value, True
         self._site.is_open = True
@@ -152,5 +179,9 @@ class Body(HeldBlock[T, TrioRun], AbstractAsyncContextManager[T, "bool | None"])
         return self._site.run.tell(self._cancel_owner)
 
     def _cancel_owner(self) -> None:
-        if self._site.is_open:
+        if not self._site.is_open:
+            return
+        if self._limit is not None and self._crossing.scope.cancel_called:  # as the block was entered
+            self._limit.expire()
+        else:
             self._has_cancelled_owner = self._owner.cancel("the block around it was cancelled")

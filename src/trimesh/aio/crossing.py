@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import trio
 
 from trimesh._runtime.tasks import Site, crossing
+from trimesh.aio.sites import TaskSite
 from trimesh.aio.trio_run import TrioRun
 
 T = TypeVar("T")
@@ -58,21 +59,6 @@ class Crossing(crossing.Crossing[T, TrioRun]):
     def cancel(self, reason: str = "the asyncio task was cancelled") -> None:
         """Cancel the work, from asyncio's side."""
         super().cancel(reason)
-
-
-class TaskSite(Site[TrioRun]):
-    """A site for one task of asyncio: whatever cancels the work there cancels that task, too.
-
-    Attributes:
-        task: The task.
-    """
-
-    task: asyncio.Task[None] | None = None
-
-    @property
-    def is_here(self) -> bool:
-        """Whether the running task is the one."""
-        return self.task is not None and self.task is asyncio.current_task()
 
 
 async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:

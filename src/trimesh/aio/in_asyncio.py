@@ -9,20 +9,19 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from trimesh.aio.asyncio_work import AsyncioWork
+from trimesh.aio.asyncio_work import ActorLoop, AsyncioWork
 from trimesh.aio.body import site_variable
-from trimesh.aio.loop_thread import LoopThread
 
 T = TypeVar("T")
 
 _MISSING: Final = object()
 
 
-async def run_in_asyncio(thread: LoopThread, work: Callable[[], Awaitable[T]], name: str) -> T:
+async def run_in_asyncio(loop: ActorLoop, work: Callable[[], Awaitable[T]], name: str) -> T:
     """Have `work` done in a task of the loop and return its result.
 
     Args:
-        thread: Of the loop.
+        loop: The loop.
         work: What; its context variables are those of the caller.
         name: What errors call it.
 
@@ -31,7 +30,7 @@ async def run_in_asyncio(thread: LoopThread, work: Callable[[], Awaitable[T]], n
         BaseException: What the work has raised.
     """
     __tracebackhide__ = True
-    one = AsyncioWork[T](thread, lambda _: work(), name)
+    one = AsyncioWork[T](loop, lambda _: work(), name)
     error: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -47,14 +46,14 @@ async def run_in_asyncio(thread: LoopThread, work: Callable[[], Awaitable[T]], n
 
 
 async def items_from_asyncio(
-    thread: LoopThread, generate: Callable[[], AsyncGenerator[T, None]], name: str
+    loop: ActorLoop, generate: Callable[[], AsyncGenerator[T, None]], name: str
 ) -> AsyncGenerator[T, None]:
     """Yield the items of an async generator that runs in one task of the loop.
 
     What is raised at a `yield` here is raised at the one there; a cancel cancels the task.
     """
     __tracebackhide__ = True
-    one = AsyncioWork[None](thread, lambda work: _advance(generate(), work), name)
+    one = AsyncioWork[None](loop, lambda work: _advance(generate(), work), name)
     error: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -83,7 +82,7 @@ async def items_from_asyncio(
 
 @asynccontextmanager
 async def block_in_asyncio(
-    thread: LoopThread, block: AbstractAsyncContextManager[Any], name: str
+    loop: ActorLoop, block: AbstractAsyncContextManager[Any], name: str
 ) -> AsyncGenerator[None, None]:
     """A block of asyncio, entered and left in one task of the loop, around a body in Trio.
 
@@ -91,7 +90,7 @@ async def block_in_asyncio(
     of a task group in it, say, the body is cancelled, and the error raised. Context variables that entering sets are
     set for the body, too.
     """
-    one = AsyncioWork[None](thread, lambda work: _hold(block, work), name)
+    one = AsyncioWork[None](loop, lambda work: _hold(block, work), name)
     error: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:

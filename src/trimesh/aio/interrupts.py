@@ -16,6 +16,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, cast
 
+from trimesh.aio.driver import WAIT_CODE
+
 _TRIO: Final = ("trio.", "trimesh.")
 _NO_DESCRIPTOR: Final = -1
 """As the descriptor that signals are written to: there is none."""
@@ -132,7 +134,8 @@ def hang_bell(loop: asyncio.AbstractEventLoop) -> SignalBell | None:
 
 
 def _is_of_asyncio(handler: Any) -> bool:
-    return isinstance(handler, partial) and getattr(handler.func, "__module__", "") == "asyncio.runners"
+    is_of_runner = isinstance(handler, partial) and getattr(handler.func, "__module__", "") == "asyncio.runners"
+    return is_of_runner and "main_task" in handler.keywords
 
 
 def _breaks_nothing(frame: FrameType | None) -> bool:
@@ -140,7 +143,7 @@ def _breaks_nothing(frame: FrameType | None) -> bool:
     if frame is not None and _module(frame).startswith("asyncio."):
         return False  # a callback that is lost there may be the next tick of Trio
     while frame is not None:
-        if _module(frame).startswith(_TRIO):
+        if frame.f_code is not WAIT_CODE and _module(frame).startswith(_TRIO):
             return False
         frame = frame.f_back
     return True

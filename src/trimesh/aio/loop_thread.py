@@ -11,23 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Coroutine, Generator
-from contextvars import ContextVar
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import trio
 
-from trimesh._runtime.life import current_proc
+from trimesh._runtime.life import Proc
 from trimesh._runtime.tasks import Waiting
+from trimesh.aio.actor_tasks import broken_loop, start_task
 from trimesh.aio.portal import open_trio
 from trimesh.aio.trio_run import TrioRun, find_run
 from trimesh.errors import TrimeshInternalError
-
-Tasks = set["asyncio.Task[Any]"]
-
-tasks_of_actor: ContextVar[Tasks | None] = ContextVar("trimesh_aio_tasks", default=None)
-"""The tasks of asyncio that the code of the running actor has started, and that have not ended."""
 
 
 class LoopThread:
@@ -66,9 +60,7 @@ class LoopThread:
 
     def broken(self) -> TrimeshInternalError:
         """Return the error of those who need a loop that has ended by itself."""
-        broken = TrimeshInternalError("the asyncio loop of this process has ended while actors were using it")
-        broken.__cause__ = self._error
-        return broken
+        return broken_loop(self._error)
 
     async def _wait_started(self) -> None:
         await self._started.wait()
@@ -116,7 +108,7 @@ class LoopThread:
 
     def _run_loop(self, token: trio.lowlevel.TrioToken) -> None:
         with asyncio.Runner() as runner:
-            runner.get_loop().set_task_factory(_start_task)
+            runner.get_loop().set_task_factory(start_task)
             runner.run(self._serve_loop(token))
 
     async def _serve_loop(self, token: trio.lowlevel.TrioToken) -> None:
@@ -128,32 +120,12 @@ class LoopThread:
             await self._stop.wait()
 
 
-def _start_task(
-    loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
-) -> asyncio.Task[Any]:
-    """Start a task as asyncio does, and note to which actor it belongs."""
-    task = asyncio.Task(cast("Coroutine[Any, Any, Any]", coroutine), loop=loop, **options)
-    context = options.get("context")
-    tasks = tasks_of_actor.get() if context is None else context.get(tasks_of_actor)
-    if tasks is not None and not task.done():  # an eager one may have ended already
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-    return task
-
-
-async def lease() -> LoopThread:
-    """Use the loop of the running process, in one of its Trio tasks; the first one starts it. Release it.
+async def lease_thread(proc: Proc) -> LoopThread:
+    """Use the loop in a thread of the running process, in one of its Trio tasks; the first one starts it. Release it.
 
     Raises:
-        RuntimeError: The process is ending, or is a simulated one.
+        RuntimeError: The process is ending.
     """
-    proc = current_proc()
-    if proc.is_simulated:
-        raise RuntimeError(
-            "an actor in a simulation must be one of Trio, got one of trimesh.aio.Actor, whose loop has a thread and a "
-            'clock of its own: test it over real processes, `@pytest.mark.mesh_backend("proc")`, or call what it '
-            "computes from an actor of Trio"
-        )
     thread = cast("LoopThread | None", proc.above.get(LoopThread))
     if thread is None or thread.has_ended:
         thread = proc.above[LoopThread] = LoopThread()

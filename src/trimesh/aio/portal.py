@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import trio
 
 from trimesh._runtime.tasks import Site, foreign
 from trimesh.aio.body import Body, find_site
 from trimesh.aio.crossing import run_in_trio
+from trimesh.aio.sites import AsyncioSite
+from trimesh.aio.time_limits import LimitedSite, TimeLimit, TimeOver, current_limit
 from trimesh.aio.trio_run import TrioRun, find_run, find_token, running_loop
 
 P = ParamSpec("P")
@@ -22,22 +24,36 @@ T = TypeVar("T")
 class AsyncioPortal:
     """Brings the work of asyncio tasks to the Trio run of their loop; see `foreign.Portal`."""
 
-    async def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Run a coroutine function in Trio, inside the innermost block that the running task is in."""
-        return await self._run(partial(function, *args, **kwargs), None)
+        return self.take(partial(function, *args, **kwargs), None)
 
-    async def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> T:
+    def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> Coroutine[Any, Any, T]:
         """Run a step in Trio; what it has taken for a task that is cancelled is put back."""
-        return await self._run(step, put_back)
+        limit = current_limit()
+        return self._start(step, put_back) if limit is None else self._within(limit, step, put_back)
 
-    async def _run(self, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> T:
+    async def _within(
+        self, limit: TimeLimit, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None
+    ) -> T:
+        with suppress(TimeOver):
+            return await self._start(partial(limit.within, work), put_back)
+        raise await limit.cut()
+
+    def _start(self, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> Coroutine[Any, Any, T]:
         loop = running_loop()
         site = find_site(loop)
         if site is None:
             run = find_run(loop)
             if run is None:
-                return await self._run_by_neighbour(work, put_back)
+                return self._run_by_neighbour(work, put_back)
             site = run.root
+        stand_in = site.stand_in()
+        return self._run(site, work, put_back) if stand_in is None else stand_in.perform(work, put_back)
+
+    async def _run(
+        self, site: AsyncioSite, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None
+    ) -> T:
         site.run.users += 1
         try:
             return await run_in_trio(site, work, put_back)
@@ -52,7 +68,7 @@ class AsyncioPortal:
                 "block is open in this loop: write `async with trimesh.aio.spawn_procs(...) as procs:`"
             )
         async with open_trio(trio_token=token):
-            return await self._run(work, put_back)
+            return await self.take(work, put_back)
 
     def block(
         self, enter: Callable[[], Awaitable[T]], leave: Callable[[BaseException | None], Awaitable[bool | None]]
@@ -81,7 +97,9 @@ class AsyncioPortal:
         except RuntimeError:
             return None
         run = find_run(loop)
-        return find_site(loop) or (None if run is None else run.root)
+        site = find_site(loop) or (None if run is None else run.root)
+        limit = current_limit()
+        return site if site is None or limit is None else LimitedSite(site, limit)
 
 
 def open_trio(*, trio_token: trio.lowlevel.TrioToken | None = None) -> AbstractAsyncContextManager[None]:

@@ -21,8 +21,11 @@ import outcome
 import trio
 
 from trimesh._runtime.system import is_thread_of_parent
-from trimesh._runtime.tasks import Site, Waiting, split_cancelled
+from trimesh._runtime.tasks import Waiting, split_cancelled
+from trimesh._transport.native.poller import loop_wait
+from trimesh.aio.driver import LoopDriver, adopt_guest
 from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
+from trimesh.aio.sites import AsyncioSite
 from trimesh.errors import TrimeshInternalError
 
 
@@ -37,6 +40,7 @@ class TrioRun(ABC):
         is_ending: Whether the last has been left.
         waiting: What waits for work in Trio.
         token: Of the run, once it serves.
+        driver: What makes its turns, if that is a callback of the loop; None where a thread waits for it.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -44,14 +48,15 @@ class TrioRun(ABC):
     is_ending: bool = False
     waiting: set[Waiting] = attrs.field(factory=set[Waiting])
     token: trio.lowlevel.TrioToken | None = None
-    root: Site[TrioRun] = attrs.field(init=False)
+    driver: LoopDriver | None = None
+    root: AsyncioSite = attrs.field(init=False)
     _serving: asyncio.Event = attrs.field(factory=asyncio.Event)
     _ended: asyncio.Event = attrs.field(factory=asyncio.Event)
     _end: trio.Event = attrs.field(factory=trio.Event)
     _error: BaseException | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.root = Site(self, None)
+        self.root = AsyncioSite(self, None)
 
     @abstractmethod
     def _launch(self) -> None:
@@ -182,7 +187,7 @@ class Guest(TrioRun):
         trio.lowlevel.start_guest_run(
             self._serve,
             run_sync_soon_threadsafe=self.loop.call_soon_threadsafe,
-            run_sync_soon_not_threadsafe=self.loop.call_soon,
+            run_sync_soon_not_threadsafe=adopt_guest(self.loop, self._driven),
             done_callback=self._finished,
             host_uses_signal_set_wakeup_fd=True,  # by the bell, or by asyncio itself
             restrict_keyboard_interrupt_to_checkpoints=True,  # the tasks of asyncio are not Trio's to interrupt
@@ -193,6 +198,9 @@ class Guest(TrioRun):
         super().give_up()
         if self.is_ending and self._guard is not None:
             self._guard.is_armed = False  # a `KeyboardInterrupt` would break the wait for that end
+
+    def _driven(self, driver: LoopDriver) -> None:
+        self.driver = driver
 
     def _finished(self, result: outcome.Outcome[None]) -> None:
         self._closed(result)
@@ -221,6 +229,8 @@ class Local(TrioRun):
     """The run that this thread has already: the program has made Trio a guest of its loop itself."""
 
     def _launch(self) -> None:
+        wait = loop_wait.get()
+        self.driver = wait if isinstance(wait, LoopDriver) else None
         trio.lowlevel.spawn_system_task(self._serve_as_system_task, name="trimesh.aio")
 
     def post(self, function: Callable[[], object]) -> None:

@@ -42,8 +42,8 @@ _IN_ASYNCIO: Final = {
     "Event": "asyncio.Event",
     "Lock": "asyncio.Lock",
     "NurseryManager": "asyncio.TaskGroup",
-    "fail_after": "asyncio.timeout",
-    "move_on_after": "asyncio.timeout",
+    "fail_after": "trimesh.aio.fail_after",
+    "move_on_after": "trimesh.aio.move_on_after",
     "sleep": "asyncio.sleep",
     "to_thread_run_sync": "asyncio.to_thread",
 }

@@ -1,0 +1,259 @@
+"""The asyncio loop on the main thread of a worker: it drives the Trio run while asyncio actors live.
+
+    none --lease()--> starting --> running --last release()--> ending --> none
+
+`trio.run` runs a turn, then gets events from its `io_manager`. A `MainLoop` takes the place of the I/O manager: its
+`get_events` runs the loop, whose driver runs the turns, and returns when the last actor has gone. The rules are those
+of `LoopThread`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import suppress
+from types import FrameType
+from typing import Any, Final, cast
+
+import outcome
+import trio
+
+from trimesh._runtime.life import Proc
+from trimesh._runtime.tasks import Waiting
+from trimesh._transport.native.transport import NativeTransport
+from trimesh.aio.actor_tasks import broken_loop, start_task
+from trimesh.aio.driver import SOME_EVENTS, driver_for
+from trimesh.aio.portal import open_trio
+from trimesh.aio.slots import AsyncioSlot
+from trimesh.aio.trio_names import NAMES
+from trimesh.aio.trio_run import TrioRun, find_run
+from trimesh.errors import TrimeshInternalError
+
+Steps = Generator[float, Any, None]
+
+ASKED: Final = frozenset(("io_manager", "get_events"))
+"""What `trio.run` asks of the run after each turn: one that asks something else never gets to a `MainLoop`."""
+
+
+class MainLoop:
+    """The asyncio loop of a worker, which drives its Trio run.
+
+    Args:
+        transport: The native transport; it spins in the waits of the loop.
+        steps: Trio's run generator.
+
+    Attributes:
+        run: The Trio run of the loop; set once it serves.
+        works: Registry of what fails when the loop ends by itself.
+        ended: Set when the loop has ended and `trio.run` waits by itself again.
+    """
+
+    def __init__(self, transport: NativeTransport, steps: Steps) -> None:
+        self.run: TrioRun
+        self.works: set[Waiting] = set()
+        self.ended = trio.Event()
+        self._transport = transport
+        self._steps = steps
+        self._names = cast("Any", NAMES)
+        self._runner = self._names.context.runner
+        self._io_manager = self._runner.io_manager
+        self._users = 0
+        self._is_running = False
+        self._started = trio.Event()
+        self._stop: asyncio.Event | None = None
+        self._error: BaseException | None = None
+
+    # ---- Trio's side -----------------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more work."""
+        return self._users == 0 or self.ended.is_set()
+
+    def open(self) -> None:
+        """Have the run driven by the loop, as soon as this turn of it is over."""
+        self._users = 1
+        self._runner.io_manager = self
+
+    async def wait_started(self) -> None:
+        """Wait until it takes work."""
+        await self._started.wait()
+        if not self._is_running:
+            raise self.broken()
+
+    def share(self) -> None:
+        """Use it, too."""
+        self._users += 1
+
+    async def release(self) -> None:
+        """Stop to use it; the last one ends it and waits for that, whatever cancels come meanwhile."""
+        self._users -= 1
+        if not self._users:
+            if self._stop is not None:
+                self._stop.set()
+            with trio.CancelScope(shield=True):
+                await self.ended.wait()
+
+    def broken(self) -> TrimeshInternalError:
+        """See `LoopThread.broken`."""
+        return broken_loop(self._error)
+
+    async def serve_slot(self, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Be a slot of the mailbox of an actor."""
+        await AsyncioSlot(self.run, self.works).live(serve)
+
+    # ---- in place of the io manager ----------------------------------------------------------------------------
+
+    def get_events(self, timeout: float) -> Any:
+        """Run the loop until the last actor has gone; return that there may be events."""
+        del timeout  # the loop waits itself
+        self._runner.io_manager = self._io_manager
+        # Who sets `signal.set_wakeup_fd` for the loop, as `add_signal_handler` does, does not put Trio's back.
+        wakeup = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wakeup)
+        library = self._names.library
+        before, library.name = library.name, None
+        try:
+            self._run_loop()
+        finally:
+            library.name = before
+            signal.set_wakeup_fd(wakeup)
+        return SOME_EVENTS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._io_manager, name)
+
+    def _run_loop(self) -> None:
+        over: list[outcome.Outcome[Any]] = []
+
+        def finished(result: outcome.Outcome[Any]) -> None:
+            over.append(result)
+            if self._stop is not None:
+                self._stop.set()
+
+        trio_hooks = sys.get_asyncgen_hooks()
+        loop = asyncio.new_event_loop()
+        driver = driver_for(loop, self._runner, self._steps, finished)
+        try:
+            asyncio.set_event_loop(loop)
+            loop.set_task_factory(start_task)
+            with self._transport.moving_run():
+                driver.start()
+            try:
+                loop.run_until_complete(_with_generators_of_trio(trio_hooks, self._serve(loop)))
+            except BaseException as error:  # noqa: BLE001 - told to the actors, which fail by it
+                self._error = error
+            self._is_running = False
+            if not over:
+                self._fail_works()
+            finishing = loop.create_task(_with_generators_of_trio(trio_hooks, _finish(loop)))
+            while not finishing.done():  # what stops the loop may do so again
+                with suppress(BaseException):  # the first error is the one that is told
+                    loop.run_until_complete(finishing)
+            if not over:
+                self._fail_works()
+        finally:
+            if not over:
+                with self._transport.moving_run():
+                    driver.stop()
+                self._started.set()
+                self.ended.set()
+            asyncio.set_event_loop(None)
+            loop.close()
+        if over and isinstance(over[0], outcome.Error) and isinstance(over[0].error, trio.TrioInternalError):
+            raise over[0].error
+
+    def _fail_works(self) -> None:
+        """End what waits for the loop: all of it, where the loop has ended by itself (LH-3)."""
+        for work in list(self.works):
+            work.fail(self.broken())
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop = asyncio.Event()
+        async with open_trio():
+            run = find_run(loop)
+            assert run is not None
+            self.run, self._is_running = run, True
+            self._started.set()
+            if not self._users:  # it was never waited for
+                self._stop.set()
+            await self._stop.wait()
+
+
+async def _with_generators_of_trio(trio_hooks: Any, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and let Trio end the async generators of its tasks, as it does in a run that waits itself."""
+    asyncio_hooks: Any = sys.get_asyncgen_hooks()
+    ours: set[int] = set()  # of asyncio
+
+    def first(generator: Any) -> None:
+        if trio.lowlevel.in_trio_task():
+            ours.discard(id(generator))  # the id may be that of a generator that has run to its end
+            trio_hooks.firstiter(generator)
+        else:
+            ours.add(id(generator))
+            asyncio_hooks.firstiter(generator)
+
+    def last(generator: Any) -> None:
+        if id(generator) in ours:
+            ours.discard(id(generator))
+            asyncio_hooks.finalizer(generator)
+        else:
+            trio_hooks.finalizer(generator)
+
+    sys.set_asyncgen_hooks(first, last)  # until the loop stops, which puts back what it has found
+    await work
+
+
+async def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Do what `asyncio.run` does at its end; the Trio run goes on meanwhile."""
+    await _end_tasks(loop)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
+    await _end_tasks(loop)  # that Trio has started meanwhile
+
+
+async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    while tasks := asyncio.all_tasks(loop) - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def find_steps() -> Steps | None:
+    """Return the turns of the running run, if `trio.run` makes them: then a loop can do it instead."""
+    if NAMES is None or not hasattr(NAMES.context, "runner"):
+        return None
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - its documented name
+    while frame is not None and frame.f_code is not NAMES.run_code:
+        frame = frame.f_back
+    run = None if frame is None else frame.f_back
+    if run is None or not ASKED.issubset(run.f_code.co_names):
+        return None
+    steps: Any = run.f_locals.get("gen")
+    return cast("Steps", steps) if getattr(steps, "gi_code", None) is NAMES.run_code else None
+
+
+async def lease_main_loop(proc: Proc) -> MainLoop | None:
+    """Use the loop that drives the run of a worker; None where none can. Release it."""
+    while (here := cast("MainLoop | None", proc.above.get(MainLoop))) is not None and here.has_ended:
+        if here.ended.is_set():
+            del proc.above[MainLoop]
+        else:
+            await here.ended.wait()
+    if here is not None:
+        here.share()
+    else:
+        is_worker = proc.family is not None and proc.family.root != proc.proc_id
+        steps = find_steps() if is_worker else None
+        if steps is None or not isinstance(proc.transport, NativeTransport):
+            return None
+        here = proc.above[MainLoop] = MainLoop(proc.transport, steps)
+        here.open()
+    try:
+        await here.wait_started()
+    except BaseException:
+        await here.release()
+        raise
+    return here

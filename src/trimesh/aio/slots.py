@@ -1,0 +1,250 @@
+"""Mailbox slots of asyncio actors whose loop drives Trio.
+
+A slot is a stand-in: an asyncio task steps its coroutine, so a call is taken from the mailbox, run and answered without
+a switch to Trio. Each call has an asyncio task of its own: `asyncio.current_task()`, `cancelling()` and done callbacks
+belong to one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final, Generic, TypeVar
+
+import outcome
+import trio
+
+from trimesh._runtime.tasks import Waiting, effective_deadline, woken_elsewhere
+from trimesh.aio.asyncio_work import cancelled_by_itself
+from trimesh.aio.body import site_variable
+from trimesh.aio.eager import start_eagerly
+from trimesh.aio.sites import TaskSite
+from trimesh.aio.stand_in import (
+    AbortFunction,
+    AsyncioWait,
+    RaiseCancel,
+    StandIn,
+    as_task,
+    outside_trio,
+    stepped,
+    wait_for_asyncio,
+    wait_in_trio,
+)
+from trimesh.aio.trio_run import TrioRun
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+_slots: Final[dict[trio.lowlevel.Task, AsyncioSlot]] = {}
+
+
+def running_slot() -> AsyncioSlot | None:
+    """Return the slot whose coroutine is running; None in any other Trio task."""
+    return _slots.get(trio.lowlevel.current_task())
+
+
+class AsyncioSlot(StandIn):
+    """A slot of the mailbox of an asyncio actor.
+
+    Args:
+        run: The Trio run of the loop.
+        works: Registry of what fails when the loop ends by itself.
+
+    Attributes:
+        steps_task: The asyncio task that steps it.
+    """
+
+    steps_task: asyncio.Task[None]
+
+    def __init__(self, run: TrioRun, works: set[Waiting]) -> None:
+        assert run.driver is not None
+        super().__init__(run.loop, run.driver)
+        self.run = run
+        self._works = works
+        self._result: outcome.Outcome[None] | None = None
+        self._call: SlotCall[Any] | None = None
+
+    @trio.lowlevel.enable_ki_protection
+    async def live(self, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run the Trio task, while an asyncio task steps the coroutine of `serve`."""
+        self.begin()
+        _slots[self.task] = self
+        self._works.add(self)
+        self.steps_task = asyncio.Task(self._serve(serve()), loop=self.loop, name="a slot of an actor")
+        try:
+            while self._result is None:
+                self.rescheduled(await wait_in_trio(_refuse))
+        finally:
+            self._works.discard(self)
+            del _slots[self.task], woken_elsewhere[self.task]
+        result, self._result = self._result, None
+        result.unwrap()
+
+    async def _serve(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        result: outcome.Outcome[None] = outcome.Value(None)
+        try:
+            await stepped(self.steps(coroutine, self.task.context))
+        except BaseException as error:  # noqa: BLE001 - it is the Trio task's to raise
+            result = outcome.Error(error)
+        finally:
+            del coroutine
+        self._result = result
+        trio.lowlevel.reschedule(self.task)
+
+    def fail(self, error: BaseException) -> None:
+        """End the running call with an error: the loop has ended by itself. The slot ends with its actor."""
+        if self._call is not None:
+            self._call.fail(error)
+
+    async def call(self, work: Callable[[], Awaitable[T]], name: str) -> T:
+        """Run `work` in an asyncio task and return its result. The rules are NA-1 to NA-4 of `AsyncioWork`.
+
+        Raises:
+            trio.Cancelled: The call was cancelled, and the work has unwound.
+            BaseException: What the work has raised.
+        """
+        __tracebackhide__ = True
+        call: SlotCall[T] = SlotCall(self, name)  # a class with its parameter costs more than the object
+        self._call = call
+        context = contextvars.copy_context()
+        context.run(site_variable.set, call)
+        outside_trio(self.task, call.begin, work, context)
+        del work
+        assert call.task is not None
+        if not call.task.done():
+            await wait_for_asyncio(AsyncioWait(call.task, call.abort))
+        self._call = None
+        return await call.end()
+
+
+class SlotCall(TaskSite, Generic[T]):
+    """One call of a slot, and the site of its asyncio task: the slot stands in for that task, too.
+
+    Args:
+        slot: The slot.
+        name: Name of the endpoint for errors.
+    """
+
+    def __init__(self, slot: AsyncioSlot, name: str) -> None:
+        self._slot = slot
+        self._name = name
+        self._cut: RaiseCancel | None = None  # once the call was cancelled in Trio
+        self._broken: BaseException | None = None  # once the loop has ended by itself
+        self._result: outcome.Outcome[T] | None = None
+        self._manager: Any = None  # of the nursery
+        super().__init__(slot.run, slot.run.root)
+
+    # ---- Trio's side -----------------------------------------------------------------------------------------
+
+    def abort(self, raise_cancel: RaiseCancel) -> trio.lowlevel.Abort:
+        """Cancel the asyncio task, and go on waiting for its end."""
+        if self._cut is None:  # NA-2: once
+            assert self.task is not None
+            self._cut = raise_cancel
+            self.task.cancel(f"{self._name} was cancelled")
+        return trio.lowlevel.Abort.FAILED
+
+    def fail(self, error: BaseException) -> None:
+        """End with an error: the loop has ended by itself, and its tasks are being cancelled."""
+        self._broken = error
+
+    async def end(self) -> T:
+        """Return the result of the work; see `AsyncioSlot.call`."""
+        __tracebackhide__ = True
+        self.is_open = False
+        if self._manager is not None:
+            with suppress(trio.Cancelled):  # by the cancel of the call, of which more is said below
+                await self._manager.__aexit__(None, None, None)
+        result, self._result = self._result, None
+        try:
+            if result is not None and not _is_cancel(result):
+                return result.unwrap()
+            if self._broken is not None:
+                raise self._broken
+            if self._cut is not None:
+                self._cut()
+            raise cancelled_by_itself(self._name) from getattr(result, "error", None)
+        finally:
+            self._broken = None
+            del result  # no cycle of an error, its traceback and this frame
+
+    # ---- asyncio's side --------------------------------------------------------------------------------------
+
+    def begin(self, work: Callable[[], Awaitable[T]], context: contextvars.Context) -> None:
+        """Start the asyncio task."""
+        slot = self._slot
+        self.task = start_eagerly(slot.loop, slot.steps_task, self._live(work), context)
+
+    async def _live(self, work: Callable[[], Awaitable[T]]) -> None:
+        __tracebackhide__ = True
+        if self.task is None:  # it runs already, while it is made
+            self.task = asyncio.current_task()
+        self.is_open = True
+        try:
+            self._result = outcome.Value(await work())
+        except BaseException as raised:  # noqa: BLE001 - it is the caller's to hear
+            self._result = outcome.Error(raised)
+
+    @property
+    def nursery(self) -> trio.Nursery | None:
+        """Nursery of blocks and other work that needs a Trio task; opened when it is first needed."""
+        if self._manager is None:
+            self._manager = trio.open_nursery()
+            self._nursery = as_task(self._slot.task, _first_result, self._manager.__aenter__())
+        return self._nursery
+
+    @property
+    def keeper(self) -> trio.lowlevel.Task:
+        """See `Site.keeper`."""
+        task: trio.lowlevel.Task = self._slot.task
+        return task
+
+    @property
+    def deadline(self) -> float:
+        """See `Site.deadline`."""
+        return as_task(self._slot.task, effective_deadline)
+
+    def stand_in(self) -> SlotCall[T]:
+        """See `AsyncioSite.stand_in`."""
+        return self
+
+    async def perform(self, work: Callable[[], Awaitable[V]], put_back: Callable[[V], None] | None = None) -> V:
+        """Run `work` in the running asyncio task; see `crossing.run_in_trio`."""
+        slot = self._slot
+        task, around = slot.task, slot.task._cancel_status
+        scope = trio.CancelScope()
+
+        def aborting(abort: AbortFunction) -> AbortFunction:
+            def abort_both(raise_cancel: RaiseCancel) -> trio.lowlevel.Abort:
+                if around.effectively_cancelled:
+                    self.abort(raise_cancel)
+                return abort(raise_cancel)
+
+            return abort_both
+
+        as_task(task, scope.__enter__)
+        try:
+            return await stepped(slot.do(work, put_back, contextvars.copy_context(), scope, aborting))
+        finally:
+            task._abort_func = None if self._cut is not None else self.abort
+            as_task(task, scope.__exit__, None, None, None)
+
+
+def _is_cancel(result: outcome.Outcome[Any]) -> bool:
+    return isinstance(result, outcome.Error) and isinstance(result.error, asyncio.CancelledError)
+
+
+def _first_result(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that does not wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    raise AssertionError("it has waited")
+
+
+def _refuse(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED

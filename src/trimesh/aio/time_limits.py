@@ -1,0 +1,226 @@
+"""Deadlines of asyncio code that travel with its calls: `fail_after` and `move_on_after`.
+
+A limit is a timer of the loop that cancels the task, and a deadline that each piece of work of the task in Trio gets. A
+scope of Trio around the whole body, as that of a mesh block, would need a task of Trio for each limit, and a turn of
+Trio to enter and to leave it.
+
+LT-1 a limit cancels its task once, whichever comes first: its timer, or the deadline of work in Trio.
+LT-2 leaving takes that cancel back. Any other cancel of the task wins, and so does an error of the body.
+LT-3 a limit holds in the task that has entered it, as `asyncio.timeout` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import trio
+
+from trimesh._runtime.tasks import Site
+from trimesh.aio.trio_run import TrioRun, running_loop
+
+T = TypeVar("T")
+
+_limits: Final[dict[asyncio.Task[Any], TimeLimit]] = {}
+"""The open limit of each task that ends first."""
+
+
+class TimeOver(BaseException):
+    """Work in Trio was ended by the deadline of a limit; it does not reach users."""
+
+
+class TimeLimit:
+    """A block whose task is cancelled at a deadline, and which raises `TimeoutError` then; used once.
+
+    Attributes:
+        seconds: How long the block may take.
+        deadline: When it ends, as `time.monotonic()` tells it.
+        cancelled_caught: Whether the body was cut by it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"a time limit must be seconds, at least 0, got {seconds!r}")
+        self.seconds = seconds
+        self.deadline = math.inf
+        self.cancelled_caught = False
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._around: TimeLimit | None = None
+        self._cancels_before = 0
+        self._is_open = False
+        self._has_cancelled = False
+
+    async def __aenter__(self) -> Self:
+        """Begin; no checkpoint.
+
+        Raises:
+            RuntimeError: The caller is no task of asyncio, or the limit was entered before.
+        """
+        if self._task is not None:
+            raise RuntimeError("a time limit can be entered once: make another one")
+        if trio.lowlevel.in_trio_task():
+            raise RuntimeError(
+                "a time limit of trimesh.aio must be entered in a task of asyncio, got one of Trio: write "
+                "`with trio.fail_after(...)`"
+            )
+        loop = running_loop()
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a time limit must be entered in a task of asyncio, got code of its loop in none")
+        self._task = task
+        self._cancels_before = task.cancelling()
+        self.deadline = time.monotonic() + self.seconds
+        if self.seconds != math.inf:
+            self._timer = loop.call_later(self.seconds, self.expire)
+        self._around = around = _limits.get(task)
+        if around is None or self.deadline < around.deadline:
+            _limits[task] = self
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """End; no checkpoint.
+
+        Raises:
+            TimeoutError: The body was cut by the limit.
+        """
+        if self._catches(error):
+            raise TimeoutError(self._text) from error
+        return None
+
+    def _catches(self, error: BaseException | None) -> bool:
+        """Close the limit; return whether what the body has raised is its cancel."""
+        task = self._task
+        assert task is not None
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._around is not None:
+            _limits[task] = self._around
+        else:
+            _limits.pop(task, None)
+        if self._has_cancelled and task.uncancel() <= self._cancels_before:
+            self.cancelled_caught = isinstance(error, asyncio.CancelledError)
+        return self.cancelled_caught
+
+    def expire(self) -> bool:
+        """Cancel the task, once; return whether that was now."""
+        if self._has_cancelled or not self._is_open:
+            return False
+        assert self._task is not None
+        self._has_cancelled = True
+        self._task.cancel(self._text)
+        return True
+
+    async def cut(self) -> asyncio.CancelledError:
+        """Return the cancel of the running task, whose work in Trio the deadline has ended."""
+        if self.expire():
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError as error:
+                return error
+        return asyncio.CancelledError(self._text)  # the timer was first, and the work has had its cancel
+
+    @property
+    def _text(self) -> str:
+        return f"the time limit of {self.seconds:g} s is over"
+
+    # ---- Trio's side -----------------------------------------------------------------------------------------
+
+    def deadline_in_trio(self) -> float:
+        """Return the deadline as Trio time."""
+        return trio.current_time() + self.deadline - time.monotonic()
+
+    async def within(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do work in Trio until the deadline.
+
+        Raises:
+            TimeOver: The deadline has ended it.
+        """
+        with trio.CancelScope(deadline=self.deadline_in_trio()):
+            return await work()
+        raise TimeOver
+
+
+class QuietTimeLimit(TimeLimit):
+    """A block whose task is cancelled at a deadline, and after which the program goes on behind it; used once."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """End; no checkpoint."""
+        return self._catches(error)
+
+
+class LimitedSite(Site[TrioRun]):
+    """Where a task that has a time limit starts calls.
+
+    Args:
+        site: The place without it.
+        limit: The limit.
+    """
+
+    def __init__(self, site: Site[TrioRun], limit: TimeLimit) -> None:
+        super().__init__(site.run, site.parent)
+        self._site = site
+        self._limit = limit
+
+    @property
+    def keeper(self) -> trio.lowlevel.Task | None:
+        """See `Site.keeper`."""
+        return self._site.keeper
+
+    @property
+    def deadline(self) -> float:
+        """See `Site.deadline`."""
+        return min(self._site.deadline, self._limit.deadline_in_trio())
+
+
+def current_limit() -> TimeLimit | None:
+    """Return the limit with the earliest deadline that the running task of asyncio is in."""
+    if not _limits:
+        return None
+    task = asyncio.current_task()
+    return None if task is None else _limits.get(task)
+
+
+def fail_after(seconds: float) -> TimeLimit:
+    """Cancel the body after some seconds, and raise `TimeoutError`: `async with trimesh.aio.fail_after(5): ...`.
+
+    As `asyncio.timeout`, it cuts whatever the task awaits. In addition, the time that is left travels with each call:
+    endpoints have the deadline of the block, and their own calls do. So do blocks and streams that are opened in it,
+    and calls that are started in it, wherever they are awaited. Of nested limits the earliest holds.
+
+    It holds in the task that has entered it. A task that the body starts is cancelled with it if the body waits for it,
+    in `gather` or a task group; its calls have no deadline, so start them (`mesh.step.call.start()`), or enter a limit
+    there. In an endpoint of `trimesh.aio.Actor` the deadline of the caller holds, too. A mesh need not be open, and one
+    that an exit stack keeps open after the block is limited only while it starts.
+
+    Args:
+        seconds: How long the block may take, at least 0; `math.inf` for no limit.
+
+    Raises:
+        ValueError: `seconds` is negative, or not a number.
+        RuntimeError: On entering: the caller is no task of asyncio, or the limit was entered before.
+        TimeoutError: On leaving: the body was cut. An error of the body is raised instead, and another cancel of the
+            task wins. A body that has ended in time, or has settled the cancel, raises nothing.
+
+    Blocking: entering and leaving, never. A call that is cut is waited for until its endpoints have unwound, as after
+    any cancel. Where nothing expires it costs a timer of the loop, and a scope of Trio for each call.
+    """
+    return TimeLimit(seconds)
+
+
+def move_on_after(seconds: float) -> QuietTimeLimit:
+    """As `fail_after`, but go on after the block: `async with trimesh.aio.move_on_after(5) as limit: ...`.
+
+    `limit.cancelled_caught` tells whether the body was cut.
+    """
+    return QuietTimeLimit(seconds)
