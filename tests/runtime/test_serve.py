@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.testing
 
-from trimesh._runtime.tasks.run_in_context import run_in_context
+from trimesh._runtime.tasks.coroutines import run_in_context
 
 tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default="none")
 

@@ -217,7 +217,9 @@ def errors(group: trimesh.MeshErrorGroup) -> None:
 
 
 async def from_asyncio() -> None:
-    async with trimesh.aio.open_trio():
+    async with trimesh.aio.move_on_after(5) as limit:
+        assert_type(limit.cancelled_caught, bool)
+    async with trimesh.aio.fail_after(5), trimesh.aio.open_trio():
         async with trimesh.aio.spawn_procs({"gpus": 4}, grace=1.0) as procs:
             assert_type(procs, ProcMesh)
             counters = await procs.spawn("counters", Counter, 10)
