@@ -28,6 +28,8 @@ async def watched(test: Test) -> None:
     assert asyncio.all_tasks() == {current}
     assert trio_run._runs == {}
     assert not trio.lowlevel.in_trio_run()
+    selector = getattr(loop, "_selector", None)
+    assert selector is None or "select" not in vars(selector)
     await asyncio.sleep(0)
     # A thread tells the loop something, then wakes it: the loop may have been awake, and be woken for nothing.
     woken = getattr(loop, "_read_from_self", None)

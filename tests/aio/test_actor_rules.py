@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -381,3 +383,55 @@ async def test_asyncio_actors_are_started_again() -> None:
         await trimesh.heal(procs)
         assert await engine.square.call_one(5) == 25
         assert await engine.seen_so_far.call_one() == []
+
+
+class Early(trimesh.aio.Actor):
+    @endpoint
+    async def await_what_is_done(self) -> str:
+        """Be cancelled after what the first step awaits is done, and before the step that takes it."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        done = loop.create_future()
+        loop.call_soon(done.set_result, "lost")
+        loop.call_soon(task.cancel)
+        try:
+            found: str = await done
+        except asyncio.CancelledError:
+            task.uncancel()
+            return "cancelled"
+        return found
+
+
+async def test_cancel_after_the_first_wait_is_over_is_not_lost() -> None:
+    """C02: as in any task of asyncio, though the first step is made at once."""
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        early = await procs.spawn("early", Early)
+        assert await early.await_what_is_done.call_one() == "cancelled"
+
+
+class Collecting(trimesh.aio.Actor):
+    @endpoint
+    async def count_garbage_of_a_cut_call(self, other: Probe) -> list[str]:
+        """Cut a call of its own; return which frames only the collector could free."""
+        gc.collect()
+        gc.disable()
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await other.hold.call_one()
+            await asyncio.sleep(0)
+            gc.collect()
+            return [one.f_code.co_qualname for one in gc.garbage if isinstance(one, FrameType)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+
+
+async def test_cancelled_call_leaves_no_cycle_of_frames() -> None:
+    """K05: nor what these refer to, arguments and tensors among it."""
+    async with this_host().spawn_procs({"gpus": 1}) as procs, this_host().spawn_procs({"gpus": 1}) as others:
+        other = await others.spawn("other", Probe)
+        collecting = await procs.spawn("collecting", Collecting)
+        assert await collecting.count_garbage_of_a_cut_call.call_one(other) == []

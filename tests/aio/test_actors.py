@@ -20,7 +20,7 @@ from trimesh import MeshErrorGroup, leaves, this_host
 pytestmark = pytest.mark.real
 
 
-async def test_endpoints_run_on_one_asyncio_loop_beside_trio():
+async def test_endpoints_run_on_one_asyncio_loop_that_drives_trio():
     """K05: a background task of `lifespan` serves them; plain functions see the loop, threads are threads."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         engines = await procs.spawn("engines", Engine)
@@ -29,8 +29,8 @@ async def test_endpoints_run_on_one_asyncio_loop_beside_trio():
         assert (await engines.where.call()).values() == tuple(
             {
                 "one loop": True,
-                "in Trio": False,
-                "main thread": False,
+                "in Trio": True,
+                "main thread": True,
                 "rank": rank,
                 "shade": "of lifespan",
                 "actor": True,

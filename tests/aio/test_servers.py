@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+import os
+import resource
+import signal
+from collections import Counter as Tally
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
+import trio
 import uvicorn
 from aiohttp import web
 from starlette.applications import Starlette
@@ -19,9 +25,12 @@ from tests.aio.loops import Test
 from tests.conformance.probe import Probe
 
 import trimesh
-from trimesh import endpoint, this_host
+from trimesh import Actor, Backoff, ProcDied, Restart, endpoint, this_host
 
 pytestmark = pytest.mark.real
+
+REQUESTS = 500
+"""At once, each by a connection of its own."""
 
 
 class Counter(trimesh.aio.Actor):
@@ -111,3 +120,174 @@ def test_service_in_front_of_a_mesh():
 
     asyncio.run(main())
     assert answers == [[0, 1]] * 4
+
+
+# ---- many requests at once -------------------------------------------------------------------------------------------
+
+
+class TrioReplica(Actor):
+    """Answers at once, or at its gate."""
+
+    def __init__(self) -> None:
+        self.gate, self.all_held = trio.Event(), trio.Event()
+        self.held = 0
+
+    @endpoint(concurrency=REQUESTS)
+    async def square(self, number: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return number * number
+
+    @endpoint(concurrency=REQUESTS, group="held")
+    async def hold(self, number: int) -> int:
+        self.held += 1
+        if self.held == REQUESTS // 2:
+            self.all_held.set()
+        await self.gate.wait()
+        return number * number
+
+    @endpoint(concurrency=4, group="watch")
+    async def wait_held(self) -> int:
+        """Wait for half of the requests; return the process id."""
+        await self.all_held.wait()
+        return os.getpid()
+
+    @endpoint(concurrency=4, group="watch")
+    async def open_gate(self) -> None:
+        self.gate.set()
+
+
+class AsyncioReplica(trimesh.aio.Actor):
+    """The same as a program of asyncio."""
+
+    def __init__(self) -> None:
+        self.gate, self.all_held = asyncio.Event(), asyncio.Event()
+        self.held = 0
+
+    @endpoint(concurrency=REQUESTS)
+    async def square(self, number: int) -> int:
+        await asyncio.sleep(0)
+        return number * number
+
+    @endpoint(concurrency=REQUESTS, group="held")
+    async def hold(self, number: int) -> int:
+        self.held += 1
+        if self.held == REQUESTS // 2:
+            self.all_held.set()
+        await self.gate.wait()
+        return number * number
+
+    @endpoint(concurrency=4, group="watch")
+    async def wait_held(self) -> int:
+        await self.all_held.wait()
+        return os.getpid()
+
+    @endpoint(concurrency=4, group="watch")
+    async def open_gate(self) -> None:
+        self.gate.set()
+
+
+class Service:
+    """Two replicas behind uvicorn, in the loop of the test.
+
+    Attributes:
+        procs, replicas: While the application is open.
+    """
+
+    def __init__(self, replica: Any) -> None:
+        self._replica = replica
+        self._opened = asyncio.Event()
+        self.procs: Any = None
+        self.replicas: Any = None
+        routes = [Route("/{verb}/{number:int}", self._answer)]
+        app = Starlette(routes=routes, lifespan=self._lifespan)
+        config = uvicorn.Config(app, port=0, log_level="warning", lifespan="on", backlog=2 * REQUESTS)
+        self._server = uvicorn.Server(config)
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None, None]:
+        policy = Restart("one_for_one", intensity=10, period=60, backoff=Backoff(0.01))
+        async with trimesh.aio.spawn_procs({"gpus": 2}, supervision=policy) as self.procs:
+            self.replicas = await self.procs.spawn("replicas", self._replica)
+            self._opened.set()
+            yield
+
+    async def _answer(self, request: Request) -> JSONResponse:
+        number = request.path_params["number"]
+        try:
+            found = await getattr(self.replicas, request.path_params["verb"]).choose(number)
+        except ProcDied:
+            return JSONResponse({"number": number}, status_code=503)
+        return JSONResponse({"number": number, "square": found})
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None, None]:
+        """Serve for as long as the block is open."""
+        task = asyncio.create_task(self._server.serve())
+        await self._opened.wait()
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0)
+        self._port = self._server.servers[0].sockets[0].getsockname()[1]
+        try:
+            yield
+        finally:
+            self._server.should_exit = True
+            await task
+
+    async def ask(self, verb: str, numbers: range) -> Tally[int]:
+        """Make all requests at once; return how often each status came, when each has answered for its own number."""
+
+        async def one(session: aiohttp.ClientSession, number: int) -> int:
+            async with session.get(f"http://127.0.0.1:{self._port}/{verb}/{number}") as response:
+                body = await response.json()
+                assert body["number"] == number
+                assert response.status != 200 or body["square"] == number * number
+                return response.status
+
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+            return Tally(await asyncio.gather(*(one(session, number) for number in numbers)))
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Allow this process both ends of each connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * REQUESTS
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, possible), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+@pytest.mark.parametrize("replica", [TrioReplica, AsyncioReplica])
+def test_many_requests_at_once_each_get_their_answer(replica: Any) -> None:
+    """K04, K05: 500 at once, twice, through one server to two replicas."""
+
+    async def main() -> None:
+        service = Service(replica)
+        async with service.serving():
+            for _ in range(2):
+                assert await service.ask("square", range(REQUESTS)) == {200: REQUESTS}
+            assert service.replicas.statistics().calls_unended == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("many_descriptors")
+@pytest.mark.parametrize("replica", [TrioReplica, AsyncioReplica])
+def test_requests_of_a_killed_replica_fail_and_the_others_are_answered(replica: Any) -> None:
+    """X3, R09, K04, K05: each of 500 requests has one outcome; the server goes on with the restarted replica."""
+
+    async def main() -> None:
+        service = Service(replica)
+        async with service.serving():
+            asking = asyncio.create_task(service.ask("hold", range(REQUESTS)))
+            pids = await service.replicas.wait_held.call()
+            os.kill(pids.item(gpus=1), signal.SIGKILL)
+            await service.replicas.slice(gpus=0).open_gate.call_one()
+            assert await asking == {200: REQUESTS // 2, 503: REQUESTS // 2}
+            await service.procs.settled()
+            assert await service.ask("square", range(REQUESTS)) == {200: REQUESTS}
+            assert service.replicas.statistics().calls_unended == 0
+
+    asyncio.run(main())
