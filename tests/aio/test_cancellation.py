@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+from types import FrameType
 
 import pytest
 import trio
@@ -12,6 +14,7 @@ from tests.conformance.probe import Probe, Tidy
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, RemoteCancelled, endpoint, limits
+from trimesh._runtime.tasks import in_trio
 
 pytestmark = [pytest.mark.real, pytest.mark.daily]
 
@@ -347,5 +350,33 @@ def test_call_that_somebody_else_ends_is_an_error(run):
             tidy = await procs.spawn("tidy", Tidy)
             with pytest.raises(RemoteCancelled):
                 await tidy.cancel_itself.call_one()
+
+    run(main)
+
+
+async def cancel_before_a_wait() -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await trio.lowlevel.checkpoint_if_cancelled()
+
+
+def test_cancel_before_a_wait_leaves_no_cycle_of_frames(run):
+    """K04: nor what the frames refer to."""
+
+    async def main():
+        async with trimesh.aio.open_trio():
+            await in_trio(cancel_before_a_wait)()
+            gc.collect()
+            gc.disable()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            try:
+                await in_trio(cancel_before_a_wait)()
+                gc.collect()
+                frames = {one.f_code.co_name for one in gc.garbage if isinstance(one, FrameType)}
+                assert "cancel_before_a_wait" not in frames
+            finally:
+                gc.set_debug(0)
+                gc.garbage.clear()
+                gc.enable()
 
     run(main)

@@ -179,6 +179,7 @@ class StandIn:
                 del here["task"]
             else:
                 here["task"] = task
+            del step, sent  # as in `steps`
 
     def abort_by(self, abort: AbortFunction) -> None:
         """Set the function that a cancel in Trio calls."""
