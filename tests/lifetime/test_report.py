@@ -49,7 +49,8 @@ def test_stopping_is_logged_once(tmp_path: Path) -> None:
         told.append(paragraph(logged["text"], pids[1]))
     for rank, (pid, lines) in enumerate(zip(pids, told, strict=False)):
         assert lines.startswith(f"  procs[n={rank}] pid {pid}: running, in the clean-up of held for ")
-        assert f"held[n={rank}] in a task of its own, run:" in lines
+        # The clean-up polls for a file: a process that is interrupted while it does shows the stack of its thread.
+        assert f"held[n={rank}] in a task of its own, run:" in lines or "Stack (most recent call first):" in lines
         assert "in lifespan" in lines
 
 
