@@ -19,7 +19,6 @@ from typing import Any, Final, cast
 
 import outcome
 
-from trimesh import limits
 from trimesh._transport.native.poller import Waits, loop_wait
 from trimesh.aio.trio_names import NAMES
 
@@ -157,7 +156,6 @@ class SelectorDriver(LoopDriver):
         self._selector = loop._selector
         self._real_select = self._selector.select
         self.descriptor = self._selector.fileno()
-        self._turns_left = 0  # turns that may skip the poll of descriptors
         self._came = 0  # ready descriptors whose callbacks have not run
 
     def start(self) -> None:
@@ -190,10 +188,6 @@ class SelectorDriver(LoopDriver):
     def _select(self, timeout: float | None = None) -> Any:
         """Run Trio, wait as the selector does, then hand over messages and run Trio again."""
         runner, around, ready = self._runner, self.around, self._loop._ready
-        if self._turns_left and len(ready) == 1 and not (runner.runq or (around is not None and around.dirty)):
-            self._turns_left -= 1
-            return []
-        self._turns_left = limits.TURNS_WITHOUT_LOOK_MAX
         if runner.runq:
             self.tick()
         if self._is_over:

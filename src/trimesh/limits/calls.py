@@ -8,11 +8,6 @@ from trimesh.limits.links import HEAD_PAYLOAD_BYTES_MAX as _HEAD_PAYLOAD_BYTES_M
 
 # ---- calls --------------------------------------------------------------------------------------------------
 
-TURNS_WITHOUT_LOOK_MAX: Final = 2
-"""Turns of an asyncio loop with one callback that follow each other without a look at descriptors: a call of an actor
-starts a task and waits for it, which takes two, and a look costs as much as both. Sockets are looked at in every third
-turn at least."""
-
 SPARE_STAND_INS_MAX: Final = 64
 """Tasks of Trio that a block keeps for calls of asyncio tasks: one is made in 40 us, and weighs 3 KiB. With so many
 calls at once a new one is a small part of the cost."""

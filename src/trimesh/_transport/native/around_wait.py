@@ -139,11 +139,6 @@ class AroundWait(trio.abc.Instrument):
             return False
         return self._native.is_quiet(seconds, tasks - callbacks)
 
-    @property
-    def dirty(self) -> bool:
-        """Whether something was sent since the wait before."""
-        return self._transport.dirty
-
     def before_io_wait(self, timeout: float) -> None:
         """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
         transport = self._transport
