@@ -34,7 +34,7 @@ from trimesh.errors import TrimeshInternalError
 Steps = Generator[float, Any, None]
 
 ASKED: Final = frozenset(("io_manager", "get_events"))
-"""What `trio.run` asks of the run after each turn: one that asks something else never gets to a `MainLoop`."""
+"""Names that `trio.run` has to use: without them it would never call `MainLoop.get_events`."""
 
 
 class MainLoop:
@@ -69,7 +69,7 @@ class MainLoop:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it takes no more work."""
+        """True once the last actor has released it, or the loop has ended."""
         return self._users == 0 or self.ended.is_set()
 
     def open(self) -> None:
@@ -101,7 +101,7 @@ class MainLoop:
         return broken_loop(self._error)
 
     async def serve_slot(self, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Be a slot of the mailbox of an actor."""
+        """Run a slot of an actor's mailbox."""
         await AsyncioSlot(self.run, self.works).live(serve)
 
     # ---- in place of the io manager ----------------------------------------------------------------------------

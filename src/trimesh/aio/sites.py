@@ -88,7 +88,7 @@ class SpareStandIn(StandIn):
 
     @property
     def can_work(self) -> bool:
-        """Whether it is parked, and not cancelled."""
+        """True while it is parked and not cancelled."""
         return self.task is not None and self.task._abort_func is not None
 
     async def perform(self, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None = None) -> T:
@@ -184,7 +184,7 @@ class TaskSite(AsyncioSite):
 
     @property
     def is_here(self) -> bool:
-        """Whether the running task is the one."""
+        """True in the task of the site."""
         return self.task is not None and self.task is asyncio.current_task()
 
     def stand_in(self) -> Performer | None:

@@ -37,7 +37,7 @@ RaiseCancel = Callable[[], NoReturn]
 AbortFunction = Callable[[RaiseCancel], trio.lowlevel.Abort]
 
 _names: Final[Any] = NAMES
-"""Where it is None there are no stand-ins."""
+"""None means that no stand-in is made."""
 
 
 class _Nothing:
