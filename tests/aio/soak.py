@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ from typing import Any
 import attrs
 from tests.aio.counted import SLOTS, AsyncioCounted
 from tests.patience import HANG_SECONDS
-from tests.stress.soak.gauges import Held, children, held, resident_bytes
+from tests.stress.soak.gauges import Held, changes, children, holdings, resident_bytes
 
 import trimesh
 from trimesh import Backoff, ProcDied, Restart, Retry, endpoint
@@ -253,13 +252,6 @@ class Load:
             self.problems.append(f"tasks are left: {left}")
 
 
-def holdings() -> dict[str, Held]:
-    """Return what the controller and its spawner hold."""
-    gc.collect()
-    pids = [os.getpid(), *children(os.getpid())]
-    return {("controller" if pid == os.getpid() else f"child {pid}"): held(pid) for pid in pids}
-
-
 async def settle(before: dict[str, Held]) -> list[str]:
     """Wait until what is held is as before; return what is not."""
     for _ in range(SETTLE_ROUNDS):
@@ -267,9 +259,7 @@ async def settle(before: dict[str, Held]) -> list[str]:
         if now == before:
             return []
         await asyncio.sleep(0.5)
-    return [
-        f"{name} holds {now.get(name)}, before it was {one}" for name, one in before.items() if now.get(name) != one
-    ]
+    return changes(before, now)
 
 
 async def main(options: argparse.Namespace) -> list[str]:

@@ -11,7 +11,6 @@ memory. Exit status 0 says that all of it holds.
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import sys
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any
 
 import attrs
 import trio
-from tests.stress.soak.gauges import Held, children, held, resident_bytes
+from tests.stress.soak.gauges import Held, changes, holdings, resident_bytes
 
 from trimesh import Actor, Backoff, ProcDied, RemoteCancelled, Restart, endpoint, this_host
 from trimesh.errors import leaves
@@ -142,13 +141,6 @@ class Run:
             self.problems.append(f"slots do not close: {places}")
 
 
-def holdings() -> dict[str, Held]:
-    """Return what the controller and its spawners hold."""
-    gc.collect()
-    pids = [os.getpid(), *children(os.getpid())]
-    return {("controller" if pid == os.getpid() else f"child {pid}"): held(pid) for pid in pids}
-
-
 async def settle(before: dict[str, Held]) -> list[str]:
     """Wait until what is held is as before; return what is not."""
     for _ in range(SETTLE_ROUNDS):
@@ -156,9 +148,7 @@ async def settle(before: dict[str, Held]) -> list[str]:
         if now == before:
             return []
         await trio.sleep(0.5)
-    return [
-        f"{name} holds {now.get(name)}, before it was {one}" for name, one in before.items() if now.get(name) != one
-    ]
+    return changes(before, now)
 
 
 async def main(options: argparse.Namespace) -> list[str]:

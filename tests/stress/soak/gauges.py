@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,3 +63,17 @@ def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
     mean_x, mean_y = sum(xs) / len(xs), sum(ys) / len(ys)
     spread = sum((x - mean_x) ** 2 for x in xs)
     return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+
+
+def holdings() -> dict[str, Held]:
+    """Return what the controller and its spawners hold."""
+    gc.collect()
+    pids = [os.getpid(), *children(os.getpid())]
+    return {("controller" if pid == os.getpid() else f"child {pid}"): held(pid) for pid in pids}
+
+
+def changes(before: dict[str, Held], now: dict[str, Held]) -> list[str]:
+    """Return a line for each process that does not hold what it held before."""
+    return [
+        f"{name} holds {now.get(name)}, before it was {one}" for name, one in before.items() if now.get(name) != one
+    ]
