@@ -217,25 +217,16 @@ class SelectorDriver(LoopDriver):
 
 
 class CallbackDriver(LoopDriver):
-    """Driver for other loops: readers and timers wake them, and a callback flushes what was sent."""
+    """Driver for other loops: readers and timers wake them, and a callback flushes messages."""
 
     must_settle = True
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        runner: Any,
-        steps: Generator[float, Any, None],
-        finished: Callable[[outcome.Outcome[Any]], object],
-    ) -> None:
-        super().__init__(loop, runner, steps, finished)
-        self._timer: asyncio.TimerHandle | None = None
-        self._will_settle = False
-        self._is_guest: bool = runner.is_guest
+    _timer: asyncio.TimerHandle | None = None
+    _will_settle = False
 
     def start(self) -> None:
         """See `LoopDriver.start`."""
         super().start()
+        self._is_guest: bool = self._runner.is_guest
         self._runner.is_guest = True  # Trio makes its descriptor readable when a task can run, in a worker, too
         self._runner.guest_tick_scheduled = False
         self.settle_soon()
@@ -297,9 +288,8 @@ def driver_for(
     """Return a driver that fits the loop."""
     selector = getattr(loop, "_selector", None)
     can_be_asked = all(hasattr(loop, name) for name in LOOP) and hasattr(selector, "fileno")
-    takes_attributes = (
-        type(selector).__dictoffset__ != 0
-    )  # by its type: one that wraps another has the `__dict__` of that
+    # The type says whether `select` can be set: a selector that wraps another shows the `__dict__` of that.
+    takes_attributes = type(selector).__dictoffset__ != 0
     kind = SelectorDriver if can_be_asked and takes_attributes else CallbackDriver
     return kind(loop, runner, steps, finished)
 

@@ -97,10 +97,7 @@ class StandIn:
     def wake(self) -> None:
         """Resume work that waits in Trio, without a result and without a turn of Trio."""
         self.task._abort_func = None
-        self._sent = _NOTHING
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self.rescheduled(_NOTHING)
 
     def rescheduled(self, sent: Any) -> None:
         """Resume work that waits in Trio, with the outcome that its task was rescheduled with."""

@@ -78,12 +78,12 @@ class Site(Generic[RunT]):
 
     @property
     def nursery(self) -> trio.Nursery | None:
-        """Of the tasks; a cancel of the block cancels them. None before there is one."""
+        """Nursery of the work; a cancel of the block cancels it. None before there is one."""
         return self._nursery
 
     @property
     def deadline(self) -> float:
-        """Of the scopes around that, when it was opened (Trio time)."""
+        """Deadline of the scopes around the nursery when it was opened (Trio time)."""
         return self._deadline
 
     @property

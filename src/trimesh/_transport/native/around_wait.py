@@ -100,7 +100,7 @@ class AroundWait(trio.abc.Instrument):
         self._wait_in(None)
 
     def begin(self) -> None:
-        """Be called around the waits of the running run, or of the loop that drives it."""
+        """Register for the waits of the running run, or of the loop that drives it."""
         loop = loop_wait.get()
         self._wait_in(loop)
         if loop is None:
@@ -109,7 +109,7 @@ class AroundWait(trio.abc.Instrument):
             loop.around = self
 
     def end(self) -> None:
-        """Be called no more."""
+        """Unregister."""
         if self._loop is not None:
             self._loop.around = None
         else:
@@ -180,7 +180,7 @@ class AroundWait(trio.abc.Instrument):
                 transport.waits_left = limits.WAITS_HERE_MAX
 
     def hand_over(self) -> None:
-        """Hand over what has come."""
+        """Hand over arrived messages."""
         if self.failure is None and (n := self._look()):
             self._hand_over(n)
 

@@ -17,7 +17,7 @@ import trio
 
 
 class Waits(Protocol):
-    """What is done around each wait of a loop; see `AroundWait`."""
+    """Hooks around each wait of a loop; see `AroundWait`."""
 
     def before_io_wait(self, timeout: float) -> None:
         """Learn that the loop will wait for so many seconds at most."""
