@@ -21,6 +21,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Isolate, MeshErrorGroup, ProcDied, RemoteError, endpoint, leaves, this_host
+from trimesh._runtime.tasks import in_trio
 
 pytestmark = pytest.mark.real
 
@@ -95,6 +96,15 @@ class Strict(trimesh.aio.Actor):
     async def relay(self, other: Any, name: str, *args: Any) -> Any:
         return await getattr(other, name).call(*args)
 
+    @endpoint
+    async def work_in_trio(self) -> None:
+        """Do what ends without a wait, as a call does whose reply comes while its slot looks for messages."""
+
+        async def work() -> None:
+            """Do nothing."""
+
+        await in_trio(work)()
+
     @endpoint(concurrency=100, group="watch")
     async def open_gate(self) -> None:
         self.gate.set()
@@ -152,6 +162,24 @@ async def test_cancel_that_comes_early_is_not_lost() -> None:
             seen = await strict.seen.call_one()
             began = seen.count(f"hold {turns}")
             assert began == len([one for one in seen if one[0] == f"hold {turns} cancelled"]) <= 1
+
+
+async def test_cancel_reaches_the_call_after_one_that_did_not_wait() -> None:
+    """C02, K05: both begin in one step of their slot."""
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        strict = await procs.spawn("strict", Strict)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(strict.wait_for_gate.call_one)
+            await strict.wait.call_one("at the gate")
+            async with trio.open_nursery() as cancelled:
+                cancelled.start_soon(strict.work_in_trio.call_one)
+                await strict.seen.call_one()  # it is queued
+                cancelled.start_soon(strict.hold.call_one)
+                await strict.seen.call_one()  # and this behind it
+                await strict.open_gate.call_one()
+                await strict.wait.call_one("hold")
+                cancelled.cancel_scope.cancel()
+        assert await strict.seen.call_one() == ["at the gate", "hold", ("hold cancelled", 1, "hold() was cancelled")]
 
 
 async def test_task_sees_one_cancel_which_names_the_endpoint() -> None:

@@ -114,6 +114,7 @@ class AsyncioSlot(StandIn):
         del work
         assert call.task is not None
         if not call.task.done():
+            call.is_waited_for = True
             await wait_for_asyncio(AsyncioWait(call.task, call.abort))
         self._call = None
         return await call.end()
@@ -125,9 +126,13 @@ class SlotCall(TaskSite, Generic[T]):
     Args:
         slot: The slot.
         name: Name of the endpoint for errors.
+
+    Attributes:
+        is_waited_for: Whether the slot waits for the asyncio task: its first step has not ended the call.
     """
 
     def __init__(self, slot: AsyncioSlot, name: str) -> None:
+        self.is_waited_for = False
         self._slot = slot
         self._name = name
         self._cut: RaiseCancel | None = None  # once the call was cancelled in Trio
@@ -228,8 +233,10 @@ class SlotCall(TaskSite, Generic[T]):
         try:
             return await stepped(slot.do(work, put_back, contextvars.copy_context(), scope, aborting))
         finally:
-            task._abort_func = None if self._cut is not None else self.abort
             as_task(task, scope.__exit__, None, None, None)
+            task._abort_func = None
+            if self.is_waited_for and self._cut is None:
+                slot.abort_by(self.abort)  # a cancel may have come since the work was woken
 
 
 def _is_cancel(result: outcome.Outcome[Any]) -> bool:
