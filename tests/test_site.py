@@ -61,7 +61,7 @@ def test_every_event_is_in_the_table() -> None:
         ("how-to/jobs.md", "[security](../../SECURITY.md)", "[security](../explanation/security.md)"),
         ("explanation/security.md", "[test_site.py::test_b](tests/test_site.py)", "test_site.py::test_b"),
         ("reference/api/config.md", "[settings](docs/settings.md)", "[settings](../../settings.md)"),
-        ("guide.md", "[limits](../src/trimesh/limits)", "[limits](reference/limits.md)"),
+        ("guide.md", "[limits](../src/trimesh/limits.py)", "[limits](reference/limits.md)"),
         ("reference/exceptions.md", "[e](../../src/trimesh/errors.py#x)", "[e](api/errors.md#x)"),
         ("guide.md", "[none](none.md)", "[none](none.md)"),
         ("guide.md", "[Trio](https://trio.readthedocs.io)", "[Trio](https://trio.readthedocs.io)"),

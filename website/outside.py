@@ -60,7 +60,7 @@ SOURCES = {
     "src/trimesh/actor": "reference/api/actors.md",
     "src/trimesh/errors.py": "reference/api/errors.md",
     "src/trimesh/events/records.py": "reference/events.md",
-    "src/trimesh/limits": "reference/limits.md",
+    "src/trimesh/limits.py": "reference/limits.md",
 }
 """Pages that are made from sources: links in the repository lead to those, on the site to the pages."""
 

@@ -6,7 +6,7 @@ Sources are read, not imported: no torch is needed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -96,17 +96,9 @@ def api_titles() -> dict[str, str]:
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
 
-UNITS = {"BYTES": "bytes", "SECONDS": "seconds", "MESSAGES": "messages", "US": "microseconds", "CHARS": "characters"}
-
-
-def limits_of(module: str) -> Iterator[tuple[str, str, str]]:
-    """Yield name, value as written, and docstring of each bound of a module."""
-    body = parsed(f"trimesh.limits.{module}").body
-    for node, following in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
-            said = following.value if isinstance(following, ast.Expr) else None
-            text = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
-            yield node.target.id, ast.unparse(node.value), " ".join(text.split())
+SECTION = re.compile(r"^# ---- (.+) ----$", re.MULTILINE)
+BOUND = re.compile(r'^(\w+): Final = ([^\n]+)\n"""(.+?)"""$', re.MULTILINE | re.DOTALL)
+"""Name, value as written, and reason."""
 
 
 def limits_page() -> str:
@@ -118,9 +110,9 @@ def limits_page() -> str:
         "What happens at a bound is either a wait, which can be cancelled, or an error that names it "
         "([Exceptions](exceptions.md)).",
     ]
-    for path in sorted((SOURCE / "trimesh" / "limits").glob("[a-z]*.py")):
-        title = (ast.get_docstring(parsed(f"trimesh.limits.{path.stem}")) or path.stem).splitlines()[0].rstrip(".")
-        rows = [f"| `{name}` | {shown(value)} | {cell(text)} |" for name, value, text in limits_of(path.stem)]
+    _, *sections = SECTION.split((SOURCE / "trimesh" / "limits.py").read_text())
+    for title, text in zip(sections[::2], sections[1::2], strict=True):
+        rows = [f"| `{b[1]}` | {shown(b[2])} | {cell(' '.join(b[3].split()))} |" for b in BOUND.finditer(text)]
         parts += [f"## {title}", "\n".join(["| name | value | meaning |", "|---|---|---|", *rows])]
     return "\n\n".join(parts) + "\n"
 

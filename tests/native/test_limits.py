@@ -1,35 +1,38 @@
-"""trimesh.limits and limits.zig say the same."""
+"""Bounds: their values in Python, in Zig and in the library that was built; and that each is used."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.rows import rows
+from native import shared_limits
 
 from trimesh import limits
 from trimesh._native.lib import load
 
-SHARED = [name for name in dir(limits) if name.isupper() and load().limit(name) is not None]
+NAMES = {name for name in dir(limits) if name.isupper()}
+SHARED = {name for name in NAMES if load().limit(name) is not None}
 """The library knows each bound of limits.zig by its name."""
 
 
-def test_bounds_of_both_are_found() -> None:
-    assert {"FRAME_HEADER_BYTES", "CHUNK_FLIGHT_BYTES_MAX", "SPIN_US_MAX", "TCP_STRANGERS_SHARE"} <= set(SHARED)
+def test_bounds_of_both_are_found():
+    assert {"FRAME_HEADER_BYTES", "CHUNK_FLIGHT_BYTES_MAX", "SPIN_US_MAX", "TCP_STRANGERS_SHARE"} <= SHARED
 
 
-@rows("name", SHARED)
-def test_limit_is_the_same_in_both_languages(name: str):
-    assert load().limit(name) == getattr(limits, name)
+def test_zig_has_the_values_of_python():
+    assert shared_limits.ZIG.read_text() == shared_limits.written(), "write it anew: python -m native.shared_limits"
+
+
+def test_library_is_built_with_these_values():
+    assert {name: load().limit(name) for name in SHARED} == {name: getattr(limits, name) for name in SHARED}
 
 
 def test_limit_of_an_unknown_name_is_none():
     assert load().limit("NO_SUCH_LIMIT") is None
 
 
-def test_every_bound_is_used() -> None:
-    folder = Path(limits.__file__).parent
-    text = "".join(path.read_text() for path in folder.parent.rglob("*.py") if path.parent != folder)
-    used = set(re.findall(r"\b[A-Z][A-Z_]+\b", text)) | set(SHARED)
+def test_every_bound_is_used():
+    source = Path(limits.__file__)
+    text = "".join(path.read_text() for path in source.parent.rglob("*.py") if path != source)
 
-    assert {name for name in dir(limits) if name.isupper()} - used == set()
+    assert NAMES - SHARED - set(re.findall(r"\b[A-Z][A-Z_]+\b", text)) == set()
