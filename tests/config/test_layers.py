@@ -23,8 +23,7 @@ def test_page_is_that_of_the_settings():
     assert PAGE.read_text() == page(), "write it anew: python -m trimesh.config > docs/settings.md"
 
 
-def test_every_setting_is_described():
-    """And its default is one of its own values."""
+def test_default_of_each_setting_is_one_of_its_values():
     assert tuple(one.name for one in SETTINGS) == Settings.__struct_fields__
     for one in SETTINGS:
         default = getattr(Settings(), one.name)

@@ -2,144 +2,96 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import msgspec
 
 from trimesh.plain_numbers import real_number, whole_number
 
 
-class Kind(Protocol):
-    """The values that one setting may have."""
+class Kind(msgspec.Struct, frozen=True):
+    """The values that one setting may have.
 
-    @property
-    def known(self) -> str:
-        """What is right, for a text that goes on with `, got ...`."""
-        ...
+    Attributes:
+        known: The right ones, for a text that goes on with `, got ...`.
+        check: Returns a value as it is kept; raises ValueError, whose text is not used, for any other.
+        read: Returns the value that a text of the environment stands for, not yet checked.
+        unit: Of a number; else empty.
+    """
 
-    def check(self, value: Any) -> Any:
-        """Return a value as it is kept.
-
-        Raises:
-            ValueError: It is none of these; the text is not used.
-        """
-        ...
-
-    def read(self, text: str) -> Any:
-        """Return the value that a text of the environment stands for, not yet checked."""
-        ...
+    known: str
+    check: Callable[[Any], Any]
+    read: Callable[[str], Any] = str
+    unit: str = ""
 
 
-class Seconds(msgspec.Struct, frozen=True):
-    """A time; infinite where `may_wait`, left to trimesh where `may_be_none`."""
+def seconds(*, may_wait: bool = False, may_be_none: bool = False) -> Kind:
+    """Return the kind of a time; infinite where `may_wait`, left to trimesh where `may_be_none`."""
 
-    may_wait: bool = False
-    may_be_none: bool = False
-
-    @property
-    def known(self) -> str:
-        """What is right."""
-        return "a number of seconds >= 0" + (" (inf waits for ever)" if self.may_wait else "")
-
-    def check(self, value: Any) -> float | None:
-        """Return the seconds."""
-        if value is None and self.may_be_none:
+    def check(value: Any) -> float | None:
+        if value is None and may_be_none:
             return None
         found = real_number(value)
-        if found is None or not found >= 0 or (found == float("inf") and not self.may_wait):
+        if found is None or not found >= 0 or (found == float("inf") and not may_wait):
             raise ValueError
         return found
 
-    def read(self, text: str) -> float:
-        """Read a number."""
-        return float(text)
+    return Kind("a number of seconds >= 0" + (" (inf waits for ever)" if may_wait else ""), check, float, "seconds")
 
 
-class Count(msgspec.Struct, frozen=True):
-    """A whole number from 1 to `most`."""
+def items(most: int) -> Kind:
+    """Return the kind of a whole number from 1 to `most`."""
 
-    most: int
-
-    @property
-    def known(self) -> str:
-        """What is right."""
-        return f"a whole number from 1 to {self.most}"
-
-    def check(self, value: Any) -> int:
-        """Return the number."""
+    def check(value: Any) -> int:
         found = whole_number(value)
-        if found is None or not 1 <= found <= self.most:
+        if found is None or not 1 <= found <= most:
             raise ValueError
         return found
 
-    def read(self, text: str) -> int:
-        """Read a number."""
-        return int(text)
+    return Kind(f"a whole number from 1 to {most}", check, int, "items")
 
 
-class Choice(msgspec.Struct, frozen=True):
-    """One of some words."""
+def choice(*words: str) -> Kind:
+    """Return the kind of one of some words."""
 
-    words: tuple[str, ...]
-
-    @property
-    def known(self) -> str:
-        """What is right."""
-        return f"one of {', '.join(self.words)}"
-
-    def check(self, value: Any) -> str:
-        """Return the word."""
-        if not isinstance(value, str) or value not in self.words:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value not in words:
             raise ValueError
         return value
 
-    def read(self, text: str) -> str:
-        """Take the word."""
-        return text
+    return Kind(f"one of {', '.join(words)}", check)
 
 
-class Names(msgspec.Struct, frozen=True):
-    """Some names, of `words` if there are any."""
+def names(*words: str) -> Kind:
+    """Return the kind of some names in their order, of `words` if there are any."""
 
-    words: tuple[str, ...] = ()
-
-    @property
-    def known(self) -> str:
-        """What is right."""
-        of = f"some of {', '.join(self.words)}" if self.words else "names"
-        return f"{of}: a list of texts, in the environment separated by commas"
-
-    def check(self, value: Any) -> tuple[str, ...]:
-        """Return the names, in their order."""
+    def check(value: Any) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
             raise ValueError  # noqa: TRY004 - of one kind with the others: the text is made elsewhere
-        names = tuple(cast("list[Any]", value))
-        for name in names:
-            if not isinstance(name, str) or not name or (self.words and name not in self.words):
+        found = tuple(cast("list[Any]", value))
+        for name in found:
+            if not isinstance(name, str) or not name or (words and name not in words):
                 raise ValueError
-        return names
+        return found
 
-    def read(self, text: str) -> list[str]:
-        """Split at commas."""
+    def read(text: str) -> list[str]:
         return [name.strip() for name in text.split(",") if name.strip()]
 
+    of = f"some of {', '.join(words)}" if words else "names"
+    return Kind(f"{of}: a list of texts, in the environment separated by commas", check, read)
 
-class Text(msgspec.Struct, frozen=True):
-    """Any text; an address if `is_address`."""
 
-    known: str = "a text"
-    is_address: bool = False
+def text(known: str = "a text", *, is_address: bool = False) -> Kind:
+    """Return the kind of any text; of an address if `is_address`."""
 
-    def check(self, value: Any) -> str:
-        """Return the text."""
+    def check(value: Any) -> str:
         if not isinstance(value, str):
             raise ValueError  # noqa: TRY004 - as above
-        if value and self.is_address:
+        if value and is_address:
             import ipaddress  # noqa: PLC0415 - `import trimesh` stays cheap
 
             ipaddress.ip_address(value)
         return value
 
-    def read(self, text: str) -> str:
-        """Take the text."""
-        return text
+    return Kind(known, check)

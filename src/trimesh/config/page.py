@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 import textwrap
 from typing import Final
 
+from trimesh import limits
 from trimesh.config.settings import SETTINGS, Setting, Settings
 
 _HEAD: Final = """\
@@ -33,18 +37,23 @@ itself when its outermost block is entered; `native_lib` and `libssl` when those
 """
 
 _WIDTH: Final = 120
+_LIMIT: Final = re.compile(r"`limits\.(\w+)`")
 
 
 def page() -> str:
     """Return the text of docs/settings.md."""
-    return "\n".join((_HEAD, *(_section(one) for one in SETTINGS)))
+    [struct] = ast.parse(inspect.getsource(Settings)).body
+    assert isinstance(struct, ast.ClassDef)
+    _, *texts = (ast.literal_eval(node.value) for node in struct.body if isinstance(node, ast.Expr))
+    return "\n".join((_HEAD, *(_section(*one) for one in zip(SETTINGS, texts, strict=True))))
 
 
-def _section(setting: Setting) -> str:
-    default = setting.default or f"{_shown(getattr(Settings(), setting.name))} {setting.unit}".rstrip()
-    known = "" if setting.unit else f" {setting.kind.known[0].upper()}{setting.kind.known[1:]}."
-    text = f"{setting.about} {setting.cost}{known}"
-    return f"## {setting.name}\n\n`{setting.variable}`; default: {default}.\n\n{textwrap.fill(text, _WIDTH)}\n"
+def _section(setting: Setting, text: str) -> str:
+    text, _, default = " ".join(text.split()).partition(" Default: ")
+    default = _LIMIT.sub(lambda found: f"{getattr(limits, found[1]):g}", default.removesuffix("."))
+    default = default or f"{_shown(getattr(Settings(), setting.name))} {setting.kind.unit}".rstrip()
+    known = "" if setting.kind.unit else f" {setting.kind.known[0].upper()}{setting.kind.known[1:]}."
+    return f"## {setting.name}\n\n`{setting.variable}`; default: {default}.\n\n{textwrap.fill(text + known, _WIDTH)}\n"
 
 
 def _shown(value: object) -> str:
