@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Time for clean-up when a block is left; a process that is not done by then is killed. For `grace=`.
     Leaving a block whose actors hang takes that long."""
     output: Annotated[str, choice("forward", "inherit", "discard")] = "forward"
-    """What becomes of what processes print. For `output=`.
+    """Destination of the output of processes. For `output=`.
     `forward` adds coordinates and takes the controller some microseconds a line."""
     pickle: Annotated[str, choice("on", "off")] = "on"
     """Whether values are pickled in a family. For `pickle=` at its outermost block.
@@ -33,26 +33,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Default: none."""
     abandon_after: Annotated[float | None, seconds(may_be_none=True)] = None
     """How long a caller that has cancelled waits for acknowledgements. For `options(abandon_after=)`.
-    Shorter returns sooner from hung actors, whose calls may still run.
+    A shorter one returns sooner from hung actors, whose calls may still run.
     Default: `limits.CANCEL_ACK_SECONDS` seconds; `limits.STALLED_ACK_SECONDS` if all are known to be stalled."""
     stream_window: Annotated[int, items(limits.STREAM_WINDOW_MAX)] = limits.STREAM_WINDOW
-    """How many items a generator endpoint may be ahead of its consumer. For `options(window=)` of `stream`.
+    """Items that a generator endpoint may be ahead of its consumer. For `options(window=)` of `stream`.
     So many items of each member may wait in memory; few make a fast producer wait for the round trip."""
     map_window: Annotated[int, items(limits.STREAM_WINDOW_MAX)] = limits.MAP_WINDOW
-    """How many items of a `map` may be under way. For its `window=`.
+    """Items of a `map` that may be under way. For its `window=`.
     So many items and results may wait in memory; fewer than members leave some idle."""
     stall_after: Annotated[float, seconds()] = limits.STALL_SECONDS
-    """For how long the Trio loop of a worker may stand still before that is reported with its stack.
-    Shorter reports code that blocks sooner, and long garbage collections, too."""
+    """A Trio loop of a worker that stands still for so long is reported with its stack.
+    A shorter time reports blocking code sooner, and long garbage collections, too."""
     spin: Annotated[str, choice("auto", "off")] = "auto"
     """Whether a process may spin on its links for a moment before it sleeps.
     `off` saves that processor time; a call takes 12 to 30 us more."""
     rdma: Annotated[tuple[str, ...], names("shm", "cma", "tcp", "ucx")] = ()
-    """By what bulk data may travel, beside memory of the process itself; `cuda_ipc` needs `shm`.
-    `tcp` listens on a port; what is left out may be what is fastest.
+    """Carriers of bulk data, beside memory of the process itself; `cuda_ipc` needs `shm`.
+    `tcp` listens on a port; a carrier that is left out may be the fastest.
     Default: all; `tcp` where no process may read another's memory."""
     rdma_address: Annotated[str, text("an IP address of this host", is_address=True)] = ""
-    """Where a process listens for `tcp`.
+    """Address at which a process listens for `tcp`.
     Any process that reaches the address can connect; only one that has a handle is served.
     Default: 127.0.0.1."""
     ucx: Annotated[str, text("a file or folder")] = ""
@@ -62,39 +62,39 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_id: Annotated[str, text()] = ""
     """Identity of this host: processes of one host reach each other's memory.
     Two identities make two hosts of one machine, which have only `tcp` and `ucx` between them.
-    Default: of its boot and its namespace of processes."""
+    Default: made of its boot and its namespace of processes."""
     collectives: Annotated[str, text("an address, a network or an interface of each host")] = ""
-    """Where ranks of tensors listen for `torch.distributed` with those of other machines: `eth0`, `10.0.0.0/8`.
-    gloo and NCCL neither encrypt nor ask who connects: name a network that is trusted.
+    """Address at which ranks of tensors listen for those of other machines (`torch.distributed`): `eth0`, `10.0.0.0/8`.
+    gloo and NCCL neither encrypt nor authenticate: name a trusted network.
     Default: none: ranks of several machines make no process groups; those of one use 127.0.0.1."""
     direct: Annotated[str, text('an address, a network or an interface of each host, or "off"')] = ""
-    """Where the agent of a host listens for those of other hosts: `eth0`, `10.0.0.0/8`. For agents, as they start.
+    """Address at which a host's agent listens for other agents: `eth0`, `10.0.0.0/8`. For agents, as they start.
     `off`, or an address that others do not reach: messages between hosts go through the host of the program.
     Default: the address from which it reaches the program, unless that is a loopback address."""
     direct_advertise: Annotated[tuple[str, ...], names()] = ()
-    """What other agents dial in place of that address, `host` or `host:port`, tried in order. For agents.
+    """Addresses that other agents dial in place of that one, `host` or `host:port`, tried in order. For agents.
     Where none answers within a second, messages between the two go through the host of the program.
     Default: that address."""
     observe: Annotated[str, choice("on", "off")] = "on"
-    """Whether the program has a control socket while a block is open, at which the command `trimesh` asks.
-    `off`: what hangs can only be asked with `trimesh.dump`, and by signals. A socket costs 0.3 ms a block."""
+    """Whether the program has a control socket, for the command `trimesh`, while a block is open.
+    `off`: a run that hangs is inspected only by `trimesh.dump` and signals. A socket costs 0.3 ms a block."""
     record: Annotated[str, choice("on", "off")] = "on"
-    """Whether each process keeps what happens in a file, which `trimesh autopsy` reads when the run has died.
+    """Whether each process keeps a flight record, which `trimesh autopsy` reads when the run has died.
     `off`: nothing is left of a run that was killed. A record takes 0.5 us a call and 1 MB of disk a process."""
     progress: Annotated[str, choice("auto", "on", "off")] = "auto"
-    """Whether what takes more than two seconds shows how far it is: starts of processes and jobs, `map`.
+    """Whether starts of processes and jobs, and `map`, show their progress after two seconds.
     `auto` shows it where stderr is a terminal, and in notebooks; `on` writes a line to a log every ten seconds."""
     traceback: Annotated[str, choice("short", "full")] = "short"
     """Whether tracebacks leave out the frames of this library.
-    `full` shows how an error came through it: for bugs of ours, and for those who work on it."""
+    `full` shows the way of an error through it: for bugs of trimesh, and for work on it."""
     debug: Annotated[str, choice("on", "post-mortem", "off")] = "on"
-    """What waits for `trimesh debug`: `breakpoint()` in a worker; with `post-mortem` also errors of endpoints.
-    Calls that wait for what is held wait too. `off`: `breakpoint()` in a worker raises an error."""
+    """Whether `breakpoint()` in a worker, and with `post-mortem` errors of endpoints, wait for `trimesh debug`.
+    Calls to a held worker wait, too. `off`: `breakpoint()` in a worker raises an error."""
     debug_wait: Annotated[float, seconds()] = limits.DEBUG_WAIT_SECONDS
-    """For how long a worker that is held waits for `trimesh debug`; then it goes on.
-    Longer leaves more time to come; shorter costs a run less that is not watched."""
+    """Wait of a held worker for `trimesh debug`; then it goes on.
+    A longer one leaves more time to attach; a shorter one costs an unattended run less."""
     job: Annotated[str, text("the name of a job of the file")] = ""
-    """Which table `[jobs.NAME]` of the file `trimesh.jobs.default()` makes a job of.
+    """Table `[jobs.NAME]` of the file from which `trimesh.jobs.default()` makes a job.
     The same script then runs on the hosts of that job.
     Default: none: `LocalJob(1)`, one agent on this machine."""
     libssl: Annotated[str, text("a file")] = ""
