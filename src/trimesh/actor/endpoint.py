@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.actors import Reply
     from trimesh._runtime.channels import Port
     from trimesh.actor.view import MeshView
-    from trimesh.blocking import endpoint as blocking
+    from trimesh.blocking import calls as blocking
 
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 P = ParamSpec("P")

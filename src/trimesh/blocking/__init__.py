@@ -5,14 +5,13 @@ result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited fo
 """
 
 from trimesh.blocking.actor_mesh import ActorMesh
+from trimesh.blocking.body import CallFuture, Cancelled, TimeLimit, fail_after, move_on_after
 from trimesh.blocking.buffer import RDMABuffer
-from trimesh.blocking.cancelled import Cancelled, TimeLimit, fail_after, move_on_after
+from trimesh.blocking.calls import Endpoint, Verb
 from trimesh.blocking.channel import Port, Receiver, open_channel
-from trimesh.blocking.crossing import CallFuture
-from trimesh.blocking.endpoint import Endpoint, Verb
-from trimesh.blocking.event_stream import EventStream, MembershipViews
 from trimesh.blocking.faces import face
-from trimesh.blocking.host_mesh import HostMesh, this_host, this_proc
+from trimesh.blocking.handle import EventStream, MembershipViews
+from trimesh.blocking.meshes import HostMesh, this_host, this_proc
 from trimesh.blocking.proc_mesh import ProcMesh, current_view
 from trimesh.blocking.programs import connect, publish_as
 from trimesh.blocking.spawning import Spawning

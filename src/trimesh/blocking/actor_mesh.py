@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trimesh.actor import actor_mesh
-from trimesh.blocking.endpoint import Endpoint
+from trimesh.blocking.calls import Endpoint
 from trimesh.blocking.handle import FacedHandle
 
 

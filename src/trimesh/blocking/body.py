@@ -7,24 +7,253 @@ once, and what has happened is raised by the calls that were under way, else by 
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
+import queue
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import HeldBlock, Site, interrupt
+from trimesh._runtime.tasks import HeldBlock, Site, crossing, interrupt
 from trimesh._wire.exceptions.frames import without_own_frames
-from trimesh.blocking.cancelled import Cancelled
-from trimesh.blocking.crossing import Crossing
-from trimesh.blocking.interrupts import InterruptGuard
-from trimesh.blocking.trio_thread import ThreadRun, check_thread, lease, release
+from trimesh.blocking.trio_thread import InterruptGuard, ThreadRun, check_thread, lease, release
 
 T = TypeVar("T")
 FaceT = TypeVar("FaceT")
+
+
+class Cancelled(BaseException):
+    """A wait was cancelled from Trio's side: its time is over, or the block around it has failed.
+
+    Like `trio.Cancelled` it is no error: let it pass. The block, or the time limit, that it belongs to takes it,
+    and raises what has happened.
+
+    Attributes:
+        limit: The time limit, if it was one.
+    """
+
+    def __init__(self, text: str, limit: TimeLimit | None = None) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
+_limit: ContextVar[TimeLimit | None] = ContextVar("trimesh_blocking_limit", default=None)
+
+
+def current_limit() -> TimeLimit | None:
+    """Return the limit with the earliest deadline that the running code is in."""
+    return _limit.get()
+
+
+class TimeLimit:
+    """A block in which waits end at a deadline, and which raises `TimeoutError` then; used once.
+
+    Attributes:
+        deadline: When, as `time.monotonic()` tells it.
+        cancelled_caught: Whether a wait was ended by it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"a time limit must be seconds, at least 0, got {seconds!r}")
+        self.seconds = seconds
+        self.deadline = math.inf
+        self.cancelled_caught = False
+        self._around: TimeLimit | None = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self.deadline = time.monotonic() + self.seconds
+        self._around = _limit.get()
+        if self._around is None or self.deadline < self._around.deadline:
+            _limit.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """End.
+
+        Raises:
+            TimeoutError: A wait was ended.
+        """
+        if self._catches(error):
+            raise TimeoutError(f"the time limit of {self.seconds:g} s is over") from None
+        return None
+
+    def _catches(self, error: BaseException | None) -> bool:
+        _limit.set(self._around)
+        self.cancelled_caught = isinstance(error, Cancelled) and error.limit is self
+        return self.cancelled_caught
+
+
+class QuietTimeLimit(TimeLimit):
+    """A block in which waits end at a deadline, after which the program goes on behind it; used once."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """End."""
+        return self._catches(error)
+
+
+def fail_after(seconds: float) -> TimeLimit:
+    """Let waits of a block end after some seconds with `TimeoutError`: `with trimesh.blocking.fail_after(5): ...`.
+
+    Calls are cancelled, remote side too, and have unwound when it is raised. The time that is left travels with each
+    call. Code that waits for nothing of trimesh is not interrupted.
+    """
+    return TimeLimit(seconds)
+
+
+def move_on_after(seconds: float) -> QuietTimeLimit:
+    """As `fail_after`, but go on after the block; `limit.cancelled_caught` tells whether the time was over."""
+    return QuietTimeLimit(seconds)
+
+
+class Crossing(crossing.Crossing[T, ThreadRun]):
+    """Work in Trio within the time limit of its caller.
+
+    Attributes:
+        limit: That limit.
+    """
+
+    def __init__(self, site: Site[ThreadRun]) -> None:
+        super().__init__(site)
+        self.limit: TimeLimit | None = current_limit()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may put into it
+
+    def start(self, work: Callable[[], Awaitable[T]]) -> None:
+        """Begin the work; see the base."""
+
+        async def work_in_time() -> T:
+            if self.limit is not None:
+                self.scope.deadline = trio.current_time() + self.limit.deadline - time.monotonic()
+            return await work()
+
+        super().start(work_in_time)
+
+    @property
+    def was_cancelled_around(self) -> bool:
+        """Whether the block around it was cancelled, rather than it."""
+        return self.was_cancelled and not self.scope.cancelled_caught
+
+    def wake(self) -> None:
+        """Let the thread look at what has changed."""
+        self._news.put(None)
+
+    def wait(self, guard: InterruptGuard, until: Callable[[], bool], deadline: float = math.inf) -> None:
+        """Wait until something is so, or a moment has come; Ctrl-C cancels the work meanwhile.
+
+        Args:
+            guard: Is on.
+            until: Asked whenever something has changed.
+            deadline: As `time.monotonic()` tells it.
+
+        Raises:
+            BaseException: What a signal handler of the program has raised; the work has ended then.
+        """
+        before, guard.on_interrupt = guard.on_interrupt, self._interrupt
+        if guard.has_come:
+            self._interrupt()  # it came after the start of the work
+        raised: BaseException | None = None
+        try:
+            while not until() and time.monotonic() < deadline:
+                try:
+                    self._news.get(timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    continue
+                except BaseException as error:  # noqa: BLE001 - raised when the work has ended
+                    raised = raised or error
+                    self.cancel("a signal handler has raised")
+            if raised is not None:
+                raise raised
+        finally:
+            guard.on_interrupt = before
+            del raised
+
+    def _interrupt(self) -> None:
+        self.cancel("Ctrl-C")
+
+    def result(self) -> T:
+        """Return what has come of the work, which has ended.
+
+        Raises:
+            Cancelled: A cancel has ended it.
+            BaseException: What it has raised.
+        """
+        try:
+            if self.error is not None:
+                raise self.error
+            if self.was_cancelled:
+                raise self.cancelled()
+            return cast("T", self.value)
+        finally:
+            del self  # no cycle of an error, its traceback and this frame
+
+    def cancelled(self) -> Cancelled:
+        """Return what a cancel of the work is to the thread."""
+        limit = self.limit
+        # The block around it may have the same deadline, and be first to hear of it.
+        if limit is not None and (self.scope.cancelled_caught or time.monotonic() >= limit.deadline):
+            return Cancelled("the time limit around it is over", limit)
+        return Cancelled("the block around it was cancelled")
+
+
+class FutureCrossing(Crossing[T]):
+    """Work in Trio that a future stands for.
+
+    Attributes:
+        future: Has its result, in the thread of Trio first.
+    """
+
+    def __init__(self, site: Site[ThreadRun]) -> None:
+        super().__init__(site)
+        self.future = CallFuture[T](self)
+
+    def wake(self) -> None:
+        """Give the future what has come."""
+        self.future.settle()
+
+
+class CallFuture(concurrent.futures.Future[T]):
+    """The result of a call that is under way; see `concurrent.futures.Future`.
+
+    `cancel` cancels the call, remote side too; the future is done when that has unwound: cancelled, or with the error
+    that the endpoint has raised meanwhile. Callbacks run in the thread of Trio: they must not wait for calls.
+    """
+
+    def __init__(self, crossing: FutureCrossing[T]) -> None:
+        super().__init__()
+        self._crossing = crossing
+
+    def running(self) -> bool:
+        """Return whether the call is under way."""
+        return not self.done()
+
+    def cancel(self) -> bool:
+        """Ask the call to end; return whether it had not ended yet. `result()` waits until it has."""
+        if self.done():
+            return False
+        self._crossing.cancel("the future was cancelled")
+        return True
+
+    def settle(self) -> None:
+        """Take the result of the work, which has ended."""
+        work = self._crossing
+        if work.error is not None:
+            self.set_exception(work.error)
+        elif work.was_cancelled:
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        else:
+            self.set_result(cast("T", work.value))
+
 
 _innermost: ContextVar[AnyBody | None] = ContextVar("trimesh_blocking_body", default=None)
 
@@ -177,7 +406,7 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
 
     def inner(self) -> list[AnyBody]:
         """Return the blocks that are open inside of this one, the last first."""
-        bodies = [] if self._run is None else cast("list[AnyBody]", self._run.bodies)
+        bodies = [] if self._run is None else self._run.bodies
         return [body for body in reversed(bodies) if body.around is self]
 
     def close_until(self, deadline: float) -> bool:

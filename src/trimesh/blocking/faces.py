@@ -11,7 +11,7 @@ from trimesh.blocking.actor_mesh import ActorMesh
 from trimesh.blocking.buffer import RDMABuffer
 from trimesh.blocking.channel import Port
 from trimesh.blocking.handle import FacedObject
-from trimesh.blocking.host_mesh import HostMesh
+from trimesh.blocking.meshes import HostMesh
 from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.rdma.buffers import buffer
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeGuard, TypeVar
 
 from trimesh._wire.exceptions.frames import shortens_tracebacks
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
-from trimesh.blocking.event_stream import EventStream
-from trimesh.blocking.work import wait, wait_now
+from trimesh.blocking.work import Each, wait, wait_now
+from trimesh.events.membership import MembershipView
+from trimesh.events.records import Event
 from trimesh.shape.shaped import Shaped
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 ObjectT = TypeVar("ObjectT")
 InnerT = TypeVar("InnerT", bound=Shaped)
 T = TypeVar("T")
+
+
+class EventStream(Each[Event]):
+    """What one reader reads: `for event in events`. It ends when the mesh has stopped."""
+
+
+class MembershipViews(Each[MembershipView]):
+    """Who is in a mesh, as one reader reads it: `for view in views`. It ends when the mesh has stopped."""
 
 
 class ClosedByBlock(ABC):

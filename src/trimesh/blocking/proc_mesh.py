@@ -12,8 +12,7 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.procs import current
 from trimesh.blocking.actor_mesh import ActorMesh
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
-from trimesh.blocking.event_stream import MembershipViews
-from trimesh.blocking.handle import FacedHandle, inner_of
+from trimesh.blocking.handle import FacedHandle, MembershipViews, inner_of
 from trimesh.blocking.spawning import Spawning
 from trimesh.events import OnFailure
 

@@ -7,21 +7,33 @@ TT-3 a process that was forked has none of its parent's.
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import logging
 import os
+import signal
 import threading
+import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import trio
 
+from trimesh import limits
 from trimesh._runtime.actors import runs_with_meshes
 from trimesh._runtime.life import find_proc
 from trimesh._runtime.system import is_thread_of_parent
 from trimesh._runtime.tasks import Site, Waiting, interrupt
-from trimesh.blocking.exit import OpenBlock, close_at_exit
 from trimesh.errors import TrimeshInternalError
+
+if TYPE_CHECKING:
+    from trimesh.blocking.body import AnyBody
+
+_log = logging.getLogger("trimesh")
 
 
 class ThreadRun(ABC):
@@ -39,7 +51,7 @@ class ThreadRun(ABC):
         self.root: Site[ThreadRun] = Site(self, None)
         self.users = 0
         self.waiting: set[Waiting] = set()
-        self.bodies: list[OpenBlock] = []
+        self.bodies: list[AnyBody] = []
         self.is_forgotten = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._end = trio.Event()
@@ -263,3 +275,87 @@ def _broken(error: BaseException | None) -> BaseException:
     broken = TrimeshInternalError("the Trio run that does the work of this thread has ended")
     broken.__cause__ = error
     return broken
+
+
+# ---- the end of the interpreter: blocks that are still open are closed -----------------------------------------------
+
+_runs: Final[weakref.WeakSet[ThreadRun]] = weakref.WeakSet()
+
+
+def close_at_exit(run: ThreadRun) -> None:
+    """Have the blocks of a run closed at the exit of the interpreter."""
+    if not _runs:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # anew, so that it comes before what was imported since
+    _runs.add(run)
+
+
+def _close_all() -> None:
+    deadline = time.monotonic() + limits.EXIT_SECONDS
+    for run in _runs:
+        if run.is_forgotten:
+            continue
+        for body in reversed(list(run.bodies)):
+            _log.warning(
+                "%s was still open at the exit of the interpreter and is closed, in at most %g s "
+                "(limits.EXIT_SECONDS): write `with`, or call close()",
+                body.what,
+                limits.EXIT_SECONDS,
+            )
+            try:
+                is_over = body.close_until(deadline)
+            except BaseException:  # noqa: BLE001 - the interpreter ends, whatever it is
+                _log.exception("closing %s has failed", body.what)
+            else:
+                if not is_over:
+                    _log.warning("%s did not end in time: its processes are killed by the end of this one", body.what)
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+class InterruptGuard:
+    """Takes Ctrl-C while the main thread waits for work in Trio, which has a thread of its own.
+
+    Python raises `KeyboardInterrupt` between any two instructions of the main thread, so also between the start of some
+    work and the wait for its end. While a guard is on, Ctrl-C cancels the work instead, and is raised when that has
+    ended: what was called is over then, on the other side, too. Ctrl-C while a block is being left after that kills
+    (rule O6). In other threads, inside another guard, and where the program has a handler, it does nothing.
+
+    Attributes:
+        has_come: Whether there was one.
+        on_interrupt: What cancels the work that is waited for.
+    """
+
+    def __init__(self) -> None:
+        self.has_come = False
+        self.on_interrupt: Callable[[], object] | None = None
+        self._is_on = False
+
+    def __enter__(self) -> Self:
+        """Put it on."""
+        if threading.current_thread() is threading.main_thread():
+            current: Any = signal.getsignal(signal.SIGINT)
+            if current is signal.default_int_handler:
+                self._is_on = True
+                signal.signal(signal.SIGINT, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Take it off.
+
+        Raises:
+            KeyboardInterrupt: There was one; its context is what has been raised meanwhile.
+        """
+        if self._is_on:
+            self._is_on = False
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self.has_come and not isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        self.has_come = True
+        if not interrupt.interrupt_elsewhere() and self.on_interrupt is not None:
+            self.on_interrupt()

@@ -11,11 +11,18 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import trio
 
 from trimesh._runtime.tasks import Site
-from trimesh.blocking.body import AnyBody, body_of, innermost
-from trimesh.blocking.cancelled import Cancelled, TimeLimit, current_limit
-from trimesh.blocking.crossing import CallFuture, Crossing, FutureCrossing
-from trimesh.blocking.interrupts import InterruptGuard
-from trimesh.blocking.trio_thread import ThreadRun, check_thread, find_token, lease, release
+from trimesh.blocking.body import (
+    AnyBody,
+    CallFuture,
+    Cancelled,
+    Crossing,
+    FutureCrossing,
+    TimeLimit,
+    body_of,
+    current_limit,
+    innermost,
+)
+from trimesh.blocking.trio_thread import InterruptGuard, ThreadRun, check_thread, find_token, lease, release
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -172,7 +172,7 @@ _INTERRUPTING: Final = (
     "asyncio.runners",
     "trimesh._runtime.tasks.interrupt",
     "trimesh.aio.interrupts",
-    "trimesh.blocking.interrupts",
+    "trimesh.blocking.trio_thread",
 )
 """Modules whose handlers of SIGINT interrupt a run."""
 

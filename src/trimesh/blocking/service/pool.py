@@ -8,9 +8,8 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast
 
 from trimesh import limits, service
 from trimesh.blocking.actor_mesh import ActorMesh
-from trimesh.blocking.body import AnyBody, FacedBody, body_of
-from trimesh.blocking.crossing import CallFuture
-from trimesh.blocking.endpoint import Endpoint, Verb
+from trimesh.blocking.body import AnyBody, CallFuture, FacedBody, body_of
+from trimesh.blocking.calls import Endpoint, Verb
 from trimesh.blocking.handle import FacedObject, home_of, inner_of
 from trimesh.blocking.proc_mesh import ProcMesh
 from trimesh.blocking.work import Each, submit

@@ -12,7 +12,7 @@ from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.pool.engine import PoolEngine
 
 if TYPE_CHECKING:
-    from trimesh.blocking import endpoint as blocking
+    from trimesh.blocking import calls as blocking
 
 
 class Health:

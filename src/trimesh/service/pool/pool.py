@@ -20,7 +20,7 @@ from trimesh.service.pool.rolling import Rolling
 from trimesh.service.pool.statistics import PoolStatistics, ReplicaStatistics
 
 if TYPE_CHECKING:
-    from trimesh.blocking import endpoint as blocking
+    from trimesh.blocking import calls as blocking
 
 A = TypeVar("A")
 P = ParamSpec("P")

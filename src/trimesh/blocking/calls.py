@@ -13,8 +13,7 @@ from trimesh.actor import endpoint
 from trimesh.actor.options import Members, Merge, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
-from trimesh.blocking.body import AnyBody, FacedBody, body_of
-from trimesh.blocking.crossing import CallFuture
+from trimesh.blocking.body import AnyBody, CallFuture, FacedBody, body_of
 from trimesh.blocking.handle import inner_of
 from trimesh.blocking.work import Each, submit, wait
 from trimesh.shape.point import Point
