@@ -77,8 +77,8 @@ def test_spawning_is_used_once_and_says_so_when_it_is_not() -> None:
     spawning = tb.spawn_procs({"gpus": 1})
     with pytest.raises(AttributeError, match=r"has not been started.*\.open\(\)"):
         spawning.spawn  # noqa: B018  # pyright: ignore[reportUnknownMemberType]
-    with spawning:
-        pass
+    with spawning as procs, pytest.warns(RuntimeWarning, match=r"test_lifetime.py:\d+, was never started"):
+        procs.spawning("own", Probe)
     with pytest.raises(RuntimeError, match="can be started once"):
         spawning.open()
     with pytest.warns(RuntimeWarning, match=r"test_lifetime.py:\d+, was never started: write `with`"):

@@ -7,6 +7,7 @@ from typing import Any, assert_type
 import trio
 
 import trimesh
+import trimesh.blocking as tb
 from trimesh import Actor, Port, Receiver, endpoint
 
 
@@ -34,3 +35,16 @@ async def channels(worker: Worker) -> None:
         assert_type(anything, Port[Any])
         assert_type(await any_receiver.receive(), Any)
     trimesh.open_channel(int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
+def channels_of_a_script(buffer: tb.RDMABuffer) -> None:
+    with tb.open_channel(int, capacity=64) as (port, receiver):
+        assert_type(port.clone(), tb.Port[int])
+        assert_type(port.capacity, int)
+        assert_type(receiver.receive(), int)
+        port.send("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        port.capacity = 1  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    assert_type(buffer.fetch_add(1, offset=8), int)
+    assert_type(buffer.readonly()[:8], tb.RDMABuffer)
+    with buffer.map(writable=True) as view:
+        assert_type(view, memoryview)

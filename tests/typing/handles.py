@@ -254,6 +254,16 @@ def without_await() -> None:
         counters.add.call("one")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         counters.missing.call(1)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
         procs.spawn("counters", Counter, "ten")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        assert_type(procs.slice(gpus=0), tb.ProcMesh)
+        assert_type(procs.resize(gpus=2), tb.ProcMesh)
+        assert_type(procs.name, str)
+        assert_type(tb.face(this_host()).run(["true"], check=True), ValueMesh[int])
+        assert_type(tb.this_host().warm(preload=("json",)).open(), tb.HostMesh)
+        with procs.on_failure(lambda _: True), procs.membership() as views:
+            assert_type(next(views).extent, Extent)
+        procs.kill([1])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+        procs.stop(2.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+        tb.spawn_procs({"gpus": 4}, size=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     kept = tb.spawn_procs({"gpus": 4}).open()
     assert_type(tb.face(this_proc()), tb.ProcMesh)
     assert_type(kept, tb.ProcMesh)

@@ -85,3 +85,16 @@ def pooled_in_a_script(procs: tb.ProcMesh) -> None:
         with pool.rolling() as replicas:
             for replica in replicas:
                 assert_type(replica, type[Generator])
+
+
+def stored_in_a_script(buffer: blocking.ReplayBuffer[bytes], pool: blocking.Pool[Generator]) -> None:
+    assert_type(buffer.take(1, max_age=2), list[bytes])
+    assert_type(buffer.clear(reason="old"), int)
+    buffer.add(1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(pool.options(priority=1), blocking.Pool[Generator])
+    assert_type(pool.cancel(group="a"), int)
+    with blocking.open_slots(batch=4, staleness=1) as slots, slots.lease(group=2) as lease, pool.paused("wait"):
+        assert_type(lease.version, int)
+    with blocking.open_store(retain=2) as store:
+        assert_type(store.keys(), list[str])
+        store.put(1, 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

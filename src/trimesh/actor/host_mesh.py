@@ -90,7 +90,7 @@ class HostMesh:
         """Yield the coordinates of the hosts, in this view of them."""
         return (Region(Extent()) if self._hosts is None else self._hosts.region).points()
 
-    def slice(self, **selection: int | builtins.slice) -> HostMesh:
+    def slice(self, /, **selection: int | builtins.slice) -> HostMesh:
         """Return a part of the hosts: `hosts.slice(hosts=0)`, `hosts.slice(hosts=slice(0, 2))`.
 
         Raises:

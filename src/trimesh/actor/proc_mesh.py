@@ -256,7 +256,7 @@ class ProcMesh(MakesTensors, Shaped):
         kept = self._shown.exclude(points)
         await in_trio(changes_of(members).replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
-    async def resize(self, **sizes: int) -> Self:
+    async def resize(self, /, **sizes: int) -> Self:
         """Let this mesh grow or shrink along its first dimension: `procs = await procs.resize(replica=6)`.
 
         Ranks stay what they are. New processes come after those that there are, with the actors of each mesh that was

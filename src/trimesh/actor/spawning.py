@@ -153,7 +153,7 @@ def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, A
         return
 
 
-def _place_of_user() -> str:
+def place_of_user() -> str:
     """Return the line that has called this library."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - for the warning
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("trimesh."):
@@ -170,7 +170,7 @@ class Spawning(TrioBlock[T], Generic[T]):
 
     def __init__(self, what: str, open_: Open[T], adopt: Adopt[T]) -> None:
         self._what = what
-        self._where = _place_of_user()
+        self._where = place_of_user()
         self._open = open_
         self._adopt = adopt
         self._is_used = self._is_reported = False

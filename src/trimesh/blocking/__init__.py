@@ -4,17 +4,21 @@
 result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited for, remote side too.
 """
 
-from trimesh.blocking.actor_mesh import ActorMesh
 from trimesh.blocking.body import CallFuture, Cancelled, TimeLimit, fail_after, move_on_after
-from trimesh.blocking.buffer import RDMABuffer
-from trimesh.blocking.calls import Endpoint, Verb
-from trimesh.blocking.channel import Port, Receiver, open_channel
-from trimesh.blocking.faces import face
+from trimesh.blocking.calls import Endpoint, Port, RDMABuffer, Receiver, Verb, open_channel
 from trimesh.blocking.handle import EventStream, MembershipViews
-from trimesh.blocking.meshes import HostMesh, this_host, this_proc
-from trimesh.blocking.proc_mesh import ProcMesh, current_view
-from trimesh.blocking.programs import connect, publish_as
-from trimesh.blocking.spawning import Spawning
+from trimesh.blocking.meshes import (
+    ActorMesh,
+    HostMesh,
+    ProcMesh,
+    Spawning,
+    connect,
+    current_view,
+    face,
+    publish_as,
+    this_host,
+    this_proc,
+)
 from trimesh.blocking.work import enter, run
 
 __all__ = [

@@ -1,21 +1,35 @@
-"""What an endpoint looks like without `await`: the verbs."""
+"""What sends and receives without `await`: verbs of endpoints, channels, buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 
-from trimesh._runtime.channels import Port
+import trio
+
+from trimesh._runtime import channels
 from trimesh._wire.exceptions.frames import shortens_tracebacks
-from trimesh.actor import endpoint
+from trimesh.actor import channel, endpoint
 from trimesh.actor.options import Members, Merge, Retry
 from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.blocking.body import AnyBody, CallFuture, FacedBody, body_of
-from trimesh.blocking.handle import inner_of
-from trimesh.blocking.work import Each, submit, wait
+from trimesh.blocking.handle import (
+    Attribute,
+    ClosedByBlock,
+    FacedObject,
+    bound,
+    calls_in_trio,
+    enters,
+    inner_of,
+    itself,
+    returns_face,
+    waits,
+)
+from trimesh.blocking.work import Each, submit, wait, wait_now
+from trimesh.errors import Origin
+from trimesh.rdma.buffers import buffer
 from trimesh.shape.point import Point
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -54,9 +68,7 @@ class Verb(Generic[P, T]):
         return submit(self._work(args, kwargs), self._home)
 
     def _work(self, args: Any, kwargs: Any) -> Callable[[], Awaitable[T]]:
-        named = {name: inner_of(value) for name, value in kwargs.items()}
-        verb: Any = self._verb
-        return partial(verb, *[inner_of(value) for value in args], **named)
+        return bound(self._verb, args, kwargs)
 
 
 class Endpoint(Generic[P, R]):
@@ -76,7 +88,7 @@ class Endpoint(Generic[P, R]):
         retry: Retry | None = None,
         abandon_after: float | None = None,
         choose: bool | None = None,
-        reply_to: Port[tuple[Point, Outcome[R]]] | None = None,
+        reply_to: channels.Port[tuple[Point, Outcome[R]]] | None = None,
         members: Members | None = None,
     ) -> Endpoint[P, R]:
         """Return a handle on the same endpoint with options for its verbs; see `trimesh.Endpoint.options`."""
@@ -134,21 +146,14 @@ class Endpoint(Generic[P, R]):
 
     def broadcast_nowait(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member now; see `trimesh.Endpoint.broadcast_nowait`."""
-        call: Any = self._inner.broadcast_nowait
-
-        async def send(*given: Any, **named: Any) -> None:
-            call(*given, **named)
-
-        Verb[..., None](send, self._home)(*args, **kwargs)
+        wait_now(bound(self._inner.broadcast_nowait, args, kwargs), self._home)
 
     def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Iterator[tuple[Point, R]]]:
         """Run the endpoint on every member: `with ... as results: for point, value in results`, as they come.
 
         Leaving the block early cancels the endpoints and waits until they have unwound.
         """
-        stream: Any = self._inner.stream
-        given = [inner_of(value) for value in args]
-        return self._results(stream(*given, **{name: inner_of(value) for name, value in kwargs.items()}))
+        return self._results(bound(self._inner.stream, args, kwargs)())
 
     def map(
         self, items: Iterable[Any], *, window: int | None = None
@@ -182,3 +187,129 @@ def _inner_items(items: Iterable[Any]) -> Generator[Any, None, None]:
     finally:
         if isinstance(items, Generator):
             items.close()
+
+
+class Port(FacedObject["channels.Port[T]"], ClosedByBlock, Generic[T]):
+    """The sending end of a channel; see `trimesh.Port`. Sent to an actor it is that.
+
+    Waits end as those of calls do: by `Cancelled`, or by Ctrl-C, and nothing was sent then.
+    """
+
+    capacity = Attribute["channels.Port[Any]", int](lambda port: port.capacity)
+    clone = returns_face(calls_in_trio(channels.Port[Any].clone))
+    close = calls_in_trio(channels.Port[Any].close)
+
+    def send(self, value: T) -> None:
+        """Send an item; wait while there is no room. See `trimesh.Port.send` for what is raised."""
+        self._wait(self._inner.send, value)
+
+    def send_nowait(self, value: T) -> None:
+        """Send an item now; `trio.WouldBlock` says that there is no room. See `trimesh.Port.send_nowait`."""
+        self._now(bound(self._inner.send_nowait, (value,), {}))
+
+    def __reduce__(self) -> Any:
+        """Let messages carry the port itself, which they count; nothing else may."""
+        return itself, (self._inner,)
+
+
+class Receiver(Each[T], ClosedByBlock):
+    """The receiving end of a channel: `for item in receiver` ends when no port is left. See `trimesh.Receiver`."""
+
+    def __init__(self, inner: channels.Receiver[T], home: AnyBody | None = None) -> None:
+        super().__init__(inner, home)
+        self._inner = inner
+
+    def receive(self) -> T:
+        """Return the next item; wait for it. One that comes together with a Ctrl-C is not lost.
+
+        Raises:
+            trio.EndOfChannel: No port is left, and everything that was sent has been received.
+            trio.ClosedResourceError: This receiver is closed.
+        """
+        try:
+            return next(self)
+        except StopIteration:
+            raise trio.EndOfChannel from None
+
+    def receive_nowait(self) -> T:
+        """Return the next item, which must have come already; `trio.WouldBlock` says that none has."""
+        return self.take_kept() if self.has_kept else wait_now(self._inner.receive_nowait, self._home)
+
+    def close(self) -> None:
+        """Take no more items; what has come and was not received is lost. Idempotent."""
+        wait_now(self._inner.close, self._home)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse, as the receiver of `trimesh` does."""
+        return self._inner.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+
+@overload
+def open_channel(item_type: type[T], /, *, capacity: int) -> AbstractContextManager[tuple[Port[T], Receiver[T]]]: ...
+@overload
+def open_channel(
+    item_type: None = None, /, *, capacity: int
+) -> AbstractContextManager[tuple[Port[Any], Receiver[Any]]]: ...
+def open_channel(
+    item_type: type[Any] | None = None, /, *, capacity: int
+) -> AbstractContextManager[tuple[Port[Any], Receiver[Any]]]:
+    """Open a channel: `with tb.open_channel(int, capacity=64) as (port, receiver):`.
+
+    Whoever is given its port may send, this process receives; leaving the block closes both. See
+    `trimesh.open_channel`.
+    """
+    opening = cast("Any", channel.open_channel)(item_type, capacity=capacity)
+    body: Any = body_of(opening, "a channel")
+    return FacedBody(body, lambda ends: (Port(ends[0], body), Receiver(ends[1], body)))
+
+
+class RDMABuffer(FacedObject["buffer.RDMABuffer"], ClosedByBlock):
+    """Memory of this process that others may reach; see `trimesh.RDMABuffer`. Sent to an actor it is that.
+
+    One that an endpoint has returned, or was given, has this form by `tb.face(buffer)`. Waits end as those of calls do:
+    by `Cancelled`, or by Ctrl-C; what was copied by then is undefined.
+
+    Args:
+        data: A contiguous torch tensor, numpy array, memoryview or bytearray. It is kept.
+        writable: Whether others may write; then `data` must be writable.
+
+    Raises:
+        TypeError, ValueError, LimitExceeded: As there.
+        RuntimeError: No mesh is open here.
+    """
+
+    def __init__(self, data: Any, *, writable: bool = True) -> None:
+        super().__init__(wait_now(lambda: buffer.RDMABuffer(data, writable=writable)))
+
+    @classmethod
+    def of(cls, inner: buffer.RDMABuffer) -> Self:
+        """Return the form without `await` of a buffer, or a handle on one."""
+        self = cls.__new__(cls)
+        super(RDMABuffer, self).__init__(inner)
+        return self
+
+    nbytes = Attribute[buffer.RDMABuffer, int](lambda held: held.nbytes)
+    is_writable = Attribute[buffer.RDMABuffer, bool](lambda held: held.is_writable)
+    owner = Attribute[buffer.RDMABuffer, Origin](lambda held: held.owner)
+    readonly = returns_face(calls_in_trio(buffer.RDMABuffer.readonly))
+    read_into = waits(buffer.RDMABuffer.read_into)
+    write_from = waits(buffer.RDMABuffer.write_from)
+    fetch_add = waits(buffer.RDMABuffer.fetch_add)
+    compare_and_swap = waits(buffer.RDMABuffer.compare_and_swap)
+    map = enters(buffer.RDMABuffer.map, "the memory of a buffer")
+    close = waits(buffer.RDMABuffer.aclose)
+
+    @property
+    def backend(self) -> str:
+        """What carries its bytes from and to here; see `trimesh.RDMABuffer.backend`."""
+        return self._now(lambda: self._inner.backend)
+
+    def __getitem__(self, part: slice) -> Self:
+        """Return a handle on some of its bytes, `buffer[start:stop]`."""
+        return self._seen(self._inner[part])
+
+    def _seen(self, inner: buffer.RDMABuffer) -> Self:
+        return self.of(inner)

@@ -1,27 +1,25 @@
-"""What handles without `await` have in common: the handle of Trio inside, the block, shape and views."""
+"""Base of handles without `await`, and methods that are derived from those of the Trio handle inside."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from functools import partial, wraps
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeGuard, TypeVar
+from typing import Any, Concatenate, Generic, Never, ParamSpec, Self, TypeGuard, TypeVar, cast
 
 from trimesh._wire.exceptions.frames import shortens_tracebacks
+from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.work import Each, wait, wait_now
 from trimesh.events.membership import MembershipView
 from trimesh.events.records import Event
+from trimesh.shape.extent import Extent
 from trimesh.shape.shaped import Shaped
 
-if TYPE_CHECKING:
-    from builtins import slice as Slice  # noqa: N812
-    from contextlib import AbstractContextManager
-
-    from trimesh._runtime.watch import MeshStatistics
-    from trimesh.shape.extent import Extent
-    from trimesh.shape.point import Point
-
+P = ParamSpec("P")
+S = TypeVar("S")
 ObjectT = TypeVar("ObjectT")
 InnerT = TypeVar("InnerT", bound=Shaped)
 T = TypeVar("T")
@@ -39,7 +37,7 @@ class ClosedByBlock(ABC):
     """Something that is closed, and closed as well by the end of a `with` block around it."""
 
     @abstractmethod
-    def close(self) -> None:
+    def close(self, /) -> None:
         """Close it."""
 
     def __enter__(self) -> Self:
@@ -67,10 +65,13 @@ class FacedObject(Generic[ObjectT]):
         self._home = home
 
     def _wait(self, function: Callable[..., Awaitable[T]], /, *args: Any, **kwargs: Any) -> T:
-        return wait(lambda: function(*args, **kwargs), self._home)
+        return wait(bound(function, args, kwargs), self._home)
 
     def _now(self, function: Callable[[], T]) -> T:
         return wait_now(function, self._home)
+
+    def _seen(self, inner: ObjectT) -> Self:
+        return type(self)(inner, self._home)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -79,71 +80,95 @@ class FacedObject(Generic[ObjectT]):
         return self._inner.__reduce__()
 
 
+# ---- methods of the objects inside: `kill = waits(proc_mesh.ProcMesh.kill)` ------------------------------------------
+
+# Signature and docstring are those of the method that is given. In a generic class, methods whose types have parameters
+# of the class are written out instead: pyright takes such parameters for Any in the calls below.
+
+
+class Attribute(Generic[ObjectT, T]):
+    """An attribute of the object inside: `files = Attribute[Synced, int](lambda synced: synced.files)`."""
+
+    def __init__(self, read: Callable[[ObjectT], T]) -> None:
+        self._read = read
+
+    def __get__(self, instance: FacedObject[Any] | None, owner: object = None) -> T:
+        return cast("T", self) if instance is None else self._read(instance._inner)  # noqa: SLF001
+
+    def __set__(self, instance: object, value: Never) -> None:
+        raise AttributeError("attributes of handles cannot be set")
+
+
+def waits(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that waits for an async one of the object inside."""
+    return mirrored(method, lambda self, call: wait(call, self._home))
+
+
+def calls_in_trio(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that calls a plain one in the thread of Trio."""
+    return mirrored(method, lambda self, call: wait_now(call, self._home))
+
+
+def calls_here(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return a method that calls a plain one in this thread."""
+    return mirrored(method, lambda _, call: call())
+
+
+def returns_face(method: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[S, P], S]:
+    """Return a method that returns the result of another in the class of its object: a view, a clone."""
+
+    @wraps(method)
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self._seen(method(self, *args, **kwargs))
+
+    return cast("Callable[Concatenate[S, P], S]", call)
+
+
+def enters(
+    method: Callable[Concatenate[Any, P], AbstractAsyncContextManager[T]], what: str
+) -> Callable[Concatenate[Any, P], AbstractContextManager[T]]:
+    """Return a method whose block is entered by `with`; `what` names it in errors, `{0}` is the object."""
+    return mirrored(method, lambda self, call: body_of(call(), what.format(self), self._home))
+
+
+def mirrored(
+    method: Callable[Concatenate[Any, P], Any], act: Callable[[FacedObject[Any], partial[Any]], T]
+) -> Callable[Concatenate[Any, P], T]:
+    """Return a method with the name and docstring of another; `act` gets the object, and a call of the one inside."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: FacedObject[Any], /, *args: Any, **kwargs: Any) -> Any:
+        return act(self, bound(getattr(self._inner, name), args, kwargs))
+
+    call.__doc__ = (method.__doc__ or "").replace("async ", "").replace("await ", "")
+    return call
+
+
 class FacedHandle(FacedObject[InnerT]):
     """A mesh without `await`. Sent to an actor it is the handle of `trimesh`."""
 
-    @property
-    def name(self) -> str:
-        """Name given at spawn."""
-        return str(self._any.name)
-
-    @property
-    def extent(self) -> Extent:
-        """Labels and sizes of this view, missing members included."""
-        return self._inner.extent
-
-    def size(self, dim: str | None = None) -> int:
-        """Return the size along `dim`, or the number of points of the extent; see `Shaped.size`."""
-        return self._inner.size(dim)
+    name = Attribute[Any, str](lambda mesh: str(mesh.name))
+    extent = Attribute[Shaped, Extent](lambda mesh: mesh.extent)
+    size = calls_here(Shaped.size)
+    points = calls_here(Shaped.points)
+    slice = returns_face(calls_here(Shaped.slice))
+    flatten = returns_face(calls_here(Shaped.flatten))
+    split = returns_face(calls_here(Shaped.split))
+    rename = returns_face(calls_here(Shaped.rename))
+    exclude = returns_face(calls_here(Shaped.exclude))
+    alive = returns_face(calls_in_trio(Shaped.alive))
+    statistics = calls_in_trio(ProcMesh.statistics)
 
     def __len__(self) -> int:
         """Return the number of members that are not missing."""
         return len(self._inner)
 
-    def points(self) -> Iterator[Point]:
-        """Yield the coordinates, in this view, of its members."""
-        return self._inner.points()
-
-    def slice(self, **selection: int | Slice) -> Self:
-        """Return a part: an int removes its dimension, a slice keeps it; see `Shaped.slice`."""
-        return self._seen(self._inner.slice(**selection))
-
-    def flatten(self, label: str) -> Self:
-        """Return the members along one dimension called `label`."""
-        return self._seen(self._inner.flatten(label))
-
-    def split(self, **parts: Sequence[str] | int) -> Self:
-        """Return the members with a dimension split in two or more; see `Shaped.split`."""
-        return self._seen(self._inner.split(**parts))
-
-    def rename(self, **labels: str) -> Self:
-        """Return the members with other labels."""
-        return self._seen(self._inner.rename(**labels))
-
-    def exclude(self, points: Iterable[Mapping[str, int]]) -> Self:
-        """Return the members without some; see `Shaped.exclude`."""
-        return self._seen(self._inner.exclude(points))
-
-    def alive(self) -> Self:
-        """Return the view without the members whose end is known here."""
-        return self._seen(self._now(self._any.alive))
-
-    def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the members of this view; see `trimesh.ProcMesh.statistics`."""
-        found: MeshStatistics = self._now(self._any.statistics)
-        return found
-
     def events(self) -> AbstractContextManager[EventStream]:
         """Read what happens to the members: `with mesh.events() as events: for event in events`."""
-        body = body_of(self._any.events(), f"the events of {self.name}", self._home)
+        mesh: Any = self._inner
+        body = body_of(mesh.events(), f"the events of {self.name}", self._home)
         return FacedBody(body, lambda events: EventStream(events, self._home))
-
-    @property
-    def _any(self) -> Any:
-        return self._inner
-
-    def _seen(self, inner: InnerT) -> Self:
-        return type(self)(inner, self._home)
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the members that live. A block that has failed is told by the next call."""
@@ -171,3 +196,8 @@ def inner_of(value: Any) -> Any:
 def home_of(value: Any) -> AnyBody | None:
     """Return the block that a handle belongs to, if it is one of this library."""
     return value._home if _is_faced(value) else None  # noqa: SLF001
+
+
+def bound(function: Callable[..., T], args: Iterable[Any], kwargs: Mapping[str, Any]) -> partial[T]:
+    """Return a call with what its arguments stand for."""
+    return partial(function, *map(inner_of, args), **{name: inner_of(value) for name, value in kwargs.items()})

@@ -1,215 +1,269 @@
-"""`this_host()` and `this_proc()`, and the meshes of processes that start there, without `await`."""
+"""Meshes of hosts, processes and actors, and what starts them, without `await`."""
 
 from __future__ import annotations
 
-import builtins
-import functools
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
-from trimesh._runtime.system import Bind
-from trimesh._supervision.policy import Policy
-from trimesh.actor import host_mesh
-from trimesh.actor.host_mesh import Output
+from trimesh import programs
+from trimesh._runtime import channels
+from trimesh._wire.exceptions.frames import shortens_tracebacks
+from trimesh.actor import actor_mesh, host_mesh, proc_mesh, spawning
+from trimesh.actor.actor import Actor
+from trimesh.actor.procs import current
 from trimesh.actor.procs.host_services import Forwarded, Installed
 from trimesh.actor.procs.host_services import Synced as AsyncSynced
-from trimesh.actor.spawning import Env, Pickle
-from trimesh.blocking.body import AnyBody
-from trimesh.blocking.proc_mesh import ProcMesh
-from trimesh.blocking.spawning import Spawning
+from trimesh.blocking.body import AnyBody, Body, FacedBody, body_of
+from trimesh.blocking.calls import Endpoint, Port, RDMABuffer
+from trimesh.blocking.handle import (
+    Attribute,
+    FacedHandle,
+    FacedObject,
+    MembershipViews,
+    bound,
+    calls_here,
+    enters,
+    inner_of,
+    mirrored,
+    returns_face,
+    waits,
+)
+from trimesh.blocking.trio_thread import check_thread
 from trimesh.blocking.work import wait
+from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
-from trimesh.shape.value_mesh import ValueMesh
 
-if TYPE_CHECKING:
-    from trimesh.shape.output_line import OutputLine
+P = ParamSpec("P")
+T = TypeVar("T")
+A = TypeVar("A", bound=Actor)
+M = TypeVar("M")
+ObjectT = TypeVar("ObjectT")
 
 
-class Synced:
-    """Code of the program on hosts, while its block is open; see `trimesh.HostMesh.sync`."""
+class Spawning(Generic[T]):
+    """A mesh that has not been started.
 
-    def __init__(self, inner: AsyncSynced, home: AnyBody | None = None) -> None:
-        self._inner = inner
+    `with spawning as mesh:` makes the block the owner. `mesh = spawning.open()` owns it until `mesh.close()`, over the
+    cells of a notebook, say. `mesh = spawning.adopt()` hands it to the block of the mesh that it is spawned on.
+    Nothing starts before, and each can be done once.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        make: Callable[[], spawning.Spawning[Any]],
+        face: Callable[[Any, AnyBody | None], T],
+        home: AnyBody | None = None,
+    ) -> None:
+        self._where = spawning.place_of_user()
+        self._what = what
+        self._make = make
+        self._face = face
         self._home = home
+        self._is_used = False
+        self._body: Body[Any] | None = None
 
-    @property
-    def version(self) -> int:
-        """How often it has changed there: 1 when the block is entered."""
-        return self._inner.version
+    def __enter__(self) -> T:
+        """Start it in a block of its own."""
+        return self._enter(keep=False)
 
-    @property
-    def digest(self) -> str:
-        """Of names and contents."""
-        return self._inner.digest
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave the block: everything that it owns is joined."""
+        assert self._body is not None
+        return self._body.leave(error)
 
-    @property
-    def files(self) -> int:
-        """How many there are."""
-        return self._inner.files
+    @shortens_tracebacks
+    def open(self) -> T:
+        """Start it, until its `close()`; what is open at the exit of the interpreter is closed then, which is logged.
 
-    @property
-    def sent_bytes(self) -> int:
-        """Of contents, sent for this version."""
-        return self._inner.sent_bytes
+        A failure that ends it is raised by the calls that are under way, else by the next one, else by `close()`.
+        """
+        return self._enter(keep=True)
 
-    def update(self) -> bool:
-        """Bring what has changed since; return whether anything had. Waits until it is there."""
-        return wait(self._inner.update, self._home)
+    @shortens_tracebacks
+    def adopt(self) -> T:
+        """Start it in the block of the mesh that it is spawned on."""
+        made = self._use()
+
+        async def adopt() -> Any:
+            return await made()
+
+        return self._face(wait(adopt, self._home), self._home)
+
+    def _enter(self, *, keep: bool) -> T:
+        make = self._use()
+        self._body = body = body_of(make(), self._what, self._home)
+        value = body.owns = body.enter(keep=keep)
+        return self._face(value, body)
+
+    @shortens_tracebacks
+    def close(self) -> None:
+        """End what was opened: everything that it owns is joined, in order. A second call does nothing.
+
+        Raises:
+            MeshErrorGroup: What has failed, if no call has raised it.
+            RuntimeError: It was not opened, or what was opened inside of it is still open.
+        """
+        if self._body is None:
+            raise RuntimeError(f"{self._what} was not opened, so there is nothing to close")
+        self._body.close()
+
+    def _use(self) -> Callable[[], spawning.Spawning[Any]]:
+        if self._is_used:
+            raise RuntimeError(f"{self._what} can be started once: call it again for another mesh")
+        self._is_used = True
+        check_thread()
+        return self._make
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self._what} has not been started, so it has no {name!r}: write `with ... as mesh:` or "
+            "`mesh = ....open()` first"
+        )
+
+    def __del__(self) -> None:
+        if not self.__dict__.get("_is_used", True):
+            warnings.warn(
+                f"{self._what}, made at {self._where}, was never started: write `with` before it, or .open() after it",
+                RuntimeWarning,
+                stacklevel=2,
+                source=self,
+            )
 
     def __repr__(self) -> str:
-        return repr(self._inner)
+        return f"<{self._what}, not started>"
 
 
-class HostMesh:
-    """The machine that this program runs on, or the hosts of a job; see `trimesh.HostMesh`."""
+def starts(
+    method: Callable[Concatenate[Any, P], spawning.Spawning[Any]], face: Callable[[Any, AnyBody | None], T]
+) -> Callable[Concatenate[Any, P], Spawning[T]]:
+    """Return a method that returns what starts a mesh, which then gets a form without `await`."""
 
-    def __init__(self, inner: host_mesh.HostMesh, home: AnyBody | None = None) -> None:
-        self._inner = inner
-        self._home = home
+    def start(self: FacedObject[Any], call: partial[Any]) -> Spawning[T]:
+        what = f"{method.__name__}({', '.join(map(repr, call.args))})"
+        return Spawning(what, call, face, self._home)
 
-    @property
-    def extent(self) -> Extent:
-        """Labels and sizes: empty for this machine, `{"hosts": n}` for a job."""
-        return self._inner.extent
+    return mirrored(method, start)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the hosts, in order."""
-        return self._inner.names
+
+class _Opened(FacedObject[ObjectT]):
+    """A handle on what `open` may have started."""
+
+    def close(self) -> None:
+        """End what was opened: everything that it owns is joined, in order. A second call does nothing.
+
+        Raises:
+            MeshErrorGroup: What has failed, if no call has raised it.
+            RuntimeError: What was opened on it is still open, or a `with` block owns it.
+        """
+        if self._home is None or self._home.owns is not self._inner:
+            raise RuntimeError(f"{self!r} has no block of its own: close what it belongs to, or shows a part of")
+        self._home.close()
+
+
+class ActorMesh(FacedHandle[actor_mesh.ActorMesh]):
+    """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
+
+    To type checkers it is `type[...]` of the actor class: what its endpoints are on the class are the verbs of this
+    library, as what they are on an object are those of `trimesh`.
+    """
+
+    def __getattr__(self, name: str) -> Endpoint[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found: Endpoint[..., Any] = Endpoint(getattr(self._inner, name), self._home)
+        vars(self)[name] = found
+        return found
+
+
+class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
+    """A mesh of processes, or a view of some of them.
+
+    Beside `spawn` and `spawning`, which start actors, its methods are those of `trimesh.ProcMesh`.
+    """
+
+    def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> type[A]:
+        """Spawn an actor in every process of this mesh, or view, and wait until all are ready.
+
+        The block of the processes owns them; see `trimesh.ProcMesh.spawn`.
+        """
+        return self.spawning(name, cls, *args, **kwargs).adopt()
+
+    def spawning(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> Spawning[type[A]]:
+        """Return what spawns actors that have a block of their own: `with procs.spawning("name", Cls) as mesh:`."""
+        make = bound(self._inner.spawn, (name, cls, *args), kwargs)
+        return Spawning(f"spawn({name!r}, {getattr(cls, '__qualname__', cls)})", make, _actors, self._home)
+
+    def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> type[A]:
+        """Return the one actor of this name on these processes; see `trimesh.ProcMesh.get_or_spawn`."""
+        return cast("type[A]", _actors(self._wait(self._inner.get_or_spawn, name, cls, *args, **kwargs), self._home))
+
+    def membership(self) -> AbstractContextManager[MembershipViews]:
+        """Read who is in this mesh: `with procs.membership() as views: for view in views: ...`."""
+        body = body_of(self._inner.membership(), f"the members of {self.name}", self._home)
+        return FacedBody(body, lambda views: MembershipViews(views, self._home))
+
+    on_failure = enters(proc_mesh.ProcMesh.on_failure, "the failures of {0.name}")
+    supervised = returns_face(calls_here(proc_mesh.ProcMesh.supervised))
+    replace = waits(proc_mesh.ProcMesh.replace)
+    resize = returns_face(waits(proc_mesh.ProcMesh.resize))
+    kill = waits(proc_mesh.ProcMesh.kill)
+    stop = waits(proc_mesh.ProcMesh.stop)
+    settled = waits(proc_mesh.ProcMesh.settled)
+
+
+class Synced(FacedObject[AsyncSynced]):
+    """Code of the program on hosts, while its block is open; see `trimesh.HostMesh.sync`."""
+
+    version = Attribute[AsyncSynced, int](lambda synced: synced.version)
+    digest = Attribute[AsyncSynced, str](lambda synced: synced.digest)
+    files = Attribute[AsyncSynced, int](lambda synced: synced.files)
+    sent_bytes = Attribute[AsyncSynced, int](lambda synced: synced.sent_bytes)
+    update = waits(AsyncSynced.update)
+
+
+class HostMesh(_Opened[host_mesh.HostMesh]):
+    """The machine that this program runs on, or the hosts of a job: `trimesh.HostMesh` without `await`.
+
+    What starts something is entered by `with`, or opened: `with this_host().spawn_procs({"gpus": 4}) as procs:`, or
+    `.open()`. On a warm host `.adopt()` gives processes to the host's block. The `output` of `run` is called in the
+    thread of Trio, which must not wait.
+    """
+
+    extent = Attribute[host_mesh.HostMesh, Extent](lambda hosts: hosts.extent)
+    names = Attribute[host_mesh.HostMesh, tuple[str, ...]](lambda hosts: hosts.names)
+    points = calls_here(host_mesh.HostMesh.points)
+    slice = returns_face(calls_here(host_mesh.HostMesh.slice))
+    spawn_procs = starts(host_mesh.HostMesh.spawn_procs, ProcMesh)
+    warm = starts(host_mesh.HostMesh.warm, lambda host, home: HostMesh(host, home))  # noqa: PLW0108 - not there yet
+    replace = waits(host_mesh.HostMesh.replace)
+    grow = returns_face(waits(host_mesh.HostMesh.grow))
+    wait_notice = waits(host_mesh.HostMesh.wait_notice)
+    run = waits(host_mesh.HostMesh.run)
+    shell = waits(host_mesh.HostMesh.shell)
+    sync = starts(host_mesh.HostMesh.sync, Synced)
+    install = starts(host_mesh.HostMesh.install, lambda installed, _: cast("Installed", installed))
 
     def __len__(self) -> int:
         return len(self._inner)
 
-    def slice(self, **selection: int | builtins.slice) -> HostMesh:
-        """Return a part of the hosts; see `trimesh.HostMesh.slice`."""
-        return HostMesh(self._inner.slice(**selection), self._home)
-
     def __getitem__(self, name: str) -> HostMesh:
         """Return the hosts that the job has given a name; see `trimesh.HostMesh.__getitem__`."""
-        return HostMesh(self._inner[name], self._home)
-
-    def spawn_procs(
-        self,
-        per_host: Mapping[str, int],
-        *,
-        name: str = "procs",
-        preload: Sequence[str] | None = None,
-        env: Env | None = None,
-        setup: Callable[[], Any] | None = None,
-        python: str | None = None,
-        grace: float | None = None,
-        output: Output = None,
-        supervision: Policy | None = None,
-        pickle: Pickle | None = None,
-        seed: int | None = None,
-        rendezvous: bool = False,
-        bind: Bind | None = None,
-        shared: bool = False,
-    ) -> Spawning[ProcMesh]:
-        """Start processes: `with this_host().spawn_procs({"gpus": 4}) as procs:`, or `.open()`.
-
-        See `trimesh.HostMesh.spawn_procs`. On a warm host `.adopt()` gives them to the host's block.
-        """
-        make = functools.partial(
-            self._inner.spawn_procs,
-            per_host,
-            name=name,
-            preload=preload,
-            env=env,
-            setup=setup,
-            python=python,
-            grace=grace,
-            output=output,
-            supervision=supervision,
-            pickle=pickle,
-            seed=seed,
-            rendezvous=rendezvous,
-            bind=bind,
-            shared=shared,
-        )
-        return Spawning(f"spawn_procs({dict(per_host)})", make, ProcMesh, self._home)
-
-    def warm(
-        self, *, preload: Sequence[str] | None = None, grace: float | None = None, pickle: Pickle | None = None
-    ) -> Spawning[HostMesh]:
-        """Keep the process that forks workers for many meshes; see `trimesh.HostMesh.warm`."""
-        make = functools.partial(self._inner.warm, preload=preload, grace=grace, pickle=pickle)
-        return Spawning("warm()", make, HostMesh, self._home)
-
-    def replace(self, point: Mapping[str, int]) -> None:
-        """Have another host at a place; see `trimesh.HostMesh.replace`."""
-        wait(functools.partial(self._inner.replace, point), self._home)
-
-    def grow(self, count: int) -> HostMesh:
-        """Have more hosts, and return all of the job; see `trimesh.HostMesh.grow`."""
-        return HostMesh(wait(functools.partial(self._inner.grow, count), self._home), self._home)
-
-    def wait_notice(self) -> str:
-        """Wait until the job says that its hosts are about to end; see `trimesh.HostMesh.wait_notice`."""
-        return wait(self._inner.wait_notice, self._home)
-
-    def run(
-        self,
-        command: Sequence[str | os.PathLike[str]],
-        *,
-        output: Callable[[OutputLine], object] | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        check: bool = False,
-        grace: float | None = None,
-    ) -> ValueMesh[int]:
-        """Run a command on each host: `hosts.run(["nvidia-smi", "-L"], output=print)`.
-
-        See `trimesh.HostMesh.run`. `output` is called in the thread of Trio, which must not wait.
-        """
-        work = functools.partial(self._inner.run, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
-        return wait(work, self._home)
-
-    def shell(
-        self,
-        command: Sequence[str | os.PathLike[str]] | None = None,
-        *,
-        env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
-        terminal: str | os.PathLike[str] | None = None,
-    ) -> int:
-        """Run a shell on one host, at this terminal; see `trimesh.HostMesh.shell`. Its size stays as it is."""
-        return wait(functools.partial(self._inner.shell, command, env=env, cwd=cwd, terminal=terminal), self._home)
+        return self._seen(self._inner[name])
 
     def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarded]:
         """Let a port of this machine lead to one of a host: `with hosts.slice(hosts=0).forward(remote=8888):`.
 
         See `trimesh.HostMesh.forward`.
         """
-        make = functools.partial(self._inner.forward, local=local, remote=remote)
+        make = partial(self._inner.forward, local=local, remote=remote)
         return Spawning(f"forward(remote={remote!r})", make, lambda forwarded, _: forwarded, self._home)
-
-    def sync(
-        self, *paths: str | os.PathLike[str], watch: bool = False, exclude: Sequence[str] = ()
-    ) -> Spawning[Synced]:
-        """Bring code to the hosts: `with hosts.sync("src", "configs"):`. See `trimesh.HostMesh.sync`."""
-        make = functools.partial(self._inner.sync, *paths, watch=watch, exclude=exclude)
-        return Spawning(f"sync({', '.join(map(repr, paths))})", make, Synced, self._home)
-
-    def install(self, file: str | os.PathLike[str]) -> Spawning[Installed]:
-        """Install packages on the hosts: `with hosts.install("uv.lock"):`. See `trimesh.HostMesh.install`."""
-        make = functools.partial(self._inner.install, file)
-        return Spawning(f"install({os.fspath(file)!r})", make, lambda installed, _: installed, self._home)
-
-    def points(self) -> Iterator[Point]:
-        """Yield the coordinates of the hosts, in this view of them."""
-        return self._inner.points()
-
-    def close(self) -> None:
-        """End a warm host that was opened; see `ProcMesh.close`."""
-        if self._home is None or self._home.owns is not self._inner:
-            raise RuntimeError(f"{self!r} has no block of its own: close what it belongs to, or shows a part of")
-        self._home.close()
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
 
 def this_host() -> HostMesh:
@@ -220,3 +274,73 @@ def this_host() -> HostMesh:
 def this_proc() -> ProcMesh:
     """Return this process as a mesh of one member; its actors run in the thread of Trio."""
     return ProcMesh(host_mesh.this_proc())
+
+
+def current_view(mesh: M) -> M:
+    """Return a handle on all of a mesh as it is now; see `trimesh.current_view`."""
+    if not isinstance(mesh, FacedHandle):
+        raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")
+    handle = cast("FacedHandle[Any]", mesh)
+    return cast("M", handle._seen(handle._wait(current.current_view, handle)))  # noqa: SLF001 - of its kind
+
+
+def publish_as(name: str, actors: object, /) -> AbstractContextManager[None]:
+    """Let other programs of this user on this host call some actors: `with tb.publish_as("judge", judges):`.
+
+    See `trimesh.publish_as`.
+    """
+    return body_of(programs.publish_as(name, inner_of(actors)), f"the name {name!r}")
+
+
+def connect(name: str, cls: type[A], /) -> AbstractContextManager[type[A]]:
+    """Connect to the actors that another program publishes: `with tb.connect("judge", Judge) as judge:`.
+
+    See `trimesh.connect`.
+    """
+    body = body_of(programs.connect(name, cls), f"the connection to {name!r}")
+    return FacedBody(body, lambda handle: _actors(handle, body))
+
+
+def _actors(inner: Any, home: AnyBody | None) -> Any:
+    return ActorMesh(inner, home)
+
+
+@overload
+def face(handle: proc_mesh.ProcMesh) -> ProcMesh: ...
+@overload
+def face(handle: host_mesh.HostMesh) -> HostMesh: ...
+@overload
+def face(handle: channels.Port[T]) -> Port[T]: ...
+@overload
+def face(handle: buffer.RDMABuffer) -> RDMABuffer: ...
+@overload
+def face(handle: A) -> type[A]: ...
+def face(handle: Any) -> Any:
+    """Return the form without `await` of a handle of `trimesh`: one that an endpoint has returned, or was given.
+
+    A handle is one on a mesh, the port of a channel, or a buffer.
+
+    In an endpoint with `thread=True` it is how the actor calls others: `tb.face(self.peers).step.call(1)`. Such a call
+    has the deadline of the endpoint, and is cancelled with it.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    match handle:
+        case FacedObject():
+            return handle  # pyright: ignore[reportUnknownVariableType]
+        case actor_mesh.ActorMesh():
+            return ActorMesh(handle)
+        case proc_mesh.ProcMesh():
+            return ProcMesh(handle)
+        case host_mesh.HostMesh():
+            return HostMesh(handle)
+        case channels.Port():
+            return Port(handle)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case buffer.RDMABuffer():
+            return RDMABuffer.of(handle)
+        case _:
+            raise TypeError(
+                f"face takes a handle on a mesh, a port or a buffer, got {handle!r}: for other objects write "
+                "run(object.method, ...)"
+            )

@@ -50,7 +50,7 @@ class Shaped(ABC):
         """Yield the coordinates, in this view, of its members."""
         return self._region().points()
 
-    def slice(self, **selection: int | Slice) -> Self:
+    def slice(self, /, **selection: int | Slice) -> Self:
         """Return a part: an int removes its dimension, a slice keeps it.
 
         Raises:
@@ -62,7 +62,7 @@ class Shaped(ABC):
         """Return the members along one dimension called `label`."""
         return self._seen(self._region().flatten(label))
 
-    def split(self, **parts: Sequence[str] | int) -> Self:
+    def split(self, /, **parts: Sequence[str] | int) -> Self:
         """Return the members with a dimension split in two or more: `split(hosts=("dp", "pp"), pp=2)`.
 
         Raises:
@@ -70,7 +70,7 @@ class Shaped(ABC):
         """
         return self._seen(self._region().split(**parts))
 
-    def rename(self, **labels: str) -> Self:
+    def rename(self, /, **labels: str) -> Self:
         """Return the members with other labels: `rename(gpus="tp")`."""
         return self._seen(self._region().rename(**labels))
 

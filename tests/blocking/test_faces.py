@@ -1,0 +1,58 @@
+"""What `trimesh.blocking` has of the handles of `trimesh`."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+import trimesh
+import trimesh.blocking as tb
+from trimesh import service
+from trimesh.actor.actor_mesh import ActorMesh
+from trimesh.blocking import service as blocking_service
+from trimesh.rdma import RDMABuffer
+
+CLASSES: dict[type[Any], tuple[type[Any], set[str]]] = {
+    tb.ActorMesh: (ActorMesh, set()),
+    tb.Endpoint: (trimesh.Endpoint, set()),
+    tb.HostMesh: (trimesh.HostMesh, set()),
+    tb.Port: (trimesh.Port, {"aclose", "holding"}),
+    tb.ProcMesh: (
+        trimesh.ProcMesh,
+        {"activate", "device_mesh", "owned_view", "process_group", "rank_tensor", "run"},  # tensors have no such form
+    ),
+    tb.RDMABuffer: (RDMABuffer, {"aclose", "check_read", "check_write", "handle", "move", "own_memory"}),
+    tb.Receiver: (trimesh.Receiver, {"aclose"}),
+    blocking_service.Pool: (service.Pool, set()),
+    blocking_service.PoolSession: (service.PoolSession, {"moves"}),
+    blocking_service.ReplayBuffer: (service.ReplayBuffer, set()),
+    blocking_service.Slots: (service.Slots, {"engine"}),
+    blocking_service.Store: (service.Store, set()),
+}
+"""The class of `trimesh` that each stands for, and what it does not have of that."""
+
+
+def public(cls: type[Any]) -> set[str]:
+    return {name for name in dir(cls) if not name.startswith("_")}
+
+
+def test_a_face_has_each_public_name_of_its_handle() -> None:
+    missing = {face: public(handle) - public(face) for face, (handle, _) in CLASSES.items()}
+    assert missing == {face: left_out for face, (_, left_out) in CLASSES.items()}
+
+
+def test_derived_methods_have_signature_and_docstring_of_those_of_the_handle() -> None:
+    assert inspect.signature(tb.HostMesh.spawn_procs) == inspect.signature(trimesh.HostMesh.spawn_procs)
+    assert "hosts.run([" in (tb.HostMesh.run.__doc__ or "")
+    for face in CLASSES:
+        for name, method in inspect.getmembers(face, inspect.isfunction):
+            doc = method.__doc__ or ""
+            assert name.startswith("_") or (doc and "await " not in doc and "async " not in doc), method
+
+
+def test_an_attribute_of_a_handle_cannot_be_set() -> None:
+    host: Any = tb.this_host()
+    with pytest.raises(AttributeError, match="cannot be set"):
+        host.extent = trimesh.Extent()
