@@ -11,9 +11,8 @@ from tests.soak import mutations
 from tests.soak.mutations import Finding, Mutation
 
 from trimesh.rdma.publications import board
-from trimesh.service.accounts.replay import ReplayAccount
-from trimesh.service.accounts.slots import SlotAccount
-from trimesh.service.work.slots_engine import SlotsEngine
+from trimesh.service.accounts import ReplayAccount, SlotAccount
+from trimesh.service.slots import Slots
 
 _RULE: Final = re.compile(r"\b(OR|LW)-\d+")
 
@@ -50,7 +49,7 @@ def _free_early(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _never_end(real: Callable[..., Any]) -> Callable[..., Any]:
-    def end(self: SlotsEngine, lease: Any, *, well: bool) -> None:
+    def end(self: Slots, lease: Any, *, well: bool) -> None:
         if well:
             real(self, lease, well=well)
 
@@ -72,8 +71,8 @@ _TABLE: Final[dict[str, tuple[Any, ...]]] = {
     "dropped": ("an item of a consumer that has died is lost", ReplayAccount, "put_back", _forget_held, "LW-2"),
     "not-returned": (
         "the slots of work that has failed are not free again",
-        SlotsEngine,
-        "end",
+        Slots,
+        "_end",
         _never_end,
         "LivenessError",
     ),

@@ -11,8 +11,7 @@ from tests.service.pool_workload import run_schedule
 from tests.soak import mutations
 from tests.soak.mutations import Finding, Mutation
 
-from trimesh.service.dispatch.dispatcher import Dispatcher
-from trimesh.service.dispatch.waiting import RequestQueue
+from trimesh.service.dispatch import Dispatcher, RequestQueue
 from trimesh.service.pool.engine import PoolEngine
 
 _RULE: Final = re.compile(r"\b(OR|PW)-\d+")

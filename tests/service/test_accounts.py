@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from trimesh.service.accounts.replay import ReplayAccount, ReplayItem
-from trimesh.service.accounts.slots import SlotAccount, SlotLease
+from trimesh.service.accounts import ReplayAccount, ReplayItem, SlotAccount, SlotLease
 
 
 def item(value: int, version: int = 0, group: int | None = None, priority: float = 1.0, size: int = 1) -> ReplayItem:

@@ -6,12 +6,18 @@ from typing import Any
 
 import pytest
 
-from trimesh.service.dispatch.adaptive import Adaptive, ReplicaLimit
-from trimesh.service.dispatch.dispatcher import Dispatcher
-from trimesh.service.dispatch.replica import Replica
-from trimesh.service.dispatch.request import PoolRequest
-from trimesh.service.dispatch.routes import Affinity, ByFunction, LeastLoaded, RoundRobin
-from trimesh.service.dispatch.sessions import Sessions
+from trimesh.service.dispatch import (
+    Adaptive,
+    Affinity,
+    ByFunction,
+    Dispatcher,
+    LeastLoaded,
+    PoolRequest,
+    Replica,
+    ReplicaLimit,
+    RoundRobin,
+    Sessions,
+)
 
 
 def dispatcher(replicas: int = 2, concurrency: int = 1, **options: Any) -> Dispatcher:

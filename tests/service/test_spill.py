@@ -14,7 +14,7 @@ from tests.patience import HANG_SECONDS
 from tests.rows import rows
 
 from trimesh.service import open_replay
-from trimesh.service.accounts.extents import FileExtents
+from trimesh.service.accounts import FileExtents
 from trimesh.testing import simulate
 
 KIB = 1 << 10

@@ -25,8 +25,8 @@ from trimesh.blocking.handle import (
 )
 from trimesh.blocking.meshes import ActorMesh, ProcMesh
 from trimesh.blocking.work import Each, submit
-from trimesh.service.accounts.replay import By
-from trimesh.service.dispatch.routes import PoolRoute
+from trimesh.service.accounts import By
+from trimesh.service.dispatch import PoolRoute
 from trimesh.service.pool.pool import MapVerb
 
 __all__ = [

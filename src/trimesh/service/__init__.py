@@ -6,17 +6,14 @@ while something else trains, `open_store` for values by key.
 """
 
 from trimesh.errors import Overloaded
-from trimesh.service.dispatch.adaptive import Adaptive
-from trimesh.service.dispatch.routes import Affinity, LeastLoaded, RoundRobin
+from trimesh.service.dispatch import Adaptive, Affinity, LeastLoaded, RoundRobin
 from trimesh.service.errors import Paused
 from trimesh.service.kinds import register
-from trimesh.service.pool.health import Health
-from trimesh.service.pool.opening import open_pool
-from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession
-from trimesh.service.pool.statistics import PoolStatistics, ReplicaStatistics
-from trimesh.service.store.store import Store, StoreStatistics, open_store
-from trimesh.service.work.replay import ReplayBuffer, ReplayStatistics, open_replay
-from trimesh.service.work.slots import Lease, Slots, SlotStatistics, open_slots
+from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession, PoolStatistics, ReplicaStatistics, open_pool
+from trimesh.service.pool.replicas import Health
+from trimesh.service.replay import ReplayBuffer, ReplayStatistics, open_replay
+from trimesh.service.slots import Lease, Slots, SlotStatistics, open_slots
+from trimesh.service.store import Store, StoreStatistics, open_store
 
 __all__ = [
     "Adaptive",

@@ -9,13 +9,11 @@ import msgspec
 from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.errors import ProtocolError
-from trimesh.service.pool.call_options import CallOptions, WhenFull
-from trimesh.service.pool.front import PoolFront
+from trimesh.service.pool.engine import CallOptions, PoolFront, WhenFull
 from trimesh.service.pool.pool import Pool, PoolSession
-from trimesh.service.store.shard import StoreShard
-from trimesh.service.store.store import Store
-from trimesh.service.work.replay import ReplayBuffer, ReplayFront
-from trimesh.service.work.slots import Slots, SlotsFront
+from trimesh.service.replay import ReplayBuffer, ReplayFront
+from trimesh.service.slots import Slots, SlotsFront
+from trimesh.service.store import Store, StoreShard
 
 
 def _front_of(front: Any, cls: type) -> ActorMesh:
@@ -42,29 +40,23 @@ def _take_pool_apart(pool: Pool[Any], _: object) -> tuple[Any, ...]:
     return isinstance(pool, PoolSession), front, name, *msgspec.structs.astuple(options)
 
 
-def _put_slots_together(_: DecodeSource, front: Any = None) -> Slots:
-    return Slots(None, _front_of(front, SlotsFront))
+def _take_apart(handle: Any, _: object) -> tuple[Any, ...]:
+    front: tuple[Any, ...] = handle.__reduce__()[1]
+    return front
 
 
-def _put_buffer_together(_: DecodeSource, front: Any = None) -> ReplayBuffer[Any]:
-    return ReplayBuffer(None, _front_of(front, ReplayFront))
+def _kind_of(name: str, handle: type, front_class: type) -> ValueKind:
+    """Return the kind of a handle that consists of its front."""
 
+    def put_together(_: DecodeSource, front: Any = None) -> Any:
+        return handle(_front_of(front, front_class))
 
-def _put_store_together(_: DecodeSource, shards: Any = None) -> Store:
-    return Store(_front_of(shards, StoreShard))
-
-
-def _take_store_apart(store: Store, _: object) -> tuple[Any]:
-    return (store.__reduce__()[1][0],)
-
-
-def _front_alone(handle: Slots | ReplayBuffer[Any], _: object) -> tuple[Any]:
-    return (handle.__reduce__()[1][1],)
+    return ValueKind(name, handle, _take_apart, put_together)
 
 
 def register() -> None:
     """Register the kinds of this module."""
     register_kind(ValueKind("pool", Pool, _take_pool_apart, _put_pool_together))
-    register_kind(ValueKind("slots", Slots, _front_alone, _put_slots_together))
-    register_kind(ValueKind("replay buffer", ReplayBuffer, _front_alone, _put_buffer_together))
-    register_kind(ValueKind("store", Store, _take_store_apart, _put_store_together))
+    register_kind(_kind_of("slots", Slots, SlotsFront))
+    register_kind(_kind_of("replay buffer", ReplayBuffer, ReplayFront))
+    register_kind(_kind_of("store", Store, StoreShard))

@@ -1,18 +1,24 @@
-"""The owner's side of a pool: each request runs in the task of its caller, when the dispatcher has a replica for it."""
+"""Pool engine, in the process that opened the pool, and the actor by which others use it.
+
+A request runs in the task of its caller as soon as the dispatcher assigns it a replica.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal, get_args
 
+import msgspec
 import trio
 
 from trimesh import limits
+from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh, is_whole
-from trimesh.actor.endpoint import Endpoint
+from trimesh.actor.endpoint import Endpoint, endpoint
 from trimesh.actor.options import Retry
 from trimesh.errors import (
     ConnectionLost,
@@ -26,17 +32,63 @@ from trimesh.errors import (
     leaves,
     origin,
 )
-from trimesh.service.dispatch.dispatcher import Dispatcher
-from trimesh.service.dispatch.request import PoolRequest
+from trimesh.service.accounts import estimate_bytes
+from trimesh.service.dispatch import Dispatcher, PoolRequest
 from trimesh.service.errors import Paused
-from trimesh.service.pool.call_options import CallOptions, PauseMode
-from trimesh.service.sizes import estimate_bytes
+from trimesh.service.owner_calls import take_over
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
 """Errors of a call that say something of its replica, if they come from there."""
 
 _MAYBE = (ProcDied, MembershipChanged)
 """Those that say whether the endpoint may have run."""
+
+
+WhenFull = Literal["wait", "refuse"]
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+class CallOptions(msgspec.Struct, frozen=True):
+    """Options of a call; see `Pool.options`.
+
+    Attributes:
+        priority: Higher ones go first.
+        cost: Weight in the load of the replica.
+        group: Name by which it can be cancelled.
+        when_full: What to do when the queue is full.
+        session: Name of the session.
+    """
+
+    priority: int = 0
+    cost: float = 1.0
+    group: Any = None
+    when_full: WhenFull = "wait"
+    session: str | None = None
+
+    def check(self) -> None:
+        """Refuse what is out of bounds.
+
+        Raises:
+            TypeError: A value has the wrong type.
+            ValueError: A value is out of its bounds.
+        """
+        if not isinstance(self.priority, int):
+            raise TypeError(f"priority must be a whole number, got {self.priority!r}")
+        if not 0 < self.cost < math.inf:
+            raise ValueError(f"cost must be a positive number, got {self.cost!r}")
+        if self.when_full not in get_args(WhenFull):
+            raise ValueError(f'when_full must be "wait" or "refuse", got {self.when_full!r}')
+
+
+def checked_mode(mode: Any) -> PauseMode:
+    """Return a way to pause.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if mode not in get_args(PauseMode):
+        raise ValueError(f'a pool is paused by "keep", "wait" or "abort", got {mode!r}')
+    return mode  # type: ignore[no-any-return]
 
 
 class PoolCall:
@@ -81,7 +133,9 @@ class PoolEngine:
         arrivals: Calls that wait to be let into the queue.
         calls: All calls that are not over.
         is_closed: Whether its block is being left.
+        sick: Replicas that do not answer.
         change_size: Changes the size of the mesh, of a pool that was given its processes.
+        on_new: Called with the index of each new replica.
     """
 
     def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher) -> None:
@@ -94,6 +148,7 @@ class PoolEngine:
         self.calls: dict[PoolRequest, PoolCall] = {}
         self.is_closed = False
         self.change_size: Callable[[int], Awaitable[None]] | None = None
+        self.on_new: Callable[[int], object] = lambda _: None
         self.sick: set[int] = set()
         self._dead: set[int] = set()
         self._down = trio.Event()
@@ -120,7 +175,8 @@ class PoolEngine:
         self.calls[request] = call
         try:
             with call.scope:
-                if not self._is_granted(request) and not self._let_in(call, options):
+                # A request that is granted at once needs neither a place in the queue nor an event.
+                if (self.arrivals or not self.dispatcher.grant(request)) and not self._let_in(call, options):
                     call.news = trio.Event()
                     self.arrivals.append(call)
                     self.pump()
@@ -149,10 +205,6 @@ class PoolEngine:
             self.counts.cancelled += 1
         else:
             self.counts.failed += 1
-
-    def _is_granted(self, request: PoolRequest) -> bool:
-        """Give a request to a replica at once, unless something waits: then it has neither a place nor an event."""
-        return not self.arrivals and self.dispatcher.grant(request)
 
     def _let_in(self, call: PoolCall, options: CallOptions) -> bool:
         """Take a call into the queue, if there is room; else return False.
@@ -302,6 +354,7 @@ class PoolEngine:
         self.views.append(view)
         self._sizes.append(len(view))
         self.dispatcher.add()
+        self.on_new(len(self.views) - 1)
 
     def set_absent(self, index: int, *, is_absent: bool) -> None:
         """Note whether the processes of a replica are in their mesh; one that has come back is another one."""
@@ -422,3 +475,25 @@ async def _first_of(endpoint: Endpoint[..., Any], request: PoolRequest) -> Any:
     """Call all members of a replica; return what the first has returned."""
     results = await endpoint.call(*request.args, **request.kwargs)
     return next(iter(results.values()))
+
+
+class PoolFront(Actor):
+    """A pool, for other processes."""
+
+    def __init__(self, number: int) -> None:
+        self.engine: PoolEngine = take_over(number)
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="calls")
+    async def run(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions
+    ) -> tuple[Any, int]:
+        """Run an endpoint on one replica; return its result, and how often the session has moved."""
+        result = await self.engine.run(name, args, kwargs, options)
+        return result, self.engine.moves_of(options.session)
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="pauses")
+    async def hold_pause(self, mode: PauseMode) -> AsyncGenerator[None, None]:
+        """Pause until the consumer leaves, or dies."""
+        async with self.engine.paused(mode):
+            yield
+            await trio.sleep_forever()

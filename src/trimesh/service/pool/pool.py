@@ -1,30 +1,103 @@
-"""`Pool`: the handle on replicas behind one name."""
+"""Pools: `open_pool`, the handle on replicas behind one name, its maps and its statistics."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable
+import logging
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
 
+import attrs
 import msgspec
 import trio
 
-from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
-from trimesh.actor.actor_mesh import ActorMesh
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now, in_trio_taking
+from trimesh.actor.actor import Actor
+from trimesh.actor.actor_mesh import ActorMesh, processes_of
+from trimesh.actor.host_mesh import this_proc
+from trimesh.actor.options import check_window
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import plain_real, plain_whole
-from trimesh.service.pool.call_options import CallOptions, PauseMode, WhenFull, checked_mode
-from trimesh.service.pool.engine import PoolCall, PoolEngine
-from trimesh.service.pool.mapping import PoolMap
-from trimesh.service.pool.rolling import Rolling
-from trimesh.service.pool.statistics import PoolStatistics, ReplicaStatistics
+from trimesh.service.dispatch import Adaptive, ByFunction, Dispatcher, LeastLoaded, PoolRoute
+from trimesh.service.owner_calls import hand_over
+from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull, checked_mode
+from trimesh.service.pool.replicas import ElasticReplicas, Health, Rolling
 
 if TYPE_CHECKING:
     from trimesh.blocking import calls as blocking
 
+_log = logging.getLogger("trimesh")
+
 A = TypeVar("A")
+M = TypeVar("M", bound=Actor)
 P = ParamSpec("P")
 R = TypeVar("R")
+Items = Iterable[Any] | AsyncIterable[Any]
+
+
+@attrs.frozen
+class ReplicaStatistics:
+    """One replica.
+
+    Attributes:
+        index: Its place along the dimension of the pool.
+        running: Requests that it runs.
+        cost: Sum of their costs.
+        limit: Requests that it may run at once.
+        is_up: Whether its processes live and answer.
+        is_drained: Whether it is kept out by `rolling` or `resize`.
+        ended: Requests that it has ended, whatever they came to.
+    """
+
+    index: int
+    running: int
+    cost: float
+    limit: int
+    is_up: bool
+    is_drained: bool
+    ended: int
+
+
+@attrs.frozen
+class PoolStatistics:
+    """A pool, in numbers of requests since it was opened.
+
+    `made == succeeded + failed + cancelled + refused + running + queued + arriving` at every moment in which no request
+    is on its way from one state to the next.
+
+    Attributes:
+        made: All.
+        succeeded: Those that gave a value.
+        failed: Those that raised what the endpoint raised, or the death of their replica.
+        cancelled: Those whose caller has left, or that were cancelled by the pool.
+        refused: Those that met a full queue with `when_full="refuse"`.
+        retried: How often one was given to another replica.
+        running: Those that replicas have now.
+        queued: Those that wait in the queue.
+        queued_bytes: Bytes of their arguments, as estimated.
+        arriving: Those whose callers wait to be let into the queue.
+        sessions: Sessions that are remembered.
+        is_paused: Whether the queue is held back.
+        replicas: All replicas.
+    """
+
+    made: int
+    succeeded: int
+    failed: int
+    cancelled: int
+    refused: int
+    retried: int
+    running: int
+    queued: int
+    queued_bytes: int
+    arriving: int
+    sessions: int
+    is_paused: bool
+    replicas: tuple[ReplicaStatistics, ...]
 
 
 class PoolEndpoint(Generic[P, R]):
@@ -258,6 +331,131 @@ class PoolSession(Pool[A]):
         self.moves = moves
 
 
+def _refer(cls: type[Pool[Any]], front: ActorMesh, name: str, options: CallOptions) -> Pool[Any]:
+    return cls(None, front, name, options)
+
+
+def open_pool(
+    mesh: M,
+    *,
+    along: str | None = None,
+    route: PoolRoute | Callable[..., Any] | None = None,
+    concurrency: int | Adaptive = limits.POOL_CONCURRENCY,
+    queue: int = limits.POOL_QUEUE,
+    queue_bytes: int = limits.POOL_QUEUE_BYTES,
+    sessions: int = limits.POOL_SESSIONS,
+    health: Health | None = None,
+    procs: ProcMesh | None = None,
+) -> AbstractAsyncContextManager[Pool[M]]:
+    """Put the actors of a mesh behind one name.
+
+    `async with open_pool(generators, along="replica") as pool: text = await pool.generate(prompt)`.
+
+    Args:
+        mesh: The actors; owned by its own block, whose policy (`Isolate`, `Restart`) handles deaths.
+        along: The dimension whose places are the replicas; a replica is all of the mesh there. Without it each member
+            is one.
+        route: Which replica gets a request: `LeastLoaded()` (the default), `Affinity(...)`, `RoundRobin()`, or a
+            function of the request and the replicas that have room, which returns one of them.
+        concurrency: Requests that one replica runs at once: a number, or `Adaptive(...)`. The endpoints need as many
+            slots: `@endpoint(concurrency=...)`.
+        queue: Requests that may wait; further callers wait to be let in, or are refused (`Pool.options`).
+        queue_bytes: Bytes that the arguments of those may have.
+        sessions: Sessions that are remembered.
+        health: How to ask replicas whether they are well; without it only deaths take them out.
+        procs: The processes that the actors live in, where `along` is their first dimension: then the pool follows
+            their size, and `Pool.resize` changes it.
+
+    Returns:
+        A context manager that gives the pool. Leaving it refuses new requests, cancels those under way with
+        `MeshStopped` at their callers, and waits until they have unwound.
+
+    Raises:
+        TypeError: `mesh` is no mesh of actors, or `procs` none of processes.
+        ValueError: A number is out of its bounds, or the mesh is empty.
+        ShapeError: The mesh has no such dimension.
+    """
+    handle: Any = mesh
+    if not isinstance(handle, ActorMesh):
+        raise TypeError(f"open_pool takes a mesh of actors, as `await procs.spawn(...)` gives it, got {handle!r}")
+    concurrency, queue, queue_bytes = plain_whole(concurrency), plain_whole(queue), plain_whole(queue_bytes)
+    if queue == 0:
+        raise ValueError(
+            "queue must be at least 1, got 0: requests of sessions, and those that a replica's death sends elsewhere, "
+            'pass through it; for no more waiting than that write queue=1 and options(when_full="refuse")'
+        )
+    for name, number in (("concurrency", concurrency), ("queue", queue), ("queue_bytes", queue_bytes)):
+        if not isinstance(number, Adaptive) and not (isinstance(number, int) and number >= 1):
+            raise ValueError(f"{name} must be a number of at least 1, got {number!r}")
+    _check_slots(handle, concurrency)
+    views = _replicas(handle, along)
+    if not views:
+        raise ValueError(f"a pool needs at least one replica, got the empty view {handle!r}")
+    if route is None:
+        route = LeastLoaded()
+    if health is not None and health.kill:
+        processes_of(handle)  # refused now rather than when a replica is sick
+    dispatcher = Dispatcher(
+        len(views),
+        route=route if isinstance(route, PoolRoute) else ByFunction(route),
+        concurrency=concurrency,
+        queue=queue,
+        queue_bytes=queue_bytes,
+        sessions=sessions,
+    )
+    engine = PoolEngine(handle, views, dispatcher)
+    elastic = None if procs is None else ElasticReplicas(engine, procs, along)
+    return in_trio_block(_open(engine, health, elastic))
+
+
+def _check_slots(mesh: ActorMesh, concurrency: int | Adaptive) -> None:
+    """Log a given concurrency that no endpoint has: further requests would wait at the replica."""
+    if isinstance(concurrency, Adaptive) or concurrency == limits.POOL_CONCURRENCY:
+        return
+    slots = max((spec.concurrency for spec in mesh._view.endpoints.values()), default=1)  # noqa: SLF001 - of endpoints
+    if concurrency > slots:
+        _log.warning(
+            "open_pool(concurrency=%d) exceeds what the endpoints of %s run at once, %d: further requests wait at the "
+            "replica, and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)",
+            concurrency,
+            mesh.name,
+            slots,
+            concurrency,
+            slots,
+        )
+
+
+def _replicas(mesh: ActorMesh, along: str | None) -> list[ActorMesh]:
+    if along is not None:
+        return [mesh.slice(**{along: index}) for index in range(mesh.size(along))]
+    return [mesh.slice(**dict(point)) for point in mesh.points()]
+
+
+@asynccontextmanager
+async def _open(
+    engine: PoolEngine, health: Health | None, elastic: ElasticReplicas | None
+) -> AsyncGenerator[Pool[Any], None]:
+    name = f"pool of {engine.mesh.name}"[: limits.NAME_CHARS_MAX]
+    async with this_proc().spawn(name, PoolFront, hand_over(engine)) as front, trio.open_nursery() as nursery:
+        nursery.start_soon(engine.watch)
+        if health is not None:
+            watch = partial(health.watch, engine)
+            engine.on_new = lambda index: nursery.start_soon(watch, index)
+            for index in range(len(engine.views)):
+                engine.on_new(index)
+        if elastic is not None:
+            engine.change_size = elastic.resize
+            nursery.start_soon(elastic.watch)
+        try:
+            yield Pool(engine, front, engine.mesh.name)
+        finally:
+            await engine.close()
+            nursery.cancel_scope.cancel(reason="the block of the pool is being left")
+
+
+# ---- maps ------------------------------------------------------------------------------------------------------------
+
+
 class MapVerbs:
     """The endpoints of a pool as maps: `pool.map.generate(prompts)`."""
 
@@ -290,5 +488,69 @@ class MapVerb(Generic[R]):
         return in_trio_block(PoolMap[R].open(self._endpoint, items, window))
 
 
-def _refer(cls: type[Pool[Any]], front: ActorMesh, name: str, options: CallOptions) -> Pool[Any]:
-    return cls(None, front, name, options)
+class PoolMap(Generic[R]):
+    """Results of many requests: `async for index, value in results`."""
+
+    def __init__(self, results: trio.MemoryReceiveChannel[tuple[int, R]]) -> None:
+        self._results = results
+        self._taken: list[tuple[int, R]] = []
+
+    def __aiter__(self) -> PoolMap[R]:
+        """Return itself."""
+        return self
+
+    def __anext__(self) -> Awaitable[tuple[int, R]]:
+        """Return the next result.
+
+        Raises:
+            StopAsyncIteration: There is none.
+        """
+        return in_trio_taking(self._next, self._taken.append)
+
+    async def _next(self) -> tuple[int, R]:
+        if self._taken:
+            await trio.lowlevel.checkpoint()
+            return self._taken.pop(0)
+        return await self._results.__anext__()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls, endpoint: Callable[[Any], Awaitable[R]], items: Items, window: int | None
+    ) -> AsyncGenerator[PoolMap[R], None]:
+        """Make requests while the body runs; leaving it early cancels those that are under way."""
+        most = current().map_window if window is None else check_window(window)
+        sender, receiver = trio.open_memory_channel[tuple[int, R]](0)
+        room = trio.Semaphore(most)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_feed, endpoint, items, room, sender)
+            yield cls(receiver)
+            nursery.cancel_scope.cancel(reason="the consumer of the map has left")
+
+
+async def _feed(
+    endpoint: Callable[[Any], Awaitable[R]],
+    items: Items,
+    room: trio.Semaphore,
+    sender: trio.MemorySendChannel[tuple[int, R]],
+) -> None:
+    async def run(index: int, item: Any) -> None:
+        await sender.send((index, await endpoint(item)))
+        room.release()
+
+    async with trio.open_nursery() as nursery:
+        index = 0
+        async for item in _each(items):
+            await room.acquire()
+            nursery.start_soon(run, index, item)
+            index += 1
+    sender.close()  # not after a failure: the iteration would end as if all results had come
+
+
+async def _each(items: Items) -> AsyncGenerator[Any, None]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item

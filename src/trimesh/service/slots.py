@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,11 +15,10 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import MeshStopped
 from trimesh.plain_numbers import plain_whole
-from trimesh.service.accounts.slots import SlotAccount, SlotLease
-from trimesh.service.work.certain import certainly
-from trimesh.service.work.handover import change, hand_over, take_over
-from trimesh.service.work.slots_engine import SlotsEngine
+from trimesh.service.accounts import SlotAccount, SlotLease
+from trimesh.service.owner_calls import change, hand_over, held, take_over
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -65,14 +63,14 @@ class SlotsFront(Actor):
     """Slots, for other processes."""
 
     def __init__(self, number: int) -> None:
-        self.engine: SlotsEngine = take_over(number)
+        self.slots: Slots = take_over(number)
         self.held: dict[int, tuple[SlotLease, trio.Event]] = {}
         self.leases = 0
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="leases")
     async def hold(self, group: int) -> AsyncGenerator[tuple[int, int], None]:
         """Hold slots until `finish`; they are given back if the consumer leaves before, or dies."""
-        lease = await self.engine.acquire(group)
+        lease = await self.slots._acquire(group)
         self.leases += 1
         number, finished = self.leases, trio.Event()
         self.held[number] = lease, finished
@@ -82,24 +80,24 @@ class SlotsFront(Actor):
             await finished.wait()
         finally:
             if self.held.pop(number, None) is not None:
-                self.engine.end(lease, well=False)
+                self.slots._end(lease, well=False)
 
     @endpoint(group="control")
     def finish(self, number: int) -> None:
         """End a lease well."""
         lease, finished = self.held.pop(number)
-        self.engine.end(lease, well=True)
+        self.slots._end(lease, well=True)
         finished.set()
 
     @endpoint(group="control")
     def advance(self, version: int) -> None:
         """Go on to a version."""
-        self.engine.advance(version)
+        self.slots._advance(version)
 
     @endpoint(group="control")
     def release(self, count: int) -> None:
         """Free slots of work that is over."""
-        self.engine.release(count)
+        self.slots._release(count)
 
 
 class Slots:
@@ -108,9 +106,13 @@ class Slots:
     In other processes than that of its owner it has `lease`, `advance` and `release`.
     """
 
-    def __init__(self, engine: SlotsEngine | None, front: Any) -> None:
-        self._engine = engine
+    def __init__(self, front: Any, own: SlotAccount | None = None) -> None:
         self._front = front
+        self._own = own  # only in the process of the owner
+        self._granted: dict[SlotLease, trio.Event] = {}
+        self._is_closed = False
+        self._count_stored: Callable[[], int] | None = None  # of a linked buffer, whose items use slots
+        self._on_version: Callable[[int], None] | None = None  # called before slots are granted for a version
 
     def lease(self, group: int = 1) -> AbstractAsyncContextManager[Lease]:
         """Wait until work that begins now can still be used, and hold its slots: `async with slots.lease() as lease:`.
@@ -141,7 +143,7 @@ class Slots:
 
         Blocking: a checkpoint.
         """
-        await change(None if self._engine is None else self._engine.advance, self._front.advance.call_one, version)
+        await change(None if self._own is None else self._advance, self._front.advance.call_one, version)
 
     async def release(self, count: int) -> None:
         """Free slots of work that was handed on and will not be trained; a linked buffer does so by itself.
@@ -151,7 +153,7 @@ class Slots:
 
         Blocking: a checkpoint.
         """
-        await change(None if self._engine is None else self._engine.release, self._front.release.call_one, count)
+        await change(None if self._own is None else self._release, self._front.release.call_one, count)
 
     def statistics(self) -> SlotStatistics:
         """Return the state, in numbers of slots.
@@ -159,7 +161,7 @@ class Slots:
         Raises:
             RuntimeError: This is not the process that owns the slots.
         """
-        one = self.engine.account
+        one = self._account
         return SlotStatistics(
             one.version, one.capacity, one.in_use, one.waiting,
             one.begun, one.running, one.returned, one.handed_on, one.lost,
@@ -167,7 +169,7 @@ class Slots:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` takes: numbers. Save it together with the buffer that holds the work."""
-        return self.engine.account.state()
+        return self._account.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state, before the first lease: work that was done counts as before, and nothing bursts.
@@ -175,41 +177,90 @@ class Slots:
         Raises:
             ValueError: Leases were granted already, or wait.
         """
-        self.engine.account.load(state)
+        self._account.load(state)
+
+    def __repr__(self) -> str:
+        return "<slots>" if self._own is None else f"<slots at version {self._own.version}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Slots, (self._front,)
+
+    @asynccontextmanager
+    async def _lease(self, group: int) -> AsyncGenerator[Lease, None]:
+        if self._own is None:
+            async with held(self._front.hold.stream(group), self._front.finish.call_one) as version:
+                yield Lease(version, group)
+            return
+        lease = await self._acquire(group)
+        assert lease.version is not None
+        try:
+            yield Lease(lease.version, group)
+        except BaseException:
+            self._end(lease, well=False)
+            raise
+        self._end(lease, well=True)
+
+    # ---- in the process of the owner -------------------------------------------------------------------------
 
     @property
-    def engine(self) -> SlotsEngine:
-        """The owner's side.
-
-        Raises:
-            RuntimeError: This is not the process that owns the slots.
-        """
-        if self._engine is None:
+    def _account(self) -> SlotAccount:
+        if self._own is None:
             raise RuntimeError(
                 "these slots are a handle in another process than their owner's: there they have lease, advance and "
                 "release; statistics, state_dict and load_state_dict are for the owner"
             )
-        return self._engine
+        return self._own
 
-    def __repr__(self) -> str:
-        return "<slots>" if self._engine is None else f"<slots at version {self._engine.account.version}>"
+    async def _acquire(self, group: int) -> SlotLease:
+        """Wait for slots; `_end` gives them back."""
+        account = self._account
+        if not 1 <= group <= account.capacity:
+            raise ValueError(f"a lease is of 1 to {account.capacity} slots (batch * (staleness + 1)), got {group}")
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if self._is_closed:
+            raise MeshStopped(_CLOSED)
+        lease = account.ask(group)
+        event = self._granted[lease] = trio.Event()
+        self._pump()
+        try:
+            await event.wait()
+            if lease.version is None:
+                raise MeshStopped(_CLOSED)
+        except BaseException:
+            if lease.version is None:
+                del self._granted[lease]
+                account.withdraw(lease)
+                self._pump()
+            else:
+                self._end(lease, well=False)
+            raise
+        return lease
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Slots, (None, self._front)
+    def _end(self, lease: SlotLease, *, well: bool) -> None:
+        self._account.end(lease, well=well)
+        self._pump()
 
-    @asynccontextmanager
-    async def _lease(self, group: int) -> AsyncGenerator[Lease, None]:
-        if self._engine is not None:
-            async with self._engine.lease(group) as held:
-                assert held.version is not None
-                yield Lease(held.version, group)
-            return
-        with trio.CancelScope() as leaving:
-            async with self._front.hold.stream(group) as replies:
-                _, (number, version) = await anext(replies)
-                yield Lease(version, group)
-                await certainly(partial(self._front.finish.call_one, number))
-                leaving.shield = True  # it has ended well, whatever is cancelled from here on
+    def _advance(self, version: int) -> None:
+        if self._account.advance(version) and self._on_version is not None:
+            self._on_version(version)
+        self._pump()
+
+    def _release(self, count: int) -> None:
+        self._account.release(count)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Grant all leases that can be granted."""
+        if self._count_stored is not None:
+            self._account.stored = self._count_stored()
+        for lease in self._account.grant():
+            self._granted.pop(lease).set()
+
+    def _close(self) -> None:
+        """Refuse leases, also those that wait."""
+        self._is_closed = True
+        for event in self._granted.values():
+            event.set()
 
 
 def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractAsyncContextManager[Slots]:
@@ -228,13 +279,18 @@ def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractAsync
     batch, staleness, version = plain_whole(batch), plain_whole(staleness), plain_whole(version)
     if batch < 1 or staleness < 0:
         raise ValueError(f"slots need batch >= 1 and staleness >= 0, got batch={batch}, staleness={staleness}")
-    return in_trio_block(_open(SlotsEngine(SlotAccount(batch, staleness, version))))
+    return in_trio_block(_open(SlotAccount(batch, staleness, version)))
 
 
 @asynccontextmanager
-async def _open(engine: SlotsEngine) -> AsyncGenerator[Slots, None]:
-    async with this_proc().spawn("slots", SlotsFront, hand_over(engine)) as front:
+async def _open(account: SlotAccount) -> AsyncGenerator[Slots, None]:
+    slots = Slots(None, account)
+    async with this_proc().spawn("slots", SlotsFront, hand_over(slots)) as front:
+        slots._front = front
         try:
-            yield Slots(engine, front)
+            yield slots
         finally:
-            engine.close()
+            slots._close()
+
+
+_CLOSED = "the block of these slots is being left, or was: open_slots gives slots for its block only"

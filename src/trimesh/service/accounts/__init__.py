@@ -1,1 +1,0 @@
-"""PURE: who may begin work now, and what became of each item that was stored."""

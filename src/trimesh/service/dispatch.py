@@ -1,0 +1,627 @@
+"""PURE: the dispatcher of a pool. Requests wait, are given to replicas, and end; replicas come and go."""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import heapq
+import math
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import attrs
+
+from trimesh.plain_numbers import plain_real, plain_whole
+
+# ---- requests and replicas -------------------------------------------------------------------------------------------
+
+
+class PoolRequest:
+    """One call that waits for a replica, or has one.
+
+    Attributes:
+        args: Arguments of the call by position; they and `kwargs` are for routes.
+        kwargs: Arguments of the call by keyword.
+        priority: Higher ones go first.
+        cost: Weight in the load of its replica.
+        size: Bytes of the arguments, as estimated.
+        group: Name by which it can be cancelled.
+        session: Name of its session, or None.
+        key: For routes: the session, unless another one was given.
+        number: Its place among all requests; a request that is tried again keeps it.
+        replica: The one that runs it; while it waits, the only one that may, or None.
+        state: "new", "waiting", "running" or "over".
+    """
+
+    __slots__ = (
+        "args", "cost", "group", "key", "kwargs", "number", "priority", "replica", "session", "size",
+        "state",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        priority: int = 0,
+        cost: float = 1.0,
+        size: int = 0,
+        group: object = None,
+        session: str | None = None,
+        key: object = None,
+    ) -> None:
+        self.args = args
+        self.kwargs = kwargs or {}
+        self.priority = priority
+        self.cost = cost
+        self.size = size
+        self.group = group
+        self.session = session
+        self.key = session if key is None else key
+        self.number = -1
+        self.replica: int | None = None
+        self.state = "new"
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Place in the queue: by priority, then first come, first served."""
+        return -self.priority, self.number
+
+
+class Replica:
+    """State of one replica.
+
+    Attributes:
+        index: Its place along the dimension of the pool.
+        limit: Requests that it may run at once.
+        running: Requests that it runs.
+        cost: Sum of their costs.
+        used: Number of its last request, -1 before the first.
+        is_up: Whether its processes live and answer.
+        is_drained: Whether `resize` keeps it out.
+        is_updating: Whether `rolling` keeps it out.
+        is_absent: Whether its processes have left their mesh.
+        ended: Requests that have ended here, with any outcome.
+    """
+
+    __slots__ = (
+        "cost", "ended", "index", "is_absent", "is_drained", "is_up", "is_updating", "limit", "running", "used",
+    )  # fmt: skip
+
+    def __init__(self, index: int, limit: int) -> None:
+        self.index = index
+        self.limit = limit
+        self.running = 0
+        self.cost = 0.0
+        self.used = -1
+        self.is_up = True
+        self.is_drained = False
+        self.is_updating = False
+        self.is_absent = False
+        self.ended = 0
+
+    @property
+    def is_member(self) -> bool:
+        """Whether it belongs to the pool as the pool is sized now."""
+        return not self.is_drained and not self.is_absent
+
+    @property
+    def is_out(self) -> bool:
+        """Whether `resize` or `rolling` keeps it out."""
+        return self.is_drained or self.is_updating
+
+    @property
+    def is_in_service(self) -> bool:
+        """Whether requests may go to it, if it lives."""
+        return self.is_member and not self.is_updating
+
+
+class Adaptive:
+    """Concurrency that grows by one for each round of quick requests, and shrinks by a factor after a slow one.
+
+    Additive increase, multiplicative decrease: what a replica is given comes to what it can do within `latency`.
+
+    Args:
+        latency: Seconds that one request may take.
+        least: Requests that a replica may always run, at least 1.
+        most: Requests that it may run at most.
+        start: Those at first; `least` if it is left out.
+        factor: What a slow request leaves of the limit, between 0 and 1. A replica is slowed down once for the
+            requests that it had when it was, not once for each.
+
+    Raises:
+        ValueError: A number is out of its bounds.
+    """
+
+    def __init__(
+        self, latency: float, *, least: int = 1, most: int = 256, start: int | None = None, factor: float = 0.7
+    ) -> None:
+        latency, factor, least, most = plain_real(latency), plain_real(factor), plain_whole(least), plain_whole(most)
+        first: int = least if start is None else plain_whole(start)
+        if not (latency > 0 and 1 <= least <= first <= most and 0 < factor < 1):
+            raise ValueError(
+                "Adaptive needs latency > 0, 1 <= least <= start <= most and 0 < factor < 1, got "
+                f"latency={latency!r}, least={least!r}, start={first!r}, most={most!r}, factor={factor!r}"
+            )
+        self.latency = latency
+        self.least = least
+        self.most = most
+        self.start = first
+        self.factor = factor
+
+
+class ReplicaLimit:
+    """Moves the `limit` of one replica by a rule; None for a fixed number."""
+
+    def __init__(self, replica: Replica, rule: Adaptive | None) -> None:
+        self._replica = replica
+        self._rule = rule
+        self._quick = 0
+        self._holds = 0  # requests that had begun when the limit was lowered: their latency is not of the new one
+
+    def learn(self, seconds: float) -> None:
+        """Adapt to the latency of a request that has ended."""
+        rule, replica = self._rule, self._replica
+        if rule is None:
+            return
+        if self._holds:
+            self._holds -= 1
+        elif seconds > rule.latency:
+            replica.limit = max(rule.least, int(replica.limit * rule.factor))
+            self._quick, self._holds = 0, replica.running
+        else:
+            self._quick += 1
+            if self._quick >= replica.limit:
+                self._quick, replica.limit = 0, min(rule.most, replica.limit + 1)
+
+
+# ---- routes ----------------------------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class PoolRoute(Protocol):
+    """Chooses a replica."""
+
+    def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """Return one of the candidates.
+
+        Args:
+            request: The request to run.
+            candidates: The replicas that serve and have room; at least one.
+            serving: All replicas that serve, in order.
+        """
+        ...
+
+
+_load_of: Callable[[Replica], tuple[float, int, int]] = operator.attrgetter("cost", "used", "index")
+
+
+class LeastLoaded:
+    """The replica with the smallest sum of costs; among equals, the one that was idle for the longest time.
+
+    A fixed order among equals would give every session that begins while all are idle to the first replica.
+    """
+
+    def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """See `PoolRoute.choose`."""
+        return min(candidates, key=_load_of)
+
+
+class RoundRobin:
+    """The replicas in turn; one without room is passed over."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """See `PoolRoute.choose`."""
+        found = next((one for one in candidates if one.index >= self._turn), candidates[0])
+        self._turn = found.index + 1
+        return found
+
+
+POINTS = 64
+"""Places of one replica on the ring: the shares of 8 replicas then differ by about an eighth."""
+
+
+class Affinity:
+    """Equal keys go to the same replica, as long as it is not loaded above `bounded_load` times the mean.
+
+    Consistent hashing: a replica that leaves or comes moves the keys of about its own share only. What its replica has
+    no place for goes to the next one on the ring.
+
+    Args:
+        key: Gives the key from the arguments of the call (the beginning of a prompt, say, for a prefix cache); without
+            it, it is the session of the call. A request without a key goes to the least loaded replica.
+        bounded_load: At least 1.
+
+    Raises:
+        ValueError: `bounded_load` is below 1.
+    """
+
+    def __init__(self, key: Callable[..., object] | None = None, *, bounded_load: float = 1.25) -> None:
+        if not bounded_load >= 1:
+            raise ValueError(f"bounded_load must be at least 1, the mean load, got {bounded_load!r}")
+        self._key = key
+        self._bound = bounded_load
+        self._ring: list[tuple[int, int]] = []
+        self._members: tuple[int, ...] = ()
+        self._least = LeastLoaded()
+
+    def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """See `PoolRoute.choose`."""
+        key = request.key if self._key is None else self._key(*request.args, **request.kwargs)
+        if key is None:
+            return self._least.choose(request, candidates, serving)
+        self._place(tuple([one.index for one in serving]))
+        most = math.ceil(self._bound * (sum(one.running for one in serving) + 1) / len(serving))
+        by_index = {one.index: one for one in candidates}
+        start = bisect.bisect_left(self._ring, (_hash(repr(key)), -1))
+        for step in range(len(self._ring)):
+            found = by_index.get(self._ring[(start + step) % len(self._ring)][1])
+            if found is not None and found.running < most:
+                return found
+        return self._least.choose(request, candidates, serving)
+
+    def _place(self, members: tuple[int, ...]) -> None:
+        if members != self._members:
+            self._members = members
+            self._ring = sorted((_hash(f"{index}/{point}"), index) for index in members for point in range(POINTS))
+
+
+class ByFunction:
+    """A route of the user: `function(request, candidates)` gives one of the candidates, or its index."""
+
+    def __init__(self, function: Callable[[PoolRequest, Sequence[Replica]], Any]) -> None:
+        self._function = function
+
+    def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """See `PoolRoute.choose`; what the function has chosen is checked by the dispatcher."""
+        chosen = self._function(request, candidates)
+        return next((one for one in candidates if one is chosen or one.index == chosen), chosen)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+# ---- queue and sessions ----------------------------------------------------------------------------------------------
+
+
+class RequestQueue:
+    """Queue by priority, then first come, first served. Requests that are bound to one replica have queues beside it.
+
+    Args:
+        count_max: Requests that may wait.
+        bytes_max: Bytes that they may have; one larger request is let in when nothing else waits.
+    """
+
+    def __init__(self, count_max: int, bytes_max: int) -> None:
+        self.count_max = count_max
+        self.bytes_max = bytes_max
+        self.count = 0
+        self.bytes = 0
+        self._heaps: dict[int | None, list[tuple[tuple[int, int], PoolRequest]]] = {}
+
+    def has_room(self, size: int) -> bool:
+        """Return whether there is room for a request of so many bytes."""
+        return self.count < self.count_max and (self.count == 0 or self.bytes + size <= self.bytes_max)
+
+    def put(self, request: PoolRequest) -> None:
+        """Add a request; its `replica` is the one that it is bound to, or None."""
+        request.state = "waiting"
+        self.count += 1
+        self.bytes += request.size
+        heapq.heappush(self._heaps.setdefault(request.replica, []), (request.order, request))
+
+    def remove(self, request: PoolRequest) -> None:
+        """Remove a request, at any place."""
+        assert request.state == "waiting"
+        request.state = "new"
+        self.count -= 1
+        self.bytes -= request.size
+        heap = self._heaps[request.replica]
+        if heap[0][1] is request:
+            heapq.heappop(heap)
+        else:
+            heap[:] = [one for one in heap if one[1] is not request]
+            heapq.heapify(heap)
+        if not heap:
+            del self._heaps[request.replica]
+
+    def first(self, pinned_to: int | None) -> PoolRequest | None:
+        """Return the first request that is bound to a replica, or with None to none."""
+        heap = self._heaps.get(pinned_to)
+        return heap[0][1] if heap else None
+
+    @property
+    def has_pinned(self) -> bool:
+        """Whether there are requests that are bound to a replica."""
+        return len(self._heaps) > (None in self._heaps)
+
+    def pinned(self) -> list[int]:
+        """Return the replicas that requests are bound to."""
+        return [replica for replica in self._heaps if replica is not None]
+
+    def release(self, replica: int) -> None:
+        """Unbind the requests of a replica."""
+        for _, request in self._heaps.pop(replica, []):
+            request.replica = None
+            heapq.heappush(self._heaps.setdefault(None, []), (request.order, request))
+
+    def all(self) -> list[PoolRequest]:
+        """Return all requests, in their order."""
+        return [request for heap in self._heaps.values() for _, request in sorted(heap, key=lambda one: one[0])]
+
+
+@attrs.define
+class SessionPlace:
+    """Replica of a session, None before its first request, and how often it had to go to another one."""
+
+    replica: int | None = None
+    moves: int = 0
+
+
+class Sessions:
+    """Places of at most `capacity` sessions; the least recently used ones are forgotten."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._places: OrderedDict[str, SessionPlace] = OrderedDict()
+        self.forgotten = 0
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def find(self, name: str) -> SessionPlace:
+        """Return the place of a session, which becomes the most recently used one."""
+        place = self._places.get(name)
+        if place is None:
+            place = self._places[name] = SessionPlace()
+            if len(self._places) > self._capacity:
+                self._places.popitem(last=False)
+                self.forgotten += 1
+        self._places.move_to_end(name)
+        return place
+
+    def settle(self, name: str, replica: int) -> SessionPlace:
+        """Set the replica of a session."""
+        place = self.find(name)
+        if place.replica != replica:
+            place.moves += place.replica is not None
+            place.replica = replica
+        return place
+
+    def end(self, name: str) -> None:
+        """Forget a session."""
+        self._places.pop(name, None)
+
+
+# ---- the dispatcher --------------------------------------------------------------------------------------------------
+
+
+class Dispatcher:
+    """Assigns requests to replicas.
+
+    Every request that `submit` has taken ends by exactly one `end`, or one `withdraw` while it waits, or is in
+    `unrouted` once.
+
+    Attributes:
+        replicas: All of them, with those that are down or drained.
+        waiting: The queue.
+        sessions: Places of sessions.
+        pauses: Number of blocks that hold the queue back.
+        submitted: Number of requests ever.
+        ended: Number of those that are over.
+        measures: Whether `end` needs the seconds of requests.
+        unrouted: Requests for which the route has raised, or has chosen no candidate, each with that error; the caller
+            of `take` removes them.
+    """
+
+    def __init__(
+        self,
+        replicas: int,
+        *,
+        route: PoolRoute,
+        concurrency: int | Adaptive,
+        queue: int,
+        queue_bytes: int,
+        sessions: int,
+    ) -> None:
+        rule = concurrency if isinstance(concurrency, Adaptive) else None
+        start = concurrency.start if isinstance(concurrency, Adaptive) else concurrency
+        self._start = start
+        self.replicas = [Replica(index, start) for index in range(replicas)]
+        self.waiting = RequestQueue(queue, queue_bytes)
+        self.sessions = Sessions(sessions)
+        self.pauses = 0
+        self.submitted = 0
+        self.ended = 0
+        self.unrouted: list[tuple[PoolRequest, Exception]] = []
+        self._route = route
+        self._given = 0
+        self._rule = rule
+        self.measures = rule is not None
+        self._limits = [ReplicaLimit(replica, rule) for replica in self.replicas]
+        self._serving: Sequence[Replica] | None = None  # until one comes or goes
+
+    @property
+    def running(self) -> int:
+        """Number of requests that replicas run."""
+        return sum(replica.running for replica in self.replicas)
+
+    def has_room(self, size: int) -> bool:
+        """Return whether the queue has room for a request of so many bytes."""
+        return self.waiting.has_room(size)
+
+    def submit(self, request: PoolRequest) -> None:
+        """Queue a request."""
+        request.number = self.submitted
+        self.submitted += 1
+        self._put(request)
+
+    def grant(self, request: PoolRequest) -> bool:
+        """Give a request to a replica at once, as `submit` and `take` would; return whether it has one.
+
+        Nothing is changed if requests wait before it, if no replica has room, or if the route raises.
+        """
+        if self.pauses or self.waiting.count or request.session is not None:
+            return False
+        serving = self.serving()
+        candidates = [one for one in serving if one.running < one.limit]
+        if not candidates:
+            return False
+        replica = self._choose(request, candidates, serving)
+        request.number = self.submitted
+        self.submitted += 1
+        self._give(request, replica)
+        return True
+
+    def withdraw(self, request: PoolRequest) -> None:
+        """Remove a request that waits: its caller has left, or it was cancelled."""
+        self.waiting.remove(request)
+        request.state = "over"
+        self.ended += 1
+
+    def end(self, request: PoolRequest, seconds: float | None) -> None:
+        """End a request that runs; `seconds` is its latency, or None if that is not the replica's."""
+        self._give_up(request)
+        request.state = "over"
+        self.ended += 1
+        if seconds is not None and request.replica is not None:
+            self._limits[request.replica].learn(seconds)
+
+    def retry(self, request: PoolRequest) -> None:
+        """Queue a request again, at its old place: its replica has not run it, or it may run twice."""
+        self._give_up(request)
+        self._put(request)
+
+    def take(self) -> list[tuple[PoolRequest, Replica]]:
+        """Give requests to replicas that have room; return each with its replica."""
+        taken: list[tuple[PoolRequest, Replica]] = []
+        while not self.pauses and self.waiting.count:
+            serving = self.serving()
+            candidates = [one for one in serving if one.running < one.limit]
+            request = self._next(candidates)
+            if request is None:
+                break
+            if request.replica is None and self._pin(request, serving):
+                continue
+            if request.replica is not None:
+                replica = self.replicas[request.replica]
+            else:
+                try:
+                    replica = self._choose(request, candidates, serving)
+                except Exception as error:  # noqa: BLE001 - a function of the user: it fails this request alone
+                    self.withdraw(request)
+                    self.unrouted.append((request, error))
+                    continue
+            self.waiting.remove(request)
+            self._give(request, replica)
+            taken.append((request, replica))
+        return taken
+
+    def serving(self) -> Sequence[Replica]:
+        """Return the replicas that requests may go to: those that are up, or if none is, those that may come back."""
+        if self._serving is None:
+            inside = [one for one in self.replicas if one.is_in_service]
+            self._serving = [one for one in inside if one.is_up] or inside
+        return self._serving
+
+    def set_up(self, index: int, *, is_up: bool) -> None:
+        """Set whether a replica lives and answers."""
+        if self.replicas[index].is_up != is_up:
+            self.replicas[index].is_up = is_up
+            self._see_change()
+
+    def set_drained(self, index: int, *, is_drained: bool) -> None:
+        """Set whether `resize` keeps a replica out."""
+        self.replicas[index].is_drained = is_drained
+        self._see_change()
+
+    def set_updating(self, index: int, *, is_updating: bool) -> None:
+        """Set whether `rolling` keeps a replica out."""
+        self.replicas[index].is_updating = is_updating
+        self._see_change()
+
+    def add(self) -> None:
+        """Add a replica, with the next index."""
+        replica = Replica(len(self.replicas), self._start)
+        self.replicas.append(replica)
+        self._limits.append(ReplicaLimit(replica, self._rule))
+        self._see_change()
+
+    def set_absent(self, index: int, *, is_absent: bool) -> None:
+        """Set whether the processes of a replica have left their mesh."""
+        self.replicas[index].is_absent = is_absent
+        self._see_change()
+
+    def _choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+        """Return the choice of the route; raise `ValueError` if that is none of the candidates."""
+        chosen: object = self._route.choose(request, candidates, serving)
+        if type(chosen) is not Replica or not any(chosen is one for one in candidates):
+            indices = [one.index for one in candidates]
+            raise ValueError(
+                f"a route must return one of the candidates, {indices}, or as a function its index; got {chosen!r}"
+            )
+        return chosen
+
+    def _next(self, candidates: Sequence[Replica]) -> PoolRequest | None:
+        if not candidates:
+            return None
+        if not self.waiting.has_pinned:
+            return self.waiting.first(None)
+        heads = [self.waiting.first(one.index) for one in candidates]
+        found = [one for one in (*heads, self.waiting.first(None)) if one is not None]
+        return min(found, key=lambda one: one.order, default=None)
+
+    def _pin(self, request: PoolRequest, serving: Sequence[Replica]) -> bool:
+        """Bind a request to the replica that its session has got meanwhile; return whether it has one that serves."""
+        if request.session is None:
+            return False
+        place = self.sessions.find(request.session)
+        if place.replica not in {one.index for one in serving}:
+            return False
+        self.waiting.remove(request)
+        request.replica = place.replica
+        self.waiting.put(request)
+        return True
+
+    def _put(self, request: PoolRequest) -> None:
+        place = None if request.session is None else self.sessions.find(request.session)
+        request.replica = None if place is None else place.replica
+        self.waiting.put(request)
+        self._release()
+
+    def _see_change(self) -> None:
+        self._serving = None
+        self._release()
+
+    def _release(self) -> None:
+        """Unbind the requests of sessions whose replica does not serve."""
+        pinned = self.waiting.pinned()
+        if not pinned:
+            return
+        indices = {one.index for one in self.serving()}
+        for index in pinned:
+            if index not in indices:
+                self.waiting.release(index)
+
+    def _give(self, request: PoolRequest, replica: Replica) -> None:
+        request.state, request.replica = "running", replica.index
+        replica.running += 1
+        replica.cost += request.cost
+        self._given += 1
+        replica.used = self._given
+        if request.session is not None:
+            self.sessions.settle(request.session, replica.index)
+
+    def _give_up(self, request: PoolRequest) -> None:
+        assert request.state == "running"
+        assert request.replica is not None
+        replica = self.replicas[request.replica]
+        replica.running -= 1
+        replica.cost = replica.cost - request.cost if replica.running else 0.0
+        replica.ended += 1

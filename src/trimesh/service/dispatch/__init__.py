@@ -1,1 +1,0 @@
-"""PURE: which request of a pool goes to which replica, and when."""

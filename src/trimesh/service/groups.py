@@ -1,0 +1,400 @@
+"""Process groups of elastic meshes: a new one for each set of members, the one before is ended.
+
+`from trimesh.service.groups import open_groups`: `async with open_groups(procs) as groups:` in the process that owns
+the mesh, `async with groups.joined() as group:` in its actors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio, in_trio_block
+from trimesh.actor.actor import Actor
+from trimesh.actor.context import context
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import this_proc
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.errors import MeshError
+from trimesh.events.membership import MembershipView
+from trimesh.plain_numbers import plain_whole
+from trimesh.service.accounts import Answer, Place, RoundKeys, RoundMember, Rounds
+from trimesh.service.errors import GroupEnded
+from trimesh.service.owner_calls import hand_over, take_over
+from trimesh.shape.point import place_name
+
+if TYPE_CHECKING:
+    from trimesh.tensor.groups.elastic import DeviceMesh, EpochGroup, MemberGroups
+
+__all__ = ["ElasticGroup", "ElasticGroups", "GroupEnded", "open_groups"]
+
+R = TypeVar("R")
+GroupBackend = Literal["gloo"] | None
+
+
+def open_groups(
+    procs: ProcMesh, *, least: int = 1, backend: GroupBackend = "gloo"
+) -> AbstractAsyncContextManager[ElasticGroups]:
+    """Let the actors of an elastic mesh meet in process groups, one after the other.
+
+    There is one group at a time, of all members of the newest view (`ProcMesh.membership`). When a member is lost, or
+    `resize` and restarts change who they are, it ends: those that wait in a collective of it get `GroupEnded`, which
+    names its epoch, and they form the next one.
+
+    Args:
+        procs: Processes of one host, which this process owns.
+        least: Members that a group has at least; fewer wait for others.
+        backend: "gloo" (members need torch), for `torch.distributed` on tensors of the host; or None: then a group says
+            who is in it and when it has ended (`ElasticGroup.on_end`), to groups that you make yourself.
+
+    Raises:
+        TypeError: `procs` is no mesh of processes.
+        ValueError: A number is out of its bounds, or there is no such backend.
+        RuntimeError: This process does not own them.
+    """
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(f"open_groups takes a mesh of processes, as spawn_procs gives it, got {procs!r:.100}")
+    least = plain_whole(least)
+    if least < 1:
+        raise ValueError(f"a group has at least one member, got least={least}")
+    if backend is not None and backend not in get_args(get_args(GroupBackend)[0]):
+        raise ValueError(
+            'backend is "gloo", or None for groups of your own, as of NCCL on devices, which on_end ends by an abort; '
+            f"got {backend!r}"
+        )
+    return in_trio_block(_open(procs, least, backend))
+
+
+@asynccontextmanager
+async def _open(procs: ProcMesh, least: int, backend: GroupBackend) -> AsyncGenerator[ElasticGroups, None]:
+    name = f"groups of {procs.name}"[: limits.NAME_CHARS_MAX]
+    views = procs.membership()
+    key = hand_over(views)
+    async with this_proc().spawn(name, GroupsFront, key, procs.name, least) as front:
+        yield ElasticGroups(front, procs.name, key, backend)
+
+
+class ElasticGroups:
+    """The process groups of an elastic mesh, one after the other; a handle for its actors."""
+
+    def __init__(self, front: Any, name: str, key: int, backend: GroupBackend) -> None:
+        self._front = front
+        self._name = name
+        self._key = key
+        self._backend = backend
+
+    def joined(self) -> AbstractAsyncContextManager[ElasticGroup]:
+        """Be in the group of all members of the newest view: `async with groups.joined() as group:`.
+
+        Entering waits until each member of the newest view has joined. When that changes (a member is lost, comes or
+        goes), or a member leaves the block by an error, the group has *ended*: what its members do in it, or begin to
+        do, raises `GroupEnded`, and they join again. A body that ends well waits for those of the others, or for the
+        end of the group.
+
+        Raises:
+            RuntimeError: The caller is no actor.
+            ValueError: This process is in a group already.
+            GroupEnded: The group has ended while it was being made; join again.
+            MeshStopped: The block of the groups is being left.
+
+        Blocking: entering and leaving wait, cancellable.
+        """
+        return in_trio_block(self._joined())
+
+    @asynccontextmanager
+    async def _joined(self) -> AsyncGenerator[ElasticGroup, None]:
+        place = _place_of(context().point.items())
+        failed: list[Exception] = []
+        async with self._front.join.stream(place) as replies:
+            _, (number, epoch, places) = await anext(replies)
+            shown = [_place_of(one) for one in places]
+            group = ElasticGroup(self._front, self._name, f"{self._name}/{self._key}/{number}", epoch, shown, place)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch, replies, group)
+                try:
+                    if self._backend is not None:
+                        await group.make()
+                    yield group
+                    await self._front.finish.call_one(number, place)
+                except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery
+                    failed.append(error)
+                finally:
+                    nursery.cancel_scope.cancel(reason="the block of the group is being left")
+                    group.close()
+        if failed:
+            raise failed.pop()
+
+    def __repr__(self) -> str:
+        return f"<process groups of {self._name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ElasticGroups, (self._front, self._name, self._key, self._backend)
+
+
+async def _watch(replies: Any, group: ElasticGroup) -> None:
+    try:
+        async for _, (_, _, why) in replies:
+            group.end(why)
+    except MeshError as error:
+        group.end(f"its owner says no more: {error}")
+
+
+class ElasticGroup:
+    """The members of one epoch, and what they do together. Of no use after its block.
+
+    Attributes:
+        epoch: Number of the view that it was made of.
+        number: Of the group, one more for each: the same members may have several, one after the other.
+        places: The coordinates of its members, in the order of their ranks.
+        rank: Of this member in the group, without holes.
+        size: How many there are.
+    """
+
+    def __init__(self, front: Any, name: str, key: str, epoch: int, places: Sequence[Place], own: Place) -> None:
+        self.number = int(key.rpartition("/")[2])
+        self._key = key
+        self.epoch = epoch
+        self.places = [dict(place) for place in places]
+        self.rank = list(places).index(own)
+        self.size = len(places)
+        self._front = front
+        self._name = name
+        self._ended: GroupEnded | None = None
+        self._over = trio.Event()
+        self._calls: list[Callable[[], object]] = []
+        self._groups: MemberGroups | None = None
+
+    @property
+    def process_group(self) -> EpochGroup:
+        """The group of `torch.distributed`; also the default group of this process, unless there is another one.
+
+        Raises:
+            RuntimeError: `open_groups` was told to make none (`backend=None`).
+        """
+        return self._made().whole
+
+    def device_mesh(self, label: str | None = None) -> DeviceMesh:
+        """Return a device mesh over the members; all of them call it, each in a thread (`run`).
+
+        Args:
+            label: Name of its only dimension; without it those of the mesh of processes, all of whose places must be
+                there.
+
+        Raises:
+            ShapeError: Members are missing.
+            RuntimeError: See `process_group`.
+            GroupEnded: The group has ended.
+        """
+        return self._made().device_mesh(label)
+
+    def _made(self) -> MemberGroups:
+        if self._groups is None:
+            raise RuntimeError(
+                "open_groups(procs, backend=None) makes no process groups: make your own, and end them by on_end"
+            )
+        return self._groups
+
+    async def run(self, function: Callable[..., R], *args: Any) -> R:
+        """Run a function that does collectives in a thread, as everything is to be run that waits for other members.
+
+        Raises:
+            GroupEnded: The group has ended, and the function failed by it.
+            BaseException: What the function raises.
+
+        Blocking: a checkpoint. A cancel waits until the function has ended: by the end of the group at the latest.
+        """
+        self.check()
+        return await in_trio(trio.to_thread.run_sync)(function, *args)
+
+    def check(self) -> None:
+        """Raise `GroupEnded` if the group has ended."""
+        if self._ended is not None:
+            raise self._error()
+
+    async def wait_ended(self) -> None:
+        """Wait until the group has ended, by whatever but this block: for a body that does something else meanwhile.
+
+        Blocking: a checkpoint, cancellable.
+        """
+        await in_trio(self._over.wait)()
+
+    def on_end(self, call: Callable[[], object]) -> None:
+        """Call a function of no arguments, in the task of Trio, when the group ends before its block: `pg.abort`."""
+        if self._ended is None:
+            self._calls.append(call)
+        else:
+            call()
+
+    # ---- its life --------------------------------------------------------------------------------------------
+
+    async def make(self) -> None:
+        """Connect the members."""
+        from trimesh.tensor.groups.elastic import MemberGroups  # noqa: PLC0415 - imports torch
+
+        token = trio.lowlevel.current_trio_token()
+        groups = MemberGroups(self._key, self.places, self.rank, partial(self._ask, token), self._why)
+        self.on_end(groups.end)
+        self._groups = groups
+        await trio.to_thread.run_sync(groups.make, abandon_on_cancel=True)
+
+    def end(self, why: str) -> None:
+        """Note that the group has ended, and free those that wait in it."""
+        if self._ended is None:
+            text = f"the process group of epoch {self.epoch} of {self._name} has ended: {why or 'all have finished'}"
+            self._ended = GroupEnded(text, epoch=self.epoch)
+            self._over.set()
+            calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+
+    def close(self) -> None:
+        """Leave it."""
+        self.end("its block was left")
+        if self._groups is not None:
+            self._groups.close()
+
+    def _error(self) -> GroupEnded:
+        assert self._ended is not None
+        return GroupEnded(str(self._ended), epoch=self.epoch)
+
+    def _why(self) -> Exception | None:
+        return None if self._ended is None else self._error()
+
+    def _ask(
+        self,
+        token: trio.lowlevel.TrioToken,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[bytes] = (),
+        numbers: Sequence[int] = (),
+        seconds: float | None = None,
+    ) -> tuple[int, list[bytes]]:
+        """Ask the store of the group, from any thread but that of Trio; return a number and values."""
+
+        async def ask() -> tuple[int, list[bytes]] | None:
+            with trio.fail_after(seconds if seconds is not None else float("inf")):
+                return await self._front.ask.call_one(  # type: ignore[no-any-return]
+                    self.number, verb, list(keys), list(values), list(numbers)
+                )
+
+        found = trio.from_thread.run(ask, trio_token=token)
+        if found is None:
+            trio.from_thread.run_sync(self.end, "a member has gone while it was being made", trio_token=token)
+            raise self._error()
+        return found
+
+    def __repr__(self) -> str:
+        return f"<group of epoch {self.epoch}: rank {self.rank} of {self.size}>"
+
+
+class GroupsFront(Actor):
+    """Rounds of the members of a mesh, in the process that owns it; all members use it by calls."""
+
+    def __init__(self, number: int, name: str, least: int) -> None:
+        self.views: AbstractAsyncContextManager[AsyncIterator[MembershipView]] = take_over(number)
+        self.name = name
+        self.rounds = Rounds(least)
+        self.joined: dict[tuple[int, Place], RoundMember] = {}
+        self.news: dict[RoundMember, trio.Event] = {}
+        self.keys: dict[int, RoundKeys] = {}
+        self.keys_changed = trio.Event()
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        """Follow the members for as long as the groups are open."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._follow)
+            yield
+            nursery.cancel_scope.cancel(reason="the block of the groups is being left")
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="joins")
+    async def join(self, place: Place) -> AsyncGenerator[tuple[int, int, Any], None]:
+        """Give a round: its number, its epoch, its places; and when it is over the same with the reason, or ""."""
+        place = _place_of(place)
+        member, changed = self.rounds.join(place)
+        self.news[member] = trio.Event()
+        self._tell(changed)
+        try:
+            while not member.number:
+                await self.news[member].wait()
+            key = member.number, place
+            self.joined[key] = member
+            try:
+                yield member.number, member.epoch, member.places
+                await self._wait_over(member)
+            finally:
+                del self.joined[key]
+            yield member.number, member.epoch, member.why
+        finally:
+            name = place_name(self.name, dict(place))
+            self._tell(self.rounds.leave(member, f"{name} has died, or has left it before the others"))
+            del self.news[member]
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="ends")
+    async def finish(self, number: int, place: Place) -> None:
+        """Note that a member is done; return when the others of its round are, or the round has ended."""
+        member = self.joined.get((number, _place_of(place)))
+        if member is not None:
+            self._tell(self.rounds.finish(member))
+            await self._wait_over(member)
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="keys")
+    async def ask(
+        self, number: int, verb: str, keys: Sequence[str], values: Sequence[bytes], numbers: Sequence[int]
+    ) -> Answer | None:
+        """Answer a question about the keys of a round; None when it is over before there is an answer.
+
+        Raises:
+            ProtocolError: There is no such question.
+        """
+        await trio.lowlevel.checkpoint()
+        while (known := self.keys.get(number)) is not None:
+            answer = known.ask(verb, keys, values, numbers)
+            if answer is not None:
+                self._tell_keys()
+                return answer
+            await self.keys_changed.wait()
+        return None
+
+    async def _follow(self) -> None:
+        async with self.views as views:
+            async for view in views:
+                members = [_place_of(point.items()) for point in view.members]
+                joined = [_place_of(point.items()) for point in view.joined]
+                self._tell(self.rounds.see(view.epoch, members, joined, _what_changed(self.name, view)))
+
+    async def _wait_over(self, member: RoundMember) -> None:
+        while not member.is_over:
+            await self.news[member].wait()
+
+    def _tell(self, changed: Iterable[RoundMember]) -> None:
+        """Wake the members whose round has changed, and those that wait for keys."""
+        for one in changed:
+            if one.is_over:
+                self.keys.pop(one.number, None)
+            else:
+                self.keys.setdefault(one.number, RoundKeys())
+            if one in self.news:
+                self.news[one].set()
+                self.news[one] = trio.Event()
+        self._tell_keys()
+
+    def _tell_keys(self) -> None:
+        self.keys_changed.set()
+        self.keys_changed = trio.Event()
+
+
+def _place_of(point: Iterable[tuple[str, int]]) -> Place:
+    """Return coordinates as they are compared."""
+    return tuple((str(label), int(index)) for label, index in point)
+
+
+def _what_changed(mesh: str, view: MembershipView) -> str:
+    left = [f"{place_name(mesh, one.point)} has left ({type(one.reason).__name__})" for one in view.left]
+    joined = [f"{place_name(mesh, point)} has joined" for point in view.joined]
+    return f"epoch {view.epoch}: {', '.join(left + joined) or 'other members'}"

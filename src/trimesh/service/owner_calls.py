@@ -1,0 +1,105 @@
+"""Calls of the handles of a service to its owner, and the hand-over of the owner's state to the actor beside it.
+
+A cancel leaves no call in doubt: it has happened, or it has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.tasks import in_trio, in_trio_now
+from trimesh.config import current
+from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import MeshError
+
+R = TypeVar("R")
+
+_things: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_numbers = count()
+
+
+def hand_over(thing: Any) -> int:
+    """Return a number for a thing of this process, while it lives: arguments of actors are copied."""
+    number = next(_numbers)
+    _things[number] = thing
+    return number
+
+
+def take_over(number: int) -> Any:
+    """Return the thing of a number."""
+    return _things[number]
+
+
+async def change(own: Callable[[int], None] | None, front: Callable[[int], Awaitable[Any]], number: int) -> None:
+    """Change the state of a service, here where it is kept (`own`), or by the actor beside it; a checkpoint."""
+    if own is None:
+        await in_trio(certainly)(partial(front, number))
+        return
+    in_trio_now(own)(number)
+    await in_trio(trio.lowlevel.checkpoint)()
+
+
+@asynccontextmanager
+async def held(stream: Any, confirm: Callable[[int], Awaitable[Any]]) -> AsyncGenerator[Any, None]:
+    """Hold what a stream of the actor gives first, with a number, by which it is confirmed if the body ends well."""
+    with trio.CancelScope() as leaving:
+        async with stream as replies:
+            _, (number, given) = await anext(replies)
+            yield given
+            await certainly(partial(confirm, number))
+            leaving.shield = True  # it has ended well, whatever is cancelled from here on
+
+
+async def certainly(call: Callable[[], Awaitable[R]], withdraw: Callable[[], Awaitable[object]] | None = None) -> R:
+    """Make a call; if the caller is cancelled meanwhile, wait for its outcome and return it all the same.
+
+    The next checkpoint of the caller raises `Cancelled` then. An owner that does not answer is awaited as long as the
+    acknowledgement of any cancel (`abandon_after`); then `Cancelled` is raised, and the outcome is unknown.
+
+    Args:
+        call: Runs shielded. Nothing is begun for a caller that is cancelled already.
+        withdraw: Asks the owner, after a cancel, to end the call soon; without it the call is one that does not wait.
+    """
+    await trio.lowlevel.checkpoint_if_cancelled()
+    results: list[R] = []
+    errors: list[Exception] = []
+    cut: BaseException | None = None
+    ended = trio.Event()
+    bound = trio.CancelScope(shield=True)
+
+    async def run() -> None:
+        with bound:
+            try:
+                results.append(await call())
+            except Exception as error:  # noqa: BLE001 - raised below, outside of the nursery
+                errors.append(error)
+        ended.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run)
+        try:
+            await ended.wait()
+        except (trio.Cancelled, KeyboardInterrupt) as raised:
+            cut = raised
+            patience = current().abandon_after
+            bound.deadline = trio.current_time() + (limits.CANCEL_ACK_SECONDS if patience is None else patience)
+            if withdraw is not None:
+                with trio.CancelScope(shield=True, deadline=bound.deadline), suppress(MeshError):
+                    await withdraw()  # what is wrong with the owner, the call says
+    try:
+        if errors:
+            raise errors[0]
+        if cut is not None and (not results or not isinstance(cut, trio.Cancelled)):
+            raise cut
+        return results[0]
+    finally:
+        errors.clear()
+        del cut  # no cycle of an error, its traceback and this frame

@@ -1,0 +1,647 @@
+"""Replay buffers: `ReplayBuffer`, the handle on stored work, the actor beside it, its file, and `open_replay`."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+import weakref
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import count
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.life import current_proc
+from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import this_proc
+from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import MeshStopped
+from trimesh.plain_numbers import plain_whole
+from trimesh.service.accounts import By, FileExtents, Piece, ReplayAccount, ReplayItem, estimate_bytes
+from trimesh.service.owner_calls import certainly, change, hand_over, held, take_over
+from trimesh.service.slots import Slots
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+Token = tuple[int, int]
+"""One `add` of another process: the process, and the place among those that it has made."""
+
+_tokens = count()
+
+
+class ReplayStatistics(msgspec.Struct, frozen=True):
+    """A replay buffer, in numbers of items: `added == stored + held + taken + sum(evicted.values())`.
+
+    Attributes:
+        version: The current one.
+        added: Ever.
+        stored: Still there.
+        held: In the hands of `taking`.
+        taken: Consumed, by `take` or a `taking` that ended well.
+        evicted: Removed unused, by reason: "stale", "full", or what was given to `clear`.
+        drawn: Returned by `sample`; an item counts each time.
+        bytes: Of what is stored and held, as estimated.
+        spilled_bytes: Of that, in the file.
+    """
+
+    version: int
+    added: int
+    stored: int
+    held: int
+    taken: int
+    evicted: dict[str, int]
+    drawn: int
+    bytes: int
+    spilled_bytes: int = 0
+
+
+class ReplayFront(Actor):
+    """A replay buffer, for other processes."""
+
+    def __init__(self, number: int) -> None:
+        self.buffer: ReplayBuffer[Any] = take_over(number)
+        self.confirmed: dict[int, trio.Event] = {}
+        self.adding: dict[Token, trio.CancelScope] = {}
+        self.withdrawn: dict[Token, None] = {}
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="adds")
+    async def add(self, token: Token, value: Any, version: int | None, group: Any, priority: float) -> bool:
+        """Store an item; return whether it was, and not withdrawn before."""
+        if token in self.withdrawn:
+            del self.withdrawn[token]
+            return False
+        scope = self.adding[token] = trio.CancelScope()
+        try:
+            with scope:
+                await self.buffer._add(self.buffer._item_of(value, version, group, priority))
+                return True
+        finally:
+            del self.adding[token]
+        return False
+
+    @endpoint(group="control")
+    def withdraw(self, token: Token) -> None:
+        """End an `add` that waits, here or in the mailbox; one that has ended reports that itself."""
+        if token in self.adding:
+            self.adding[token].cancel(reason="its caller was cancelled")
+            return
+        self.withdrawn[token] = None
+        if len(self.withdrawn) > limits.SERVICE_REMOTE_CALLS:
+            del self.withdrawn[next(iter(self.withdrawn))]  # it has most likely ended; if not, it waits for room
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="takes")
+    async def hold(self, count: int, max_age: int | None) -> AsyncGenerator[tuple[int, list[Any]], None]:
+        """Give items until `confirm`; they are put back if the consumer leaves before, or dies."""
+        hold = await self.buffer._hold(count, max_age)
+        confirmed = self.confirmed[hold] = trio.Event()
+        try:
+            yield hold, await self.buffer._values_of(hold)
+            await confirmed.wait()
+        finally:
+            if self.confirmed.pop(hold, None) is not None:
+                self.buffer._put_back(hold)
+
+    @endpoint(group="control")
+    def confirm(self, hold: int) -> None:
+        """Count the items of a hold as trained."""
+        confirmed = self.confirmed.pop(hold)
+        self.buffer._confirm(hold)
+        confirmed.set()
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="samples")
+    async def sample(self, count: int, max_age: int | None, by: By) -> list[Any]:
+        """Draw items."""
+        return await self.buffer._sample(count, max_age, by)
+
+    @endpoint(group="control")
+    def advance(self, version: int) -> None:
+        """Go on to a version."""
+        self.buffer._advance(version)
+
+
+class ReplayBuffer(Generic[T]):
+    """Stored work, each item accounted for once; a handle that any actor may hold.
+
+    In other processes than that of its owner it has `add`, `take`, `taking`, `sample` and `advance`.
+    """
+
+    def __init__(
+        self,
+        front: Any,
+        own: ReplayAccount | None = None,
+        *,
+        key: Callable[[T], int] | None = None,
+        slots: Slots | None = None,
+        spill: SpillFile | None = None,
+        evicts: bool = False,
+    ) -> None:
+        self._front = front
+        self._own = own  # this and all below only in the process of the owner
+        self._key = key
+        self._slots = slots
+        self._spill = spill
+        self._evicts = evicts
+        self._memory_max = 0 if own is None else own.bytes_max
+        if own is not None and spill is not None:
+            own.bytes_max += spill.room.bytes_max
+            own.on_drop = spill.drop
+        self._changed = trio.Event()
+        self._add_lock = trio.Lock()
+        self._take_lock = trio.Lock()
+        self._is_closed = False
+
+    async def add(self, value: T, *, version: int | None = None, group: Hashable = None, priority: float = 1.0) -> None:
+        """Store an item; wait while the buffer is full, unless it evicts.
+
+        Args:
+            value: Anything; in the process of the owner it is kept as it is.
+            version: What it was made with; `open_replay(key=)` finds it otherwise.
+            group: Name of what is drawn together by `sample(by="group")`.
+            priority: Weight in `sample(by="priority")`, above 0.
+
+        Raises:
+            ValueError: It has no version, is larger than the buffer, or `priority` is not above 0.
+            MeshStopped: The block of the buffer is being left.
+
+        Blocking: a checkpoint, cancellable: an `add` that raises `Cancelled` has stored nothing, in other processes
+        unless the owner did not answer in time (`abandon_after`). One that has stored its item when the cancel comes
+        returns.
+        """
+        if self._own is None:
+            await in_trio(self._add_there)(value, version, group, priority)
+        else:
+            await in_trio(self._add)(self._item_of(value, version, group, priority))
+
+    async def take(self, count: int, *, max_age: int | None = None) -> list[T]:
+        """Wait for `count` items and consume them, the oldest first.
+
+        Args:
+            count: Of items.
+            max_age: Versions; older items are passed over.
+
+        Raises:
+            ValueError: `count` is below 1 or above the capacity.
+            MeshStopped: The block of the buffer is being left.
+
+        Blocking: a checkpoint, cancellable; a `take` that raises `Cancelled` has consumed nothing, as `add`.
+        """
+        async with self.taking(count, max_age=max_age) as values:
+            return values
+
+    def taking(self, count: int, *, max_age: int | None = None) -> AbstractAsyncContextManager[list[T]]:
+        """Like `take`, but consumed when the body ends well: `async with buffer.taking(64) as batch:`.
+
+        A body that raises, or is cancelled, puts the items back at their places, as does a consumer that dies.
+        """
+        return in_trio_block(self._taking(count, max_age))
+
+    async def sample(self, count: int, *, max_age: int | None = None, by: By = "uniform") -> list[T]:
+        """Wait until `count` items are there and draw them; they stay.
+
+        Args:
+            count: Of items, or of groups.
+            max_age: Versions; older items are passed over.
+            by: "uniform"; "priority": by weight; "group": all items of `count` groups. No item twice in one draw.
+
+        Raises:
+            ValueError: `by` is none of these, or `count` is below 1 or above the capacity.
+            MeshStopped: The block of the buffer is being left.
+
+        Blocking: a checkpoint, cancellable. O(n log n) of the stored items: 10,000 take some milliseconds.
+        """
+        if by not in ("uniform", "priority", "group"):
+            raise ValueError(f'by is "uniform", "priority" or "group", got {by!r}')
+        sample = self._front.sample.call_one if self._own is None else self._sample
+        found: list[T] = await in_trio(sample)(count, max_age, by)
+        return found
+
+    async def advance(self, *, version: int) -> None:
+        """Go on to a version, from which ages are counted; linked slots do so by themselves.
+
+        Raises:
+            ValueError: It is below the current one.
+
+        Blocking: a checkpoint.
+        """
+        await change(None if self._own is None else self._advance, self._front.advance.call_one, version)
+
+    def clear(self, *, reason: str) -> int:
+        """Evict all stored items for this reason; return how many."""
+        count = self._account.clear(reason)
+        in_trio_now(self._wake)()
+        return count
+
+    def statistics(self) -> ReplayStatistics:
+        """Return the state, in numbers of items.
+
+        Raises:
+            RuntimeError: This is not the process that owns the buffer.
+        """
+        one = self._account
+        return ReplayStatistics(
+            one.version, one.added, len(one.items), one.held, one.taken, dict(one.evicted), one.drawn, one.bytes,
+            0 if self._spill is None else self._spill.room.used,
+        )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what `load_state_dict` takes, with all values; what is held counts as stored."""
+        state = self._account.state()
+        values = [item[1] for item in state["items"]]
+        if self._spill is not None:
+            values = self._spill.loaded(values)
+        items = [(one[0], value, *one[2:]) for one, value in zip(state["items"], values, strict=True)]
+        return {**state, "items": items}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state, before the first item: the same items, counts and draws.
+
+        Raises:
+            ValueError: Items were added already.
+        """
+        in_trio_now(self._load)(state)
+
+    def __repr__(self) -> str:
+        return "<replay buffer>" if self._own is None else f"<replay buffer of {len(self._own.items)}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReplayBuffer, (self._front,)
+
+    async def _add_there(self, *item: Any) -> None:
+        token = current_proc().proc_id, next(_tokens)
+        add, withdraw = self._front.add.call_one, self._front.withdraw.call_one
+        if not await certainly(partial(add, token, *item), partial(withdraw, token)):
+            await trio.lowlevel.checkpoint()  # raises the cancel for which it was withdrawn
+
+    @asynccontextmanager
+    async def _taking(self, count: int, max_age: int | None) -> AsyncGenerator[list[T], None]:
+        if self._own is None:
+            async with held(self._front.hold.stream(count, max_age), self._front.confirm.call_one) as values:
+                yield values
+            return
+        hold = await self._hold(count, max_age)
+        try:
+            yield await self._values_of(hold)
+        except BaseException:
+            self._put_back(hold)
+            raise
+        self._confirm(hold)
+
+    # ---- in the process of the owner -------------------------------------------------------------------------
+
+    @property
+    def _account(self) -> ReplayAccount:
+        if self._own is None:
+            raise RuntimeError(
+                "this replay buffer is a handle in another process than its owner's: there it has add, take, taking, "
+                "sample and advance; clear, statistics, state_dict and load_state_dict are for the owner"
+            )
+        return self._own
+
+    def _item_of(self, value: T, version: int | None, group: Hashable, priority: float) -> ReplayItem:
+        if version is None:
+            if self._key is None:
+                raise ValueError(
+                    "an item needs a version: `add(sample, version=lease.version)`, or `open_replay(key=)`"
+                )
+            version = self._key(value)
+        if not priority > 0:
+            raise ValueError(f"priority is a weight above 0, got {priority!r}")
+        return ReplayItem(value, version=version, group=group, priority=priority, size=estimate_bytes(value))
+
+    async def _add(self, item: ReplayItem) -> None:
+        """Store an item, once there is room; first come, first served."""
+        most = self._memory_max if self._spill is None else max(self._memory_max, self._spill.room.bytes_max)
+        if item.size > most:
+            raise ValueError(f"an item of {item.size} bytes does not fit into a buffer of {most} bytes")
+        async with self._add_lock:
+            if self._spill is None:
+                await self._soon(partial(self._make_room, item.size))
+            else:
+                await self._place(self._spill, item)
+            try:
+                self._see_version_of(item)
+            except BaseException:
+                self._account.on_drop(item.value)
+                raise
+            self._account.add(item)
+        self._wake()
+
+    def _make_room(self, size: int) -> bool:
+        return self._account.has_room(size) or (self._evicts and self._account.make_room(size))
+
+    def _see_version_of(self, item: ReplayItem) -> None:
+        if item.version <= self._account.version:
+            return
+        if self._slots is not None:
+            raise ValueError(
+                f"an item has the version of its lease, at most that of the slots: {self._account.version}, "
+                f"got {item.version}"
+            )
+        self._account.advance(item.version)
+
+    async def _place(self, spill: SpillFile, item: ReplayItem) -> None:
+        """Wait for room in memory, or else in the file, and put the value there.
+
+        The newest values go to the file: those that `take` gives next stay in memory.
+        """
+        await trio.lowlevel.checkpoint()
+        await self._soon(partial(self._has_place, spill, item.size, None))
+        if self._fits_memory(item.size):
+            return
+        data = spill.encoded(item.value)
+        if len(data) > spill.room.bytes_max:
+            raise ValueError(f"an item of {len(data)} bytes does not fit into a file of {spill.room.bytes_max} bytes")
+        await trio.lowlevel.checkpoint()
+        await self._soon(partial(self._has_place, spill, item.size, len(data)))
+        if not self._fits_memory(item.size):
+            item.value, item.size = await spill.write(data), len(data)
+
+    def _has_place(self, spill: SpillFile, size: int, encoded: int | None) -> bool:
+        """Return whether an item has room; `encoded`: its bytes in the file, where they are known."""
+        while True:
+            if len(self._account.items) + self._account.held < self._account.capacity and (
+                self._fits_memory(size) or encoded is None or spill.room.fits(encoded)
+            ):
+                return True
+            if not self._evicts or not self._account.evict_oldest():
+                return False
+
+    def _fits_memory(self, size: int) -> bool:
+        return self._account.bytes - (self._spill.room.used if self._spill else 0) + size <= self._memory_max
+
+    async def _hold(self, count: int, max_age: int | None) -> int:
+        """Wait for so many items and give them to a consumer, first come, first served."""
+        self._check(count)
+        async with self._take_lock:
+            hold = await self._soon(partial(self._account.hold, count, max_age))
+        self._wake()
+        return hold
+
+    async def _values_of(self, hold: int) -> list[Any]:
+        return await self._values(self._account.holds[hold][1])
+
+    async def _values(self, items: Sequence[ReplayItem]) -> list[Any]:
+        values = [item.value for item in items]
+        if self._spill is None or not any(isinstance(one, SpilledValue) for one in values):
+            return values
+        found = await self._spill.read_all(values)
+        self._wake()
+        return found
+
+    def _confirm(self, hold: int) -> None:
+        self._account.confirm(hold)
+        self._wake()
+
+    def _put_back(self, hold: int) -> None:
+        self._account.put_back(hold)
+        self._wake()
+
+    async def _sample(self, count: int, max_age: int | None, by: By) -> list[Any]:
+        """Wait until a draw is possible, and make it."""
+        self._check(count)
+        await trio.lowlevel.checkpoint()
+        return await self._values(await self._soon(partial(self._account.sample, count, max_age, by)))
+
+    def _check(self, count: int) -> None:
+        if not 1 <= count <= self._account.capacity:
+            raise ValueError(f"a batch is of 1 to {self._account.capacity} items, got {count}")
+
+    def _advance(self, version: int) -> None:
+        self._account.advance(version)
+        self._wake()
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Load a state: values for which memory has no room go to the file, the newest first."""
+        account, spill = self._account, self._spill
+        account.load(state)
+        for item in reversed(list(account.items.values()) if spill else ()):
+            if spill is None or self._fits_memory(0):
+                break
+            data = spill.encoded(item.value)
+            if not spill.room.fits(len(data)):
+                account.evict_oldest()
+                continue
+            account.bytes += len(data) - item.size
+            item.value, item.size = spill.write_now(data), len(data)
+        self._wake()
+
+    async def _soon(self, attempt: Callable[[], R | None]) -> R:
+        """Repeat an attempt until it gives something; no checkpoint if it does at once: the lock before it was one."""
+        while True:
+            if self._is_closed:
+                raise MeshStopped("the block of this replay buffer is being left, or was")
+            if found := attempt():
+                return found
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        """Let all that waits try again."""
+        self._changed.set()
+        self._changed = trio.Event()
+        if self._slots is not None:
+            self._slots._pump()
+
+    def _close(self) -> None:
+        """Refuse new calls, and those that wait."""
+        self._is_closed = True
+        self._changed.set()
+        if self._spill is not None:
+            self._spill.close()
+
+
+def open_replay(
+    *,
+    capacity: int,
+    capacity_bytes: int = limits.REPLAY_BYTES,
+    key: Callable[[Any], int] | None = None,
+    seed: int = 0,
+    max_age: int | None = None,
+    when_full: Literal["wait", "evict"] = "wait",
+    slots: Slots | None = None,
+    spill: str | os.PathLike[str] | None = None,
+    spill_bytes: int = limits.REPLAY_SPILL_BYTES,
+) -> AbstractAsyncContextManager[ReplayBuffer[Any]]:
+    """Store work between those that make it and those that train: `async with service.open_replay(capacity=10_000)`.
+
+    Args:
+        capacity: Items.
+        capacity_bytes: Bytes of the items, as estimated.
+        key: Gives the version of an item that is added without one.
+        seed: What `sample` draws follows from it, and from the order of what was added.
+        max_age: Versions; older items are evicted when the version advances. With `slots`, their staleness.
+        when_full: "wait": `add` waits for room; "evict": the oldest item goes, and is counted.
+        slots: Slots of the same process that the items use: freed as they are taken or evicted, without `release`.
+        spill: A folder: what `capacity_bytes` has no room for is kept in a file there, and is read as it is taken or
+            drawn. The file has no name, so it is gone with this process, however that ends.
+        spill_bytes: Bytes of the file, at most.
+
+    Raises:
+        ValueError: A number is out of its bounds, or the slots have a buffer.
+        OSError: There can be no file in `spill`.
+    """
+    capacity, capacity_bytes, spill_bytes = map(plain_whole, (capacity, capacity_bytes, spill_bytes))
+    seed, max_age = plain_whole(seed), plain_whole(max_age)
+    for name, number in (("capacity", capacity), ("capacity_bytes", capacity_bytes), ("spill_bytes", spill_bytes)):
+        if number < 1:
+            raise ValueError(f"{name} must be at least 1, got {number!r}")
+    if when_full not in ("wait", "evict"):
+        raise ValueError(f'when_full is "wait" or "evict", got {when_full!r}')
+    if slots is not None:
+        staleness = slots._account.staleness  # raises `RuntimeError` for a handle of another process
+        if slots._count_stored is not None:
+            raise ValueError("these slots are linked to a replay buffer already: open others for this one")
+        max_age = staleness if max_age is None else max_age
+    account = ReplayAccount(capacity, capacity_bytes, seed, max_age)
+    file = None if spill is None else SpillFile(spill, spill_bytes)
+    evicts = when_full == "evict"
+    return in_trio_block(_open(ReplayBuffer(None, account, key=key, slots=slots, spill=file, evicts=evicts), slots))
+
+
+@asynccontextmanager
+async def _open(buffer: ReplayBuffer[Any], slots: Slots | None) -> AsyncGenerator[ReplayBuffer[Any], None]:
+    async with this_proc().spawn("replay", ReplayFront, hand_over(buffer)) as front:
+        buffer._front = front
+        if slots is not None:
+            buffer._advance(slots._account.version)
+            slots._count_stored = lambda: buffer._account.slots
+            slots._on_version = buffer._advance
+        try:
+            yield buffer
+        finally:
+            buffer._close()
+            if slots is not None:
+                slots._on_version = None
+
+
+# ---- the file --------------------------------------------------------------------------------------------------------
+
+
+class SpilledValue:
+    """Stands for a value that is in the file."""
+
+    __slots__ = ("pieces", "size")
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces = pieces
+        self.size = sum(length for _, length in pieces)
+
+
+class SpillFile:
+    """A file of at most so many bytes.
+
+    Args:
+        folder: Where it is.
+        bytes_max: Of it.
+
+    Raises:
+        OSError: There can be none.
+
+    Attributes:
+        room: What of it is in use.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], bytes_max: int) -> None:
+        self.room = FileExtents(bytes_max)
+        self._file = tempfile.TemporaryFile(dir=folder, prefix="trimesh-replay-", buffering=0)  # noqa: SIM115 - see close
+        self._readers = 0
+        self._dropped: list[SpilledValue] = []
+        self._end = weakref.finalize(self, self._file.close)
+
+    @staticmethod
+    def encoded(value: Any) -> bytes:
+        """Return the bytes of a value."""
+        return pickle.dumps(value, protocol=5)
+
+    async def write(self, data: bytes) -> SpilledValue:
+        """Write bytes for which there is room; many of them in a thread.
+
+        Raises:
+            OSError: The disk is full, or fails; the room is free again.
+        """
+        await trio.lowlevel.checkpoint()
+        pieces = self.room.take(len(data))
+        try:
+            if len(data) < limits.REPLAY_THREAD_BYTES:
+                self._write_pieces(data, pieces)
+            else:
+                await trio.to_thread.run_sync(self._write_pieces, data, pieces)
+        except BaseException:
+            self.room.give_back(pieces)
+            raise
+        return SpilledValue(pieces)
+
+    def write_now(self, data: bytes) -> SpilledValue:
+        """Write bytes for which there is room; raises as `write`."""
+        pieces = self.room.take(len(data))
+        self._write_pieces(data, pieces)
+        return SpilledValue(pieces)
+
+    def _write_pieces(self, data: bytes, pieces: list[Piece]) -> None:
+        at = 0
+        for offset, length in pieces:
+            self._write_all(memoryview(data)[at : at + length], offset)
+            at += length
+
+    def _write_all(self, data: memoryview, offset: int) -> None:
+        while data:
+            written = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[written:], offset + written
+
+    def read(self, spilled: SpilledValue) -> Any:
+        """Return a value.
+
+        Raises:
+            OSError: The disk fails.
+        """
+        data = bytearray()
+        for offset, length in spilled.pieces:
+            at, end = offset, offset + length
+            while at < end:
+                some = os.pread(self._file.fileno(), end - at, at)
+                if not some:
+                    raise OSError(f"the file of a replay buffer has lost {end - at} bytes of a value")
+                data += some
+                at += len(some)
+        return pickle.loads(data)
+
+    def loaded(self, values: Sequence[Any]) -> list[Any]:
+        """Return values, those that are in the file read from there."""
+        return [self.read(one) if isinstance(one, SpilledValue) else one for one in values]
+
+    async def read_all(self, values: Sequence[Any]) -> list[Any]:
+        """Return values, those that are in the file read from there: many bytes in a thread.
+
+        What is dropped meanwhile is not overwritten.
+        """
+        await trio.lowlevel.checkpoint_if_cancelled()
+        if sum(one.size for one in values if isinstance(one, SpilledValue)) < limits.REPLAY_THREAD_BYTES:
+            return self.loaded(values)
+        self._readers += 1
+        try:
+            return await trio.to_thread.run_sync(self.loaded, values)
+        finally:
+            self._readers -= 1
+            if not self._readers:
+                dropped, self._dropped = self._dropped, []
+                for value in dropped:
+                    self.room.give_back(value.pieces)
+
+    def drop(self, value: Any) -> None:
+        """Give the room of a value back that is wanted no more."""
+        if isinstance(value, SpilledValue):
+            if self._readers:
+                self._dropped.append(value)
+            else:
+                self.room.give_back(value.pieces)
+
+    def close(self) -> None:
+        """Let the file go. Idempotent."""
+        self._end()
