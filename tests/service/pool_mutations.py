@@ -94,7 +94,7 @@ def _forget_sessions(real: Callable[..., Any]) -> Callable[..., Any]:
 
 def _cancel_running(real: Callable[..., Any]) -> Callable[..., Any]:
     def cancel_for(self: PoolEngine, reason: str, wanted: Callable[[Any], bool]) -> int:
-        return real(self, reason, lambda call: wanted(call) and call.request.state == "running")
+        return real(self, reason, lambda call: wanted(call) and call.state == "running")
 
     return cancel_for
 

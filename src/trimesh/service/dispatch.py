@@ -9,7 +9,7 @@ import math
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import attrs
 
@@ -87,7 +87,8 @@ class Replica:
     """
 
     __slots__ = (
-        "cost", "ended", "index", "is_absent", "is_drained", "is_up", "is_updating", "limit", "running", "used",
+        "_held", "_quick", "cost", "ended", "index", "is_absent", "is_drained", "is_up", "is_updating", "limit",
+        "running", "used",
     )  # fmt: skip
 
     def __init__(self, index: int, limit: int) -> None:
@@ -101,6 +102,8 @@ class Replica:
         self.is_updating = False
         self.is_absent = False
         self.ended = 0
+        self._quick = 0
+        self._held = 0  # requests that had begun when the limit was lowered: their latency is not of the new one
 
     @property
     def is_member(self) -> bool:
@@ -116,6 +119,18 @@ class Replica:
     def is_in_service(self) -> bool:
         """Whether requests may go to it, if it lives."""
         return self.is_member and not self.is_updating
+
+    def learn(self, rule: Adaptive, seconds: float) -> None:
+        """Adapt the limit to the latency of a request that has ended."""
+        if self._held:
+            self._held -= 1
+        elif seconds > rule.latency:
+            self.limit = max(rule.least, int(self.limit * rule.factor))
+            self._quick, self._held = 0, self.running
+        else:
+            self._quick += 1
+            if self._quick >= self.limit:
+                self._quick, self.limit = 0, min(rule.most, self.limit + 1)
 
 
 class Adaptive:
@@ -150,31 +165,6 @@ class Adaptive:
         self.most = most
         self.start = first
         self.factor = factor
-
-
-class ReplicaLimit:
-    """Moves the `limit` of one replica by a rule; None for a fixed number."""
-
-    def __init__(self, replica: Replica, rule: Adaptive | None) -> None:
-        self._replica = replica
-        self._rule = rule
-        self._quick = 0
-        self._holds = 0  # requests that had begun when the limit was lowered: their latency is not of the new one
-
-    def learn(self, seconds: float) -> None:
-        """Adapt to the latency of a request that has ended."""
-        rule, replica = self._rule, self._replica
-        if rule is None:
-            return
-        if self._holds:
-            self._holds -= 1
-        elif seconds > rule.latency:
-            replica.limit = max(rule.least, int(replica.limit * rule.factor))
-            self._quick, self._holds = 0, replica.running
-        else:
-            self._quick += 1
-            if self._quick >= replica.limit:
-                self._quick, replica.limit = 0, min(rule.most, replica.limit + 1)
 
 
 # ---- routes ----------------------------------------------------------------------------------------------------------
@@ -290,7 +280,10 @@ def _hash(text: str) -> int:
 # ---- queue and sessions ----------------------------------------------------------------------------------------------
 
 
-class RequestQueue:
+Q = TypeVar("Q", bound=PoolRequest)
+
+
+class RequestQueue(Generic[Q]):
     """Queue by priority, then first come, first served. Requests that are bound to one replica have queues beside it.
 
     Args:
@@ -303,20 +296,20 @@ class RequestQueue:
         self.bytes_max = bytes_max
         self.count = 0
         self.bytes = 0
-        self._heaps: dict[int | None, list[tuple[tuple[int, int], PoolRequest]]] = {}
+        self._heaps: dict[int | None, list[tuple[tuple[int, int], Q]]] = {}
 
     def has_room(self, size: int) -> bool:
         """Return whether there is room for a request of so many bytes."""
         return self.count < self.count_max and (self.count == 0 or self.bytes + size <= self.bytes_max)
 
-    def put(self, request: PoolRequest) -> None:
+    def put(self, request: Q) -> None:
         """Add a request; its `replica` is the one that it is bound to, or None."""
         request.state = "waiting"
         self.count += 1
         self.bytes += request.size
         heapq.heappush(self._heaps.setdefault(request.replica, []), (request.order, request))
 
-    def remove(self, request: PoolRequest) -> None:
+    def remove(self, request: Q) -> None:
         """Remove a request, at any place."""
         assert request.state == "waiting"
         request.state = "new"
@@ -331,7 +324,7 @@ class RequestQueue:
         if not heap:
             del self._heaps[request.replica]
 
-    def first(self, pinned_to: int | None) -> PoolRequest | None:
+    def first(self, pinned_to: int | None) -> Q | None:
         """Return the first request that is bound to a replica, or with None to none."""
         heap = self._heaps.get(pinned_to)
         return heap[0][1] if heap else None
@@ -351,10 +344,6 @@ class RequestQueue:
             request.replica = None
             heapq.heappush(self._heaps.setdefault(None, []), (request.order, request))
 
-    def all(self) -> list[PoolRequest]:
-        """Return all requests, in their order."""
-        return [request for heap in self._heaps.values() for _, request in sorted(heap, key=lambda one: one[0])]
-
 
 @attrs.define
 class SessionPlace:
@@ -370,7 +359,6 @@ class Sessions:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._places: OrderedDict[str, SessionPlace] = OrderedDict()
-        self.forgotten = 0
 
     def __len__(self) -> int:
         return len(self._places)
@@ -382,7 +370,6 @@ class Sessions:
             place = self._places[name] = SessionPlace()
             if len(self._places) > self._capacity:
                 self._places.popitem(last=False)
-                self.forgotten += 1
         self._places.move_to_end(name)
         return place
 
@@ -402,7 +389,7 @@ class Sessions:
 # ---- the dispatcher --------------------------------------------------------------------------------------------------
 
 
-class Dispatcher:
+class Dispatcher(Generic[Q]):
     """Assigns requests to replicas.
 
     Every request that `submit` has taken ends by exactly one `end`, or one `withdraw` while it waits, or is in
@@ -414,7 +401,6 @@ class Dispatcher:
         sessions: Places of sessions.
         pauses: Number of blocks that hold the queue back.
         submitted: Number of requests ever.
-        ended: Number of those that are over.
         measures: Whether `end` needs the seconds of requests.
         unrouted: Requests for which the route has raised, or has chosen no candidate, each with that error; the caller
             of `take` removes them.
@@ -434,17 +420,15 @@ class Dispatcher:
         start = concurrency.start if isinstance(concurrency, Adaptive) else concurrency
         self._start = start
         self.replicas = [Replica(index, start) for index in range(replicas)]
-        self.waiting = RequestQueue(queue, queue_bytes)
+        self.waiting = RequestQueue[Q](queue, queue_bytes)
         self.sessions = Sessions(sessions)
         self.pauses = 0
         self.submitted = 0
-        self.ended = 0
-        self.unrouted: list[tuple[PoolRequest, Exception]] = []
+        self.unrouted: list[tuple[Q, Exception]] = []
         self._route = route
         self._given = 0
         self._rule = rule
         self.measures = rule is not None
-        self._limits = [ReplicaLimit(replica, rule) for replica in self.replicas]
         self._serving: Sequence[Replica] | None = None  # until one comes or goes
 
     @property
@@ -452,17 +436,13 @@ class Dispatcher:
         """Number of requests that replicas run."""
         return sum(replica.running for replica in self.replicas)
 
-    def has_room(self, size: int) -> bool:
-        """Return whether the queue has room for a request of so many bytes."""
-        return self.waiting.has_room(size)
-
-    def submit(self, request: PoolRequest) -> None:
+    def submit(self, request: Q) -> None:
         """Queue a request."""
         request.number = self.submitted
         self.submitted += 1
         self._put(request)
 
-    def grant(self, request: PoolRequest) -> bool:
+    def grant(self, request: Q) -> bool:
         """Give a request to a replica at once, as `submit` and `take` would; return whether it has one.
 
         Nothing is changed if requests wait before it, if no replica has room, or if the route raises.
@@ -479,28 +459,26 @@ class Dispatcher:
         self._give(request, replica)
         return True
 
-    def withdraw(self, request: PoolRequest) -> None:
+    def withdraw(self, request: Q) -> None:
         """Remove a request that waits: its caller has left, or it was cancelled."""
         self.waiting.remove(request)
         request.state = "over"
-        self.ended += 1
 
-    def end(self, request: PoolRequest, seconds: float | None) -> None:
+    def end(self, request: Q, seconds: float | None) -> None:
         """End a request that runs; `seconds` is its latency, or None if that is not the replica's."""
         self._give_up(request)
         request.state = "over"
-        self.ended += 1
-        if seconds is not None and request.replica is not None:
-            self._limits[request.replica].learn(seconds)
+        if self._rule is not None and seconds is not None and request.replica is not None:
+            self.replicas[request.replica].learn(self._rule, seconds)
 
-    def retry(self, request: PoolRequest) -> None:
+    def retry(self, request: Q) -> None:
         """Queue a request again, at its old place: its replica has not run it, or it may run twice."""
         self._give_up(request)
         self._put(request)
 
-    def take(self) -> list[tuple[PoolRequest, Replica]]:
+    def take(self) -> list[tuple[Q, Replica]]:
         """Give requests to replicas that have room; return each with its replica."""
-        taken: list[tuple[PoolRequest, Replica]] = []
+        taken: list[tuple[Q, Replica]] = []
         while not self.pauses and self.waiting.count:
             serving = self.serving()
             candidates = [one for one in serving if one.running < one.limit]
@@ -548,9 +526,7 @@ class Dispatcher:
 
     def add(self) -> None:
         """Add a replica, with the next index."""
-        replica = Replica(len(self.replicas), self._start)
-        self.replicas.append(replica)
-        self._limits.append(ReplicaLimit(replica, self._rule))
+        self.replicas.append(Replica(len(self.replicas), self._start))
         self._see_change()
 
     def set_absent(self, index: int, *, is_absent: bool) -> None:
@@ -558,7 +534,7 @@ class Dispatcher:
         self.replicas[index].is_absent = is_absent
         self._see_change()
 
-    def _choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
+    def _choose(self, request: Q, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
         """Return the choice of the route; raise `ValueError` if that is none of the candidates."""
         chosen: object = self._route.choose(request, candidates, serving)
         if type(chosen) is not Replica or not any(chosen is one for one in candidates):
@@ -568,7 +544,7 @@ class Dispatcher:
             )
         return chosen
 
-    def _next(self, candidates: Sequence[Replica]) -> PoolRequest | None:
+    def _next(self, candidates: Sequence[Replica]) -> Q | None:
         if not candidates:
             return None
         if not self.waiting.has_pinned:
@@ -577,7 +553,7 @@ class Dispatcher:
         found = [one for one in (*heads, self.waiting.first(None)) if one is not None]
         return min(found, key=lambda one: one.order, default=None)
 
-    def _pin(self, request: PoolRequest, serving: Sequence[Replica]) -> bool:
+    def _pin(self, request: Q, serving: Sequence[Replica]) -> bool:
         """Bind a request to the replica that its session has got meanwhile; return whether it has one that serves."""
         if request.session is None:
             return False
@@ -589,7 +565,7 @@ class Dispatcher:
         self.waiting.put(request)
         return True
 
-    def _put(self, request: PoolRequest) -> None:
+    def _put(self, request: Q) -> None:
         place = None if request.session is None else self.sessions.find(request.session)
         request.replica = None if place is None else place.replica
         self.waiting.put(request)
@@ -609,7 +585,7 @@ class Dispatcher:
             if index not in indices:
                 self.waiting.release(index)
 
-    def _give(self, request: PoolRequest, replica: Replica) -> None:
+    def _give(self, request: Q, replica: Replica) -> None:
         request.state, request.replica = "running", replica.index
         replica.running += 1
         replica.cost += request.cost
@@ -618,7 +594,7 @@ class Dispatcher:
         if request.session is not None:
             self.sessions.settle(request.session, replica.index)
 
-    def _give_up(self, request: PoolRequest) -> None:
+    def _give_up(self, request: Q) -> None:
         assert request.state == "running"
         assert request.replica is not None
         replica = self.replicas[request.replica]

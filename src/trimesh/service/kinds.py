@@ -32,11 +32,11 @@ def _put_pool_together(
         raise ProtocolError(f"the options of a pool do not fit: {error}") from error
     if not isinstance(name, str):
         raise ProtocolError(f"a pool must have a name, got {name!r:.100}")
-    return (PoolSession if is_session else Pool)(None, _front_of(front, PoolFront), name, chosen)
+    return (PoolSession if is_session else Pool)(_front_of(front, PoolFront), name, chosen)
 
 
 def _take_pool_apart(pool: Pool[Any], _: object) -> tuple[Any, ...]:
-    _, (_, front, name, options) = pool.__reduce__()
+    _, (front, name, options) = pool.__reduce__()
     return isinstance(pool, PoolSession), front, name, *msgspec.structs.astuple(options)
 
 

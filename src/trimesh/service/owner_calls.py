@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import trio
@@ -21,6 +21,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshError
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 _things: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _numbers = count()
@@ -47,9 +48,36 @@ async def change(own: Callable[[int], None] | None, front: Callable[[int], Await
     await in_trio(trio.lowlevel.checkpoint)()
 
 
+class Holds(Generic[T]):
+    """Things that consumers in other processes hold until they confirm; the actor gives them by streams."""
+
+    def __init__(self, put_back: Callable[[T], object]) -> None:
+        self._put_back = put_back
+        self._numbers = count(1)
+        self._held: dict[int, tuple[T, trio.Event]] = {}
+
+    @asynccontextmanager
+    async def hold(self, thing: T) -> AsyncGenerator[int, None]:
+        """Give its number; put the thing back if the consumer leaves before `confirm`, or dies."""
+        number, confirmed = next(self._numbers), trio.Event()
+        self._held[number] = thing, confirmed
+        try:
+            yield number
+            await confirmed.wait()
+        finally:
+            if self._held.pop(number, None) is not None:
+                self._put_back(thing)
+
+    def confirm(self, number: int) -> T:
+        """End a hold well; return the thing."""
+        thing, confirmed = self._held.pop(number)
+        confirmed.set()
+        return thing
+
+
 @asynccontextmanager
 async def held(stream: Any, confirm: Callable[[int], Awaitable[Any]]) -> AsyncGenerator[Any, None]:
-    """Hold what a stream of the actor gives first, with a number, by which it is confirmed if the body ends well."""
+    """Hold a thing of `Holds` from a stream of its number and a value; confirm it if the body ends well."""
     with trio.CancelScope() as leaving:
         async with stream as replies:
             _, (number, given) = await anext(replies)

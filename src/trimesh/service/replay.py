@@ -25,7 +25,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshStopped
 from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts import By, FileExtents, Piece, ReplayAccount, ReplayItem, estimate_bytes
-from trimesh.service.owner_calls import certainly, change, hand_over, held, take_over
+from trimesh.service.owner_calls import Holds, certainly, change, hand_over, held, take_over
 from trimesh.service.slots import Slots
 
 R = TypeVar("R")
@@ -68,7 +68,7 @@ class ReplayFront(Actor):
 
     def __init__(self, number: int) -> None:
         self.buffer: ReplayBuffer[Any] = take_over(number)
-        self.confirmed: dict[int, trio.Event] = {}
+        self.holds = Holds[int](self.buffer._put_back)
         self.adding: dict[Token, trio.CancelScope] = {}
         self.withdrawn: dict[Token, None] = {}
 
@@ -101,20 +101,13 @@ class ReplayFront(Actor):
     async def hold(self, count: int, max_age: int | None) -> AsyncGenerator[tuple[int, list[Any]], None]:
         """Give items until `confirm`; they are put back if the consumer leaves before, or dies."""
         hold = await self.buffer._hold(count, max_age)
-        confirmed = self.confirmed[hold] = trio.Event()
-        try:
-            yield hold, await self.buffer._values_of(hold)
-            await confirmed.wait()
-        finally:
-            if self.confirmed.pop(hold, None) is not None:
-                self.buffer._put_back(hold)
+        async with self.holds.hold(hold) as number:
+            yield number, await self.buffer._values_of(hold)
 
     @endpoint(group="control")
-    def confirm(self, hold: int) -> None:
+    def confirm(self, number: int) -> None:
         """Count the items of a hold as trained."""
-        confirmed = self.confirmed.pop(hold)
-        self.buffer._confirm(hold)
-        confirmed.set()
+        self.buffer._confirm(self.holds.confirm(number))
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="samples")
     async def sample(self, count: int, max_age: int | None, by: By) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshStopped
 from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts import SlotAccount, SlotLease
-from trimesh.service.owner_calls import change, hand_over, held, take_over
+from trimesh.service.owner_calls import Holds, change, hand_over, held, take_over
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -64,30 +65,20 @@ class SlotsFront(Actor):
 
     def __init__(self, number: int) -> None:
         self.slots: Slots = take_over(number)
-        self.held: dict[int, tuple[SlotLease, trio.Event]] = {}
-        self.leases = 0
+        self.leases = Holds[SlotLease](partial(self.slots._end, well=False))
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="leases")
     async def hold(self, group: int) -> AsyncGenerator[tuple[int, int], None]:
         """Hold slots until `finish`; they are given back if the consumer leaves before, or dies."""
         lease = await self.slots._acquire(group)
-        self.leases += 1
-        number, finished = self.leases, trio.Event()
-        self.held[number] = lease, finished
         assert lease.version is not None
-        try:
+        async with self.leases.hold(lease) as number:
             yield number, lease.version
-            await finished.wait()
-        finally:
-            if self.held.pop(number, None) is not None:
-                self.slots._end(lease, well=False)
 
     @endpoint(group="control")
     def finish(self, number: int) -> None:
         """End a lease well."""
-        lease, finished = self.held.pop(number)
-        self.slots._end(lease, well=True)
-        finished.set()
+        self.slots._end(self.leases.confirm(number), well=True)
 
     @endpoint(group="control")
     def advance(self, version: int) -> None:

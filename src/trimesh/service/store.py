@@ -34,7 +34,7 @@ from trimesh.rdma.memory.local import memory_of
 from trimesh.rdma.publications.layout import layout_of, read_layout
 from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.service.accounts import KEY_OVERHEAD_BYTES, StoreAccount, StoredVersion, estimate_bytes
-from trimesh.service.owner_calls import certainly, held
+from trimesh.service.owner_calls import Holds, certainly, held
 
 _ALONE = ""
 """The name of the only part of a value that is no mapping."""
@@ -87,7 +87,6 @@ class Store:
         Blocking: a checkpoint, cancellable; a `put` that raises `Cancelled` has stored nothing, unless the shard did
         not answer in time (`abandon_after`). The versions of one key grow with each put; they may leave numbers out.
         """
-        _check_key(key)
         ttl = plain_real(ttl)
         if ttl is not None and not ttl > 0:
             raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
@@ -104,7 +103,6 @@ class Store:
 
         Blocking: a checkpoint, cancellable. Cost: a call; a large value a stream more, and one copy.
         """
-        _check_key(key)
         return (await in_trio(self._get)(key, version, None))[1]
 
     async def get_into(self, key: str, destination: Any, *, version: int | None = None) -> int:
@@ -122,7 +120,6 @@ class Store:
 
         Blocking: a checkpoint, cancellable; cancelled, `destination` is undefined.
         """
-        _check_key(key)
         return (await in_trio(self._get)(key, version, destination))[0]
 
     async def wait_newer(self, key: str, version: int = 0) -> int:
@@ -156,11 +153,8 @@ class Store:
 
     async def statistics(self) -> StoreStatistics:
         """Return the state in numbers. Blocking: a call over all shards, cancellable."""
-        found = list((await in_trio(self._shards.numbers.call)()).values())
-        return StoreStatistics(
-            len(found),
-            *(sum(getattr(one, name) for one in found) for name in ("keys", "versions", "bytes", "puts", "expired")),
-        )
+        found = (await in_trio(self._shards.numbers.call)()).values()
+        return StoreStatistics(len(found), *map(sum, zip(*found, strict=True)))
 
     def __repr__(self) -> str:
         return f"<store on {self._shards.size()} shards>"
@@ -170,8 +164,9 @@ class Store:
 
     # ---- how -------------------------------------------------------------------------------------------------
 
-    def _shard(self, key: str) -> Any:
-        _check_key(key)
+    def _shard(self, key: object) -> Any:
+        if not isinstance(key, str):
+            raise TypeError(f"the key of a store is a text, got {key!r:.100}")
         digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
         return self._shards.slice(shard=int.from_bytes(digest) % self._shards.size())
 
@@ -302,11 +297,6 @@ def _nbytes_of(part: Any) -> int:
     return 0
 
 
-def _check_key(key: object) -> None:
-    if not isinstance(key, str):
-        raise TypeError(f"the key of a store is a text, got {key!r:.100}")
-
-
 # ---- one shard -------------------------------------------------------------------------------------------------------
 
 
@@ -319,23 +309,12 @@ class BulkValue:
     buffer: RDMABuffer
 
 
-class ShardStatistics(msgspec.Struct, frozen=True):
-    """One shard, in numbers; see `StoreStatistics`."""
-
-    keys: int
-    versions: int
-    bytes: int
-    puts: int
-    expired: int
-
-
 class StoreShard(Actor):
     """One shard of a store."""
 
     def __init__(self, capacity_bytes: int, retain: int) -> None:
         self.account = StoreAccount(capacity_bytes, retain)
-        self.admitted: dict[int, tuple[BulkValue, int, trio.Event]] = {}
-        self.admissions = 0
+        self.admitted = Holds[tuple[BulkValue, int]](self._withdraw)
         self.waiting: dict[str, set[trio.Event]] = {}
         self.rearmed = trio.Event()
         self.nursery: trio.Nursery
@@ -367,22 +346,13 @@ class StoreShard(Actor):
         except BaseException:
             self.account.give_back(size)
             raise
-        self.admissions += 1
-        number, committed = self.admissions, trio.Event()
-        self.admitted[number] = bulk, size, committed
-        try:
+        async with self.admitted.hold((bulk, size)) as number:
             yield number, bulk.buffer
-            await committed.wait()
-        finally:
-            if self.admitted.pop(number, None) is not None:
-                self.account.give_back(size)
-                self.nursery.start_soon(bulk.buffer.aclose)
 
     @endpoint(group="control")
     def commit(self, number: int, key: str, ttl: float | None) -> int:
         """Make what was written to admitted memory the newest version of a key (KS-1)."""
-        bulk, size, committed = self.admitted.pop(number)
-        committed.set()
+        bulk, size = self.admitted.confirm(number)
         return self._put(key, bulk, size, ttl)
 
     @endpoint(group="control")
@@ -450,11 +420,11 @@ class StoreShard(Actor):
         return was_there
 
     @endpoint(group="control")
-    def numbers(self) -> ShardStatistics:
-        """Return the statistics of this shard."""
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers of `StoreStatistics` for this shard."""
         self._sweep()
         one = self.account
-        return ShardStatistics(one.key_count, one.version_count, one.bytes, one.puts, one.expired)
+        return one.key_count, one.version_count, one.bytes, one.puts, one.expired
 
     # ---- inside -------------------------------------------------------------------------------------------------
 
@@ -470,6 +440,11 @@ class StoreShard(Actor):
                 "capacity_bytes= or over more processes (the old version of a key counts until the new one is there)",
             )
         return size
+
+    def _withdraw(self, admitted: tuple[BulkValue, int]) -> None:
+        bulk, size = admitted
+        self.account.give_back(size)
+        self.nursery.start_soon(bulk.buffer.aclose)
 
     def _put(self, key: str, value: Any, size: int, ttl: float | None) -> int:
         expires = float("inf") if ttl is None else trio.current_time() + ttl

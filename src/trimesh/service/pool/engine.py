@@ -38,11 +38,10 @@ from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
-"""Errors of a call that say something of its replica, if they come from there."""
+"""Errors of a call by which its replica has ended, if they come from there."""
 
 _MAYBE = (ProcDied, MembershipChanged)
-"""Those that say whether the endpoint may have run."""
-
+"""Errors that tell whether the endpoint may have run."""
 
 WhenFull = Literal["wait", "refuse"]
 PauseMode = Literal["keep", "wait", "abort"]
@@ -66,12 +65,7 @@ class CallOptions(msgspec.Struct, frozen=True):
     session: str | None = None
 
     def check(self) -> None:
-        """Refuse what is out of bounds.
-
-        Raises:
-            TypeError: A value has the wrong type.
-            ValueError: A value is out of its bounds.
-        """
+        """Raise `TypeError` or `ValueError` for an option that is out of bounds."""
         if not isinstance(self.priority, int):
             raise TypeError(f"priority must be a whole number, got {self.priority!r}")
         if not 0 < self.cost < math.inf:
@@ -80,35 +74,26 @@ class CallOptions(msgspec.Struct, frozen=True):
             raise ValueError(f'when_full must be "wait" or "refuse", got {self.when_full!r}')
 
 
-def checked_mode(mode: Any) -> PauseMode:
-    """Return a way to pause.
-
-    Raises:
-        ValueError: It is none.
-    """
-    if mode not in get_args(PauseMode):
-        raise ValueError(f'a pool is paused by "keep", "wait" or "abort", got {mode!r}')
-    return mode  # type: ignore[no-any-return]
-
-
-class PoolCall:
-    """One call of a pool on its way.
+class PoolCall(PoolRequest):
+    """One call of a pool under way.
 
     Attributes:
-        request: What the dispatcher knows of it.
         name: Of the endpoint.
         scope: Around all of it.
         news: Set when it has been let in, then when it has got a replica; None unless its task waits for that.
-        error: Why it was cancelled.
+        error: Reason of its cancel.
         is_unrouted: Whether that is the error of its route.
         tries: Replicas that have died with it, or before it.
     """
 
-    __slots__ = ("error", "is_unrouted", "name", "news", "request", "scope", "tries")
+    __slots__ = ("error", "is_unrouted", "name", "news", "scope", "tries")
 
-    def __init__(self, name: str, request: PoolRequest) -> None:
+    def __init__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> None:
+        super().__init__(
+            args, kwargs, priority=options.priority, cost=options.cost, group=options.group, session=options.session,
+            size=estimate_bytes((args, kwargs)) if args or kwargs else 0,
+        )  # fmt: skip
         self.name = name
-        self.request = request
         self.scope = trio.CancelScope()
         self.news: trio.Event | None = None
         self.error: Exception | None = None
@@ -117,7 +102,7 @@ class PoolCall:
 
 
 class Counts:
-    """What calls have come to; each is counted once."""
+    """Outcomes of calls; each call is counted once."""
 
     def __init__(self) -> None:
         self.made = self.succeeded = self.failed = self.cancelled = self.refused = self.retried = 0
@@ -128,24 +113,24 @@ class PoolEngine:
 
     Attributes:
         views: The replicas.
-        dispatcher: Who gets what.
-        counts: What calls have come to.
+        dispatcher: Assigns calls to replicas.
+        counts: Outcomes of calls.
         arrivals: Calls that wait to be let into the queue.
-        calls: All calls that are not over.
+        calls: All calls that are not over, in their order.
         is_closed: Whether its block is being left.
         sick: Replicas that do not answer.
         change_size: Changes the size of the mesh, of a pool that was given its processes.
         on_new: Called with the index of each new replica.
     """
 
-    def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher) -> None:
+    def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher[PoolCall]) -> None:
         self.mesh = mesh
         self.views = views
         self._sizes = [len(view) for view in views]
         self.dispatcher = dispatcher
         self.counts = Counts()
         self.arrivals: deque[PoolCall] = deque()
-        self.calls: dict[PoolRequest, PoolCall] = {}
+        self.calls: dict[PoolCall, None] = {}
         self.is_closed = False
         self.change_size: Callable[[int], Awaitable[None]] | None = None
         self.on_new: Callable[[int], object] = lambda _: None
@@ -165,18 +150,13 @@ class PoolEngine:
             self._names.add(name)
         if self.is_closed:
             raise MeshStopped(self._closed_text)
-        size = estimate_bytes((args, kwargs)) if args or kwargs else 0
-        request = PoolRequest(
-            args, kwargs, priority=options.priority, cost=options.cost, size=size,
-            group=options.group, session=options.session,
-        )  # fmt: skip
-        call = PoolCall(name, request)
+        call = PoolCall(name, args, kwargs, options)
         self.counts.made += 1
-        self.calls[request] = call
+        self.calls[call] = None
         try:
             with call.scope:
                 # A request that is granted at once needs neither a place in the queue nor an event.
-                if (self.arrivals or not self.dispatcher.grant(request)) and not self._let_in(call, options):
+                if (self.arrivals or not self.dispatcher.grant(call)) and not self._let_in(call, options):
                     call.news = trio.Event()
                     self.arrivals.append(call)
                     self.pump()
@@ -212,8 +192,8 @@ class PoolEngine:
         Raises:
             Overloaded: There is none, and the call does not wait for it.
         """
-        if not self.arrivals and self.dispatcher.has_room(call.request.size):
-            self.dispatcher.submit(call.request)
+        if not self.arrivals and self.dispatcher.waiting.has_room(call.size):
+            self.dispatcher.submit(call)
             self.pump()
             return True
         if options.when_full != "refuse":
@@ -226,13 +206,12 @@ class PoolEngine:
         raise call.error
 
     async def _run_somewhere(self, call: PoolCall) -> Any:
-        request = call.request
         while True:
-            while request.state != "running":
+            while call.state != "running":
                 call.news = trio.Event()
                 await call.news.wait()
-            assert request.replica is not None
-            index = request.replica
+            assert call.replica is not None
+            index = call.replica
             if not self._look(index):
                 self._send_elsewhere(call)
                 continue
@@ -242,26 +221,26 @@ class PoolEngine:
                 result = await self._run_on(index, call)
             except Exception as error:
                 if not self._is_end_of(call, error):
-                    dispatcher.end(request, trio.current_time() - begun if dispatcher.measures else None)
+                    dispatcher.end(call, trio.current_time() - begun if dispatcher.measures else None)
                     raise
                 self._see_down(index)
                 if not self._may_try_again(call, error):
                     raise
                 self._send_elsewhere(call)
                 continue
-            dispatcher.end(request, trio.current_time() - begun if dispatcher.measures else None)
+            dispatcher.end(call, trio.current_time() - begun if dispatcher.measures else None)
             return result
 
     def _run_on(self, index: int, call: PoolCall) -> Awaitable[Any]:
         endpoint: Endpoint[..., Any] = getattr(self.views[index], call.name)
         if self._sizes[index] == 1:
-            return endpoint.call_one(*call.request.args, **call.request.kwargs)
-        return _first_of(endpoint, call.request)
+            return endpoint.call_one(*call.args, **call.kwargs)
+        return _first_of(endpoint, call)
 
     def _send_elsewhere(self, call: PoolCall) -> None:
         call.tries += 1
         self.counts.retried += 1
-        self.dispatcher.retry(call.request)
+        self.dispatcher.retry(call)
         self.pump()
 
     def _is_end_of(self, call: PoolCall, error: Exception) -> bool:
@@ -290,12 +269,12 @@ class PoolEngine:
         return self._idempotent[name]
 
     def _let_go(self, call: PoolCall) -> None:
-        del self.calls[call.request]
-        match call.request.state:
+        del self.calls[call]
+        match call.state:
             case "waiting":
-                self.dispatcher.withdraw(call.request)
+                self.dispatcher.withdraw(call)
             case "running":
-                self.dispatcher.end(call.request, None)
+                self.dispatcher.end(call, None)
             case "new":
                 if call in self.arrivals:
                     self.arrivals.remove(call)
@@ -309,17 +288,16 @@ class PoolEngine:
     def pump(self) -> None:
         """Give replicas what they have room for, and let calls into the queue."""
         while True:
-            for request, _ in self.dispatcher.take():
-                self._tell(self.calls[request])
-            for request, error in self.dispatcher.unrouted:
-                call = self.calls[request]
+            for call, _ in self.dispatcher.take():
+                self._tell(call)
+            for call, error in self.dispatcher.unrouted:
                 call.error, call.is_unrouted = error, True
                 call.scope.cancel(reason="its route has raised")
             self.dispatcher.unrouted.clear()
-            if not self.arrivals or not self.dispatcher.has_room(self.arrivals[0].request.size):
+            if not self.arrivals or not self.dispatcher.waiting.has_room(self.arrivals[0].size):
                 break
             call = self.arrivals.popleft()
-            self.dispatcher.submit(call.request)
+            self.dispatcher.submit(call)
             self._tell(call)
         if self._changed is not None:
             self._changed.set()
@@ -429,11 +407,11 @@ class PoolEngine:
         of the last caller, and this process for the replicas.
         """
         running: dict[int | None, list[PoolCall]] = {}
-        for call in self.calls.values():
-            if call.request.state == "running":
-                running.setdefault(call.request.replica, []).append(call)
+        for call in self.calls:
+            if call.state == "running":
+                running.setdefault(call.replica, []).append(call)
         for calls in running.values():
-            self.cancel(lambda call: call.request.state == "running", partial(Paused, self._paused_text), calls)
+            self.cancel(lambda call: call.state == "running", partial(Paused, self._paused_text), calls)
             await trio.lowlevel.cancel_shielded_checkpoint()
 
     def cancel(
@@ -443,8 +421,7 @@ class PoolEngine:
         calls: Iterable[PoolCall] | None = None,
     ) -> int:
         """Cancel calls, of some or all, each with an error of its own; return how many."""
-        some = self.calls.values() if calls is None else calls
-        found = [call for call in some if call.error is None and wanted(call)]
+        found = [call for call in (self.calls if calls is None else calls) if call.error is None and wanted(call)]
         for call in found:
             call.error = error()
             call.scope.cancel(reason=str(call.error))
@@ -471,9 +448,9 @@ class PoolEngine:
         return f'the pool of {self.mesh.name} was paused by paused("abort"), and this request ran: make it again'
 
 
-async def _first_of(endpoint: Endpoint[..., Any], request: PoolRequest) -> Any:
+async def _first_of(endpoint: Endpoint[..., Any], call: PoolCall) -> Any:
     """Call all members of a replica; return what the first has returned."""
-    results = await endpoint.call(*request.args, **request.kwargs)
+    results = await endpoint.call(*call.args, **call.kwargs)
     return next(iter(results.values()))
 
 

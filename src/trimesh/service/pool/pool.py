@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, cast, get_args
 
 import attrs
 import msgspec
@@ -24,7 +24,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch import Adaptive, ByFunction, Dispatcher, LeastLoaded, PoolRoute
 from trimesh.service.owner_calls import hand_over
-from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull, checked_mode
+from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull
 from trimesh.service.pool.replicas import ElasticReplicas, Health, Rolling
 
 if TYPE_CHECKING:
@@ -136,11 +136,13 @@ class Pool(Generic[A]):
     In other processes than that of its owner a pool has its endpoints, `options`, `session`, `map` and `paused`.
     """
 
-    def __init__(self, engine: PoolEngine | None, front: Any, name: str, options: CallOptions | None = None) -> None:
-        self._engine = engine
+    def __init__(
+        self, front: Any, name: str, options: CallOptions | None = None, engine: PoolEngine | None = None
+    ) -> None:
         self._front = front
         self._name = name
         self._options = CallOptions() if options is None else options
+        self._engine = engine  # only in the process of the owner
 
     def options(
         self,
@@ -195,7 +197,9 @@ class Pool(Generic[A]):
         Raises:
             ValueError: It is no such word.
         """
-        return in_trio_block(self._open_pause(checked_mode(mode)))
+        if mode not in get_args(PauseMode):
+            raise ValueError(f'a pool is paused by "keep", "wait" or "abort", got {mode!r}')
+        return in_trio_block(self._open_pause(mode))
 
     def rolling(self, at_most: int = 1) -> AbstractAsyncContextManager[Rolling[A]]:
         """Take one replica after the other out of service: `async with pool.rolling() as replicas:`.
@@ -235,7 +239,7 @@ class Pool(Generic[A]):
         """
 
         def is_wanted(call: PoolCall) -> bool:
-            return bool(call.request.group == group)
+            return bool(call.group == group)
 
         return in_trio_now(self._owned().cancel_for)(reason, is_wanted)
 
@@ -274,7 +278,7 @@ class Pool(Generic[A]):
         return f"<pool of {self._name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _refer, (type(self), self._front, self._name, self._options)
+        return type(self), (self._front, self._name, self._options)
 
     async def _run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._engine is not None:
@@ -287,7 +291,7 @@ class Pool(Generic[A]):
         """Learn how often the session of this handle has moved."""
 
     def _with(self, options: CallOptions) -> Self:
-        return type(self)(self._engine, self._front, self._name, options)
+        return type(self)(self._front, self._name, options, self._engine)
 
     def _owned(self) -> PoolEngine:
         if self._engine is None:
@@ -300,7 +304,8 @@ class Pool(Generic[A]):
     @asynccontextmanager
     async def _open_session(self, name: str) -> AsyncGenerator[PoolSession[A], None]:
         await trio.lowlevel.checkpoint()
-        yield PoolSession(self._engine, self._front, self._name, msgspec.structs.replace(self._options, session=name))
+        options = msgspec.structs.replace(self._options, session=name)
+        yield PoolSession(self._front, self._name, options, self._engine)
 
     @asynccontextmanager
     async def _open_pause(self, mode: PauseMode) -> AsyncGenerator[None, None]:
@@ -329,10 +334,6 @@ class PoolSession(Pool[A]):
 
     def _note_moves(self, moves: int) -> None:
         self.moves = moves
-
-
-def _refer(cls: type[Pool[Any]], front: ActorMesh, name: str, options: CallOptions) -> Pool[Any]:
-    return cls(None, front, name, options)
 
 
 def open_pool(
@@ -395,7 +396,7 @@ def open_pool(
         route = LeastLoaded()
     if health is not None and health.kill:
         processes_of(handle)  # refused now rather than when a replica is sick
-    dispatcher = Dispatcher(
+    dispatcher = Dispatcher[PoolCall](
         len(views),
         route=route if isinstance(route, PoolRoute) else ByFunction(route),
         concurrency=concurrency,
@@ -447,7 +448,7 @@ async def _open(
             engine.change_size = elastic.resize
             nursery.start_soon(elastic.watch)
         try:
-            yield Pool(engine, front, engine.mesh.name)
+            yield Pool(front, engine.mesh.name, engine=engine)
         finally:
             await engine.close()
             nursery.cancel_scope.cancel(reason="the block of the pool is being left")
