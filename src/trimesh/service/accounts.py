@@ -27,7 +27,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
-import attrs
+import msgspec
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
@@ -59,14 +59,11 @@ def estimate_bytes(value: Any, depth: int = DEPTH_MAX) -> int:
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 
-class SlotLease:
+class SlotLease(msgspec.Struct, eq=False):
     """Permission to begin work that uses `group` slots; `version` is None until it is granted."""
 
-    __slots__ = ("group", "version")
-
-    def __init__(self, group: int) -> None:
-        self.group = group
-        self.version: int | None = None
+    group: int
+    version: int | None = None
 
 
 class SlotAccount:
@@ -243,18 +240,15 @@ class FileExtents:
 By = Literal["uniform", "priority", "group"]
 
 
-class ReplayItem:
+class ReplayItem(msgspec.Struct, eq=False):
     """One stored value; `number` is its place in the order of arrival, `size` its bytes as estimated."""
 
-    __slots__ = ("group", "number", "priority", "size", "value", "version")
-
-    def __init__(self, value: Any, *, version: int, group: Hashable, priority: float, size: int) -> None:
-        self.value = value
-        self.version = version
-        self.group = group
-        self.priority = priority
-        self.size = size
-        self.number = -1
+    value: Any
+    version: int
+    group: Hashable
+    priority: float
+    size: int
+    number: int = -1
 
 
 class ReplayAccount:
@@ -442,7 +436,7 @@ Place = tuple[tuple[str, int], ...]
 """Coordinates of a member."""
 
 
-class RoundMember:
+class RoundMember(msgspec.Struct, eq=False):
     """One member that waits for the next round, or is in one.
 
     Attributes:
@@ -454,15 +448,12 @@ class RoundMember:
         why: Reason of its end; "" if all have finished.
     """
 
-    __slots__ = ("epoch", "is_over", "number", "place", "places", "why")
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.number = 0
-        self.epoch = -1
-        self.places: tuple[Place, ...] = ()
-        self.is_over = False
-        self.why = ""
+    place: Place
+    number: int = 0
+    epoch: int = -1
+    places: tuple[Place, ...] = ()
+    is_over: bool = False
+    why: str = ""
 
 
 class Rounds:
@@ -604,8 +595,7 @@ KEY_OVERHEAD_BYTES: Final = 512
 """Cost of a version beside its value and its key: this entry and its places in the tables."""
 
 
-@attrs.define(eq=False)
-class StoredVersion:
+class StoredVersion(msgspec.Struct, eq=False):
     """One version of one key; it ends at `expires`, on the clock of the shard, and cannot be found once it `is_out`."""
 
     key: str

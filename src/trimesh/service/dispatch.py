@@ -11,14 +11,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-import attrs
+import msgspec
 
 from trimesh.plain_numbers import plain_real, plain_whole
 
 # ---- requests and replicas -------------------------------------------------------------------------------------------
 
 
-class PoolRequest:
+class PoolRequest(msgspec.Struct, eq=False):
     """One call that waits for a replica, or has one.
 
     Attributes:
@@ -35,34 +35,21 @@ class PoolRequest:
         state: "new", "waiting", "running" or "over".
     """
 
-    __slots__ = (
-        "args", "cost", "group", "key", "kwargs", "number", "priority", "replica", "session", "size",
-        "state",
-    )  # fmt: skip
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    priority: int = 0
+    cost: float = 1.0
+    size: int = 0
+    group: object = None
+    session: str | None = None
+    key: object = None
+    number: int = -1
+    replica: int | None = None
+    state: str = "new"
 
-    def __init__(
-        self,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-        *,
-        priority: int = 0,
-        cost: float = 1.0,
-        size: int = 0,
-        group: object = None,
-        session: str | None = None,
-        key: object = None,
-    ) -> None:
-        self.args = args
-        self.kwargs = kwargs or {}
-        self.priority = priority
-        self.cost = cost
-        self.size = size
-        self.group = group
-        self.session = session
-        self.key = session if key is None else key
-        self.number = -1
-        self.replica: int | None = None
-        self.state = "new"
+    def __post_init__(self) -> None:
+        if self.key is None:
+            self.key = self.session
 
     @property
     def order(self) -> tuple[int, int]:
@@ -70,7 +57,7 @@ class PoolRequest:
         return -self.priority, self.number
 
 
-class Replica:
+class Replica(msgspec.Struct, eq=False):
     """State of one replica.
 
     Attributes:
@@ -86,24 +73,18 @@ class Replica:
         ended: Requests that have ended here, with any outcome.
     """
 
-    __slots__ = (
-        "_held", "_quick", "cost", "ended", "index", "is_absent", "is_drained", "is_up", "is_updating", "limit",
-        "running", "used",
-    )  # fmt: skip
-
-    def __init__(self, index: int, limit: int) -> None:
-        self.index = index
-        self.limit = limit
-        self.running = 0
-        self.cost = 0.0
-        self.used = -1
-        self.is_up = True
-        self.is_drained = False
-        self.is_updating = False
-        self.is_absent = False
-        self.ended = 0
-        self._quick = 0
-        self._held = 0  # requests that had begun when the limit was lowered: their latency is not of the new one
+    index: int
+    limit: int
+    running: int = 0
+    cost: float = 0.0
+    used: int = -1
+    is_up: bool = True
+    is_drained: bool = False
+    is_updating: bool = False
+    is_absent: bool = False
+    ended: int = 0
+    _quick: int = 0
+    _held: int = 0  # requests that had begun when the limit was lowered: their latency is not of the new one
 
     @property
     def is_member(self) -> bool:
@@ -284,11 +265,9 @@ Q = TypeVar("Q", bound=PoolRequest)
 
 
 class RequestQueue(Generic[Q]):
-    """Queue by priority, then first come, first served. Requests that are bound to one replica have queues beside it.
+    """Bounded queue by priority, then first come, first served; requests that are bound to a replica wait beside it.
 
-    Args:
-        count_max: Requests that may wait.
-        bytes_max: Bytes that they may have; one larger request is let in when nothing else waits.
+    A request of more bytes than `bytes_max` is let in when nothing else waits.
     """
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
@@ -345,8 +324,7 @@ class RequestQueue(Generic[Q]):
             heapq.heappush(self._heaps.setdefault(None, []), (request.order, request))
 
 
-@attrs.define
-class SessionPlace:
+class SessionPlace(msgspec.Struct):
     """Replica of a session, None before its first request, and how often it had to go to another one."""
 
     replica: int | None = None
@@ -373,13 +351,12 @@ class Sessions:
         self._places.move_to_end(name)
         return place
 
-    def settle(self, name: str, replica: int) -> SessionPlace:
+    def settle(self, name: str, replica: int) -> None:
         """Set the replica of a session."""
         place = self.find(name)
         if place.replica != replica:
             place.moves += place.replica is not None
             place.replica = replica
-        return place
 
     def end(self, name: str) -> None:
         """Forget a session."""

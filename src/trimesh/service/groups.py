@@ -217,7 +217,7 @@ class ElasticGroup:
             raise self._error()
 
     async def wait_ended(self) -> None:
-        """Wait until the group has ended, by whatever but this block: for a body that does something else meanwhile.
+        """Wait until the group has ended other than by this block: for a body that does something else meanwhile.
 
         Blocking: a checkpoint, cancellable.
         """
@@ -253,7 +253,7 @@ class ElasticGroup:
                 call()
 
     def close(self) -> None:
-        """Leave it."""
+        """Leave the group."""
         self.end("its block was left")
         if self._groups is not None:
             self._groups.close()
@@ -347,11 +347,7 @@ class GroupsFront(Actor):
     async def ask(
         self, number: int, verb: str, keys: Sequence[str], values: Sequence[bytes], numbers: Sequence[int]
     ) -> Answer | None:
-        """Answer a question about the keys of a round; None when it is over before there is an answer.
-
-        Raises:
-            ProtocolError: There is no such question.
-        """
+        """Answer a question about the keys of a round; None when it is over before there is an answer."""
         await trio.lowlevel.checkpoint()
         while (known := self.keys.get(number)) is not None:
             answer = known.ask(verb, keys, values, numbers)

@@ -518,7 +518,7 @@ async def _open(buffer: ReplayBuffer[Any], slots: Slots | None) -> AsyncGenerato
 
 
 class SpilledValue:
-    """Stands for a value that is in the file."""
+    """Place of a value that is in the file."""
 
     __slots__ = ("pieces", "size")
 
@@ -528,18 +528,7 @@ class SpilledValue:
 
 
 class SpillFile:
-    """A file of at most so many bytes.
-
-    Args:
-        folder: Where it is.
-        bytes_max: Of it.
-
-    Raises:
-        OSError: There can be none.
-
-    Attributes:
-        room: What of it is in use.
-    """
+    """A file without a name in a folder, of at most `bytes_max`: it goes with its process, however that ends."""
 
     def __init__(self, folder: str | os.PathLike[str], bytes_max: int) -> None:
         self.room = FileExtents(bytes_max)
@@ -554,46 +543,35 @@ class SpillFile:
         return pickle.dumps(value, protocol=5)
 
     async def write(self, data: bytes) -> SpilledValue:
-        """Write bytes for which there is room; many of them in a thread.
-
-        Raises:
-            OSError: The disk is full, or fails; the room is free again.
-        """
+        """Write bytes for which there is room, many of them in a thread; after an error the room is free again."""
         await trio.lowlevel.checkpoint()
         pieces = self.room.take(len(data))
         try:
             if len(data) < limits.REPLAY_THREAD_BYTES:
-                self._write_pieces(data, pieces)
+                self._write(data, pieces)
             else:
-                await trio.to_thread.run_sync(self._write_pieces, data, pieces)
+                await trio.to_thread.run_sync(self._write, data, pieces)
         except BaseException:
             self.room.give_back(pieces)
             raise
         return SpilledValue(pieces)
 
     def write_now(self, data: bytes) -> SpilledValue:
-        """Write bytes for which there is room; raises as `write`."""
+        """Write bytes for which there is room."""
         pieces = self.room.take(len(data))
-        self._write_pieces(data, pieces)
+        self._write(data, pieces)
         return SpilledValue(pieces)
 
-    def _write_pieces(self, data: bytes, pieces: list[Piece]) -> None:
-        at = 0
+    def _write(self, data: bytes, pieces: list[Piece]) -> None:
+        rest = memoryview(data)
         for offset, length in pieces:
-            self._write_all(memoryview(data)[at : at + length], offset)
-            at += length
-
-    def _write_all(self, data: memoryview, offset: int) -> None:
-        while data:
-            written = os.pwrite(self._file.fileno(), data, offset)
-            data, offset = data[written:], offset + written
+            at, end = offset, offset + length
+            while at < end:
+                written = os.pwrite(self._file.fileno(), rest[: end - at], at)
+                at, rest = at + written, rest[written:]
 
     def read(self, spilled: SpilledValue) -> Any:
-        """Return a value.
-
-        Raises:
-            OSError: The disk fails.
-        """
+        """Return a value."""
         data = bytearray()
         for offset, length in spilled.pieces:
             at, end = offset, offset + length
@@ -606,14 +584,11 @@ class SpillFile:
         return pickle.loads(data)
 
     def loaded(self, values: Sequence[Any]) -> list[Any]:
-        """Return values, those that are in the file read from there."""
+        """Return values; read those that are in the file."""
         return [self.read(one) if isinstance(one, SpilledValue) else one for one in values]
 
     async def read_all(self, values: Sequence[Any]) -> list[Any]:
-        """Return values, those that are in the file read from there: many bytes in a thread.
-
-        What is dropped meanwhile is not overwritten.
-        """
+        """Return values; read many bytes in a thread. Values that are dropped meanwhile are not overwritten."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if sum(one.size for one in values if isinstance(one, SpilledValue)) < limits.REPLAY_THREAD_BYTES:
             return self.loaded(values)
@@ -628,7 +603,7 @@ class SpillFile:
                     self.room.give_back(value.pieces)
 
     def drop(self, value: Any) -> None:
-        """Give the room of a value back that is wanted no more."""
+        """Free the room of a value that is no longer needed."""
         if isinstance(value, SpilledValue):
             if self._readers:
                 self._dropped.append(value)
@@ -636,5 +611,5 @@ class SpillFile:
                 self.room.give_back(value.pieces)
 
     def close(self) -> None:
-        """Let the file go. Idempotent."""
+        """Close the file. Idempotent."""
         self._end()

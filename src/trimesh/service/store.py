@@ -16,7 +16,6 @@ from functools import partial
 from hashlib import blake2b
 from typing import Any
 
-import attrs
 import msgspec
 import trio
 
@@ -300,8 +299,7 @@ def _nbytes_of(part: Any) -> int:
 # ---- one shard -------------------------------------------------------------------------------------------------------
 
 
-@attrs.frozen(eq=False)
-class BulkValue:
+class BulkValue(msgspec.Struct, frozen=True, eq=False):
     """A large value in `buffer`, whose parts lie as `head` says (`rdma.publications.layout`)."""
 
     head: bytes

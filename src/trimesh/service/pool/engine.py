@@ -74,7 +74,7 @@ class CallOptions(msgspec.Struct, frozen=True):
             raise ValueError(f'when_full must be "wait" or "refuse", got {self.when_full!r}')
 
 
-class PoolCall(PoolRequest):
+class PoolCall(PoolRequest, eq=False, kw_only=True):
     """One call of a pool under way.
 
     Attributes:
@@ -86,19 +86,12 @@ class PoolCall(PoolRequest):
         tries: Replicas that have died with it, or before it.
     """
 
-    __slots__ = ("error", "is_unrouted", "name", "news", "scope", "tries")
-
-    def __init__(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> None:
-        super().__init__(
-            args, kwargs, priority=options.priority, cost=options.cost, group=options.group, session=options.session,
-            size=estimate_bytes((args, kwargs)) if args or kwargs else 0,
-        )  # fmt: skip
-        self.name = name
-        self.scope = trio.CancelScope()
-        self.news: trio.Event | None = None
-        self.error: Exception | None = None
-        self.is_unrouted = False
-        self.tries = 0
+    name: str
+    scope: trio.CancelScope = msgspec.field(default_factory=trio.CancelScope)
+    news: trio.Event | None = None
+    error: Exception | None = None
+    is_unrouted: bool = False
+    tries: int = 0
 
 
 class Counts:
@@ -150,7 +143,11 @@ class PoolEngine:
             self._names.add(name)
         if self.is_closed:
             raise MeshStopped(self._closed_text)
-        call = PoolCall(name, args, kwargs, options)
+        size = estimate_bytes((args, kwargs)) if args or kwargs else 0
+        call = PoolCall(
+            args, kwargs, priority=options.priority, cost=options.cost, size=size,
+            group=options.group, session=options.session, name=name,
+        )  # fmt: skip
         self.counts.made += 1
         self.calls[call] = None
         try:
@@ -166,11 +163,8 @@ class PoolEngine:
                 return result
             assert call.error is not None
             raise call.error
-        except Overloaded as error:
-            self._count(refused=error is call.error, call=call)
-            raise
-        except Exception:
-            self._count(refused=False, call=call)
+        except Exception as error:
+            self._count_failed(call, error)
             raise
         except BaseException:
             self.counts.cancelled += 1
@@ -178,8 +172,8 @@ class PoolEngine:
         finally:
             self._let_go(call)
 
-    def _count(self, *, refused: bool, call: PoolCall) -> None:
-        if refused:
+    def _count_failed(self, call: PoolCall, error: Exception) -> None:
+        if isinstance(error, Overloaded) and error is call.error:
             self.counts.refused += 1
         elif call.scope.cancelled_caught and not call.is_unrouted:
             self.counts.cancelled += 1
@@ -244,13 +238,9 @@ class PoolEngine:
         self.pump()
 
     def _is_end_of(self, call: PoolCall, error: Exception) -> bool:
-        """Whether an error says that the replica has ended, and not what the endpoint has come to."""
-        for leaf in leaves(error):
-            where = origin(leaf)
-            is_here = where is not None and where.mesh == self.mesh.name and where.endpoint == call.name
-            if is_here and isinstance(leaf, _ENDS):
-                return True
-        return False
+        """Return whether an error is an end of the replica, not an outcome of the endpoint."""
+        ends = [origin(leaf) for leaf in leaves(error) if isinstance(leaf, _ENDS)]
+        return any(where is not None and where.mesh == self.mesh.name and where.endpoint == call.name for where in ends)
 
     def _may_try_again(self, call: PoolCall, error: Exception) -> bool:
         if call.tries + 1 >= limits.POOL_TRIES:
@@ -270,16 +260,12 @@ class PoolEngine:
 
     def _let_go(self, call: PoolCall) -> None:
         del self.calls[call]
-        match call.state:
-            case "waiting":
-                self.dispatcher.withdraw(call)
-            case "running":
-                self.dispatcher.end(call, None)
-            case "new":
-                if call in self.arrivals:
-                    self.arrivals.remove(call)
-            case _:
-                pass
+        if call.state == "waiting":
+            self.dispatcher.withdraw(call)
+        elif call.state == "running":
+            self.dispatcher.end(call, None)
+        elif call in self.arrivals:
+            self.arrivals.remove(call)
         if self.dispatcher.waiting.count or self.arrivals or self._changed is not None:
             self.pump()
 

@@ -237,11 +237,7 @@ class Pool(Generic[A]):
         Returns:
             How many.
         """
-
-        def is_wanted(call: PoolCall) -> bool:
-            return bool(call.group == group)
-
-        return in_trio_now(self._owned().cancel_for)(reason, is_wanted)
+        return in_trio_now(self._owned().cancel_for)(reason, lambda call: bool(call.group == group))
 
     def cancel_all(self, *, reason: str) -> int:
         """Cancel all requests: they raise `RemoteCancelled` with this reason; return how many."""
@@ -251,16 +247,14 @@ class Pool(Generic[A]):
         """Return the state of the pool, in numbers of requests."""
         engine = self._owned()
         dispatcher, counts = engine.dispatcher, engine.counts
+        replicas = [
+            ReplicaStatistics(one.index, one.running, one.cost, one.limit, one.is_up, one.is_out, one.ended)
+            for one in dispatcher.replicas
+        ]
         return PoolStatistics(
             counts.made, counts.succeeded, counts.failed, counts.cancelled, counts.refused, counts.retried,
             dispatcher.running, dispatcher.waiting.count, dispatcher.waiting.bytes, len(engine.arrivals),
-            len(dispatcher.sessions), dispatcher.pauses > 0,
-            tuple(
-                [
-                    ReplicaStatistics(one.index, one.running, one.cost, one.limit, one.is_up, one.is_out, one.ended)
-                    for one in dispatcher.replicas
-                ]
-            ),
+            len(dispatcher.sessions), dispatcher.pauses > 0, tuple(replicas),
         )  # fmt: skip
 
     def __getitem__(self, endpoint: blocking.Endpoint[P, R]) -> PoolEndpoint[P, R]:
@@ -415,15 +409,11 @@ def _check_slots(mesh: ActorMesh, concurrency: int | Adaptive) -> None:
         return
     slots = max((spec.concurrency for spec in mesh._view.endpoints.values()), default=1)  # noqa: SLF001 - of endpoints
     if concurrency > slots:
-        _log.warning(
+        text = (
             "open_pool(concurrency=%d) exceeds what the endpoints of %s run at once, %d: further requests wait at the "
-            "replica, and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)",
-            concurrency,
-            mesh.name,
-            slots,
-            concurrency,
-            slots,
+            "replica, and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)"
         )
+        _log.warning(text, concurrency, mesh.name, slots, concurrency, slots)
 
 
 def _replicas(mesh: ActorMesh, along: str | None) -> list[ActorMesh]:
