@@ -297,7 +297,7 @@ class GroupsFront(Actor):
 
     def __init__(self, number: int, name: str, least: int) -> None:
         self.views: AbstractAsyncContextManager[AsyncIterator[MembershipView]] = take_over(number)
-        self.name = name
+        self.mesh_name = name
         self.rounds = Rounds(least)
         self.joined: dict[tuple[int, Place], RoundMember] = {}
         self.news: dict[RoundMember, trio.Event] = {}
@@ -331,7 +331,7 @@ class GroupsFront(Actor):
                 del self.joined[key]
             yield member.number, member.epoch, member.why
         finally:
-            name = place_name(self.name, dict(place))
+            name = place_name(self.mesh_name, dict(place))
             self._tell(self.rounds.leave(member, f"{name} has died, or has left it before the others"))
             del self.news[member]
 
@@ -362,7 +362,7 @@ class GroupsFront(Actor):
             async for view in views:
                 members = [_place_of(point.items()) for point in view.members]
                 joined = [_place_of(point.items()) for point in view.joined]
-                self._tell(self.rounds.see(view.epoch, members, joined, _what_changed(self.name, view)))
+                self._tell(self.rounds.see(view.epoch, members, joined, _what_changed(self.mesh_name, view)))
 
     async def _wait_over(self, member: RoundMember) -> None:
         while not member.is_over:

@@ -240,7 +240,7 @@ class PoolEngine:
     def _is_end_of(self, call: PoolCall, error: Exception) -> bool:
         """Return whether an error is an end of the replica, not an outcome of the endpoint."""
         ends = [origin(leaf) for leaf in leaves(error) if isinstance(leaf, _ENDS)]
-        return any(where is not None and where.mesh == self.mesh.name and where.endpoint == call.name for where in ends)
+        return any(where.mesh == self.mesh.name and where.endpoint == call.name for where in ends)
 
     def _may_try_again(self, call: PoolCall, error: Exception) -> bool:
         if call.tries + 1 >= limits.POOL_TRIES:
