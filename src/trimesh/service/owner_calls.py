@@ -48,7 +48,7 @@ async def change(own: Callable[[int], None] | None, front: Callable[[int], Await
     await in_trio(trio.lowlevel.checkpoint)()
 
 
-class Holds(Generic[T]):
+class StreamHolds(Generic[T]):
     """Things that consumers in other processes hold until they confirm; the actor gives them by streams."""
 
     def __init__(self, put_back: Callable[[T], object]) -> None:
@@ -77,7 +77,7 @@ class Holds(Generic[T]):
 
 @asynccontextmanager
 async def held(stream: Any, confirm: Callable[[int], Awaitable[Any]]) -> AsyncGenerator[Any, None]:
-    """Hold a thing of `Holds` from a stream of its number and a value; confirm it if the body ends well."""
+    """Hold a thing of `StreamHolds` from a stream of its number and a value; confirm it if the body ends well."""
     with trio.CancelScope() as leaving:
         async with stream as replies:
             _, (number, given) = await anext(replies)

@@ -25,7 +25,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshStopped
 from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts import By, FileExtents, Piece, ReplayAccount, ReplayItem, estimate_bytes
-from trimesh.service.owner_calls import Holds, certainly, change, hand_over, held, take_over
+from trimesh.service.owner_calls import StreamHolds, certainly, change, hand_over, held, take_over
 from trimesh.service.slots import Slots
 
 R = TypeVar("R")
@@ -68,7 +68,7 @@ class ReplayFront(Actor):
 
     def __init__(self, number: int) -> None:
         self.buffer: ReplayBuffer[Any] = take_over(number)
-        self.holds = Holds[int](self.buffer._put_back)
+        self.holds = StreamHolds[int](self.buffer._put_back)
         self.adding: dict[Token, trio.CancelScope] = {}
         self.withdrawn: dict[Token, None] = {}
 

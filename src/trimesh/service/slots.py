@@ -19,7 +19,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshStopped
 from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts import SlotAccount, SlotLease
-from trimesh.service.owner_calls import Holds, change, hand_over, held, take_over
+from trimesh.service.owner_calls import StreamHolds, change, hand_over, held, take_over
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class SlotsFront(Actor):
 
     def __init__(self, number: int) -> None:
         self.slots: Slots = take_over(number)
-        self.leases = Holds[SlotLease](partial(self.slots._end, well=False))
+        self.leases = StreamHolds[SlotLease](partial(self.slots._end, well=False))
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="leases")
     async def hold(self, group: int) -> AsyncGenerator[tuple[int, int], None]:

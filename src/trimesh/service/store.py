@@ -33,7 +33,7 @@ from trimesh.rdma.memory.local import memory_of
 from trimesh.rdma.publications.layout import layout_of, read_layout
 from trimesh.rdma.publications.snapshot import Snapshot
 from trimesh.service.accounts import KEY_OVERHEAD_BYTES, StoreAccount, StoredVersion, estimate_bytes
-from trimesh.service.owner_calls import Holds, certainly, held
+from trimesh.service.owner_calls import StreamHolds, certainly, held
 
 _ALONE = ""
 """The name of the only part of a value that is no mapping."""
@@ -312,7 +312,7 @@ class StoreShard(Actor):
 
     def __init__(self, capacity_bytes: int, retain: int) -> None:
         self.account = StoreAccount(capacity_bytes, retain)
-        self.admitted = Holds[tuple[BulkValue, int]](self._withdraw)
+        self.admitted = StreamHolds[tuple[BulkValue, int]](self._withdraw)
         self.waiting: dict[str, set[trio.Event]] = {}
         self.rearmed = trio.Event()
         self.nursery: trio.Nursery
