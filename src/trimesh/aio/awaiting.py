@@ -21,7 +21,7 @@ from trimesh.aio.stand_in import StandIn, wait_for_asyncio
 
 
 class AsyncioTasks:
-    """See `OutsideTasks`."""
+    """Tasks of asyncio that do the work of tasks of Trio. A task of them has `get_coro` and `get_name`."""
 
     def awaited_by(self, task: asyncio.Task[Any]) -> Sequence[asyncio.Task[Any]]:
         """Return the tasks that all have to end before one goes on: it awaits one, a gather, or a group of them."""

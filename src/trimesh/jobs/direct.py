@@ -76,7 +76,7 @@ def direct_place(wanted: str, advertised: tuple[str, ...], route: str, *, is_one
 
 
 class DirectWays:
-    """See `Ways`.
+    """Sockets and TLS by which other agents are reached, and reach this one.
 
     Args:
         context: With the certificate of this agent; outlives it.
@@ -110,7 +110,7 @@ class DirectWays:
     # ---- who is dialled --------------------------------------------------------------------------------------
 
     def listen_for(self, peer: ProcId, connected: Connected) -> tuple[str, ...]:
-        """See `Ways.listen_for`."""
+        """Let an agent in, and return the addresses that it may be told; none where there is no such."""
         self._expected[peer] = connected
         if self._listening is None and self._place.interface:
             place = self._place
@@ -127,7 +127,7 @@ class DirectWays:
         return self._addresses
 
     def forget(self, peer: ProcId) -> None:
-        """See `Ways.forget`."""
+        """Let it in no more; listen no longer than there are others. Idempotent."""
         self._expected.pop(peer, None)
         if not self._expected and self._listening is not None:
             self._listening.cancel(reason="no other agent dials here any more")
@@ -169,7 +169,11 @@ class DirectWays:
     # ---- who dials -------------------------------------------------------------------------------------------
 
     async def dial(self, peer: ProcId, addresses: tuple[str, ...]) -> HostConnection:
-        """See `Ways.dial`."""
+        """Connect to an agent at the first of these addresses at which it is.
+
+        Raises:
+            LinkLost: It is at none of them; the text says why.
+        """
         problems = list[str]()
         with trio.move_on_after(limits.DIRECT_DIAL_SECONDS):
             for address in addresses:
@@ -191,7 +195,11 @@ class DirectWays:
         raise LinkLost(f"no answer within {limits.HOST_DIAL_SECONDS:g} s")
 
     async def over(self, sock: socket.socket, peer: ProcId, *, is_dialler: bool) -> HostConnection:
-        """See `Ways.over`."""
+        """Shake hands over a stream socket, which is taken over.
+
+        Raises:
+            LinkLost: The agent at the other end is another one, or none.
+        """
         try:
             secure = self._secure(trio.socket.from_stdlib_socket(sock), is_server=not is_dialler, expected=peer)
         except LimitExceeded as error:

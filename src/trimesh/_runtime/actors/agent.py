@@ -6,14 +6,14 @@ So a spawn is a call like any other: it has a deadline, can be cancelled, fails 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimesh._runtime.actors.cell import ActorSpec, Cell, CellProc
+from trimesh._runtime.actors.cell import ActorSpec, Cell
 from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context
 from trimesh._runtime.actors.recipe import Kept, make_from
 from trimesh._runtime.actors.serve import LocatedError
@@ -26,49 +26,11 @@ from trimesh.ids import AGENT, MeshId
 from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
 
 _UNLIMITED: Final = 2**31
 """Slots of the agent: it serves its owner only, who bounds what it asks for."""
-
-
-class AgentProc(CellProc, Protocol):
-    """The process of an agent; see `Proc`."""
-
-    @property
-    def cells(self) -> MutableMapping[MeshId, Cell]:
-        """Actors that live in it."""
-        ...
-
-    @property
-    def channels(self) -> Flushing:
-        """Its channels."""
-        ...
-
-    @property
-    def early(self) -> EarlyWaiting:
-        """Calls to actors that are being spawned."""
-        ...
-
-    def end_cell(self, mesh: MeshId) -> None:
-        """Forget an actor that has ended for good."""
-
-    async def run(self, agent: Cell, on_ready: Callable[[], None]) -> None:
-        """Serve links and hold the tasks of actors, until cancelled."""
-
-
-class EarlyWaiting(Protocol):
-    """Calls to actors that are being spawned; see `EarlyCalls`."""
-
-    def made(self, mesh: MeshId) -> None:
-        """Deliver what has waited for an actor."""
-
-
-class Flushing(Protocol):
-    """What its actors have sent to channels; see `Channels`."""
-
-    async def flush(self) -> None:
-        """Wait until it has left."""
 
 
 class Agent:
@@ -80,7 +42,7 @@ class Agent:
         exit_requested: Set when the owner wants the process to end.
     """
 
-    def __init__(self, proc: AgentProc, stack_fd: int = -1) -> None:
+    def __init__(self, proc: Proc, stack_fd: int = -1) -> None:
         self.proc = proc
         self.stack_fd = stack_fd
         self.exit_requested = trio.Event()
@@ -239,7 +201,7 @@ setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 
 @trio.lowlevel.enable_ki_protection
 async def run_with_agent(
-    proc: AgentProc,
+    proc: Proc,
     owner: Peer,
     point: Point,
     stack_fd: int = -1,

@@ -18,7 +18,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import trio
@@ -27,54 +27,23 @@ from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_con
 from trimesh._runtime.actors.draining import drain
 from trimesh._runtime.actors.life import ServeSlot, live_of
 from trimesh._runtime.actors.mailbox import Mailbox
-from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.actors.reports import report_ended, report_failure
 from trimesh._runtime.actors.serve import LocatedError, Server
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, endpoints_of
+from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh.errors import ActorFailed, Origin, leaves, text_of
 from trimesh.ids import MeshId
 from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
     from trimesh._runtime.recording.recorder import CallRecorder
 
 _log = logging.getLogger("trimesh")
 _current: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
-
-
-class CellProc(ActorProc, Protocol):
-    """The process of a cell; see `Proc`."""
-
-    @property
-    def holds(self) -> ErrorHolding:
-        """Threads that debuggers hold."""
-        ...
-
-    @property
-    def sites(self) -> DispatchSite | None:
-        """Where a test interferes; None outside of tests."""
-        ...
-
-
-class ErrorHolding(Protocol):
-    """Where debuggers are; see `Holds`."""
-
-    @property
-    def post_mortem(self) -> Callable[[BaseException, Origin], None] | None:
-        """Holds the thread by an error that has left an endpoint; None where errors are not held."""
-        ...
-
-
-class DispatchSite(Protocol):
-    """What a test does when a slot has taken a call; see `Sites`."""
-
-    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
-        """Return what is run for `call`: its own endpoint, or one that misbehaves."""
-        ...
 
 
 class ActorSpec(msgspec.Struct, frozen=True):
@@ -145,7 +114,7 @@ class Cell:
         "task",
     )
 
-    def __init__(self, proc: CellProc, spec: ActorSpec, owner: Peer) -> None:
+    def __init__(self, proc: Proc, spec: ActorSpec, owner: Peer) -> None:
         self.proc = proc
         self.spec = spec
         self.owner = owner

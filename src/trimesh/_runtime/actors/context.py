@@ -19,11 +19,11 @@ from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
-    from trimesh._runtime.actors.process import ActorProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.values.reference import MeshInfo
 
-proc_of_task: ContextVar[ActorProc | None] = ContextVar("trimesh_proc", default=None)
-proc_of_run: trio.lowlevel.RunVar[ActorProc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
+proc_of_task: ContextVar[Proc | None] = ContextVar("trimesh_proc", default=None)
+proc_of_run: trio.lowlevel.RunVar[Proc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
 _runs: dict[trio.lowlevel.TrioToken, None] = {}
 _context: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", default=None)
 _has_forgotten: ContextVar[bool] = ContextVar("trimesh_has_forgotten", default=False)
@@ -126,7 +126,7 @@ def current_size(dim: str | None = None) -> int:
     return point.extent.nelements if dim is None else point.size(dim)
 
 
-def set_proc_of_run(proc: ActorProc | None) -> None:
+def set_proc_of_run(proc: Proc | None) -> None:
     """Make `proc` the one of this Trio run; None when it is over."""
     proc_of_run.set(proc)
     token = trio.lowlevel.current_trio_token()
@@ -170,7 +170,7 @@ def refuse_if_forked() -> None:
 os.register_at_fork(after_in_child=_forget_in_child)
 
 
-def set_proc_of_task(proc: ActorProc) -> Token[ActorProc | None]:
+def set_proc_of_task(proc: Proc) -> Token[Proc | None]:
     """Make `proc` the one of the running task and of all tasks that it will start."""
     return proc_of_task.set(proc)
 

@@ -6,8 +6,8 @@ And what all are told of a program that is connected no more.
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
-from trimesh._runtime.actors.process import ActorProc
 from trimesh._runtime.calls.membership import ask_for_replacements
 from trimesh._runtime.peers.deaths import stopped
 from trimesh._runtime.peers.parcel import Parcel
@@ -18,8 +18,11 @@ from trimesh._wire import messages
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.ids import MeshId, ProcId
 
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
-def serve_reports(proc: ActorProc) -> None:
+
+def serve_reports(proc: Proc) -> None:
     """Let a process take these reports, and ask who follows the members of others that have ended."""
     proc.routes[messages.ActorFailure] = partial(_failure, proc)
     proc.routes[messages.Finished] = partial(_ended, proc)
@@ -40,7 +43,7 @@ def report_ended(owner: Peer, mesh: MeshId) -> None:
     owner.send(Parcel(messages.encode(messages.Finished(mesh))))
 
 
-def _failure(proc: ActorProc, peer: Peer, message: messages.ActorFailure, bodies: list[memoryview]) -> None:
+def _failure(proc: Proc, peer: Peer, message: messages.ActorFailure, bodies: list[memoryview]) -> None:
     owner = proc.owners.get(MeshId(message.mesh))
     carried = peer.take_carried()
     if owner is not None:
@@ -49,19 +52,19 @@ def _failure(proc: ActorProc, peer: Peer, message: messages.ActorFailure, bodies
     del carried
 
 
-def _ended(proc: ActorProc, peer: Peer, message: messages.Finished, _: list[memoryview]) -> None:
+def _ended(proc: Proc, peer: Peer, message: messages.Finished, _: list[memoryview]) -> None:
     owner = proc.owners.get(MeshId(message.mesh))
     if owner is not None:
         owner.actor_ended(peer)
 
 
-def _silent(proc: ActorProc, peer: Peer, message: messages.Silent, __: list[memoryview]) -> None:
+def _silent(proc: Proc, peer: Peer, message: messages.Silent, __: list[memoryview]) -> None:
     owner = proc.owners.get(MeshId(message.mesh))
     if owner is not None:
         owner.member_silent(ProcId(message.proc), message.what, is_logged=peer is proc.me)
 
 
-def _disconnect(proc: ActorProc, _: Peer, message: messages.Disconnect, __: list[memoryview]) -> None:
+def _disconnect(proc: Proc, _: Peer, message: messages.Disconnect, __: list[memoryview]) -> None:
     stranger = proc.find_peer(message.proc)
     if stranger is not None:
         proc.declare_gone(stranger, stopped("its program is connected no more"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -12,16 +12,10 @@ from trimesh import limits
 from trimesh._runtime.values.codec import describe
 from trimesh.errors import leaves, origin, text_of
 
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+
 _log = logging.getLogger("trimesh")
-
-
-class LoggingProc(Protocol):
-    """The process whose news are logged; see `Proc`."""
-
-    @property
-    def above(self) -> dict[type, object]:
-        """What is kept for it, by class."""
-        ...
 
 
 class SupervisionLog:
@@ -51,17 +45,17 @@ class SupervisionLog:
             _log.warning("%s", text)
 
 
-def log_kept_back(proc: LoggingProc, mesh: str, error: BaseException, what_next: str) -> None:
+def log_kept_back(proc: Proc, mesh: str, error: BaseException, what_next: str) -> None:
     """Log a failure of a member of `mesh` that is not raised."""
     _log_of(proc).say(mesh, error, what_next)
 
 
-def log_line(proc: LoggingProc, text: str) -> None:
+def log_line(proc: Proc, text: str) -> None:
     """Log other news that nothing raises, under the same bound."""
     _log_of(proc).write(text)
 
 
-def _log_of(proc: LoggingProc) -> SupervisionLog:
+def _log_of(proc: Proc) -> SupervisionLog:
     found = proc.above.get(SupervisionLog)
     if not isinstance(found, SupervisionLog):
         found = proc.above[SupervisionLog] = SupervisionLog()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
@@ -16,7 +16,6 @@ from trimesh import limits
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls.invocation import budget_until, encode_request, parcel_of
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Outbox, Peer
@@ -24,6 +23,9 @@ from trimesh._runtime.peers.target import Target
 from trimesh._wire import messages
 from trimesh._wire.call_places import Calls
 from trimesh.ids import CallId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 SendCall: TypeAlias = Callable[[Any, Arguments], None]
@@ -45,7 +47,7 @@ class SetCall(OutgoingCall):
 
     def __init__(
         self,
-        proc: CallingProc,
+        proc: Proc,
         call_id: CallId,
         request: Request,
         targets: Sequence[Target],
@@ -225,7 +227,7 @@ class CallSet:
 
     def begin(
         self,
-        proc: CallingProc,
+        proc: Proc,
         target: Target,
         request: Request,
         key: Any,
@@ -250,7 +252,7 @@ class CallSet:
         parcel = encode_request(proc, request, call_id, target.mesh, budget, arguments=arguments)
         self._begin(proc, SetCall(proc, call_id, request, (target,), key, self, budget, proc.now()), parcel)
 
-    def sender(self, proc: CallingProc, target: Target, request: Request, deadline: float) -> SendCall:
+    def sender(self, proc: Proc, target: Target, request: Request, deadline: float) -> SendCall:
         """Return what sends calls to one actor as `begin` does, but together with those that are sent next.
 
         It holds until the task waits, or lets code run that may take long: `leave` has to be called before that.
@@ -288,7 +290,7 @@ class CallSet:
 
         return send
 
-    def sender_alone(self, proc: CallingProc, target: Target, request: Request, deadline: float) -> SendCall:
+    def sender_alone(self, proc: Proc, target: Target, request: Request, deadline: float) -> SendCall:
         """Return what sends each call to one actor as a message of its own."""
 
         def send(key: Any, arguments: Arguments) -> None:
@@ -303,7 +305,7 @@ class CallSet:
                 batch.leave()
             self._open.clear()
 
-    def _begin(self, proc: CallingProc, call: SetCall, parcel: Parcel) -> None:
+    def _begin(self, proc: Proc, call: SetCall, parcel: Parcel) -> None:
         self.running[call] = None
         try:
             proc.begin(call, parcel)

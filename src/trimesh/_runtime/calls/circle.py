@@ -18,7 +18,7 @@ from trimesh.errors import DeadlockError, ProtocolError, add_note, context_of, l
 from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.process import CallingProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
 
 _HEADING = "a deadline has ended a deadlock: "
@@ -27,7 +27,7 @@ _HEADING = "a deadline has ended a deadlock: "
 class Circles:
     """The calls of one process of which it has been told that they wait for themselves."""
 
-    def __init__(self, proc: CallingProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._texts: dict[int, str] = {}
         proc.routes[messages.Circle] = self._take
 

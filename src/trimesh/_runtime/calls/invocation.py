@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import msgspec
@@ -18,7 +18,6 @@ from trimesh import limits
 from trimesh._routing.collector import POSTED, LocalFailure, Outcome, Raised, Returned
 from trimesh._routing.merge import MergedItem
 from trimesh._runtime.calls.outgoing import OutgoingCall
-from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
 from trimesh._runtime.peers.peer import Outbox
@@ -45,6 +44,9 @@ from trimesh.errors import (
 )
 from trimesh.ids import AGENT, CallId, MeshId
 from trimesh.shape.point import place_name
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
 
 class Ok(msgspec.Struct, frozen=True):
@@ -80,7 +82,7 @@ def _spec(request: Request) -> EndpointSpec | None:
 
 
 def encode_request(
-    proc: CallingProc,
+    proc: Proc,
     request: Request,
     call_id: int,
     mesh: MeshId,
@@ -115,7 +117,7 @@ def encode_request(
 
 
 def parcel_of(
-    proc: CallingProc,
+    proc: Proc,
     value: Encoded,
     request: Request,
     call_id: int,
@@ -144,15 +146,13 @@ def parcel_of(
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
 
 
-def _note_large(proc: CallingProc, request: Request, kind: str, nbytes: int) -> None:
+def _note_large(proc: Proc, request: Request, kind: str, nbytes: int) -> None:
     from trimesh._runtime.calls.large_values import note_large  # noqa: PLC0415 - few programs need it
 
     note_large(proc, request.what, kind, nbytes)
 
 
-def _encode_each(
-    proc: CallingProc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int
-) -> Parcel:
+def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int) -> Parcel:
     """Encode a call for each rank."""
     assert request.each is not None
     parcels: list[Parcel] = []
@@ -172,7 +172,7 @@ def _encode_each(
 
 @trio.lowlevel.enable_ki_protection
 async def invoke(
-    proc: CallingProc, targets: Sequence[Target], request: Request, *, fail_fast: bool, errors_win: bool = True
+    proc: Proc, targets: Sequence[Target], request: Request, *, fail_fast: bool, errors_win: bool = True
 ) -> list[Result]:
     """Call every target and return one result each, in order.
 
@@ -194,7 +194,7 @@ async def invoke(
 
 
 def begin(
-    proc: CallingProc,
+    proc: Proc,
     targets: Sequence[Target],
     request: Request,
     deadline: float,
@@ -227,7 +227,7 @@ def begin(
 
 
 @trio.lowlevel.enable_ki_protection
-async def finish(proc: CallingProc, call: OutgoingCall, request: Request, *, errors_win: bool = True) -> list[Result]:
+async def finish(proc: Proc, call: OutgoingCall, request: Request, *, errors_win: bool = True) -> list[Result]:
     """Wait for a call that has begun, and return one result each; see `invoke`."""
     try:
         await call.wait()
@@ -261,7 +261,7 @@ async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
 
 
 @trio.lowlevel.enable_ki_protection
-async def invoke_until(proc: CallingProc, targets: Sequence[Target], request: Request, deadline: float) -> list[Result]:
+async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, deadline: float) -> list[Result]:
     """Call every target while leaving a block: wait at most until `deadline` (Trio time), never cancel.
 
     Ranks that have not answered by then give an `Unresponsive` error; their owner will end them.
@@ -275,7 +275,7 @@ async def invoke_until(proc: CallingProc, targets: Sequence[Target], request: Re
 
 
 @trio.lowlevel.enable_ki_protection
-async def post(proc: CallingProc, targets: Sequence[Target], request: Request) -> list[Result]:
+async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
     """Send a message without a reply to every target; return when all of them have left (Ok or Err each).
 
     It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
@@ -292,7 +292,7 @@ async def post(proc: CallingProc, targets: Sequence[Target], request: Request) -
 
 
 @trio.lowlevel.enable_ki_protection
-def post_nowait(proc: CallingProc, targets: Sequence[Target], request: Request) -> list[Result]:
+def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
     """Send a message without a reply to every target now.
 
     Raises:
@@ -310,7 +310,7 @@ def post_nowait(proc: CallingProc, targets: Sequence[Target], request: Request) 
     return results_of(proc, call, request, cancelled=False)
 
 
-def _post_at_once(proc: CallingProc, targets: Sequence[Target], parcel: Parcel) -> bool:
+def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
     """Send a message without a reply if nothing of it has to wait and no failure is to be told; else do nothing.
 
     Nothing is kept of a message that has left: this is a broadcast without the record of one.
@@ -341,12 +341,12 @@ def has_deadline() -> bool:
     return effective_deadline() != math.inf
 
 
-def remaining_budget(proc: CallingProc) -> float | None:
+def remaining_budget(proc: Proc) -> float | None:
     """Return the seconds left of the running task's deadline, or None when it has none."""
     return budget_until(proc, effective_deadline())
 
 
-def budget_until(proc: CallingProc, deadline: float) -> float | None:
+def budget_until(proc: Proc, deadline: float) -> float | None:
     """Return the seconds left until `deadline` (Trio time; `math.inf` for none), or None.
 
     The seconds of a virtual clock mean nothing to another process, so they are not sent there (rule C3).
@@ -366,7 +366,7 @@ async def absorb_budget() -> None:
         await checkpoint()
 
 
-def results_of(proc: CallingProc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:
+def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:
     """Return what each rank of a call has come to.
 
     Args:
@@ -383,7 +383,7 @@ def results_of(proc: CallingProc, call: OutgoingCall, request: Request, *, cance
     ]
 
 
-def result_of(proc: CallingProc, call: OutgoingCall, request: Request, index: int, *, cancelled: bool) -> Result:
+def result_of(proc: Proc, call: OutgoingCall, request: Request, index: int, *, cancelled: bool) -> Result:
     """Return what the rank at an index has come to; see `results_of`."""
     outcome = call.collector.outcomes[index]
     if type(outcome) is Returned:
@@ -391,7 +391,7 @@ def result_of(proc: CallingProc, call: OutgoingCall, request: Request, index: in
     return _unreturned(proc, outcome, request, index, cancelled=cancelled)
 
 
-def _unreturned(proc: CallingProc, outcome: Outcome | None, request: Request, index: int, *, cancelled: bool) -> Result:
+def _unreturned(proc: Proc, outcome: Outcome | None, request: Request, index: int, *, cancelled: bool) -> Result:
     where = request.origin(index)
     result = _failure(proc, outcome, request, where)
     return Cut() if cancelled and isinstance(result, Err) and not is_news(result, where) else result
@@ -416,7 +416,7 @@ def _is_victim(error: Exception, where: Origin) -> bool:
     )
 
 
-def value_of(proc: CallingProc, outcome: Returned | MergedItem, request: Request, index: int) -> Ok | Err:
+def value_of(proc: Proc, outcome: Returned | MergedItem, request: Request, index: int) -> Ok | Err:
     """Decode what a rank has sent: its result, or an item of its stream."""
     if outcome is POSTED:
         return _POSTED
@@ -437,7 +437,7 @@ def broken_value(error: Exception, request: Request, index: int) -> Err:
     return Err(error)
 
 
-def _failure(proc: CallingProc, outcome: Outcome | None, request: Request, where: Origin) -> Result:
+def _failure(proc: Proc, outcome: Outcome | None, request: Request, where: Origin) -> Result:
     match outcome:
         case Raised(payload=payload):
             return Err(proc.values.decode_error(payload), is_raised=True)

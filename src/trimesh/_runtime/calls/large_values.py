@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
 _log = logging.getLogger("trimesh")
-
-
-class NotingProc(Protocol):
-    """The process that sends or receives; see `Proc`."""
-
-    @property
-    def above(self) -> dict[type, object]:
-        """What is kept for it, by class."""
-        ...
 
 
 class LargeValues:
@@ -24,7 +18,7 @@ class LargeValues:
         self.logged: set[tuple[str, str]] = set()
 
 
-def note_large(proc: NotingProc, endpoint: str, kind: str, nbytes: int) -> None:
+def note_large(proc: Proc, endpoint: str, kind: str, nbytes: int) -> None:
     """Log a value of at least `limits.LARGE_VALUE_BYTES`, once for each endpoint.
 
     Args:

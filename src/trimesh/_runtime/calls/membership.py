@@ -16,25 +16,27 @@ MS-2 only the caller's own scope, and the end of the mesh, bound the wait for a 
 from __future__ import annotations
 
 import enum
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._runtime.calls.invocation import Err, Ok, invoke
-from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.deaths import left
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
 from trimesh.errors import MeshError, MeshStopped, Origin
-from trimesh.ids import AGENT, MeshId, ProcId
+from trimesh.ids import AGENT, ProcId
 from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
 
 class Standing(enum.Enum):
@@ -51,15 +53,6 @@ the mesh."""
 
 
 _LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
-
-
-class HandlingProc(CallingProc, Protocol):
-    """The process that has handles on meshes; see `Proc`."""
-
-    @property
-    def memberships(self) -> MutableMapping[MeshId, Membership]:
-        """Who lives where in them."""
-        ...
 
 
 class Line:
@@ -109,7 +102,7 @@ class Membership:
         line: Calls that were started and could not be sent yet, whose turn comes before all others; None for none.
     """
 
-    def __init__(self, proc: CallingProc, info: MeshInfo) -> None:
+    def __init__(self, proc: Proc, info: MeshInfo) -> None:
         self.proc = proc
         self.info = info
         self.standings: list[Standing] = [Standing.LIVE] * len(info.members)
@@ -328,18 +321,18 @@ class Membership:
             self.set(rank, Standing.LIVE, MemberInfo(ProcId(place[0]), *place[1:]))
 
 
-def family_of(proc: CallingProc) -> ProcId:
+def family_of(proc: Proc) -> ProcId:
     """Return the controller of the program that a process belongs to."""
     root = None if proc.family is None else proc.family.root
     return proc.proc_id if root is None else root
 
 
-def is_reached(proc: CallingProc, family: ProcId) -> bool:
+def is_reached(proc: Proc, family: ProcId) -> bool:
     """Return whether handles on meshes of a program work here: it is this one, or one that this has connected to."""
     return family == family_of(proc) or (proc.family is not None and family in proc.family.neighbours)
 
 
-def membership_of(proc: HandlingProc, info: MeshInfo) -> Membership:
+def membership_of(proc: Proc, info: MeshInfo) -> Membership:
     """Return what a process knows of a mesh, with what has travelled in a handle added.
 
     Raises:
@@ -359,7 +352,7 @@ def membership_of(proc: HandlingProc, info: MeshInfo) -> Membership:
     return found
 
 
-def ask_for_replacements(proc: HandlingProc, peer: Peer) -> None:
+def ask_for_replacements(proc: Proc, peer: Peer) -> None:
     """When a process has ended, find out what replaces it in the meshes that others heal, before the next call."""
 
     @trio.lowlevel.enable_ki_protection

@@ -28,8 +28,8 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import CallId, MeshId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.process import CallingProc
     from trimesh._runtime.calls.request import Request
+    from trimesh._runtime.life.proc import Proc
 
 
 class AnyWait(Protocol):
@@ -86,7 +86,7 @@ class OutgoingCall:
 
     def __init__(
         self,
-        proc: CallingProc,
+        proc: Proc,
         call_id: CallId,
         request: Request,
         targets: Sequence[Target],

@@ -28,8 +28,8 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import CallId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.process import CallingProc
     from trimesh._runtime.calls.request import Request
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Outbox, Peer
 
 
@@ -54,7 +54,7 @@ class OutgoingStream(OutgoingCall):
 
     def __init__(
         self,
-        proc: CallingProc,
+        proc: Proc,
         call_id: CallId,
         request: Request,
         targets: Sequence[Target],
@@ -200,7 +200,7 @@ class OutgoingStream(OutgoingCall):
             self._give_up()
 
 
-def serve_streams(proc: CallingProc) -> None:
+def serve_streams(proc: Proc) -> None:
     """Let a process take the messages of streams."""
 
     def take_item(peer: Peer, message: messages.Item, bodies: list[memoryview]) -> None:

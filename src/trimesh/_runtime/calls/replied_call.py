@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import trio
 
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls.invocation import encode_request
 from trimesh._runtime.calls.outgoing import OutgoingCall
-from trimesh._runtime.calls.process import CallingProc
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Outbox, Peer
 from trimesh._runtime.peers.target import Target
 from trimesh.ids import AGENT, CallId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
 
 class RepliedCall(OutgoingCall):
@@ -28,7 +31,7 @@ class RepliedCall(OutgoingCall):
 
     def __init__(
         self,
-        proc: CallingProc,
+        proc: Proc,
         call_id: CallId,
         request: Request,
         targets: Sequence[Target],
@@ -99,9 +102,7 @@ class RepliedCall(OutgoingCall):
         self._give_up()
 
 
-def begin_replied(
-    proc: CallingProc, targets: Sequence[Target], request: Request, on_sent: Callable[[], None]
-) -> RepliedCall:
+def begin_replied(proc: Proc, targets: Sequence[Target], request: Request, on_sent: Callable[[], None]) -> RepliedCall:
     """Send a call without a deadline, which the caller has to `end`.
 
     Raises:

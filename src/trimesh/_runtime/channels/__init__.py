@@ -2,8 +2,10 @@
 
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Receiver
+from trimesh._runtime.channels.registry import CarriedPorts
 
 __all__ = [
+    "CarriedPorts",
     "Port",
     "Receiver",
 ]

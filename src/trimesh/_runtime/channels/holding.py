@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import trio
@@ -19,7 +19,6 @@ from trimesh import limits
 from trimesh._routing.credit import SendWindow
 from trimesh._routing.holders import Share
 from trimesh._routing.intake import port_window
-from trimesh._runtime.channels.process import PortMail
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.crossing import wake
@@ -28,7 +27,7 @@ from trimesh._wire.typed.item_types import ItemType
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._wire.memory.reducers import Sink
+    from trimesh._runtime.channels.registry import Channels
 
 
 class Sending:
@@ -71,29 +70,6 @@ class Sending:
             wake(task)
 
 
-class HoldingChannels(PortMail, Protocol):
-    """All channels of the process that holds ports; see `Channels`."""
-
-    def sent(self, left: trio.Event) -> None:
-        """Note something that has been sent and is still on its way out."""
-
-    async def connect(self, peer: Peer) -> None:
-        """Make a link to a home, unless it is gone."""
-
-    def start_connecting(self, peer: Peer) -> None:
-        """Make a link to a process that ports are about to reach."""
-
-    def release(self, holding: Holding) -> None:
-        """Give up one reference; with the last one, what this process holds."""
-
-    def note_release(self, holding: Holding) -> None:
-        """Give up one reference soon. From any thread, in the middle of anything."""
-
-    def reducers(self) -> dict[type, Callable[[Any, Sink], Any]]:
-        """Return how ports are taken apart."""
-        ...
-
-
 class Holding:
     """The ports of one channel in one process.
 
@@ -122,7 +98,7 @@ class Holding:
         "share",
     )
 
-    def __init__(self, channels: HoldingChannels, home: Peer, channel: int, number: int, capacity: int) -> None:
+    def __init__(self, channels: Channels, home: Peer, channel: int, number: int, capacity: int) -> None:
         self.channels = channels
         self.home = home
         self.channel = channel

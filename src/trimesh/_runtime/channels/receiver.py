@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import msgspec
 import trio
 
 from trimesh._routing.holders import Holders
 from trimesh._routing.intake import Intake
-from trimesh._runtime.channels.process import PortMail
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
 from trimesh._runtime.values.payload import take_payload
@@ -22,7 +21,7 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.process import CarriedHoldings
+    from trimesh._runtime.channels.registry import CarriedPorts, Channels
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -48,23 +47,13 @@ class WaitingItem(msgspec.Struct, frozen=True):
     payload: Buffer
     bodies: Sequence[memoryview]
     nbytes: int
-    carried: CarriedHoldings | None
+    carried: CarriedPorts | None
 
 
 class ReturnedItem(msgspec.Struct, frozen=True):
     """An item that was taken, for code outside of Trio that was cancelled just then."""
 
     value: Any
-
-
-class HomeChannels(PortMail, Protocol):
-    """All channels of the process that receives; see `Channels`."""
-
-    def tell_ended(self, peer: Peer, channel: int) -> None:
-        """Tell a holder that its port leads nowhere."""
-
-    def closed(self, home: Home) -> None:
-        """Forget a channel that receives no more; the senders of this process learn it at once."""
 
 
 class Home:
@@ -93,7 +82,7 @@ class Home:
 
     def __init__(
         self,
-        channels: HomeChannels,
+        channels: Channels,
         number: int,
         capacity: int,
         item_type: ItemType | None = None,
@@ -146,7 +135,7 @@ class Home:
     # ---- items -----------------------------------------------------------------------------------------------
 
     def arrived(
-        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedHoldings | None
+        self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedPorts | None
     ) -> None:
         """Take an item.
 

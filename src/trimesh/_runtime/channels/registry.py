@@ -26,7 +26,7 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.process import ChannelProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._wire.memory.reducers import Sink
 
 _REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
@@ -59,7 +59,7 @@ class Channels:
         proc: The process.
     """
 
-    def __init__(self, proc: ChannelProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         typed_ports.register_kinds()
         self.proc = proc
         self._homes: dict[int, Home] = {}

@@ -43,7 +43,7 @@ from trimesh._wire import observed
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.observing.process import ObservedProc
+    from trimesh._runtime.life.proc import Proc
 
 _log = logging.getLogger("trimesh")
 _POLL_SECONDS: Final = 0.005
@@ -64,7 +64,7 @@ class ControlSocket:
         on_stop: Interrupts the run, in its Trio loop, and returns why it cannot, if so.
     """
 
-    def __init__(self, proc: ObservedProc, inquiries: Inquiries) -> None:
+    def __init__(self, proc: Proc, inquiries: Inquiries) -> None:
         self._proc = proc
         self._inquiries = inquiries
         self._token = trio.lowlevel.current_trio_token()

@@ -20,7 +20,7 @@ from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trimesh._runtime.deadlock.process import DeadlockProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
 
 
@@ -34,7 +34,7 @@ class BlockedSearch:
         starts: What the function waits for.
     """
 
-    def __init__(self, proc: DeadlockProc, numbers: Iterator[int], look: int, starts: Sequence[NodeRef]) -> None:
+    def __init__(self, proc: Proc, numbers: Iterator[int], look: int, starts: Sequence[NodeRef]) -> None:
         self._proc = proc
         self._numbers = numbers
         self._starts = tuple(starts)

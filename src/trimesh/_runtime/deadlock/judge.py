@@ -29,14 +29,14 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.deadlock.process import DeadlockProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
 
 
 class Judge:
     """Searches and decides, in the controller; asleep in every other process."""
 
-    def __init__(self, proc: DeadlockProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._looks = itertools.count(1, 2)
         self._suspects: dict[NodeRef, None] = {}

@@ -46,7 +46,7 @@ from trimesh.ids import ProcId
 if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
     from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-    from trimesh._runtime.deadlock.process import DeadlockProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
 
@@ -58,7 +58,7 @@ class Deadlocks:
         circles: The calls of this process that wait for themselves until a deadline.
     """
 
-    def __init__(self, proc: DeadlockProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._numbers = itertools.count(1)
         self._crowded: list[SlotGroup] = []

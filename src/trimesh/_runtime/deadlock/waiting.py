@@ -25,7 +25,7 @@ from trimesh.ids import MeshId
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
     from trimesh._runtime.calls.outgoing import AnyWait
-    from trimesh._runtime.deadlock.process import DeadlockProc
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.item_sender import ItemSender
     from trimesh._runtime.peers.peer import Peer
 
@@ -39,7 +39,7 @@ class LocalWaits:
         bounded: Whether waits that a deadline will end count, too.
     """
 
-    def __init__(self, proc: DeadlockProc, numbers: Iterator[int], *, bounded: bool = False) -> None:
+    def __init__(self, proc: Proc, numbers: Iterator[int], *, bounded: bool = False) -> None:
         self._proc = proc
         self._numbers = numbers
         self._bounded = bounded

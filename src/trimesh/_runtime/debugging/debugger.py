@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
@@ -25,7 +25,6 @@ from trimesh import limits
 from trimesh._runtime.actors.cell import find_cell
 from trimesh._runtime.actors.context import execution_context
 from trimesh._runtime.debugging.held_thread import HeldThread
-from trimesh._runtime.debugging.process import DebuggedProc
 from trimesh._runtime.system.breakpoints import refuse_breakpoints
 from trimesh._runtime.tasks import place_outside
 from trimesh._wire import observed
@@ -35,19 +34,10 @@ from trimesh.ids import AGENT
 from trimesh.shape.point import Point, place_name
 
 if TYPE_CHECKING:
-    from trimesh._runtime.debugging.holds import Holds
+    from trimesh._runtime.life.proc import Proc
 
 _ENDING: Final = ("stop", "exit")
 """Endpoints of the agent: the actor, or the process, is to end."""
-
-
-class HeldProc(DebuggedProc, Protocol):
-    """The process whose threads are held; see `Proc`."""
-
-    @property
-    def holds(self) -> Holds:
-        """Threads that are held, here and below."""
-        ...
 
 
 class Debugger:
@@ -61,7 +51,7 @@ class Debugger:
         trio_thread: Ident of the main thread.
     """
 
-    def __init__(self, proc: HeldProc, seconds: float) -> None:
+    def __init__(self, proc: Proc, seconds: float) -> None:
         self.trio_thread = threading.get_ident()
         self._proc = proc
         self._seconds = seconds
@@ -213,7 +203,7 @@ class Debugger:
             held.end()
 
 
-def debug(proc: HeldProc, settings: Settings) -> None:
+def debug(proc: Proc, settings: Settings) -> None:
     """Let threads of a worker process be held, as far as its settings say so; called in its Trio run."""
     if settings.debug == "off" or settings.observe == "off":
         refuse_breakpoints("debug" if settings.debug == "off" else "observe")

@@ -11,36 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from trimesh import limits
 
-
-class Stepping(Protocol):
-    """What a terminal talks to; see `Prompt`."""
-
-    def set_trace(self, frame: FrameType | None = None) -> None:
-        """Stop at the next line of a frame."""
-
-
-class ThreadHolder(Protocol):
-    """What holds threads of a process; see `Debugger`."""
-
-    trio_thread: int
-
-    def pump(self, seconds: float) -> None:
-        """Read links in the main thread, which is held."""
-
-    def tell(self, held: HeldThread, kind: str, text: str) -> None:
-        """Tell the controller what a thread says, in that thread."""
-
-    def stand(self, *, is_main: bool) -> Callable[[], None]:
-        """Learn that a thread stands still; return what is to be called when it goes on."""
-        ...
-
-    def ended(self, held: HeldThread, text: str) -> None:
-        """Learn that a thread goes on for good."""
+if TYPE_CHECKING:
+    from trimesh._runtime.debugging.debugger import Debugger
+    from trimesh._runtime.debugging.prompt import Prompt
 
 
 class HeldThread:
@@ -61,11 +38,11 @@ class HeldThread:
         prompt: What the terminal talks to, once there is one.
     """
 
-    def __init__(self, debugger: ThreadHolder, number: int, is_unwanted: Callable[[], bool]) -> None:
+    def __init__(self, debugger: Debugger, number: int, is_unwanted: Callable[[], bool]) -> None:
         self.number = number
         self.ident = threading.get_ident()
         self.is_main = self.ident == debugger.trio_thread
-        self.prompt: Stepping | None = None
+        self.prompt: Prompt | None = None
         self.is_attached = False
         self.is_stopped = False
         self.has_ended = False

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,25 +22,13 @@ from trimesh._wire import messages, observed, watching
 from trimesh.errors import Origin, ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.debugging.process import DebuggedProc
+    from trimesh._runtime.control.terminal import SocketTerminal
+    from trimesh._runtime.debugging.debugger import Debugger
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
 
 _log = logging.getLogger("trimesh")
 _Key = tuple[int, int]
-
-
-class Terminal(Protocol):
-    """Where a person sits; see `control.terminal`."""
-
-    def say(self, kind: str, text: str) -> None:
-        """Show something; must not block."""
-
-
-class Steered(Protocol):
-    """What holds threads of this process; see `Debugger`."""
-
-    def steer(self, hold: int, kind: str, text: str) -> None:
-        """Take what a terminal says to one of them."""
 
 
 class _Hold:
@@ -59,7 +47,7 @@ class _Hold:
         self.via = via
         self.row = row
         self.since = since
-        self.terminal: Terminal | None = None
+        self.terminal: SocketTerminal | None = None
 
 
 class Holds:
@@ -71,9 +59,9 @@ class Holds:
         post_mortem: Holds a thread by an error that has left an endpoint; None where errors are not held.
     """
 
-    def __init__(self, proc: DebuggedProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self.pauses = Pauses(proc)
-        self.debugger: Steered | None = None
+        self.debugger: Debugger | None = None
         self.post_mortem: Callable[[BaseException, Origin], None] | None = None
         self._proc = proc
         self._known: dict[_Key, _Hold] = {}
@@ -160,7 +148,7 @@ class Holds:
             for hold in self._known.values()
         )
 
-    def attach(self, target: str, terminal: Terminal) -> str:
+    def attach(self, target: str, terminal: SocketTerminal) -> str:
         """Give a hold to a terminal; return why not, or an empty text."""
         if (other := self._attached) is not None:
             return f"one debugger at a time: another terminal has {other.row.name}"
@@ -176,7 +164,7 @@ class Holds:
     def _attached(self) -> _Hold | None:
         return next((hold for hold in self._known.values() if hold.terminal is not None), None)
 
-    def say(self, terminal: Terminal, kind: str, text: str) -> None:
+    def say(self, terminal: SocketTerminal, kind: str, text: str) -> None:
         """Hand on what a terminal says to its hold; nothing when that has ended."""
         for key, hold in self._known.items():
             if hold.terminal is terminal:

@@ -24,7 +24,7 @@ from trimesh._wire import messages, watching
 from trimesh.ids import AGENT
 
 if TYPE_CHECKING:
-    from trimesh._runtime.debugging.process import DebuggedProc
+    from trimesh._runtime.life.proc import Proc
 
 _FAR_SECONDS: Final = 1e9
 """A deadline that does not come, and is still one: a slot forgets that of its call only if there is one."""
@@ -39,7 +39,7 @@ class Pauses:
         held: Who has said that calls of this process wait; the numbers of those, None for all.
     """
 
-    def __init__(self, proc: DebuggedProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self.held: dict[Peer, Told] = {}
         self._proc = proc
         self._held_here = 0

@@ -6,7 +6,7 @@ from trimesh._runtime.hosts.family_hosts import HostSessions, open_hosts_proc, o
 from trimesh._runtime.hosts.host_group import ManyHosts
 from trimesh._runtime.hosts.job_host import JobHost
 from trimesh._runtime.hosts.job_place import JobPlace, Successors
-from trimesh._runtime.hosts.neighbours import Connected, Neighbours, Ways
+from trimesh._runtime.hosts.neighbours import Connected, Neighbours
 from trimesh._runtime.hosts.remote_host import RemoteHost, open_remote_host
 from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.spawner.forking import can_fork_spawners, fork_spawner, import_for_spawners, marked
@@ -26,7 +26,6 @@ __all__ = [
     "SessionPipe",
     "SpawnerProcess",
     "Successors",
-    "Ways",
     "can_fork_spawners",
     "fork_spawner",
     "import_for_spawners",

@@ -7,31 +7,16 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from trimesh._runtime.spawner.client import SpawnerClient
-from trimesh._runtime.spawner.siblings import FarPlace
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system.records import Listening, Parted, Relayed, Tunnel
 from trimesh.errors import LimitExceeded
 
+if TYPE_CHECKING:
+    from trimesh._runtime.hosts.remote_host import RemoteHost
+
 _log = logging.getLogger("trimesh")
-
-
-class AgentHost(Protocol):
-    """A host, as its agent is told things; see `RemoteHost`."""
-
-    name: str
-
-    @property
-    def place(self) -> FarPlace:
-        """Its agent."""
-        ...
-
-    @property
-    def client(self) -> SpawnerClient:
-        """The connection to it."""
-        ...
 
 
 class AgentTable:
@@ -43,19 +28,19 @@ class AgentTable:
 
     def __init__(self) -> None:
         self.relayed: dict[tuple[str, str], str] = {}
-        self._hosts: dict[int, AgentHost] = {}
+        self._hosts: dict[int, RemoteHost] = {}
 
-    def add(self, host: AgentHost) -> None:
+    def add(self, host: RemoteHost) -> None:
         """Take in a host."""
         self._hosts[host.place.agent] = host
 
-    def part(self, host: AgentHost) -> None:
+    def part(self, host: RemoteHost) -> None:
         """Let all others end their sessions with a host: it is lost, or not used any more. Idempotent."""
         if self._hosts.pop(host.place.agent, None) is not None:
             for other in self._hosts.values():
                 other.client.post(Parted(host.place.agent))
 
-    def take(self, host: AgentHost, received: Received) -> None:
+    def take(self, host: RemoteHost, received: Received) -> None:
         """Take what the agent of a host says about another one."""
         record, own = received.record, host.place.agent
         assert isinstance(record, Listening | Tunnel | Relayed | Parted)

@@ -18,7 +18,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -29,21 +29,8 @@ from trimesh._transport.relay.streams import receive_exactly, send_everything
 from trimesh.errors import LimitExceeded, ProtocolError
 from trimesh.ids import ProcId
 
-
-class Feeds(Protocol):
-    """Ways to the agents of other hosts; see `Neighbours`."""
-
-    async def meet(self, peer: ProcId) -> bool:
-        """Begin a session with an agent, if need be, and return whether it is connected directly."""
-        ...
-
-    def open_feed(self, peer: ProcId, number: int, fd: int) -> bool:
-        """Join a socket to a new channel that feeds an agent; False, and `fd` stays the caller's: there is no session.
-
-        Raises:
-            LimitExceeded: There are too many channels; `fd` is closed.
-        """
-        ...
+if TYPE_CHECKING:
+    from trimesh._runtime.hosts.neighbours import Neighbours
 
 
 class KeptCast:
@@ -167,7 +154,7 @@ class HostCasts:
         feeds: Ways to those; None: there are none.
     """
 
-    def __init__(self, feeds: Feeds | None) -> None:
+    def __init__(self, feeds: Neighbours | None) -> None:
         self._feeds = feeds
         self._store = CastStore()
         self._answers: Callable[[bytes], None] = _drop

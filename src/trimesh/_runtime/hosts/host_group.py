@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -16,15 +16,10 @@ from trimesh._transport.interface.base import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 
+if TYPE_CHECKING:
+    from trimesh._runtime.hosts.host_roster import HostRoster
+
 OnExit = Callable[[ExitReport], None]
-
-
-class GrowingHosts(Protocol):
-    """All hosts of a job, which may become more; see `HostRoster`."""
-
-    async def grow(self, count: int) -> ManyHosts:
-        """Have more, and return all of them."""
-        ...
 
 
 class ManyHosts(msgspec.Struct, frozen=True):
@@ -36,7 +31,7 @@ class ManyHosts(msgspec.Struct, frozen=True):
     """
 
     hosts: tuple[JobPlace, ...]
-    roster: GrowingHosts | None = None
+    roster: HostRoster | None = None
 
     @property
     def name(self) -> str:
@@ -49,11 +44,11 @@ class ManyHosts(msgspec.Struct, frozen=True):
         return tuple(host.name for host in self.hosts)
 
     def codes(self, kind: str) -> tuple[HostCode | None, ...]:
-        """See `HostGroup.codes`."""
+        """Return what is on `sys.path` of processes that are started there by a method of hosts, in order."""
         return tuple(host.code_of(kind) for host in self.hosts)
 
     def set_code(self, kind: str, ranks: Sequence[int], codes: Sequence[HostCode | None]) -> None:
-        """See `HostGroup.set_code`."""
+        """Set what `codes` returns for some of them."""
         for rank, code in zip(ranks, codes, strict=True):
             self.hosts[rank].set_code(kind, code)
 

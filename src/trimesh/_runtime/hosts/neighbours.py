@@ -22,7 +22,7 @@ import math
 import secrets
 import socket
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -36,56 +36,19 @@ from trimesh._transport.relay.base import HostConnection, Relay, Session
 from trimesh.errors import LimitExceeded, LinkLost, ProtocolError
 from trimesh.ids import ID_MAX, ProcId
 
+if TYPE_CHECKING:
+    from trimesh.jobs.direct import DirectWays
+
 Connected = Callable[[HostConnection], None]
 """Takes a connection of another agent, which has shown who it is."""
 
 
-class Ways(Protocol):
-    """How other agents are reached, and reach this one: sockets and TLS."""
-
-    def listen_for(self, peer: ProcId, connected: Connected) -> tuple[str, ...]:
-        """Let an agent in, and return the addresses that it may be told; none where there is no such."""
-        ...
-
-    def forget(self, peer: ProcId) -> None:
-        """Let it in no more; listen no longer than there are others. Idempotent."""
-
-    async def dial(self, peer: ProcId, addresses: tuple[str, ...]) -> HostConnection:
-        """Connect to an agent at the first of these addresses at which it is.
-
-        Raises:
-            LinkLost: It is at none of them; the text says why.
-        """
-        ...
-
-    async def over(self, sock: socket.socket, peer: ProcId, *, is_dialler: bool) -> HostConnection:
-        """Shake hands over a stream socket, which is taken over.
-
-        Raises:
-            LinkLost: The agent at the other end is another one, or none.
-        """
-        ...
-
-
-class Tell(Protocol):
-    """Sends a record to the controller."""
-
-    def __call__(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
-        """Send it; owns `fds`."""
-
-
-class Answered(Protocol):
-    """Takes the answer to a question of this host."""
-
-    def __call__(self, record: wire.Answer, fds: tuple[int, ...] = ()) -> None:
-        """Take it; owns `fds`. One that was not asked for is let go."""
-
-
-class Fed(Protocol):
-    """Takes the channel by which another agent feeds a cast."""
-
-    def __call__(self, peer: ProcId, number: int, sock: socket.socket) -> None:
-        """Take it; owns `sock`."""
+Tell = Callable[[wire.AnyRecord, tuple[int, ...]], None]
+"""Sends a record with descriptors, which it owns, to the controller."""
+Answered = Callable[[wire.Answer, tuple[int, ...]], None]
+"""Takes the answer to a question of this host, and owns its descriptors. One that was not asked for is let go."""
+Fed = Callable[[ProcId, int, socket.socket], None]
+"""Takes the channel by which another agent feeds a cast: the agent, the number, the socket, which it owns."""
 
 
 class _Neighbour:
@@ -136,7 +99,7 @@ class Neighbours:
         ways: To the others.
     """
 
-    def __init__(self, sessions: HostSessions, relay: Relay, own: ProcId, ways: Ways) -> None:
+    def __init__(self, sessions: HostSessions, relay: Relay, own: ProcId, ways: DirectWays) -> None:
         self._sessions = sessions
         self._relay = relay
         self._own = own
@@ -200,7 +163,7 @@ class Neighbours:
             case Arriving(request=request, agent=agent):
                 one = self._with(ProcId(agent))
                 if one is None:
-                    self._answered(wire.ConnectFailed(request, "there is no session with its host"))
+                    self._answered(wire.ConnectFailed(request, "there is no session with its host"), ())
                 else:
                     one.linked.set()
                     one.awaited.add(request)
@@ -278,9 +241,9 @@ class Neighbours:
                 if received.fds:
                     self._answered(record, received.fds)
                 else:
-                    self._answered(wire.ConnectFailed(record.request, "the agent has no descriptor left"))
+                    self._answered(wire.ConnectFailed(record.request, "the agent has no descriptor left"), ())
         except (OSError, ProtocolError):
-            self._tell(Parted(one.peer, is_lost=False))  # what the other side has of it is worth nothing, too
+            self._tell(Parted(one.peer, is_lost=False), ())  # what the other side has of it is worth nothing, too
 
     def _part(self, peer: ProcId, *, is_lost: bool) -> None:
         if is_lost:
@@ -302,13 +265,13 @@ class Neighbours:
         one.tried.set()
         self._sessions.end(one.pipe)
         for request in one.awaited:
-            self._answered(wire.ConnectFailed(request, "the session with its host is over"))
+            self._answered(wire.ConnectFailed(request, "the session with its host is over"), ())
 
     # ---- who is dialled --------------------------------------------------------------------------------------
 
     def _expect(self, one: _Neighbour) -> None:
         addresses = self._ways.listen_for(one.peer, one.attach)
-        self._tell(Listening(one.peer, addresses))
+        self._tell(Listening(one.peer, addresses), ())
         if not addresses:
             one.tried.set()
 
@@ -381,7 +344,7 @@ class Neighbours:
         one.attach(connection, is_relayed=True)
         if not one.is_said:
             one.is_said = True
-            self._tell(Relayed(one.peer, failure[: limits.REASON_CHARS_MAX]))
+            self._tell(Relayed(one.peer, failure[: limits.REASON_CHARS_MAX]), ())
 
 
 def _close(peer: ProcId, number: int, sock: socket.socket) -> None:
@@ -389,6 +352,6 @@ def _close(peer: ProcId, number: int, sock: socket.socket) -> None:
     sock.close()
 
 
-def _drop(record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
+def _drop(record: wire.AnyRecord, fds: tuple[int, ...]) -> None:
     del record
     close_all(fds)

@@ -3,46 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from trimesh.errors import TrimeshInternalError
-from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.meshes.block import Block
-    from trimesh._runtime.meshes.member import Member
-    from trimesh._runtime.peers.deaths import DeathOf
-    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.life.proc import Proc
 
 _log = logging.getLogger("trimesh")
 
 
-class CrashingProc(Protocol):
-    """The process, with all in it that may wait for it; see `Proc`."""
-
-    pid: int
-    has_crashed: bool
-
-    @property
-    def blocks(self) -> Sequence[Block]:
-        """Its open blocks."""
-        ...
-
-    @property
-    def members(self) -> Mapping[ProcId, Member]:
-        """Its child processes."""
-        ...
-
-    def peers(self) -> Sequence[Peer]:
-        """Return every process that it knows and that is not gone."""
-        ...
-
-    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
-        """Settle everything that waits for `peer`."""
-
-
-def crash(proc: CrashingProc, cause: BaseException) -> None:
+def crash(proc: Proc, cause: BaseException) -> None:
     """Let no process wait for one whose own runtime has failed; log the failure, whatever else comes of it."""
 
     def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf

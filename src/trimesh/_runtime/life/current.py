@@ -17,10 +17,7 @@ def find_proc() -> Proc | None:
     Raises:
         RuntimeError: There is no Trio run here.
     """
-    found = proc_of_task.get()
-    if found is None:
-        found = proc_of_run.get()
-    return found if isinstance(found, Proc) else None
+    return proc_of_task.get() or proc_of_run.get()
 
 
 def find_proc_anywhere() -> Proc | None:
@@ -37,10 +34,8 @@ def current_proc() -> Proc:
     Raises:
         RuntimeError: No mesh is open in this Trio run.
     """
-    found = proc_of_task.get()
-    if found is None:
-        found = proc_of_run.get()
-    if isinstance(found, Proc):
+    found = proc_of_task.get() or proc_of_run.get()
+    if found is not None:
         return found
     refuse_if_forked()
     raise RuntimeError("a mesh handle works only while the block that owns its processes is open; none is open here")
@@ -68,5 +63,4 @@ def proc_for(what: str) -> Proc:
 
 def proc_in(task_context: contextvars.Context) -> Proc | None:
     """Return the `Proc` that was set in the context of some task, or None."""
-    found = task_context.get(proc_of_task)
-    return found if isinstance(found, Proc) else None
+    return task_context.get(proc_of_task)

@@ -5,10 +5,10 @@ Hosts start processes for it, links are made on demand, and the news of a lost l
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -19,76 +19,20 @@ from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MeshInfo
-from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId
 
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.programs.connection import ProgramConnection
+
 Preload = tuple[str, ...]
 OpenHost = Callable[[Preload], AbstractAsyncContextManager[Host]]
 """Opens the host of this machine with some modules preloaded; leaving it ends all that it started."""
-
-
-class FamilyProc(Protocol):
-    """The process that a family is about; see `Proc`."""
-
-    nursery: Tasks
-
-    @property
-    def members(self) -> Mapping[ProcId, LinkedMember]:
-        """Its child processes."""
-        ...
-
-    @property
-    def on_gone(self) -> list[Callable[[Peer], None]]:
-        """Told of each peer that is gone."""
-        ...
-
-    def is_stranger(self, peer: Peer) -> bool:
-        """Return whether there is no link to a process that may live."""
-        ...
-
-    def adopt_link(self, proc_id: ProcId, link: Link) -> Peer:
-        """Take a link to `proc_id` into service."""
-        ...
-
-    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
-        """Settle everything that waits for `peer`. Idempotent."""
-
-
-class Broker(Protocol):
-    """Who makes connections, and knows how processes have ended; see `Host`."""
-
-    async def connect(self, target: ProcId) -> Link:
-        """Make a link."""
-        ...
-
-    async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for an exit report."""
-        ...
-
-
-class OtherProgram(Broker, Protocol):
-    """Another program that this one has connected to."""
-
-    def knows(self, proc_id: ProcId) -> bool:
-        """Return whether a process is known to be of that program."""
-        ...
-
-
-class LinkedMember(Protocol):
-    """A child process; see `Member`."""
-
-    @property
-    def report_seconds(self) -> float:
-        """From the end of its link until it is known how it has ended, at the latest."""
-        ...
-
-    def link_lost(self, down: LinkDown) -> None:
-        """Take the end of the link."""
 
 
 class _Lease:
@@ -122,7 +66,7 @@ class Family:
 
     def __init__(
         self,
-        proc: FamilyProc,
+        proc: Proc,
         open_host: OpenHost,
         parent: ProcId | None = None,
         attached: Host | None = None,
@@ -137,7 +81,7 @@ class Family:
         self.parent_lost = trio.Event()
         self.remotes = list[Host]()
         self.siblings: Siblings | None = None
-        self.neighbours = dict[ProcId, OtherProgram]()
+        self.neighbours: dict[ProcId, ProgramConnection] = {}
         self.clients = set[ProcId]()
         self._leases: dict[Preload, _Lease] = {}
         self._ending: list[_Lease] = []
@@ -222,7 +166,7 @@ class Family:
 
     # ---- connections -----------------------------------------------------------------------------------------
 
-    def _brokers(self, peer: Peer) -> Sequence[Broker]:
+    def _brokers(self, peer: Peer) -> Sequence[Host | ProgramConnection]:
         """Return who may make connections to a process."""
         known = [one for one in self.neighbours.values() if one.knows(peer.proc_id)]
         return known or [*self.open_hosts(), *self.neighbours.values()]

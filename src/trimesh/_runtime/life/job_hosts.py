@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -13,6 +13,9 @@ from trimesh.errors import ShapeError
 from trimesh.plain_numbers import whole_number
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    from trimesh._runtime.hosts.host_group import ManyHosts
 
 
 class HostCode(msgspec.Struct, frozen=True):
@@ -47,35 +50,6 @@ class HostsNotice:
         return self._text
 
 
-class HostGroup(Protocol):
-    """Hosts that can be used as one; see `trimesh._runtime.hosts`, which is imported when there is a job."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Their names, in order."""
-        ...
-
-    def codes(self, kind: str) -> tuple[HostCode | None, ...]:
-        """Return what is on `sys.path` of processes that are started there by a method of hosts, in order."""
-        ...
-
-    def set_code(self, kind: str, ranks: Sequence[int], codes: Sequence[HostCode | None]) -> None:
-        """Set it for some of them."""
-        ...
-
-    async def replace(self, rank: int) -> None:
-        """Have another host at a place."""
-        ...
-
-    async def grow(self, count: int) -> Any:
-        """Have more hosts, and return all of the job."""
-        ...
-
-    def select(self, ranks: Sequence[int]) -> Any:
-        """Return some of them, as a host."""
-        ...
-
-
 class JobHosts(msgspec.Struct, frozen=True):
     """The hosts of a job that a mesh of them shows.
 
@@ -89,7 +63,7 @@ class JobHosts(msgspec.Struct, frozen=True):
     whole: Region
     region: Region
     parts: Mapping[str, tuple[int, int]]
-    group: HostGroup
+    group: ManyHosts
     notice: HostsNotice | None = None
 
     @property
@@ -138,7 +112,7 @@ class JobHosts(msgspec.Struct, frozen=True):
                 f"a job grows as a whole, and these are {len(self.region)} of its {len(self.whole)} hosts: call grow "
                 "on the mesh that entering the job has returned; what it returns has the new ones last"
             )
-        group: HostGroup = await self.group.grow(number)
+        group: ManyHosts = await self.group.grow(number)
         whole = Region(Extent(hosts=len(group.names)))
         return msgspec.structs.replace(self, whole=whole, region=whole, group=group)
 

@@ -21,12 +21,10 @@ from trimesh import limits
 from trimesh._routing.collector import Outcome, Raised, Returned
 from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.process import FailureHandler
 from trimesh._runtime.actors.reports import serve_reports
 from trimesh._runtime.calls.membership import Membership
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import serve_streams
-from trimesh._runtime.calls.process import CallNumbers, Clock
 from trimesh._runtime.channels.registry import Channels
 from trimesh._runtime.deadlock.suspicion import Deadlocks
 from trimesh._runtime.life.crash import crash
@@ -54,6 +52,7 @@ from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.family import Family
+    from trimesh._runtime.meshes.actor_members import ActorMembers
     from trimesh._runtime.meshes.block import Block
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.recording.recorder import FlightRecorder
@@ -93,7 +92,7 @@ class Proc:
         plain_hosts: Names of its hosts to which sessions are without TLS.
     """
 
-    known_services: ClassVar[dict[str, Load[Proc]]] = {}
+    known_services: ClassVar[dict[str, Load]] = {}
     __slots__ = (
         "_deaths",
         "_groups",
@@ -151,7 +150,7 @@ class Proc:
         self.proc_id, self.transport = proc_id, transport
         self.host_name, self.pid = host_name(), os.getpid()
         self.cells: dict[MeshId, Cell] = {}
-        self.owners: dict[MeshId, FailureHandler] = {}
+        self.owners: dict[MeshId, ActorMembers] = {}
         self.members: dict[ProcId, Member] = {}
         self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
         self.blocks: list[Block] = []
@@ -164,7 +163,7 @@ class Proc:
         self.values = make_values(proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled)
         self.sites: Sites | None = None
         self.above, self.plain_hosts = dict[type, object](), set[str]()
-        self.services: Services[Proc] = Services(self, Proc.known_services)
+        self.services = Services(self, Proc.known_services)
         self.bulk = Bulk(self)
         self._serving: trio.Nursery | None = None
         serve_streams(self)
@@ -180,13 +179,13 @@ class Proc:
         serve_several_calls(self)
         serve_traced(self)
         self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)
-        self.now: Clock = trio.current_time
+        self.now: Callable[[], float] = trio.current_time
         self.is_simulated: bool = seed is not None
         # Ids need to be unique, not secret; in a simulation the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers, self._of_link = dict[ProcId, Peer](), dict[Link, Peer]()
         self.calls: dict[int, OutgoingCall] = {}
-        self.new_call_id: CallNumbers = map(CallId, itertools.count(1)).__next__
+        self.new_call_id: Callable[[], CallId] = map(CallId, itertools.count(1)).__next__
         self._groups, self._deaths = LinkGroups(transport.define_group), Deaths()
         self.loopback, self.early = LoopbackLink(self), EarlyCalls(self)
         self.adopt_link(proc_id, self.loopback)

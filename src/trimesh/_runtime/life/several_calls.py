@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from trimesh._runtime.life.sites import ReadingProc, Sites
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._wire import messages
@@ -14,28 +13,16 @@ from trimesh._wire.call_places import Calls
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.process import Clock
-    from trimesh._runtime.peers.peer import Peer, Route
-    from trimesh._transport.interface.base import Link
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.peer import Peer
 
 
-class TakingProc(ReadingProc, Protocol):
-    """The process that takes calls; see `Proc`."""
-
-    now: Clock
-    routes: dict[type[messages.Message], Route]
-    sites: Sites | None
-
-    def take_call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
-        """Take a call that has come."""
-
-
-def serve_several_calls(proc: TakingProc) -> None:
+def serve_several_calls(proc: Proc) -> None:
     """Let a process take several calls in one message."""
     proc.routes[Calls] = partial(_take_several, proc)
 
 
-def _take_several(proc: TakingProc, peer: Peer, message: Calls, bodies: list[memoryview]) -> None:
+def _take_several(proc: Proc, peer: Peer, message: Calls, bodies: list[memoryview]) -> None:
     """Take several calls; see `Proc.take_call`.
 
     Raises:
@@ -74,7 +61,7 @@ def _take_several(proc: TakingProc, peer: Peer, message: Calls, bodies: list[mem
     cell.deliver_all(taken)
 
 
-def _take_apart(proc: TakingProc, peer: Peer, message: Calls) -> None:
+def _take_apart(proc: Proc, peer: Peer, message: Calls) -> None:
     """Take each as the message that it would be alone: to be refused, or looked at by a test."""
     for number, payload in message.calls:
         one = messages.Call(

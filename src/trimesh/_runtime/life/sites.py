@@ -10,41 +10,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from trimesh._runtime.actors.cell import DispatchSite
-from trimesh._runtime.meshes.member import LaunchingSite
-from trimesh._runtime.services.process import MovingSite
-from trimesh.ids import MeshId, ProcId
-
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.host import LaunchRequest
+    from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._transport.interface.base import Link, LinkDown
+    from trimesh._runtime.values.endpoint_spec import EndpointSpec
+    from trimesh._transport.interface.base import Link
     from trimesh._wire.messages import Message
+    from trimesh.ids import ProcId
 
 
-class ReadingProc(Protocol):
-    """The process that has read a message; see `Proc`."""
-
-    @property
-    def proc_id(self) -> ProcId:
-        """This incarnation."""
-        ...
-
-    @property
-    def cells(self) -> Mapping[MeshId, Cell]:
-        """Actors that live in it."""
-        ...
-
-    def link_down(self, link: Link, down: LinkDown) -> None:
-        """Take a link out of service."""
-
-
-class Sites(DispatchSite, MovingSite, LaunchingSite, Protocol):
+class Sites(Protocol):
     """What a test does at each site. Called by the runtime's own tasks; must not block and must not raise."""
 
-    def received(self, proc: ReadingProc, peer: Peer, link: Link, message: Message) -> bool:
+    def received(self, proc: Proc, peer: Peer, link: Link, message: Message) -> bool:
         """Look at one message that has come to `proc`; False for one that is to be lost."""
+        ...
+
+    def launching(self, request: LaunchRequest) -> LaunchRequest:
+        """Return what is to be started for `request`: itself, or what ends early.
+
+        Raises:
+            SpawnError: It is not to be started.
+        """
+        ...
+
+    def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
+        """Return what is run for `call`, which a slot has taken: its own endpoint, or one that misbehaves."""
+        ...
+
+    def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
+        """Return what a transfer of a process waits for before it is made, and fails if that raises; mostly None."""
         ...

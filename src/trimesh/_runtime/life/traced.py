@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import msgspec
 
@@ -32,10 +32,10 @@ from trimesh.errors import ProtocolError
 if TYPE_CHECKING:
     from trimesh._runtime.calls.outgoing import OutgoingCall
     from trimesh._runtime.channels.holding import Holding
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.peers.process import CarriedHoldings
 
 Seam: TypeAlias = tuple[Any, str, Any]
 """A class or module, the name of a function there, what is put in its place."""
@@ -131,7 +131,7 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
     size = len(messages.encode(message))  # as it has come: nothing else encodes to the same message
     token = _arriving.set(message.trace)
     try:
-        cast("Proc", peer.proc).take_call(peer, link, call, size, bodies)
+        peer.proc.take_call(peer, link, call, size, bodies)
     finally:
         _arriving.reset(token)
 
@@ -146,7 +146,7 @@ def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memo
     if type(item) is not messages.PortItem:
         raise ProtocolError(f"what is traced must be a PortItem, got a {type(item).__name__}")
     come = _ComeItem(item.channel, item.payload, message.trace)
-    cast("Proc", peer.proc).routes[messages.PortItem](peer, come, bodies)
+    peer.proc.routes[messages.PortItem](peer, come, bodies)
 
 
 def trace_calls(tracing: Tracing) -> Callable[[], None]:
@@ -234,7 +234,7 @@ def _seams_of_items(tracing: Tracing) -> list[Seam]:
         return msgspec.structs.replace(parcel, head=messages.encode(messages.TracedItem(trace, parcel.head)))
 
     def traced_arrived(
-        self: Home, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedHoldings | None
+        self: Home, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedPorts | None
     ) -> None:
         items = self._items
         waiting = len(items)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 import trio
@@ -23,8 +23,6 @@ from trimesh._runtime.calls.membership import Membership, Standing
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.actor_size import ActorSize, UnitsIn, no_units
 from trimesh._runtime.meshes.block import Block
-from trimesh._runtime.meshes.failure_handling import FailureHandling
-from trimesh._runtime.meshes.process import MeshProc
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
@@ -48,34 +46,9 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 
-
-class Processes(Protocol):
-    """The mesh of the processes that the actors live in."""
-
-    actors: list[ActorMembers]
-    failures: FailureHandling
-    present: Region
-
-    async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
-        """End the processes of some ranks, whose grace has run out; return the error for each."""
-        ...
-
-    def spared(self, deadline: float) -> float:
-        """Return until when the processes may clean up that have not used up the grace, given its end."""
-        ...
-
-    def member_info(self, rank: int) -> MemberInfo:
-        """Return the process at a rank."""
-        ...
-
-    def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
-        """Learn that an actor in the process of a rank did not acknowledge a cancel."""
-
-    def escalate(self, rank: int, error: Exception) -> None:
-        """Take the failure of an actor that its own policy could not heal (P1)."""
-
-    async def catch_up(self, actors: ActorMembers) -> None:
-        """Make the members of a mesh that are missing in processes which have come since it was spawned."""
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.meshes.proc_members import ProcMembers
 
 
 class ActorMembers:
@@ -97,11 +70,11 @@ class ActorMembers:
 
     def __init__(
         self,
-        proc: MeshProc,
+        proc: Proc,
         block: Block,
         membership: Membership,
         ranks: Sequence[int],
-        processes: Processes | None,
+        processes: ProcMembers | None,
         proc_ranks: Sequence[int],
         policy: Policy | None = None,
         units: UnitsIn = no_units,
@@ -173,7 +146,7 @@ class ActorMembers:
 
         results: list[Result] = []
         try:
-            with self._starting, starting(self.proc, self.block.proc, info, self.ranks):
+            with self._starting, starting(self.proc, info, self.ranks):
                 results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
             errors = errors_of(results)
             is_cut = all(isinstance(error, RemoteCancelled) for error in errors)

@@ -8,47 +8,16 @@ AZ-2 ranks are never taken away; those that are not in the mesh are `absent`, an
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from trimesh._runtime.calls.membership import Membership, Standing
-from trimesh._runtime.meshes.restarts import Restarts
-from trimesh._runtime.values.reference import MemberInfo
-from trimesh.events.records import Restarted, Started
+from trimesh._runtime.calls.membership import Standing
+from trimesh.events.records import Started
 from trimesh.shape.region import Region
 
-
-class ProcessesSeen(Protocol):
-    """The processes that the actors live in; see `ProcMembers`."""
-
-    @property
-    def present(self) -> Region:
-        """The mesh as it is now."""
-        ...
-
-    def member_info(self, rank: int) -> MemberInfo:
-        """Return the process at a rank."""
-        ...
-
-
-class SizedActors(Protocol):
-    """The actors; see `ActorMembers`."""
-
-    membership: Membership
-    ranks: Sequence[int]
-    proc_ranks: Sequence[int]
-    restarts: Restarts | None
-    is_ready: bool
-    is_stopping: bool
-
-    @property
-    def processes(self) -> ProcessesSeen | None:
-        """Where they live."""
-        ...
-
-    async def remake(self, infos: dict[int, MemberInfo], kind: type[Restarted | Started]) -> None:
-        """Make members in their processes."""
+if TYPE_CHECKING:
+    from trimesh._runtime.meshes.actor_members import ActorMembers
 
 
 UnitsIn = Callable[[Region, Sequence[int]], Sequence[Sequence[int]]]
@@ -68,7 +37,7 @@ class ActorSize:
         absent: Ranks that are not in the mesh: they have left it.
     """
 
-    def __init__(self, actors: SizedActors, units: UnitsIn, view: Region | None) -> None:
+    def __init__(self, actors: ActorMembers, units: UnitsIn, view: Region | None) -> None:
         """Begin with the members as spawned.
 
         Args:

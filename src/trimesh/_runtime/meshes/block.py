@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.supervision_log import LoggingProc, log_line
+from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.circle import pass_on
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.meshes.survivors import Crew, fold_into_deaths, place_of
@@ -34,35 +34,15 @@ from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.reference import MeshInfo
-from trimesh._runtime.watch.process import TaskProc, WatchedProc
 from trimesh._runtime.watch.report import describe_waiting, grace_left
 from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import HostLost, MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
-    from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
+    from trimesh._runtime.life.proc import Proc
 
 _log = logging.getLogger("trimesh")
 _DEATHS = ProcDied, HostLost
-
-
-class BlockProc(WatchedProc, LoggingProc, TaskProc, Protocol):
-    """The process of a block; see `Proc`."""
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Its open blocks."""
-        ...
-
-    @property
-    def stopping_blocks(self) -> StoppingBlocks:
-        """Those that are being left."""
-        ...
-
-    @property
-    def has_crashed(self) -> bool:
-        """Whether a bug of ours has ended it."""
-        ...
 
 
 class Owned(Protocol):
@@ -122,7 +102,7 @@ class Block:
         started: Calls to its meshes that were started and are awaited later.
     """
 
-    def __init__(self, proc: BlockProc, name: str, grace: float) -> None:
+    def __init__(self, proc: Proc, name: str, grace: float) -> None:
         self.proc = proc
         self.name = name
         self.grace = grace

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -20,40 +20,14 @@ from trimesh.config import from_environment
 from trimesh.errors import MeshErrorGroup, SpawnError, set_origin
 
 if TYPE_CHECKING:
-    from trimesh._runtime.meshes.member import Member, OwningProc
-    from trimesh._runtime.peers.host import Host
-    from trimesh._runtime.peers.target import Target
-    from trimesh._runtime.values.reference import MeshInfo
-    from trimesh.shape.region import Region
-
-
-class StartingProcs(Protocol):
-    """The processes that are started; see `ProcMembers`."""
-
-    proc: OwningProc
-    host: Host
-    name: str
-    whole: Region
-    members: list[Member]
-
-    @property
-    def info(self) -> MeshInfo:
-        """What travels of them in references."""
-        ...
-
-    def agents(self, ranks: Sequence[int]) -> list[Target]:
-        """Return the agents of some of them as targets of a call."""
-        ...
-
-    def new_member(self, rank: int, incarnation: int) -> Member:
-        """Return a member that is not started yet."""
-        ...
+    from trimesh._runtime.meshes.member import Member
+    from trimesh._runtime.meshes.proc_members import ProcMembers
 
 
 class Launching:
     """Starts the processes of one mesh, and holds what they need for as long as it lives."""
 
-    def __init__(self, procs: StartingProcs, options: ProcOptions) -> None:
+    def __init__(self, procs: ProcMembers, options: ProcOptions) -> None:
         self._procs = procs
         self._proc = procs.proc
         self._options = options

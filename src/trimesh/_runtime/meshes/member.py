@@ -11,15 +11,14 @@ another host (`limits.FAR_EXIT_REPORT_SECONDS`), so that the loss of the host co
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.meshes.process import MeshProc, ParentProc
 from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stopped
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.peers.peer import Peer
@@ -30,41 +29,11 @@ from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
 from trimesh._transport.interface.base import DownReason, LinkDown
 from trimesh.errors import ProcDied
-from trimesh.ids import ProcId
 from trimesh.shape.point import Point, place_name
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.host import HostChild, LaunchRequest
-
-
-class OwningProc(MeshProc, ParentProc, Protocol):
-    """The process that owns a process mesh; see `Proc`."""
-
-    @property
-    def members(self) -> MutableMapping[ProcId, Member]:
-        """Its child processes."""
-        ...
-
-    @property
-    def sites(self) -> LaunchingSite | None:
-        """Where a test interferes; None outside of tests."""
-        ...
-
-    def new_id(self) -> int:
-        """Draw a number for a process or a mesh that is unique in the family."""
-        ...
-
-
-class LaunchingSite(Protocol):
-    """What a test does when a process is about to be started; see `Sites`."""
-
-    def launching(self, request: LaunchRequest) -> LaunchRequest:
-        """Return what is to be started for `request`: itself, or what ends early.
-
-        Raises:
-            SpawnError: It is not to be started.
-        """
-        ...
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.host import HostChild
 
 
 class Member:
@@ -91,7 +60,7 @@ class Member:
 
     def __init__(
         self,
-        proc: ParentProc,
+        proc: Proc,
         peer: Peer,
         rank: int,
         mesh: str,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -23,7 +23,7 @@ from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.failure_handling import FailureHandling
 from trimesh._runtime.meshes.launching import Launching
-from trimesh._runtime.meshes.member import Member, OwningProc, discard, force, kill_silent, wait_gone
+from trimesh._runtime.meshes.member import Member, discard, force, kill_silent, wait_gone
 from trimesh._runtime.meshes.restarts import Restarts
 from trimesh._runtime.peers.host import Host
 from trimesh._runtime.peers.losses import ToldLosses
@@ -51,17 +51,9 @@ from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.meshes.changes import Changes
     from trimesh._runtime.meshes.membership_views import MembershipHub
-
-
-class Changing(Protocol):
-    """How the user changes a mesh of processes; see `Changes`."""
-
-    def defer(self, rank: int, act: Callable[[], None]) -> None:
-        """Deal with what has happened to a member once it is in the mesh."""
-
-    async def catch_up(self, actors: ActorMembers) -> None:
-        """Make the members of a mesh that are missing in processes which have come since it was spawned."""
 
 
 class ProcMembers:
@@ -92,7 +84,7 @@ class ProcMembers:
 
     def __init__(
         self,
-        proc: OwningProc,
+        proc: Proc,
         host: Host,
         block: Block,
         name: str,
@@ -124,7 +116,7 @@ class ProcMembers:
         self.absent: set[int] = set()
         self.replacing: set[int] = set()
         self.fixed_by = ""
-        self.change: Changing | None = None
+        self.change: Changes | None = None
         self._views: MembershipHub | None = None
         self._settled = trio.Event()
         self.events = EventHub(lambda: self.info, self.proc.journal)

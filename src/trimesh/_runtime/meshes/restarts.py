@@ -15,7 +15,7 @@ from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Roun
 from trimesh.errors import RestartLimit, leaves
 
 if TYPE_CHECKING:
-    from trimesh._runtime.meshes.process import MeshProc
+    from trimesh._runtime.life.proc import Proc
 
 
 class Restartable(Protocol):
@@ -51,7 +51,7 @@ class Restarts:
         members: Obey.
     """
 
-    def __init__(self, proc: MeshProc, supervisor: Supervisor, members: Restartable) -> None:
+    def __init__(self, proc: Proc, supervisor: Supervisor, members: Restartable) -> None:
         self.proc = proc
         self.supervisor = supervisor
         self.members = members

@@ -10,31 +10,28 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._runtime.watch.process import WatchedProc
 from trimesh._runtime.watch.report import describe_waiting
-from trimesh._runtime.watch.shown_progress import ProgressProc, showing
+from trimesh._runtime.watch.shown_progress import showing
 from trimesh._wire.exceptions.fault_stack import is_hidden
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.values.reference import MeshInfo
 
 _log = logging.getLogger("trimesh")
 
 
 @contextmanager
-def starting(
-    proc: ProgressProc, watched: WatchedProc, info: MeshInfo, ranks: Sequence[int]
-) -> Generator[None, None, None]:
+def starting(proc: Proc, info: MeshInfo, ranks: Sequence[int]) -> Generator[None, None, None]:
     """Surround the wait for the actors of a mesh to be ready.
 
     Args:
         proc: The process that spawns.
-        watched: The same, as the owner of the processes.
         info: The mesh.
         ranks: Those that start.
     """
     scope = trio.CancelScope()
-    proc.nursery.start_soon(_log_what_it_waits_for, watched, info, ranks, scope)
+    proc.nursery.start_soon(_log_what_it_waits_for, proc, info, ranks, scope)
     try:
         with showing(proc, f"spawning {info.name} on {len(ranks)} processes"):
             yield
@@ -43,9 +40,7 @@ def starting(
 
 
 @trio.lowlevel.enable_ki_protection
-async def _log_what_it_waits_for(
-    proc: WatchedProc, info: MeshInfo, ranks: Sequence[int], scope: trio.CancelScope
-) -> None:
+async def _log_what_it_waits_for(proc: Proc, info: MeshInfo, ranks: Sequence[int], scope: trio.CancelScope) -> None:
     with scope:
         await trio.sleep(limits.SPAWNING_LOG_SECONDS)
         there = {info.members[rank].proc_id for rank in ranks}

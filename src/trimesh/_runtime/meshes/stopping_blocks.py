@@ -12,22 +12,22 @@ from trimesh import limits
 from trimesh.context_managers import contextmanager
 
 if TYPE_CHECKING:
-    from trimesh._runtime.watch.process import LeavingBlock
+    from trimesh._runtime.meshes.block import Block
 
 
 class StoppingBlocks:
     """Iterates over the blocks that are being left, in the order in which that has begun."""
 
     def __init__(self) -> None:
-        self._blocks: list[LeavingBlock] = []
+        self._blocks: list[Block] = []
         self._left_at = -math.inf
         self._left = trio.Event()
 
-    def __iter__(self) -> Iterator[LeavingBlock]:
+    def __iter__(self) -> Iterator[Block]:
         return iter(self._blocks)
 
     @contextmanager
-    def holding(self, block: LeavingBlock) -> Generator[None, None, None]:
+    def holding(self, block: Block) -> Generator[None, None, None]:
         """Count `block` among them."""
         self._blocks.append(block)
         try:

@@ -27,8 +27,8 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import AGENT, ProcId
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.meshes.member import Member
-    from trimesh._runtime.observing.process import ObservedProc
     from trimesh._runtime.peers.peer import Peer
 
 _POLL_SECONDS: Final = 0.005
@@ -60,7 +60,7 @@ class Inquiry:
 class Inquiries:
     """The questions of one process, and its answers to its owner."""
 
-    def __init__(self, proc: ObservedProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._numbers = itertools.count(1)
         self._open: dict[int, Inquiry] = {}

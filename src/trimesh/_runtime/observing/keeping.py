@@ -27,7 +27,7 @@ from trimesh.errors import leaves, text_of
 from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
-    from trimesh._runtime.observing.process import ObservedProc
+    from trimesh._runtime.life.proc import Proc
 
 _log = logging.getLogger("trimesh")
 _THIN_OUT_LOOKS = 30
@@ -42,7 +42,7 @@ class FlightRecord:
         recorder: Its file.
     """
 
-    def __init__(self, proc: ObservedProc, recorder: FlightRecorder) -> None:
+    def __init__(self, proc: Proc, recorder: FlightRecorder) -> None:
         self._proc = proc
         self._recorder = recorder
         proc.recorder = proc.journal.recorder = recorder
@@ -84,7 +84,7 @@ class FlightRecord:
             _remove_own(self._recorder.path)
 
 
-def record_run(proc: ObservedProc) -> FlightRecord | None:
+def record_run(proc: Proc) -> FlightRecord | None:
     """Begin the flight record of a controller, in a folder of its own."""
     row = observed.ProcRow(id=proc_name(proc.proc_id), pid=proc.pid, host=proc.host_name)
     try:
@@ -95,7 +95,7 @@ def record_run(proc: ObservedProc) -> FlightRecord | None:
         return None
 
 
-def record_worker(proc: ObservedProc, config: WorkerConfig) -> FlightRecord | None:
+def record_worker(proc: Proc, config: WorkerConfig) -> FlightRecord | None:
     """Begin the flight record of a worker, in the folder of its run."""
     if not config.record:
         return None
@@ -122,7 +122,7 @@ def record_worker(proc: ObservedProc, config: WorkerConfig) -> FlightRecord | No
         return None
 
 
-def _opened(proc: ObservedProc, folder: Path, row: observed.ProcRow, job: observed.JobRow | None) -> FlightRecord:
+def _opened(proc: Proc, folder: Path, row: observed.ProcRow, job: observed.JobRow | None) -> FlightRecord:
     now, clock_at, trio_at, started_at = _clocks()
     head = flight.FlightHead(
         proc=row,

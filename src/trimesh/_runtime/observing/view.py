@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from trimesh._runtime.actors.cell import Cell
     from trimesh._runtime.debugging.pausing import Pauses
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.meshes.member import Member
-    from trimesh._runtime.observing.process import ObservedProc
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._wire.call_places import CallerPlace
     from trimesh.shape.point import Point
@@ -44,17 +44,17 @@ _KINDS: Final = {
 }
 
 
-def look(proc: ObservedProc) -> observed.ProcView:
+def look(proc: Proc) -> observed.ProcView:
     """Return what is known in `proc` of itself, of its children and of its calls."""
     return _Look(proc).view()
 
 
-def brief_look(proc: ObservedProc) -> observed.ProcView:
+def brief_look(proc: Proc) -> observed.ProcView:
     """Return the oldest calls, and what is not as it should be, for a flight record; it reads no other process."""
     return _Look(proc).brief_view()
 
 
-def job_of(proc: ObservedProc, record: str = "") -> observed.JobRow:
+def job_of(proc: Proc, record: str = "") -> observed.JobRow:
     """Return what a controller tells of its run.
 
     Args:
@@ -88,7 +88,7 @@ def coordinates(point: Point) -> dict[str, int]:
 class _Look:
     """One look; see `look`."""
 
-    def __init__(self, proc: ObservedProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._me = proc_name(proc.proc_id)
         self._now = proc.now()

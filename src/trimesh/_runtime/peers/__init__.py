@@ -3,11 +3,9 @@
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.peers.process import CarriedHoldings
 from trimesh._runtime.peers.target import Target
 
 __all__ = [
-    "CarriedHoldings",
     "IncomingCall",
     "Parcel",
     "Peer",

@@ -11,32 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.process import PeerProc
 from trimesh._runtime.values.codec import describe
 from trimesh.errors import Origin
 
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.peer import Outbox, Peer
+
 _log = logging.getLogger("trimesh")
-
-
-class Load(Protocol):
-    """What a call counts as a load of; see `Outbox`."""
-
-    load: int
-
-
-class SilentPeer(Protocol):
-    """The process that calls were given up at; see `Peer`."""
-
-    @property
-    def proc(self) -> PeerProc:
-        """The one that has given them up."""
-        ...
 
 
 class AbandonedCall(msgspec.Struct, eq=False):
@@ -54,7 +41,7 @@ class AbandonedCall(msgspec.Struct, eq=False):
     """
 
     call_id: int
-    box: Load
+    box: Outbox
     what: str
     where: Callable[[], Origin]
     started_at: float
@@ -77,7 +64,7 @@ class AbandonedCalls:
 
     __slots__ = ("_calls", "_is_watched", "peer")
 
-    def __init__(self, peer: SilentPeer) -> None:
+    def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self._calls: dict[int, AbandonedCall] = {}
         self._is_watched = False

@@ -12,8 +12,8 @@ way to this process. That is no call to a mesh that has stopped: of those whose 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -25,24 +25,9 @@ from trimesh._wire import messages
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
+    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.peers.process import CarriedHoldings
-
-
-class EarlyCallProc(Protocol):
-    """The process that is called; see `Proc`."""
-
-    @property
-    def now(self) -> Callable[[], float]:
-        """Gives the Trio time."""
-        ...
-
-    def take_call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
-        """Take a call that has come."""
-
-    def serve(self, service: Callable[..., Awaitable[object]], *args: object) -> bool:
-        """Run a task for as long as links are served; return False, and do not, when that is over."""
-        ...
 
 
 class _EarlyCall(msgspec.Struct, frozen=True, eq=False):
@@ -53,7 +38,7 @@ class _EarlyCall(msgspec.Struct, frozen=True, eq=False):
     message: messages.Call
     size: int
     bodies: list[memoryview]
-    carried: CarriedHoldings | None
+    carried: CarriedPorts | None
     came_at: float
     context: contextvars.Context
 
@@ -65,7 +50,7 @@ class _EarlyCall(msgspec.Struct, frozen=True, eq=False):
 class EarlyCalls:
     """Those of one process."""
 
-    def __init__(self, proc: EarlyCallProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._waiting: dict[MeshId, list[_EarlyCall]] = {}
         self._ended: dict[MeshId, None] = {}
@@ -84,7 +69,7 @@ class EarlyCalls:
         message: messages.Call,
         size: int,
         bodies: list[memoryview],
-        carried: CarriedHoldings | None,
+        carried: CarriedPorts | None,
         cancel: str | None,
     ) -> None:
         """Keep a call to an actor that is not here until it is, or refuse it (EY-3); `cancel` has overtaken it."""

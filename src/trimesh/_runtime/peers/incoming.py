@@ -7,92 +7,28 @@ cancel scope is that of the slot that runs it, for as long as it does.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._routing.credit import ReceiveCount
-from trimesh._runtime.values.codec import ValueSender
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.call_places import CallerPlace, SentView
 from trimesh._wire.pickled.payload import Encoded
-from trimesh.ids import MeshId, ProcId
+from trimesh.ids import MeshId
 
 if TYPE_CHECKING:
+    from trimesh._runtime.actors.reply import LateAnswer
+    from trimesh._runtime.calls.started import StartedWork
+    from trimesh._runtime.channels.registry import CarriedPorts
     from trimesh._runtime.peers.item_sender import ItemSender
-    from trimesh._runtime.peers.parcel import Parcel
-    from trimesh._runtime.peers.process import CarriedHoldings
-    from trimesh._wire.memory.reducers import DefinitionId
-
-
-class ProducerWatch(Protocol):
-    """Is told of a generator that waits for its consumer; see `Deadlocks`."""
-
-    def producer_waits(self, call: IncomingCall) -> None:
-        """Learn that the generator of `call` waits."""
-
-
-class CallerProc(Protocol):
-    """The process that is called; see `Proc`."""
-
-    @property
-    def deadlocks(self) -> ProducerWatch:
-        """Looks for calls that wait for themselves."""
-        ...
-
-
-class Caller(ValueSender, Protocol):
-    """Who has sent a call; see `Peer`."""
-
-    @property
-    def proc(self) -> CallerProc:
-        """The process that is called."""
-        ...
-
-    @property
-    def proc_id(self) -> ProcId:
-        """The process that calls."""
-        ...
-
-    @property
-    def link(self) -> Link | None:
-        """The link that messages to it take."""
-        ...
-
-    @property
-    def inbound(self) -> MutableMapping[int, IncomingCall]:
-        """Its unended calls here."""
-        ...
-
-    def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
-        """Send what it must know before a payload."""
-
-    def send(self, parcel: Parcel) -> trio.Event | None:
-        """Send a message, and before it what it needs there; dropped when the link is gone."""
-        ...
-
-    def refuse_credit(self, mesh: MeshId) -> None:
-        """Tell it that messages to an actor are not counted any more."""
-
-
-class Answering(Protocol):
-    """What answers a call after its endpoint has returned; see `LateAnswer`."""
-
-    def cut(self) -> None:
-        """Learn that no answer is wanted any more."""
-
-
-class Follower(Protocol):
-    """What is cancelled with a call; see `StartedWork`."""
-
-    def cancel(self, reason: str) -> None:
-        """Ask it to end."""
+    from trimesh._runtime.peers.peer import Peer
 
 
 class IncomingCall(msgspec.Struct, eq=False, weakref=True):
@@ -126,7 +62,7 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         thread: Identifier of the thread in which the endpoint runs; 0 for none.
     """
 
-    peer: Caller
+    peer: Peer
     link: Link
     call_id: int
     mesh: MeshId
@@ -137,7 +73,7 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
     count: ReceiveCount
     deadline: float
     received_at: float
-    carried: CarriedHoldings | None = None
+    carried: CarriedPorts | None = None
     view: SentView | None = None
     caller: CallerPlace | None = None
     scope: trio.CancelScope | None = None
@@ -148,8 +84,8 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
     ended: bool = False
     number: int = 0
     items: ItemSender | None = None
-    started: Sequence[Follower] = ()
-    answering: Answering | None = None
+    started: Sequence[StartedWork] = ()
+    answering: LateAnswer | None = None
     error_text: str = ""
     error_line: str = ""
     thread: int = 0
@@ -297,7 +233,7 @@ def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: 
         link.send(messages.encode(messages.Refused(call_id, mesh, count.report(), kind, text)))
 
 
-def refuse_unaddressed(peer: Caller, call_id: int, mesh: MeshId) -> None:
+def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
     """Answer a message to an actor that is not here: nothing is kept of it, so nothing is counted."""
     if not call_id:
         peer.refuse_credit(mesh)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
@@ -17,7 +17,6 @@ from trimesh import limits
 from trimesh._routing.credit import ReceiveCount, SendWindow
 from trimesh._runtime.peers.abandoned import AbandonedCalls
 from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.process import PeerProc
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Lane, Link
 from trimesh._wire import messages
@@ -25,9 +24,12 @@ from trimesh._wire.memory.reducers import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
+    from trimesh._runtime.calls.call_set import CallBatch
+    from trimesh._runtime.calls.outgoing import OutgoingCall
+    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.deaths import DeathOf
-    from trimesh._runtime.peers.incoming import IncomingCall, ProducerWatch
-    from trimesh._runtime.peers.process import CarriedHoldings
+    from trimesh._runtime.peers.incoming import IncomingCall
 
 
 class Pending(msgspec.Struct, frozen=True, eq=False):
@@ -44,13 +46,6 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
 
 _UNBOUNDED: Final = (2**31, 2**62)
 """Messages and bytes on their way to a receiver that lets none of them wait."""
-
-
-class LeavingCalls(Protocol):
-    """Calls that were counted and leave as one message; see `CallBatch`."""
-
-    def leave(self) -> None:
-        """Send them."""
 
 
 class Outbox:
@@ -73,7 +68,7 @@ class Outbox:
         self.load = 0
         self.alone: Final = (self,)
         self.index: Final = {peer: 0}
-        self.batch: LeavingCalls | None = None
+        self.batch: CallBatch | None = None
         self._queue: deque[Pending] = deque()
 
     @property
@@ -164,37 +159,6 @@ class Outbox:
         pending.on_sent(*self.send(pending.parcel))
 
 
-class LinkedProc(PeerProc, Protocol):
-    """The process that has links to peers; see `Proc`."""
-
-    @property
-    def channels(self) -> PortSender:
-        """Its channels."""
-        ...
-
-    @property
-    def deadlocks(self) -> ProducerWatch:
-        """Looks for calls that wait for themselves."""
-        ...
-
-
-class PortSender(Protocol):
-    """Tells a peer of the ports that a message carries; see `Channels`."""
-
-    def send(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
-        """Tell `peer` of the ports among `attachments`, right before their message."""
-
-
-class PeerCall(Protocol):
-    """A call of this process in which a peer takes part; see `OutgoingCall`."""
-
-    def peer_gone(self, peer: Peer) -> None:
-        """Learn that a process that is addressed is gone."""
-
-    def peer_stalled(self) -> None:
-        """Learn that the loop of a process that is addressed does not run."""
-
-
 class Peer:
     """One other process incarnation, or this one by its loopback link.
 
@@ -231,20 +195,20 @@ class Peer:
         "proc_id",
     )
 
-    def __init__(self, proc: LinkedProc, proc_id: ProcId, death: DeathOf | None = None) -> None:
+    def __init__(self, proc: Proc, proc_id: ProcId, death: DeathOf | None = None) -> None:
         self.proc = proc
         self.proc_id = proc_id
         self.link: Link | None = None
         self.death = death
         self.no_link: DeathOf | None = None
-        self.calls: dict[PeerCall, None] = {}
+        self.calls: dict[OutgoingCall, None] = {}
         self.abandoned = AbandonedCalls(self)
         self.is_stalled = False
         self.inbound: dict[int, IncomingCall] = {}
         self.early_cancels: dict[int, str] = {}
         self.calls_received = 0
         self.calls_sent = 0
-        self.carried: CarriedHoldings | None = None
+        self.carried: CarriedPorts | None = None
         self._outboxes: dict[MeshId, Outbox] = {}
         self._counts: dict[MeshId, ReceiveCount] = {}
         self._defined: set[DefinitionId] = set()
@@ -341,7 +305,7 @@ class Peer:
         if attachments and self.link is not None:
             self.proc.channels.send(self, self.link, attachments)
 
-    def take_carried(self) -> CarriedHoldings | None:
+    def take_carried(self) -> CarriedPorts | None:
         """Return what keeps the ports of the message that is being read alive until it has been decoded.
 
         Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will
@@ -391,12 +355,9 @@ class Peer:
             self.link.send(messages.encode(messages.Cancel(call, position, reason)), lane=Lane.CONTROL)
 
 
-class Route(Protocol):
-    """Takes the messages of one kind; raises `ProtocolError` when one breaks the rules.
+Route = Callable[[Peer, Any, list[memoryview]], None]
+"""Takes one message from a peer, of the kind that it is for; the bodies are the receiver's own.
 
-    If they carry user values, it takes `peer.take_carried()` with each and keeps that as long as the payload.
-    """
-
-    def __call__(self, peer: Peer, message: Any, bodies: list[memoryview], /) -> None:
-        """Take one message from `peer`; the bodies are the receiver's own."""
-        ...
+It raises `ProtocolError` when a message breaks the rules. If messages carry user values, it takes `peer.take_carried()`
+with each and keeps that as long as the payload.
+"""

@@ -41,7 +41,7 @@ _open: ForgottenInChildren[ProgramConnection] = ForgottenInChildren()
 
 
 class ProgramConnection:
-    """Another program that this one has connected to; see `OtherProgram`.
+    """Another program that this one has connected to.
 
     Attributes:
         is_stopping: Whether no new calls may be made.

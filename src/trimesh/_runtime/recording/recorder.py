@@ -17,55 +17,20 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from trimesh import limits
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._wire import flight
 from trimesh._wire.flight import CANCELLED, RAISED
 
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.incoming import IncomingCall
+
 assert (flight.ROW_BYTES, flight.ROW.size) == (1 << 6, 6 << 3), "what closures have as numbers"
 _GENERATION: Final = flight.HALF
 _CLOSING: Final = struct.Struct("<d")
 _USED: Final = struct.Struct("<Q")
-
-
-class RecordedPeer(Protocol):
-    """Who has sent a call; see `Peer`."""
-
-    @property
-    def proc_id(self) -> int:
-        """Its incarnation."""
-        ...
-
-
-class RecordedEndpoint(Protocol):
-    """What is called; see `EndpointSpec`."""
-
-    @property
-    def name(self) -> str:
-        """Of the endpoint."""
-        ...
-
-
-class RecordedCall(Protocol):
-    """A call that a slot has taken; see `IncomingCall`."""
-
-    received_at: float
-    call_id: int
-    cancelled_by: str | None
-    error_text: str
-    error_line: str
-
-    @property
-    def peer(self) -> RecordedPeer:
-        """Who has sent it."""
-        ...
-
-    @property
-    def spec(self) -> RecordedEndpoint:
-        """The endpoint."""
-        ...
 
 
 class FlightRecorder:
@@ -202,7 +167,7 @@ class CallRecorder:
 
     __slots__ = ("began", "ended")
 
-    def __init__(self, began: Callable[[RecordedCall], int], ended: Callable[[int, RecordedCall], None]) -> None:
+    def __init__(self, began: Callable[[IncomingCall], int], ended: Callable[[int, IncomingCall], None]) -> None:
         self.began = began
         self.ended = ended
 
@@ -231,7 +196,7 @@ class _Rows:
         def recorder(name_of: Callable[[str], int]) -> CallRecorder:
             names = dict[str, int]()
 
-            def began(call: RecordedCall) -> int:
+            def began(call: IncomingCall) -> int:
                 nonlocal count
                 count = number = count + 1
                 endpoint = call.spec.name
@@ -245,13 +210,13 @@ class _Rows:
 
             return CallRecorder(began, ended)
 
-        def ended(number: int, call: RecordedCall) -> None:
+        def ended(number: int, call: IncomingCall) -> None:
             if call.cancelled_by is not None or call.error_text:
                 failed(number, call)
             if count - number <= mask:  # else its row is that of another call now
                 times[((number & mask) << 3) + 6] = now()  # after the words of ROW
 
-        def failed(number: int, call: RecordedCall) -> None:
+        def failed(number: int, call: IncomingCall) -> None:
             if count - number > mask:
                 return
             if call.error_text:

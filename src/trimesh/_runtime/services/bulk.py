@@ -53,8 +53,8 @@ from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.services.process import GrantingProc
     from trimesh._wire.observed import PublicationRow
 
 _POLL_SECONDS_MAX: Final = 0.05
@@ -182,7 +182,7 @@ class Bulk:
         publications: Called by a look at this process, also in another thread: what is published by such grants.
     """
 
-    def __init__(self, proc: GrantingProc) -> None:
+    def __init__(self, proc: Proc) -> None:
         self.proc = proc
         self.publications: list[Callable[[], Iterable[PublicationRow]]] = []
         self._thread: int = threading.get_ident()

@@ -42,8 +42,8 @@ from trimesh.errors import ProtocolError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.services.process import GrantingProc
 
 _WORD_BYTES: Final = 8
 _UNTAKEN_MAX: Final = 4 * limits.LINKED_PIECES
@@ -86,7 +86,7 @@ class _Piece:
 class LinkedMoves:
     """Both sides of such transfers, in one process."""
 
-    def __init__(self, proc: GrantingProc, make: Callable[[Transfer], TransferDone | UnderWay | None]) -> None:
+    def __init__(self, proc: Proc, make: Callable[[Transfer], TransferDone | UnderWay | None]) -> None:
         """Take the messages of a process.
 
         Args:

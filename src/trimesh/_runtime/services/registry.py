@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import trio
 
@@ -16,7 +16,6 @@ from trimesh import limits
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.senders import may_open_service
-from trimesh._runtime.services.process import ServingProc
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
@@ -24,9 +23,8 @@ from trimesh._wire.not_yet import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.peers.process import CarriedHoldings
-
-P = TypeVar("P", bound=ServingProc)
+    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.life.proc import Proc
 
 TENSORS: Final = "tensors"
 """Name of the service of the tensor engine."""
@@ -35,7 +33,7 @@ TENSORS: Final = "tensors"
 class Handler(Protocol):
     """What a package makes of its messages in one process."""
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedHoldings | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
         """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
 
         Args:
@@ -57,14 +55,14 @@ class Handler(Protocol):
         """
 
 
-Load = Callable[[], Callable[[P], Handler]]
+Load = Callable[[], Callable[["Proc"], Handler]]
 """Imports a service, perhaps in a thread; returns what makes the handler of a process."""
 
-_Early = tuple[Peer, bytes, list[memoryview], "CarriedHoldings | None"]
+_Early = tuple[Peer, bytes, list[memoryview], "CarriedPorts | None"]
 """A message that has come before its service: who sent it, payload, bodies, carried ports."""
 
 
-class Services(Generic[P]):
+class Services:
     """The services of one process.
 
     Attributes:
@@ -72,7 +70,7 @@ class Services(Generic[P]):
         known: What loads each service that there is, by name.
     """
 
-    def __init__(self, proc: P, known: Mapping[str, Load[P]]) -> None:
+    def __init__(self, proc: Proc, known: Mapping[str, Load]) -> None:
         self.proc = proc
         self.known = known
         self._handlers: dict[str, Handler] = {}

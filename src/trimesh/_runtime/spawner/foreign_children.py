@@ -5,8 +5,8 @@ They go to the controller, which asks its other spawners (`spawner_siblings`); t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
-from typing import Protocol
 
 import msgspec
 
@@ -15,13 +15,8 @@ from trimesh._runtime.spawner.families import Connection
 from trimesh._runtime.spawner.socket import close_all
 from trimesh.errors import ProtocolError
 
-
-class Send(Protocol):
-    """Sends, or queues, a record."""
-
-    def __call__(self, connection: Connection, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> bool:
-        """Return False when the record will never arrive. The descriptors are given away."""
-        ...
+Send = Callable[[Connection, wire.AnyRecord, tuple[int, ...]], bool]
+"""Sends, or queues, a record with descriptors, which are given away; returns False when it will never arrive."""
 
 
 class ForeignQuestions:
@@ -45,11 +40,11 @@ class ForeignQuestions:
     def connect(self, sender: Connection, question: wire.Connect) -> None:
         """Ask for a connection to a process of another spawner."""
         number = self._add(sender, question.request)
-        self._send(self._root, wire.ForeignConnect(number, sender.proc_id, question.target))
+        self._send(self._root, wire.ForeignConnect(number, sender.proc_id, question.target), ())
 
     def exit_of(self, sender: Connection, question: wire.ExitOf) -> None:
         """Ask how a process of another spawner has ended."""
-        self._send(self._root, wire.ForeignExitOf(self._add(sender, question.request), question.proc_id))
+        self._send(self._root, wire.ForeignExitOf(self._add(sender, question.request), question.proc_id), ())
 
     def _add(self, sender: Connection, request: int) -> int:
         number = next(self._numbers)
@@ -68,6 +63,6 @@ class ForeignQuestions:
             raise ProtocolError(f"the controller answers what was asked, got an answer to {answer.request}")
         sender, request = asked
         if isinstance(answer, wire.Connected) and not fds:
-            self._send(sender, wire.ConnectFailed(request, "the spawner has no descriptor left"))
+            self._send(sender, wire.ConnectFailed(request, "the spawner has no descriptor left"), ())
         else:
             self._send(sender, msgspec.structs.replace(answer, request=request), fds)

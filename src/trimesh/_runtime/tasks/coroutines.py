@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextvars
 import gc
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     import trio
+
+    from trimesh.aio.awaiting import AsyncioTasks
 
 T = TypeVar("T")
 
@@ -84,32 +86,16 @@ hidden_awaits: Final[dict[CodeType, Callable[[FrameType], Any]]] = {
 """For code that awaits what its frame does not tell: returns that coroutine, or task of another loop, or None."""
 
 
-class OutsideTasks(Protocol):
-    """Tasks of another loop that do the work of tasks of Trio. A task of them has `get_coro` and `get_name`."""
-
-    def awaited_by(self, task: Any) -> Sequence[Any]:
-        """Return the unended tasks that all have to end before one goes on."""
-        ...
-
-    def of_actor(self, context: contextvars.Context) -> Sequence[Any]:
-        """Return the unended tasks that an actor has started, by the context of the actor's own Trio task."""
-        ...
-
-    def in_trio(self, task: Any) -> trio.lowlevel.Task | None:
-        """Return the task of Trio that waits there for a task of the loop; None where none does."""
-        ...
-
-
 class _Registry:
-    outside: OutsideTasks | None = None
+    outside: AsyncioTasks | None = None
 
 
-def set_outside_tasks(outside: OutsideTasks) -> None:
+def set_outside_tasks(outside: AsyncioTasks) -> None:
     """Let watchers see the tasks of another loop."""
     _Registry.outside = outside
 
 
-def find_outside_tasks() -> OutsideTasks | None:
+def find_outside_tasks() -> AsyncioTasks | None:
     """Return the tasks of another loop; None in a process that has none."""
     return _Registry.outside
 

@@ -21,39 +21,23 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Seque
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
 from trimesh.context_managers import contextmanager
 
+if TYPE_CHECKING:
+    from trimesh._runtime.meshes.block import Block
+
 T = TypeVar("T")
 
 
-class Interruptible(Protocol):
-    """A block.
-
-    Attributes:
-        proc: The process that has it.
-        is_stopping: Whether it is being left.
-        is_interrupted: Whether a Ctrl-C has come since it was opened.
-        is_killed: Whether a second one has.
-    """
-
-    proc: Any
-    is_stopping: bool
-    is_interrupted: bool
-    is_killed: bool
-
-    def kill_now(self) -> None:
-        """End at once everything that it waits for."""
-
-
-_open: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
-_elsewhere: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
+_open: list[tuple[Block, trio.lowlevel.TrioToken]] = []
+_elsewhere: list[tuple[Block, trio.lowlevel.TrioToken]] = []
 """Blocks of Trio runs in other threads, of which the main thread waits: `trimesh.blocking`."""
 
-_unheard: list[tuple[Interruptible, trio.lowlevel.TrioToken]] = []
+_unheard: list[tuple[Block, trio.lowlevel.TrioToken]] = []
 """Blocks of Trio runs in other threads that no signal is for."""
 
 _hears: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("trimesh_hears_interrupts", default=False)
@@ -90,7 +74,7 @@ async def run_to_end(function: Callable[[], Awaitable[T]]) -> tuple[T, KeyboardI
 
 
 @contextmanager
-def interruptible(block: Interruptible) -> Generator[None, None, None]:
+def interruptible(block: Block) -> Generator[None, None, None]:
     """Let a Ctrl-C that comes while `block` is being left kill what it waits for, if it is not the first one."""
     if threading.current_thread() is not threading.main_thread():
         with _interruptible_elsewhere(block, _elsewhere if _hears.get() else _unheard):
@@ -110,7 +94,7 @@ def interruptible(block: Interruptible) -> Generator[None, None, None]:
 
 @contextmanager
 def _interruptible_elsewhere(
-    block: Interruptible, blocks: list[tuple[Interruptible, trio.lowlevel.TrioToken]]
+    block: Block, blocks: list[tuple[Block, trio.lowlevel.TrioToken]]
 ) -> Generator[None, None, None]:
     entry = (block, trio.lowlevel.current_trio_token())
     blocks.append(entry)
@@ -241,7 +225,7 @@ _OF_AEXIT: Final = 2
 """Argument of that instruction where an `__aexit__` has made the awaitable; 1 says the same of an `__aenter__`."""
 
 
-def _tell(blocks: Sequence[tuple[Interruptible, trio.lowlevel.TrioToken]], *, kills: bool = True) -> bool:
+def _tell(blocks: Sequence[tuple[Block, trio.lowlevel.TrioToken]], *, kills: bool = True) -> bool:
     if kills and any(block.is_stopping and block.is_interrupted for block, _ in blocks):
         for block, token in blocks:
             block.is_killed = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, signature_of
@@ -20,14 +20,8 @@ from trimesh.errors import Origin, RemoteError, set_origin, text_of
 from trimesh.ids import ProcId
 from trimesh.shape.point import place_name
 
-
-class ValueSender(Protocol):
-    """The process that has sent a value."""
-
-    @property
-    def is_owner(self) -> bool:
-        """Whether it has started this one."""
-        ...
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.peer import Peer
 
 
 class Values:
@@ -96,7 +90,7 @@ class Values:
         return self._decoder.decode(payload, bodies, what=what)
 
     def decode_call(
-        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: ValueSender
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments of a call of `peer`; see `decode`."""
         del peer

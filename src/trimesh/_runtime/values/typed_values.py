@@ -10,10 +10,10 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trimesh._runtime.values import torch_values
-from trimesh._runtime.values.codec import Values, ValueSender, describe
+from trimesh._runtime.values.codec import Values, describe
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
 from trimesh._wire.memory.reducers import DefinitionId, Reducer
@@ -28,6 +28,9 @@ from trimesh._wire.typed.kinds import DecodeSource
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder, name_of
 from trimesh.errors import Origin, ProtocolError, TrimeshInternalError
 from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.peer import Peer
 
 
 class TypedValues(Values):
@@ -85,7 +88,7 @@ class TypedValues(Values):
         return writer.finish(arguments.write(writer, args, kwargs, str(endpoint)))
 
     def decode_call(
-        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: ValueSender
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Decode the arguments of a call; `ProtocolError` for bytes that do not fit the endpoint."""
         reader = Reader.of_message(payload, bodies, DecodeSource(peer.is_owner, self._bindings))

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from trimesh._runtime.calls.outgoing import OutgoingCall
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.peers.abandoned import AbandonedCall
-    from trimesh._runtime.watch.process import WatchedMember, WatchedProc
 
 _POLL_SECONDS: Final = 0.005
 """How often a process that has been asked is looked at."""
@@ -36,7 +37,7 @@ _STATES = {
 }
 
 
-def write_report(proc: WatchedProc | None, out: TextIO) -> None:
+def write_report(proc: Proc | None, out: TextIO) -> None:
     """Write what a process waits for, and what its actors and child processes do; None for no process yet.
 
     Blocking: no checkpoint; takes up to `TASKS_SECONDS` when there are child processes.
@@ -57,14 +58,14 @@ class Asked:
         reports: What they have said, by process.
     """
 
-    def __init__(self, members: Sequence[WatchedMember]) -> None:
-        self.reports: dict[WatchedMember, Report] = {}
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.reports: dict[Member, Report] = {}
         self._asked_at = {member: request_report(member.pid) for member in members if member.stack_fd >= 0}
         self._ends_at = time.monotonic() + TASKS_SECONDS
         self._members = members
 
     @property
-    def members(self) -> Sequence[WatchedMember]:
+    def members(self) -> Sequence[Member]:
         """Those that were to be asked; simulated ones cannot."""
         return self._members
 
@@ -79,7 +80,7 @@ class Asked:
         return is_said or time.monotonic() >= self._ends_at
 
 
-def _lines(proc: WatchedProc, asked: Asked) -> Iterator[str]:
+def _lines(proc: Proc, asked: Asked) -> Iterator[str]:
     yield f"trimesh: process {proc.pid} on {proc.host_name}"
     for block in proc.stopping_blocks:
         yield f"  block {block.name} is being left, {grace_left(block.deadline)}"
@@ -107,12 +108,12 @@ def describe_abandoned(call: AbandonedCall) -> str:
     )
 
 
-def describe_self(proc: WatchedProc, frame: FrameType | None) -> tuple[bool, str]:
+def describe_self(proc: Proc, frame: FrameType | None) -> tuple[bool, str]:
     """Describe this process to its owner; see `stack.Describe`."""
     return is_in_loop(frame), "\n".join([*describe_actors(proc), *describe_threads()])
 
 
-async def describe_waiting(proc: WatchedProc, members: Sequence[WatchedMember]) -> Sequence[str]:
+async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[str]:
     """Return lines on those child processes of a block which is being left that it waits for."""
     waiting = [member for member in members if not member.gone.is_set() and _doing_of(proc, member)]
     asked = Asked(waiting)
@@ -127,7 +128,7 @@ async def describe_waiting(proc: WatchedProc, members: Sequence[WatchedMember]) 
     return lines
 
 
-def _describe_members(proc: WatchedProc, asked: Asked, cut: _Cut = list) -> list[str]:
+def _describe_members(proc: Proc, asked: Asked, cut: _Cut = list) -> list[str]:
     """Return lines on those that were asked, each cut; those of which the same is to be said are told once."""
     from trimesh._runtime.watch.folding import fold  # noqa: PLC0415 - most blocks end
 
@@ -137,7 +138,7 @@ def _describe_members(proc: WatchedProc, asked: Asked, cut: _Cut = list) -> list
     )
 
 
-def _describe_member(proc: WatchedProc, member: WatchedMember, report: Report | None) -> Iterator[str]:
+def _describe_member(proc: Proc, member: Member, report: Report | None) -> Iterator[str]:
     """Yield lines on one child process: state, what it is asked to do, what it does."""
     state = _STATES.get(process_state(member.pid), "running")
     yield f"  {member.label} pid {member.pid}: {state}" + "".join(f", {one}" for one in _doing_of(proc, member))
@@ -150,7 +151,7 @@ def _describe_member(proc: WatchedProc, member: WatchedMember, report: Report | 
         yield f"    {line}"
 
 
-def _doing_of(proc: WatchedProc, member: WatchedMember) -> list[str]:
+def _doing_of(proc: Proc, member: Member) -> list[str]:
     """Return what this process has asked a child process to do; whether a call runs there, that one knows."""
     doing = [
         f"{_doing(call)} for {trio.current_time() - call.started_at:.1f} s"
@@ -187,7 +188,7 @@ def grace_left(deadline: float | None) -> str:
     return f"{max(0.0, deadline - trio.current_time()):.1f} s of grace left"
 
 
-def _describe_outgoing(proc: WatchedProc, call: OutgoingCall) -> Iterator[str]:
+def _describe_outgoing(proc: Proc, call: OutgoingCall) -> Iterator[str]:
     age = trio.current_time() - call.started_at
     budget = "" if call.budget is None else f", budget {call.budget:.1f} s"
     states = call.collector.states()

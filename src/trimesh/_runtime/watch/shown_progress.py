@@ -9,33 +9,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from trimesh import limits
-from trimesh._runtime.watch.process import TaskProc
 from trimesh.config import current
 from trimesh.context_managers import contextmanager
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.watch.progress_view import View
 
 _chosen: bool | None = None
-
-
-class ProgressProc(TaskProc, Protocol):
-    """The process in which something takes long; see `Proc`."""
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether it is one of a simulation."""
-        ...
-
-    @property
-    def family(self) -> object | None:
-        """Its processes; None in a worker."""
-        ...
 
 
 class ShownProgress:
@@ -84,7 +70,7 @@ def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads
 
 
 @contextmanager
-def showing(proc: ProgressProc, title: str, total: int = 0) -> Generator[ShownProgress, None, None]:
+def showing(proc: Proc, title: str, total: int = 0) -> Generator[ShownProgress, None, None]:
     """Show how far something is, from its third second on, until the block is left.
 
     Args:
@@ -106,7 +92,7 @@ def showing(proc: ProgressProc, title: str, total: int = 0) -> Generator[ShownPr
             found.view.close(found)
 
 
-def _is_wanted(proc: ProgressProc) -> bool:
+def _is_wanted(proc: Proc) -> bool:
     if proc.is_simulated or proc.family is None:
         return False
     if _chosen is not None:

@@ -17,7 +17,7 @@ from trimesh import limits
 from trimesh._runtime.watch.stack import STACK_SECONDS, read_stack, request_stack
 
 if TYPE_CHECKING:
-    from trimesh._runtime.watch.process import WatchedMember
+    from trimesh._runtime.meshes.member import Member
 
 _log = logging.getLogger("trimesh")
 
@@ -31,7 +31,7 @@ class StallReport:
         listeners: Called with the seconds and the stack of the main thread ("" when there is none to be had).
     """
 
-    def __init__(self, member: WatchedMember) -> None:
+    def __init__(self, member: Member) -> None:
         self.member = member
         self.count = 0
         self.listeners: list[Callable[[float, str], None]] = []

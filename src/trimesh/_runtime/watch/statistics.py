@@ -14,8 +14,8 @@ from trimesh.shape.point import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import Mailbox
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.watch.process import WatchedProc
 
 
 @attrs.frozen
@@ -104,12 +104,12 @@ class SeenMember(msgspec.Struct, frozen=True):
     is_alive: bool
 
 
-def statistics_of(proc: WatchedProc, name: str, mesh: MeshId, seen: Iterable[SeenMember]) -> MeshStatistics:
+def statistics_of(proc: Proc, name: str, mesh: MeshId, seen: Iterable[SeenMember]) -> MeshStatistics:
     """Return what `proc` knows of members of a mesh."""
     return MeshStatistics(name, tuple(_member(proc, mesh, one) for one in seen), proc.dropped_replies)
 
 
-def _member(proc: WatchedProc, mesh: MeshId, seen: SeenMember) -> MemberStatistics:
+def _member(proc: Proc, mesh: MeshId, seen: SeenMember) -> MemberStatistics:
     peer = seen.peer
     is_here = peer is proc.me
     box = peer.find_outbox(mesh)

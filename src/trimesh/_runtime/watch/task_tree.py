@@ -23,8 +23,8 @@ from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
-    from trimesh._runtime.watch.process import WatchedProc
 
 FRAMES_MAX: Final = 16
 """Frames shown of one task or thread, innermost first."""
@@ -45,7 +45,7 @@ _WAITING: Final = {
 """Functions in which a loop waits, by package: of Trio, and of asyncio where its loop drives the Trio run."""
 
 
-def describe_actors(proc: WatchedProc) -> Iterator[str]:
+def describe_actors(proc: Proc) -> Iterator[str]:
     """Yield lines on the actors of a process that have something to do: calls, and tasks of their own."""
     for mesh, cell in list(proc.cells.items()):
         if mesh != AGENT:

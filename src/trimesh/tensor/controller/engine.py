@@ -22,8 +22,9 @@ from trimesh.tensor.protocol.device import default_device
 from trimesh.tensor.rank.moves import moves_of
 
 if TYPE_CHECKING:
+    from trimesh._runtime.channels import CarriedPorts
     from trimesh._runtime.life import OwnedProcs, Proc
-    from trimesh._runtime.peers import CarriedHoldings, Peer
+    from trimesh._runtime.peers import Peer
     from trimesh._runtime.values import MeshInfo
     from trimesh.errors import Origin
     from trimesh.shape.region import Region
@@ -336,7 +337,7 @@ class Engine:
         self._progress.set()
 
     def replied(
-        self, peer: Peer, message: messages.TensorReply, bodies: list[memoryview], carried: CarriedHoldings | None
+        self, peer: Peer, message: messages.TensorReply, bodies: list[memoryview], carried: CarriedPorts | None
     ) -> None:
         """Take a value."""
         request = self._requests.get(message.request)

@@ -29,8 +29,9 @@ from trimesh.tensor.rank.runner import Runner
 from trimesh.tensor.rank.sequence_reader import SequenceReader
 
 if TYPE_CHECKING:
+    from trimesh._runtime.channels import CarriedPorts
     from trimesh._runtime.life import Proc
-    from trimesh._runtime.peers import CarriedHoldings, Peer
+    from trimesh._runtime.peers import Peer
     from trimesh._transport.interface.base import Buffer
     from trimesh.tensor.controller.engine import Engine
 
@@ -267,7 +268,7 @@ class TensorService:
 
         raise NotYet(fail)
 
-    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedHoldings | None) -> None:
+    def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
         """See `Handler`."""
         message = messages.decode(payload)
         match message:

@@ -20,7 +20,6 @@ from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.context import execution_context
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
@@ -101,7 +100,7 @@ class _Armed:
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
-    def received(self, proc: ReadingProc, peer: Peer, link: Link, message: messages.Message) -> bool:
+    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Lose the requests that are to be lost."""
         del peer
         if not self._injector.loses_request(proc.cells, message):

@@ -21,7 +21,6 @@ from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.life.dumping import dump
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.parcel import Parcel
@@ -128,7 +127,7 @@ class RealExecutor:
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
-    def received(self, proc: ReadingProc, peer: Peer, link: Link, message: messages.Message) -> bool:
+    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Let every message pass, and count it; see `Sites.received`."""
         del proc, peer, link, message
         self._received += 1

@@ -22,7 +22,6 @@ import trio
 from trimesh import limits
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
@@ -55,7 +54,7 @@ class Deadlines:
 
     # ---- what happens ----------------------------------------------------------------------------------------
 
-    def received(self, proc: ReadingProc, peer: Peer, message: messages.Message) -> None:
+    def received(self, proc: Proc, peer: Peer, message: messages.Message) -> None:
         """Take one message that has come to `proc`, before it is read there."""
         if isinstance(message, messages.Call) and message.budget is not None:
             expiry = trio.current_time() + message.budget
@@ -87,7 +86,7 @@ class Deadlines:
 
     # ---- checks ----------------------------------------------------------------------------------------------
 
-    def _look_at_callee(self, proc: ReadingProc, peer: Peer, number: int, why: str) -> None:
+    def _look_at_callee(self, proc: Proc, peer: Peer, number: int, why: str) -> None:
         call = peer.inbound.get(number)
         if call is None or call.ended or proc.proc_id in self.oracles.exited:
             return

@@ -28,7 +28,6 @@ import attrs
 from trimesh import limits
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._wire import messages
@@ -71,7 +70,7 @@ class Oracles:
 
     # ---- what happens ----------------------------------------------------------------------------------------
 
-    def received(self, proc: ReadingProc, peer: Peer, message: Any) -> None:
+    def received(self, proc: Proc, peer: Peer, message: Any) -> None:
         """Take one message that has come to `proc`."""
         if peer.death is not None:
             self.breach("OR-7", f"a {type(message).__name__} was taken from a process that is known to be gone")
@@ -86,7 +85,7 @@ class Oracles:
                 self.breach("OR-1", f"call {message.call} got {kind} after {self._ended[key]}")
             self._ended[key] = kind
 
-    def _call(self, proc: ReadingProc, peer: Peer, message: messages.Call) -> None:
+    def _call(self, proc: Proc, peer: Peer, message: messages.Call) -> None:
         key = (peer.proc_id, proc.proc_id, message.call)
         where = (peer.proc_id, proc.proc_id, message.mesh)
         if message.call:

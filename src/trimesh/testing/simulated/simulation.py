@@ -17,7 +17,6 @@ import trio
 
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sites import ReadingProc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
@@ -205,7 +204,7 @@ class Simulation:
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
-    def received(self, proc: ReadingProc, peer: Peer, link: Link, message: messages.Message) -> bool:
+    def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         """Look at one message; see `Sites.received`."""
         self.note("receive", self.label_of(proc.proc_id), f"{_describe(message)} from {self.label_of(peer.proc_id)}")
         if self._injector.loses_request(proc.cells, message):
