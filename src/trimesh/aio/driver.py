@@ -6,8 +6,8 @@ A driver calls Trio's run generator around each wait of the loop. No thread wait
     DV-2 the loop waits no longer than until the next Trio deadline.
     DV-3 descriptors that Trio tasks wait for wake the loop.
 
-`SelectorDriver` wraps the `select` of asyncio's own loops, so that the transport can spin before the loop sleeps
-(`LoopWait`). `CallbackDriver` serves other loops (uvloop) by reader and timer callbacks, without spinning.
+`SelectorDriver` wraps the `select` of asyncio's own loops, so that the transport can spin before the loop sleeps.
+`CallbackDriver` serves other loops (uvloop) by reader and timer callbacks, without spinning.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Generator
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import outcome
 
-from trimesh._transport.native.poller import Waits, loop_wait
+from trimesh._transport.native.poller import loop_wait
 from trimesh.aio.trio_names import NAMES
+
+if TYPE_CHECKING:
+    from trimesh._transport.native.around_wait import AroundWait
 
 
 class _Some(list[Any]):
@@ -49,8 +52,8 @@ class LoopDriver:
 
     Attributes:
         is_ticking: Whether a turn of Trio is running.
-        descriptor: The loop's epoll descriptor, or -1; see `LoopWait`.
-        around: Hooks around each wait of the loop; see `LoopWait`.
+        descriptor: The loop's epoll descriptor, or -1 where that is not known.
+        around: Hooks around each wait of the loop; None while no transport is served.
         must_settle: Whether asyncio's side has to call `settle_soon` after it has sent something.
     """
 
@@ -66,7 +69,7 @@ class LoopDriver:
     ) -> None:
         self.loop = loop
         self.is_ticking = False
-        self.around: Waits | None = None
+        self.around: AroundWait | None = None
         self._runner = runner
         self._steps = steps
         self._finished = finished
@@ -88,18 +91,18 @@ class LoopDriver:
             loop_wait.set(None)
 
     def soon(self, function: Callable[[], object]) -> None:
-        """See `LoopWait.soon`."""
+        """Call `function` after the callbacks that can run now."""
         self.loop.call_soon(function)
 
     def settle_soon(self) -> None:
         """Flush and arm the transport soon: an asyncio task has sent something, or waits."""
 
     def waiting(self) -> int:
-        """See `LoopWait.waiting`."""
+        """Return how many callbacks of the loop can run."""
         return _MANY
 
     def is_quiet(self, seconds: float) -> bool:
-        """See `LoopWait.is_quiet`."""
+        """Return whether no descriptor is ready, and no callback is due in the next seconds."""
         del seconds
         return False
 
@@ -170,14 +173,14 @@ class SelectorDriver(LoopDriver):
         super().stop()
 
     def is_quiet(self, seconds: float) -> bool:
-        """See `LoopWait.is_quiet`."""
+        """See `LoopDriver.is_quiet`."""
         if self._came:
             return False
         timers = self._loop._scheduled
         return not timers or timers[0].when() - self._loop.time() > seconds
 
     def waiting(self) -> int:
-        """See `LoopWait.waiting`."""
+        """See `LoopDriver.waiting`."""
         return len(self._loop._ready)
 
     def _seconds_to_timer(self) -> float:

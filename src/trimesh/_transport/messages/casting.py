@@ -31,11 +31,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from trimesh import limits
 from trimesh._transport.interface.base import Buffer
-from trimesh._transport.messages.chunked import ChunkedMessage, Told
+from trimesh._transport.messages.chunked import ChunkedMessage
+
+if TYPE_CHECKING:
+    from trimesh._transport.messages.outgoing import Completion
+    from trimesh._transport.native.link import NativeLink
 
 
 def padding(size: int) -> int:
@@ -46,16 +50,6 @@ def padding(size: int) -> int:
 def kept_bytes(sizes: Iterable[int]) -> int:
     """Return how many bytes bodies of these sizes take at a host, with what lies between them."""
     return sum(size + padding(size) for size in sizes)
-
-
-class LeafLink(Protocol):
-    """The link of a leaf."""
-
-    def offer(self, leaf: CastLeaf, where: bytes) -> None:
-        """Say to the peer where the bodies are."""
-
-    def send_chunks(self, leaf: CastLeaf) -> None:
-        """Send the message in chunks instead."""
 
 
 class CastBody:
@@ -87,7 +81,7 @@ class CastBody:
         self.has_failed = False
         self._bodies = bodies
         self.leaves = leaves
-        self._waiting: dict[CastLeaf, LeafLink] = {}
+        self._waiting: dict[CastLeaf, NativeLink] = {}
 
     def pieces(self) -> Iterator[memoryview]:
         """Return what is sent to the host, in order."""
@@ -96,7 +90,7 @@ class CastBody:
             if padding(body.nbytes):
                 yield memoryview(bytes(padding(body.nbytes)))
 
-    def join(self, leaf: CastLeaf, link: LeafLink) -> None:
+    def join(self, leaf: CastLeaf, link: NativeLink) -> None:
         """Have a leaf offered as soon as the bodies are there."""
         if self.has_failed:
             link.send_chunks(leaf)
@@ -162,7 +156,9 @@ class CastLeaf(ChunkedMessage):
         is_offered: Whether the peer was told where the bodies are, and has not answered.
     """
 
-    def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Told, body: CastBody) -> None:
+    def __init__(
+        self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Completion, body: CastBody
+    ) -> None:
         super().__init__(head, bodies, flow, completion)
         self.is_offered = False
         self._body: CastBody | None = body
@@ -172,7 +168,7 @@ class CastLeaf(ChunkedMessage):
         """Whether it sends no chunks."""
         return self._body is not None
 
-    def begin(self, link: LeafLink) -> None:
+    def begin(self, link: NativeLink) -> None:
         """Be offered by `link`, whose turn it is."""
         assert self._body is not None
         self.number, self.is_offered = 0, False  # another link may have begun it, which never came up

@@ -14,10 +14,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from trimesh import limits
 from trimesh._transport.interface.base import Buffer, checked_size
+
+if TYPE_CHECKING:
+    from trimesh._transport.messages.outgoing import Completion
 
 CHUNK: Final = struct.Struct("<IB")
 IMMUTABLE: Final = 1 << 63
@@ -37,13 +40,6 @@ class Piece(IntEnum):
     REFUSED = 4
 
 
-class Told(Protocol):
-    """Who is told when a message has left on one link."""
-
-    def chunk_done(self) -> None:
-        """Note it."""
-
-
 class ChunkedMessage:
     """One large message, lent by its sender until `chunk_done` of `completion`.
 
@@ -57,7 +53,7 @@ class ChunkedMessage:
         waiting_bytes: Bytes that are in no chunk yet.
     """
 
-    def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Told) -> None:
+    def __init__(self, head: bytes, bodies: Sequence[Buffer], flow: int, completion: Completion) -> None:
         size = checked_size(head, bodies)
         self.flow: Final = flow
         self.number = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -11,8 +11,10 @@ from trimesh import limits
 from trimesh._native import status
 from trimesh._native.lib import Library
 from trimesh._transport.interface.base import Buffer, Lane
-from trimesh._transport.messages.chunked import Told
 from trimesh.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from trimesh._transport.messages.chunked import ChunkedMessage
 
 _LANE_DATA: Final = int(Lane.DATA)  # to look at a member of an enumeration is a call
 _TABLE_BYTES: Final = 16
@@ -114,7 +116,7 @@ class Outgoing:
         head: bytes,
         bodies: Bodies,
         cursor: Any,
-        completion: Told | None = None,
+        completion: Completion | ChunkedMessage | None = None,
         *,
         is_chunk: bool = False,
     ) -> None:

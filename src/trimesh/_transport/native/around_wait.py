@@ -9,7 +9,7 @@ that the tasks that wait for it run in this very tick, and no task of the transp
          itself: no task would run in the turn of the loop between. It does so for `limits.WAIT_HERE_SECONDS`, and only
          `limits.WAITS_HERE_MAX` times within one turn.
 
-Where a loop of asyncio drives the run, it is the waits of that loop that count (`LoopWait`), and its callbacks are
+Where a loop of asyncio drives the run, it is the waits of that loop that count (`LoopDriver`), and its callbacks are
 among the tasks of AW-1 and AW-2.
 """
 
@@ -17,59 +17,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import trio
 
 from trimesh import limits
 from trimesh._native import status
 from trimesh._transport.interface.base import LinkHandler
-from trimesh._transport.native.poller import LoopWait, Poller, loop_wait
+from trimesh._transport.native.poller import Poller, loop_wait
 
 if TYPE_CHECKING:
-    from trimesh._native.lib import Library
-    from trimesh._transport.messages.lending import Lending
-
-
-class WaitingTransport(Protocol):
-    """The transport whose waits these are; see `NativeTransport`."""
-
-    dirty: bool
-    bus: Any
-    spins: list[int]
-    waits_left: int
-
-    @property
-    def library(self) -> Library:
-        """The native library."""
-        ...
-
-    @property
-    def spin_seconds(self) -> float:
-        """For how long the loop may spin before it sleeps."""
-        ...
-
-    @property
-    def lending(self) -> Lending:
-        """Memory of bodies that have come."""
-        ...
-
-    def flush(self) -> None:
-        """Ring the bells of peers that something was sent to."""
-
-    def wake(self) -> None:
-        """Let the task of `run` look at what there is to do."""
-
-    def look(self) -> int:
-        """Return how many records have come since the loop began to wait, or an error."""
-        ...
-
-    def wait_for(self, poller: int) -> int:
-        """Return how many records come soon, or an error; 0 when `poller` is readable for something else."""
-        ...
-
-    def hand_over(self, handler: LinkHandler, n: int) -> None:
-        """Hand over the records of the last look, or raise its error."""
+    from trimesh._transport.native.transport import NativeTransport
+    from trimesh.aio.driver import LoopDriver
 
 
 class AroundWait(trio.abc.Instrument):
@@ -84,7 +43,7 @@ class AroundWait(trio.abc.Instrument):
         failure: What has gone wrong here, for the transport's task to raise: Trio would go on without us.
     """
 
-    def __init__(self, transport: WaitingTransport, handler: LinkHandler, poller: Poller | None) -> None:
+    def __init__(self, transport: NativeTransport, handler: LinkHandler, poller: Poller | None) -> None:
         self.failure: BaseException | None = None
         self._transport = transport
         self._handler = handler
@@ -95,7 +54,7 @@ class AroundWait(trio.abc.Instrument):
         self._has_sent = False  # since the wait before, and tasks can run
         self._left_out = 0  # turns in which no task waits itself: the last one that did has done so in vain
         self._native = poller
-        self._loop: LoopWait | None
+        self._loop: LoopDriver | None
         self._is_quiet: Callable[..., bool]
         self._wait_in(None)
 
@@ -115,7 +74,7 @@ class AroundWait(trio.abc.Instrument):
         else:
             trio.lowlevel.remove_instrument(self)
 
-    def _wait_in(self, loop: LoopWait | None) -> None:
+    def _wait_in(self, loop: LoopDriver | None) -> None:
         self._loop = loop
         poller, descriptor = self._native, -1
         if loop is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from trimesh import limits
 from trimesh._native import status
-from trimesh._native.lib import Library
 from trimesh._transport.interface.base import Buffer, Lane, LinkGroup
 from trimesh._transport.messages.cast_tree import begin_casts
 from trimesh._transport.messages.casting import CastBody, CastLeaf, HostCaster
@@ -18,64 +17,15 @@ from trimesh._transport.messages.outgoing import Bodies, Completion, Outgoing
 from trimesh._transport.messages.precedence import ORDERED
 from trimesh.errors import LimitExceeded
 
-
-class GroupTransport(Protocol):
-    """What a group asks of its transport.
-
-    Attributes:
-        library: The native library.
-        bus: Of the links.
-        dirty: Whether something was sent that the bell must be rung for.
-    """
-
-    library: Library
-    bus: Any
-    dirty: bool
-
-
-class GroupedLink(Protocol):
-    """What a group asks of each of its links; see `NativeLink`."""
-
-    @property
-    def handle(self) -> int:
-        """Its number in the native library."""
-        ...
-
-    @property
-    def local(self) -> bool:
-        """Whether the peer is on this host."""
-        ...
-
-    @property
-    def caster(self) -> HostCaster | None:
-        """Of casts to the host of the peer."""
-        ...
-
-    def is_open(self) -> bool:
-        """Whether messages are taken at all."""
-        ...
-
-    def is_clear(self, flow: int) -> bool:
-        """Whether a DATA message would go out at once."""
-        ...
-
-    def is_unborn(self, code: int) -> bool:
-        """Whether `code` says that the link has ended before it came up."""
-        ...
-
-    def resend(self, one: Outgoing | ChunkedMessage, lane: Lane, flow: int) -> None:
-        """Send what could not go at once, in order with what waits."""
-        ...
-
-    def launch(self, chunked: ChunkedMessage) -> None:
-        """Send a large message in chunks, or have its bodies enter the host of the peer by a cast."""
-        ...
+if TYPE_CHECKING:
+    from trimesh._transport.native.link import NativeLink
+    from trimesh._transport.native.transport import NativeTransport
 
 
 class NativeGroup(LinkGroup):
     """A set of links that are sent the same message by one call."""
 
-    def __init__(self, transport: GroupTransport, links: Sequence[GroupedLink]) -> None:
+    def __init__(self, transport: NativeTransport, links: Sequence[NativeLink]) -> None:
         self._transport = transport
         self._links = list(dict.fromkeys(links))
         ffi = transport.library.ffi
@@ -90,9 +40,9 @@ class NativeGroup(LinkGroup):
         ffi = self._transport.library.ffi
         spans = Bodies(self._transport.library, self._transport.bus, bodies)
         cast = self._begin_casts(bodies) if bodies else {}
-        chunked: list[GroupedLink] = []
-        clear: list[GroupedLink] = []
-        behind: list[GroupedLink] = []
+        chunked: list[NativeLink] = []
+        clear: list[NativeLink] = []
+        behind: list[NativeLink] = []
         for link in self._links:
             if link in cast:
                 continue
@@ -118,9 +68,9 @@ class NativeGroup(LinkGroup):
             link.launch(CastLeaf(head, bodies, flow, completion, body))
         return completion.event
 
-    def _begin_casts(self, bodies: Sequence[Buffer]) -> dict[GroupedLink, CastBody]:
+    def _begin_casts(self, bodies: Sequence[Buffer]) -> dict[NativeLink, CastBody]:
         """Begin a cast to the other hosts; return which links take part."""
-        by_host: dict[HostCaster, list[GroupedLink]] = {}
+        by_host: dict[HostCaster, list[NativeLink]] = {}
         for link in self._links:
             if link.caster is not None and link.is_open():
                 by_host.setdefault(link.caster, []).append(link)
@@ -129,7 +79,7 @@ class NativeGroup(LinkGroup):
         begun = begin_casts(bodies, {caster: len(links) for caster, links in by_host.items()})
         return {link: body for caster, body in begun.items() for link in by_host[caster]}
 
-    def _send(self, head: bytes, spans: Bodies, clear: Sequence[GroupedLink]) -> list[tuple[GroupedLink, Any]]:
+    def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:
         """Send to links by one call; return those that have no room for all of it, with how far they are."""
         ffi, lib = self._transport.library.ffi, self._transport.library.lib
         for i, link in enumerate(clear):
@@ -148,7 +98,7 @@ class NativeGroup(LinkGroup):
         )
         status.check(code, "sending a message to a group")
         self._transport.dirty = True
-        rest: list[tuple[GroupedLink, Any]] = []
+        rest: list[tuple[NativeLink, Any]] = []
         for i, link in enumerate(clear):
             code = self._statuses[i]
             if code == status.OK:

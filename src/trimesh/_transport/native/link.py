@@ -178,12 +178,12 @@ class NativeLink(Link):
             self.transport.start_moving(self)
 
     def offer(self, leaf: CastLeaf, where: bytes) -> None:
-        """See `LeafLink.offer`."""
+        """Tell the peer where the bodies of a leaf are."""
         self._number(leaf)
         self._say(leaf.number, Piece.OFFER, leaf.offer(where))
 
     def send_chunks(self, leaf: CastLeaf) -> None:
-        """See `LeafLink.send_chunks`."""
+        """Send the message of a leaf in chunks instead."""
         leaf.leave()
         self._large.rejoin(leaf)
         self.transport.start_moving(self)

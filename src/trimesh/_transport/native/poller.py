@@ -1,7 +1,7 @@
 """What the Trio run of this thread waits on: its epoll set, which has no public name.
 
 Where a release of Trio keeps it elsewhere, or treats it otherwise, there is none, and everything works without. A run
-that another loop drives waits in that loop; see `LoopWait`.
+that another loop drives waits in that loop; see `LoopDriver`.
 """
 
 from __future__ import annotations
@@ -9,47 +9,17 @@ from __future__ import annotations
 import math
 import select
 from collections import defaultdict
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
 
-
-class Waits(Protocol):
-    """Hooks around each wait of a loop; see `AroundWait`."""
-
-    def before_io_wait(self, timeout: float) -> None:
-        """Learn that the loop will wait for so many seconds at most."""
-
-    def after_io_wait(self, timeout: float) -> None:
-        """Learn that it has waited."""
+if TYPE_CHECKING:
+    from trimesh.aio.driver import LoopDriver
 
 
-class LoopWait(Protocol):
-    """The wait of a loop that drives the Trio run of its thread.
-
-    Attributes:
-        descriptor: Readable when the loop has something to do; -1 where it is not known.
-        around: Called around each wait; None while no transport is served.
-    """
-
-    descriptor: int
-    around: Waits | None
-
-    def waiting(self) -> int:
-        """Return how many callbacks of the loop can run."""
-        ...
-
-    def is_quiet(self, seconds: float) -> bool:
-        """Return whether no descriptor is to be seen to, and no callback is due in the next seconds."""
-        ...
-
-    def soon(self, function: Callable[[], object]) -> None:
-        """Call `function` after the callbacks that can run now."""
-
-
-loop_wait: Final[trio.lowlevel.RunVar[LoopWait | None]] = trio.lowlevel.RunVar("trimesh_loop_wait", None)
+loop_wait: Final[trio.lowlevel.RunVar[LoopDriver | None]] = trio.lowlevel.RunVar("trimesh_loop_wait", None)
 """The wait of the loop that drives this run; None for a run that waits itself."""
 
 

@@ -283,7 +283,7 @@ class NativeTransport(Transport):
                 around_wait.begin()
 
     def wait_for(self, poller: int) -> int:
-        """See `WaitingTransport.wait_for`."""
+        """Return how many records come soon, or an error; 0 when `poller` is readable for something else."""
         return int(self.library.lib.tm_wait_here(self.bus, poller, _WAIT_HERE_US, self._records, _RECORDS_MAX))
 
     def wait_here(self) -> bool:
