@@ -309,7 +309,7 @@ def test_invariants_of_two_files_have_two_prefixes() -> None:
 FACES = {
     *("Actor", "ActorMesh", "Body", "Crossing", "Endpoint", "EventStream", "HostMesh", "InterruptGuard", "ProcMesh"),
     *("Pool", "PoolSession", "Port", "QuietTimeLimit", "RDMABuffer", "Receiver", "ReplayBuffer", "Slots", "Spawning"),
-    *("Store", "Synced", "TimeLimit"),
+    *("Store", "TimeLimit"),
 }
 """Classes of `trimesh.aio` and `trimesh.blocking` that mirror one of the same name below, on purpose."""
 

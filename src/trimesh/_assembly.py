@@ -6,7 +6,8 @@ Torch takes seconds to import, and many programs have neither tensors nor buffer
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from trimesh._runtime.life import Proc
 from trimesh._runtime.services import TENSORS, Handler
@@ -14,12 +15,9 @@ from trimesh._runtime.system import read_sources
 from trimesh._wire.memory.reducers import Sink
 from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.actor.calling.verb import provide_threads
-from trimesh.actor.host_mesh import provide_host_services
-from trimesh.actor.procs.mesh_tensors import MeshTensors, provide_tensors
+from trimesh.actor.host_mesh import hosts_module
+from trimesh.actor.procs.mesh_tensors import tensor_module
 from trimesh.config import provide
-
-if TYPE_CHECKING:
-    from trimesh.actor.procs.host_services import HostServices
 
 
 def _load_tensor_service() -> Callable[[Proc], Handler]:
@@ -28,13 +26,13 @@ def _load_tensor_service() -> Callable[[Proc], Handler]:
     return open_service
 
 
-def _mesh_tensors() -> MeshTensors:
+def _mesh_tensors() -> ModuleType:
     from trimesh.tensor.ops import on_mesh  # noqa: PLC0415
 
     return on_mesh
 
 
-def _host_services() -> HostServices:
+def _host_services() -> ModuleType:
     from trimesh.jobs import on_hosts  # noqa: PLC0415
 
     return on_hosts
@@ -68,8 +66,8 @@ def assemble() -> None:
     provide(read_sources)
     provide_threads(_run_from_thread)
     Proc.known_services[TENSORS] = _load_tensor_service
-    provide_tensors(_mesh_tensors)
-    provide_host_services(_host_services)
+    tensor_module.load = _mesh_tensors
+    hosts_module.load = _host_services
     register_kind(ValueKind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))
     register_kind(
         ValueKind(

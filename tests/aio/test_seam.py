@@ -13,8 +13,8 @@ from trimesh._runtime.tasks import foreign
 
 SOURCE = Path(foreign.__file__).parents[2]
 PUBLIC = ["actor/*.py", "_runtime/channels/port.py", "_runtime/channels/receiver.py", "_runtime/watch/event_hub.py"]
-INSIDE = {"HostServices", "Home", "MeshView", "Synced"}
-"""Classes there that no user sees, or that say what another one has: `CodeSync` crosses it."""
+INSIDE = {"Home", "MeshView"}
+"""Classes there that no user sees."""
 
 SEAM = {"in_trio", "in_trio_taking", "in_trio_block", "in_trio_now"}
 AWAITED = {"__aenter__", "__anext__", "__await__"}

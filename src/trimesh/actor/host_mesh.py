@@ -19,6 +19,7 @@ from trimesh._supervision.units import check_units
 from trimesh.actor import mesh_kinds
 from trimesh.actor.options import suggests_keywords
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.actor.procs.mesh_tensors import ModuleAbove
 from trimesh.actor.spawning import (
     Env,
     Pickle,
@@ -38,12 +39,19 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh.actor.procs.host_services import Forwarded, HostServices, Installed, Synced
+    from trimesh.jobs import on_hosts
+    from trimesh.jobs.code import CodeSync
+    from trimesh.jobs.on_hosts import Forwarding
+    from trimesh.jobs.packages import Installation
     from trimesh.shape.output_line import OutputLine
 
 Output = Any
 """`"forward"`, `"inherit"`, `"discard"` or a path object; or a function of the point that returns one of them."""
 
+
+hosts_module = ModuleAbove()
+if not TYPE_CHECKING:
+    on_hosts = hosts_module
 
 mesh_kinds.register()
 
@@ -348,7 +356,7 @@ class HostMesh:
 
         Cost: a process on each host, a fork of its spawner: about 0.1 s.
         """
-        work = partial(_services().run, self, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
+        work = partial(on_hosts.run, self, command, output=output, env=env, cwd=cwd, check=check, grace=grace)
         return await in_trio(work)()
 
     async def shell(
@@ -382,10 +390,10 @@ class HostMesh:
 
         Cost: a process on the host; a message a key.
         """
-        work = partial(_services().shell, self, command, env=env, cwd=cwd, terminal=terminal)
+        work = partial(on_hosts.shell, self, command, env=env, cwd=cwd, terminal=terminal)
         return await in_trio(work)()
 
-    def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarded]:
+    def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarding]:
         """Let a port of this machine lead to one of a host: `async with hosts.slice(hosts=0).forward(remote=8888):`.
 
         Each connection to the port of 127.0.0.1 is one from the host to the service, its bytes by the links of the
@@ -404,14 +412,14 @@ class HostMesh:
         Blocking: no checkpoint; entering and leaving are.
         """
 
-        async def adopt() -> Forwarded:
+        async def adopt() -> Forwarding:
             raise RuntimeError("a forwarded port needs a block: write `async with host.forward(...) as forwarded:`")
 
-        return Spawning(f"forward(remote={remote!r})", lambda: _services().forward(self, local, remote), adopt)
+        return Spawning(f"forward(remote={remote!r})", lambda: on_hosts.forward(self, local, remote), adopt)
 
     def sync(
         self, *paths: str | os.PathLike[str], watch: bool = False, exclude: Sequence[str] = ()
-    ) -> Spawning[Synced]:
+    ) -> Spawning[CodeSync]:
         """Bring code to the hosts: `async with hosts.sync("src", "configs"):`.
 
         Processes that are spawned on these hosts while the block is open import from there first: the folders that
@@ -441,13 +449,13 @@ class HostMesh:
         once for each host.
         """
 
-        async def adopt() -> Synced:
+        async def adopt() -> CodeSync:
             raise RuntimeError("code on hosts needs a block: write `async with hosts.sync(...) as synced:`")
 
-        opened = partial(_services().sync, self, self._hosts, paths, exclude, watch=watch)
+        opened = partial(on_hosts.sync, self, self._hosts, paths, exclude, watch=watch)
         return Spawning(f"sync({', '.join(map(repr, paths))})", opened, adopt)
 
-    def install(self, file: str | os.PathLike[str]) -> Spawning[Installed]:
+    def install(self, file: str | os.PathLike[str]) -> Spawning[Installation]:
         """Install packages on the hosts: `async with hosts.install("requirements.txt"):`, or `"uv.lock"`.
 
         Processes that are spawned on these hosts while the block is open import from there before what the host has;
@@ -473,10 +481,10 @@ class HostMesh:
         Cost: a process on each host; the first time what uv or pip need: seconds to minutes.
         """
 
-        async def adopt() -> Installed:
+        async def adopt() -> Installation:
             raise RuntimeError("packages on hosts need a block: write `async with hosts.install(...) as installed:`")
 
-        opened = partial(_services().install, self, self._hosts, file)
+        opened = partial(on_hosts.install, self, self._hosts, file)
         return Spawning(f"install({os.fspath(file)!r})", opened, adopt)
 
     def __repr__(self) -> str:
@@ -496,19 +504,6 @@ def this_proc() -> ProcMesh:
     Its actors run here, under the block that spawns them; their arguments are copied as everywhere.
     """
     return ProcMesh(None, None)
-
-
-_service_loads: list[Callable[[], HostServices]] = []
-
-
-def provide_host_services(load: Callable[[], HostServices]) -> None:
-    """Hand in, once, what imports the services of hosts, which are above this floor, when one is first used."""
-    _service_loads[:] = [load]
-
-
-def _services() -> HostServices:
-    [load] = _service_loads
-    return load()
 
 
 async def _wait_for_ever() -> str:

@@ -15,8 +15,6 @@ from trimesh._wire.exceptions.frames import shortens_tracebacks
 from trimesh.actor import actor_mesh, host_mesh, proc_mesh, spawning
 from trimesh.actor.actor import Actor
 from trimesh.actor.procs import current
-from trimesh.actor.procs.host_services import Forwarded, Installed
-from trimesh.actor.procs.host_services import Synced as AsyncSynced
 from trimesh.blocking.body import AnyBody, Body, FacedBody, body_of
 from trimesh.blocking.calls import Endpoint, Port, RDMABuffer
 from trimesh.blocking.handle import (
@@ -218,14 +216,14 @@ class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
     settled = waits(proc_mesh.ProcMesh.settled)
 
 
-class Synced(FacedObject[AsyncSynced]):
+class Synced(FacedObject[CodeSync]):
     """Code of the program on hosts, while its block is open; see `trimesh.HostMesh.sync`."""
 
-    version = Attribute[AsyncSynced, int](lambda synced: synced.version)
-    digest = Attribute[AsyncSynced, str](lambda synced: synced.digest)
-    files = Attribute[AsyncSynced, int](lambda synced: synced.files)
-    sent_bytes = Attribute[AsyncSynced, int](lambda synced: synced.sent_bytes)
-    update = waits(AsyncSynced.update)
+    version = Attribute[CodeSync, int](lambda synced: synced.version)
+    digest = Attribute[CodeSync, str](lambda synced: synced.digest)
+    files = Attribute[CodeSync, int](lambda synced: synced.files)
+    sent_bytes = Attribute[CodeSync, int](lambda synced: synced.sent_bytes)
+    update = waits(CodeSync.update)
 
 
 class HostMesh(_Opened[host_mesh.HostMesh]):
@@ -257,7 +255,7 @@ class HostMesh(_Opened[host_mesh.HostMesh]):
         """Return the hosts that the job has given a name; see `trimesh.HostMesh.__getitem__`."""
         return self._seen(self._inner[name])
 
-    def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarded]:
+    def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarding]:
         """Let a port of this machine lead to one of a host: `with hosts.slice(hosts=0).forward(remote=8888):`.
 
         See `trimesh.HostMesh.forward`.

@@ -89,8 +89,15 @@ class _BoundedFile(io.BytesIO):
         return super().write(data)
 
 
-class _Pickler(pickle.Pickler):
-    """The C pickler, asking the table of reducers; also the sink of the reducers it calls."""
+class PayloadPickler(pickle.Pickler):
+    """The C pickler, asking the table of reducers; also the sink of the reducers it calls.
+
+    Attributes:
+        anonymous: Namespaces of no module, by id, as they were begun in this pickle.
+        subject: What is being defined: it is taken apart where it is met, and named everywhere else.
+        is_body: Whether a definition is being encoded, and not a payload.
+        bound: To be set when something is written that the decoder's bindings must resolve.
+    """
 
     def __init__(self, table: ReducerTable, file: io.BytesIO | None = None) -> None:
         self.file = file or io.BytesIO()
@@ -99,7 +106,7 @@ class _Pickler(pickle.Pickler):
         self.definitions: dict[DefinitionId, None] = {}
         self.attachments: list[object] = []
         self.anonymous: dict[int, dict[str, Any]] = {}
-        self.subject: object = _NOTHING
+        self.subject: Any = _NOTHING
         self.is_body = False
         self.bound = False
         self._table = table
@@ -128,6 +135,7 @@ class _Pickler(pickle.Pickler):
         return token
 
     def define(self, definition: DefinitionId) -> None:
+        """Note that the receiver must know `definition`."""
         self.definitions[definition] = None
         self.bound = True
 
@@ -196,7 +204,7 @@ class Encoder:
             definitions.pickle = self._encode_body
         table |= {cls: _bound(reducer) for cls, reducer in (reducers or {}).items()}
         self._table = ReducerTable(table)
-        self._idle: list[_Pickler] = []
+        self._idle: list[PayloadPickler] = []
 
     def encode(self, value: object, *, what: str, root: str = "") -> Encoded:
         """Encode a value.
@@ -220,7 +228,7 @@ class Encoder:
         try:
             pickler = self._idle.pop()
         except IndexError:
-            pickler = _Pickler(self._table)
+            pickler = PayloadPickler(self._table)
         try:
             pickler.dump(beside(value))
             is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
@@ -234,7 +242,7 @@ class Encoder:
     def encode_within(self, value: object, bytes_max: int) -> Encoded | None:
         """Encode a value into the payload alone, or return None when it cannot be encoded or is too large."""
         self._table.refresh()
-        pickler = _Pickler(self._table, _BoundedFile(bytes_max))
+        pickler = PayloadPickler(self._table, _BoundedFile(bytes_max))
         try:
             pickler.dump(value)
             return None if pickler.nbytes() > bytes_max else pickler.take(bodies_max=0)
@@ -275,7 +283,7 @@ class Encoder:
 
     def _encode_body(self, body: object, subject: object) -> tuple[bytes, tuple[DefinitionId, ...], tuple[object, ...]]:
         """Encode the body of a definition; see `Definitions.pickle`."""
-        pickler = _Pickler(self._table)
+        pickler = PayloadPickler(self._table)
         pickler.subject = subject
         pickler.is_body = True
         try:
@@ -292,7 +300,7 @@ class Encoder:
     def _fails(self, value: object) -> Exception | None:
         """Return the error of encoding `value` by itself, or None."""
         try:
-            _Pickler(self._table).dump(value)
+            PayloadPickler(self._table).dump(value)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             return error
         return None

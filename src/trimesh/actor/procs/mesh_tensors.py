@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from trimesh._runtime.life import OwnedProcs
 from trimesh.shape.region import Region
@@ -15,48 +15,24 @@ if TYPE_CHECKING:
 
     from trimesh.actor.proc_mesh import ProcMesh
     from trimesh.tensor.groups.process_group import ProcessGroup, RanksDeviceMesh
+    from trimesh.tensor.ops import on_mesh
 
 R = TypeVar("R")
 
 
-class MeshTensors(Protocol):
-    """What a mesh can do with tensors; see the methods of `ProcMesh`."""
+class ModuleAbove:
+    """A module of a floor above this one, which `_assembly` hands in; imported when a name of it is used first."""
 
-    def activate(
-        self, procs: ProcMesh, owned: OwnedProcs, region: Region, *, is_global: bool = False
-    ) -> AbstractContextManager[None]:
-        """Return the block in which factories of torch make tensors on the ranks of a view."""
-        ...
+    def __init__(self) -> None:
+        self.load: Callable[[], Any]
 
-    def rank_tensor(self, owned: OwnedProcs, region: Region, label: str) -> torch.Tensor:
-        """Return a tensor that is, on each rank of a view, its own index along a dimension of the view."""
-        ...
-
-    def process_group(self, region: Region, dims: str | Sequence[str]) -> ProcessGroup:
-        """Return what stands for the process groups of a view along some of its dimensions."""
-        ...
-
-    def device_mesh(self, region: Region) -> RanksDeviceMesh:
-        """Return what stands for torch's device mesh over a view."""
-        ...
-
-    def run(self, procs: ProcMesh, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a function on every rank of a view."""
-        ...
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.load(), name)
 
 
-_tensor_loads: list[Callable[[], MeshTensors]] = []
-
-
-def provide_tensors(load: Callable[[], MeshTensors]) -> None:
-    """Hand in, once, what imports the tensor engine, which is above this floor, when a mesh is first asked for it."""
-    _tensor_loads[:] = [load]
-
-
-def tensors() -> MeshTensors:
-    """Return the tensor engine; imports it when it is asked for first."""
-    [load] = _tensor_loads
-    return load()
+tensor_module = ModuleAbove()
+if not TYPE_CHECKING:
+    on_mesh = tensor_module
 
 
 class MakesTensors:
@@ -89,7 +65,7 @@ class MakesTensors:
         """
         self._check_owned("tensors are made by the block that owns the processes")
         procs = cast("ProcMesh", self)
-        return tensors().activate(procs, self._owned_here(), self._shown, is_global=global_tensors)
+        return on_mesh.activate(procs, self._owned_here(), self._shown, is_global=global_tensors)
 
     def rank_tensor(self, label: str) -> torch.Tensor:
         """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
@@ -104,7 +80,7 @@ class MakesTensors:
         Blocking: no checkpoint.
         """
         self._check_owned("tensors are made by the block that owns the processes")
-        return tensors().rank_tensor(self._owned_here(), self._shown, label)
+        return on_mesh.rank_tensor(self._owned_here(), self._shown, label)
 
     def run(self, function: Callable[..., R] | str, /, *args: Any, **kwargs: Any) -> R:
         """Run a function on every rank of this view, with its own part of each tensor; return its tensors.
@@ -123,7 +99,7 @@ class MakesTensors:
 
         Blocking: no checkpoint.
         """
-        result: R = tensors().run(cast("ProcMesh", self), function, args, kwargs)
+        result: R = on_mesh.run(cast("ProcMesh", self), function, args, kwargs)
         return result
 
     def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
@@ -140,7 +116,7 @@ class MakesTensors:
 
         Blocking: no checkpoint; ranks connect when they use it first.
         """
-        return tensors().process_group(self._shown, dims)
+        return on_mesh.process_group(self._shown, dims)
 
     def device_mesh(self) -> RanksDeviceMesh:
         """Return what is, as an argument of a remote function, a `torch.distributed.device_mesh.DeviceMesh` there.
@@ -155,4 +131,4 @@ class MakesTensors:
 
         Blocking: no checkpoint; ranks connect when they use it first.
         """
-        return tensors().device_mesh(self._shown)
+        return on_mesh.device_mesh(self._shown)
