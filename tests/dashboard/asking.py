@@ -7,12 +7,12 @@ import json
 import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import trio
 
 from trimesh.cli.dashboard.serving import PageServer
-from trimesh.cli.dashboard.source import PageSource
+from trimesh.cli.dashboard.source import RunSource
 
 
 class Answer(NamedTuple):
@@ -24,10 +24,10 @@ class Answer(NamedTuple):
 
 
 @asynccontextmanager
-async def serving(source: PageSource, **options: Any) -> AsyncGenerator[PageServer]:
-    """Serve the page of a run."""
+async def serving(source: object, **options: Any) -> AsyncGenerator[PageServer]:
+    """Serve the page of a run, or of what stands for one."""
     async with trio.open_nursery() as nursery:
-        server = PageServer(source, **options)
+        server = PageServer(cast("RunSource", source), **options)
         nursery.start_soon(server.run)
         yield server
         nursery.cancel_scope.cancel()

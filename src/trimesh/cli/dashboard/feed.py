@@ -15,7 +15,7 @@ import trio
 from trimesh import limits
 from trimesh.cli.dashboard.board import Board, BoardSums, SeenRun, see, with_end
 from trimesh.cli.dashboard.encode import page_json
-from trimesh.cli.dashboard.source import PageSource
+from trimesh.cli.dashboard.source import RunSource
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot, read_record
 
@@ -32,7 +32,7 @@ class PageFeed:
         followers: How many browsers follow.
     """
 
-    def __init__(self, source: PageSource, every: float = limits.PAGE_SECONDS) -> None:
+    def __init__(self, source: RunSource, every: float = limits.PAGE_SECONDS) -> None:
         self.seen: SeenRun | None = None
         self.followers = 0
         self._source = source

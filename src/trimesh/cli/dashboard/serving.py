@@ -16,7 +16,7 @@ from trimesh._runtime.tasks import open_heard_signals
 from trimesh.cli.dashboard.feed import PageFeed
 from trimesh.cli.dashboard.guard import Guard, PageDoor
 from trimesh.cli.dashboard.site import make_site
-from trimesh.cli.dashboard.source import PageSource
+from trimesh.cli.dashboard.source import RunSource
 
 ADDRESS = "127.0.0.1"
 
@@ -38,7 +38,7 @@ class PageServer:
 
     def __init__(
         self,
-        source: PageSource,
+        source: RunSource,
         *,
         port: int = 0,
         prefix: str = "",

@@ -20,7 +20,7 @@ from trimesh import limits
 from trimesh.cli.dashboard.detail import detail
 from trimesh.cli.dashboard.encode import page_json
 from trimesh.cli.dashboard.feed import PageFeed
-from trimesh.cli.dashboard.source import PageSource
+from trimesh.cli.dashboard.source import RunSource
 from trimesh.cli.dashboard.tasks import task_stream
 from trimesh.cli.logs import log_groups
 from trimesh.cli.text import clean
@@ -37,7 +37,7 @@ _TYPES: Final = {
 }
 
 
-def make_site(feed: PageFeed, source: PageSource) -> Starlette:
+def make_site(feed: PageFeed, source: RunSource) -> Starlette:
     """Return the page of a run, without its guard."""
     pages = _Pages(feed, source)
     files = _files()
@@ -115,7 +115,7 @@ class _Events(Response):
 class _Pages:
     """What the page asks for."""
 
-    def __init__(self, feed: PageFeed, source: PageSource) -> None:
+    def __init__(self, feed: PageFeed, source: RunSource) -> None:
         self._feed = feed
         self._source = source
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from trimesh.errors import ConnectError
 from trimesh.observe import Cause, ObservedRun, OutputRow, RunSnapshot, autopsy, find_run, runs
@@ -21,36 +21,8 @@ _QUICK_SECONDS: Final = 1.0
 """In which a connection fails that the run has closed, as it was idle; one to a run that is silent takes longer."""
 
 
-class PageSource(Protocol):
-    """What the page asks; every method may block, and is called in a thread."""
-
-    def snapshot(self) -> RunSnapshot:
-        """Return what all processes do, or raise `ConnectError`."""
-        ...
-
-    def output(self, after: int) -> Sequence[OutputRow]:
-        """Return lines after a number."""
-        ...
-
-    def kill(self, proc_id: str) -> None:
-        """End a process."""
-        ...
-
-    def cancel(self, call_id: str) -> None:
-        """Cancel a call."""
-        ...
-
-    def has_ended(self) -> bool:
-        """Return whether the run is not there any more."""
-        ...
-
-    def cause(self) -> Cause | None:
-        """Return what a run that has ended has died of; None if it has left no record of that."""
-        ...
-
-
 class RunSource:
-    """A running program of this user on this machine.
+    """A running program of this user on this machine. Its methods may block, so the page calls them in threads.
 
     Args:
         pid: Of its controller; None for the only one there is.

@@ -17,7 +17,7 @@ RC-3 ranks that several views have run their commands in the order of the call: 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -25,23 +25,8 @@ from trimesh.tensor.protocol.errors import RecordingError
 from trimesh.tensor.protocol.messages import DEFINE, FREE, MOVE_OPERANDS
 
 if TYPE_CHECKING:
-    from trimesh._transport.interface.base import Buffer
     from trimesh.tensor.controller.plan import Line, Plan
-
-
-class Issuer(Protocol):
-    """What issues the commands that are recorded: a `Team`."""
-
-    bodies: list[Buffer]
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        ...
-
-    def shares_order(self, other: Any, /) -> bool:
-        """Whether commands of both must stay in order."""
-        ...
+    from trimesh.tensor.controller.team import Team
 
 
 @attrs.frozen
@@ -58,7 +43,7 @@ class RecordedCommand:
         freed: Tensors that were gone before it.
     """
 
-    team: Issuer
+    team: Team
     plan: Plan
     first: int
     outputs: int
@@ -87,13 +72,13 @@ class Recorder:
         bodies: What they carry; operands number them.
     """
 
-    formals: Mapping[int, Issuer]
+    formals: Mapping[int, Team]
     commands: list[RecordedCommand] = attrs.field(factory=list[RecordedCommand])
     bodies: list[bytes] = attrs.field(factory=list[bytes])
 
     def took(
         self,
-        team: Issuer,
+        team: Team,
         plan: Plan,
         first: int,
         outputs: int,
@@ -133,7 +118,7 @@ class Recorder:
         self.commands = [one for one in self.commands if one.team in computing]
 
     @property
-    def teams(self) -> list[Issuer]:
+    def teams(self) -> list[Team]:
         """Whose commands they are, and whose arguments these use."""
         teams = dict.fromkeys(one.team for one in self.commands)
         used = {ref for one in self.commands for ref in one.refs}
@@ -168,7 +153,7 @@ class TeamRecording:
         carried: Pairs of refs: what is kept under the first is captured under the second by the next call.
     """
 
-    team: Issuer
+    team: Team
     streams: Sequence[list[Any]]
     bodies: Sequence[bytes]
     places: Sequence[int]
@@ -193,9 +178,7 @@ class Recording:
     moves: int
 
 
-def compare(
-    before: Recorder, after: Recorder, results: Mapping[int, Issuer], freed: set[int], formals: int
-) -> Recording:
+def compare(before: Recorder, after: Recorder, results: Mapping[int, Team], freed: set[int], formals: int) -> Recording:
     """Make a recording of two calls.
 
     Args:
@@ -256,7 +239,7 @@ def compare(
                 carried,
             )
         )
-    seen: dict[Issuer, int] = dict.fromkeys((teams[place] for place, _ in starts), 1)
+    seen: dict[Team, int] = dict.fromkeys((teams[place] for place, _ in starts), 1)
     order = list(starts)
     for team, _ in segments:
         part = seen.get(team, 0)
@@ -265,10 +248,10 @@ def compare(
     return Recording(of_teams, [*order, *ends], len(same.moves))
 
 
-def _segments(commands: Iterable[RecordedCommand]) -> list[tuple[Issuer, list[RecordedCommand]]]:
+def _segments(commands: Iterable[RecordedCommand]) -> list[tuple[Team, list[RecordedCommand]]]:
     """Return commands by team, a team's as one where those of no other one must come in between."""
-    segments: list[tuple[Issuer, list[RecordedCommand]]] = []
-    growing: dict[Issuer, list[RecordedCommand]] = {}
+    segments: list[tuple[Team, list[RecordedCommand]]] = []
+    growing: dict[Team, list[RecordedCommand]] = {}
     for one in commands:
         done = [other for other in growing if other is not one.team and one.team.shares_order(other)]
         segments += [(other, growing.pop(other)) for other in done]

@@ -15,9 +15,9 @@ import torch
 
 from trimesh import limits
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.rank.kernel import Described
 from trimesh.tensor.rank.layout import global_tensor
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
+from trimesh.tensor.rank.signature import Signature
 from trimesh.tensor.rules.arguments import is_global
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.engine import OperatorWay, engine_of
@@ -52,7 +52,7 @@ class _Again:
 
 @attrs.define(eq=False)
 class LearntOperator:
-    """See `Learnt`.
+    """Runs the commands of one signature by what it has learnt from those before.
 
     Attributes:
         operator: Of torch.
@@ -67,8 +67,8 @@ class LearntOperator:
     _numbers: Sequence[int] = ()
     _known: dict[tuple[int, ...], _Again] = attrs.field(factory=dict[tuple[int, ...], "_Again"])
 
-    def run(self, described: Described, operands: Sequence[Any], rank: Rank, team: TeamOnRank) -> Any:
-        """Run one command."""
+    def run(self, described: Signature, operands: Sequence[Any], rank: Rank, team: TeamOnRank) -> Any:
+        """Run one command, as the function of its kernel would; return what that returns."""
         tensors = self._tensors
         if tensors is None:
             tensors = self._places(operands)
@@ -117,7 +117,7 @@ class LearntOperator:
         return [repr(operands[place]) for place in self._numbers]
 
     def _learn(
-        self, key: tuple[int, ...], described: Described, operands: Sequence[Any], rank: Rank, team: TeamOnRank
+        self, key: tuple[int, ...], described: Signature, operands: Sequence[Any], rank: Rank, team: TeamOnRank
     ) -> Any:
         """Run one command by the rules, and remember how it ran."""
         leaves = [operands[place] for place in self._tensors or ()]

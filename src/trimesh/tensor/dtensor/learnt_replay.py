@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class LearntReplay:
-    """See `LocalReplay`.
+    """What a part of a recording, or a sequence, learns from its replays, to do the next ones sooner.
 
     A replay whose tensors lie as those of no replay before runs by the rules, and is learnt from.
 

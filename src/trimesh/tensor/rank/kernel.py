@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
-
-class Described(Protocol):
-    """What commands of one signature have in common, as its kernel sees it."""
-
-    def call(self, function: Callable[..., Any], operands: Sequence[Any], *first: Any) -> Any:
-        """Call a function with `first`, and the arguments that operands are described to make."""
-        ...
-
-
-class Learnt(Protocol):
-    """Runs the commands of one signature by what it has learnt from those before."""
-
-    def run(self, described: Described, operands: Sequence[Any], rank: Any, team: Any) -> Any:
-        """Run one, as the function of its kernel would; return what that returns."""
-        ...
+if TYPE_CHECKING:
+    from trimesh.tensor.dtensor.learnt_operator import LearntOperator
+    from trimesh.tensor.dtensor.learnt_replay import LearntReplay
 
 
 @attrs.frozen
@@ -40,7 +28,7 @@ class Kernel:
     function: Callable[..., Any]
     takes_poison: bool = False
     operator: Callable[..., Any] | None = None
-    learnt: Learnt | None = None
+    learnt: LearntOperator | None = None
 
 
 @attrs.frozen
@@ -56,5 +44,5 @@ class Kernels:
 
     by_name: dict[str, Kernel]
     families: dict[str, Callable[[str, Callable[..., Any]], Kernel]]
-    local_replay: Callable[[], Any]
-    local_sequence: Callable[[], Any]
+    local_replay: Callable[[], LearntReplay]
+    local_sequence: Callable[[], LearntReplay]

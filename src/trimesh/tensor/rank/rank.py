@@ -26,6 +26,7 @@ from trimesh.tensor.rank.signature import Signature
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
     from trimesh._runtime.peers import Peer
+    from trimesh.tensor.rank.replay import ReplayRecord
 
 
 @attrs.define(eq=False)
@@ -56,7 +57,7 @@ class TeamOnRank:
     done: int = 0
     steps: int = 0
     failed: list[tuple[int, str]] = attrs.field(factory=list[tuple[int, str]])
-    recordings: dict[int, KeptCommands] = attrs.field(factory=dict[int, "KeptCommands"])
+    recordings: dict[int, ReplayRecord] = attrs.field(factory=dict[int, "ReplayRecord"])
     above: dict[type, Any] = attrs.field(factory=dict[type, Any])
     on_failed: list[Callable[[], None]] = attrs.field(factory=list[Callable[[], None]])
 
@@ -101,15 +102,6 @@ class Command:
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         """See `Step`."""
         rank.execute(team, self)
-
-
-class KeptCommands(Protocol):
-    """Commands that a rank keeps, as it looks into them; `replay` has the rest."""
-
-    @property
-    def held(self) -> dict[int, object]:
-        """The tensors that they have captured, by ref."""
-        ...
 
 
 class Outside(Protocol):

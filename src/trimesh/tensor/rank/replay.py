@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
@@ -11,6 +11,9 @@ from trimesh.tensor.protocol.messages import MOVE_OPERANDS
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Command, Rank, Step, TeamOnRank
 from trimesh.tensor.rank.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh.tensor.dtensor.learnt_replay import LearntReplay
 
 _TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "to_local", "to_global"})
 """Kernels of ours that are operators on parts, and nothing else."""
@@ -57,14 +60,6 @@ def varying(step: Step) -> Step:
     return step
 
 
-class LocalReplay(Protocol):
-    """What a part of a recording, or a sequence, learns from its replays, to do the next ones sooner."""
-
-    def run(self, rank: Rank, team: TeamOnRank, steps: Sequence[Step], first_move: int) -> int:
-        """Do some of the first steps, as `execute` would; return how many. Never raises."""
-        ...
-
-
 def execute(step: Step, rank: Rank, team: TeamOnRank, first_move: int, *, is_counted: bool = False) -> None:
     """Run a step of a recording, all of which counts as one command; or of a sequence, each of which counts."""
     number = team.done
@@ -98,7 +93,7 @@ class ReplayRecord:
     results: Sequence[int]
     captured: Sequence[int]
     carried: Sequence[tuple[int, int]]
-    locals: Sequence[LocalReplay]
+    locals: Sequence[LearntReplay]
     held: dict[int, object] = attrs.field(factory=dict[int, object])
     borrowed: Sequence[int] = ()
 

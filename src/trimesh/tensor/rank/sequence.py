@@ -13,14 +13,16 @@ SQ-3 Each command counts as if it had come alone, and what has failed, or was lo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 
 from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, Step, TeamOnRank
-from trimesh.tensor.rank.replay import LocalReplay
 from trimesh.tensor.rank.sequence_pattern import SequencePattern
+
+if TYPE_CHECKING:
+    from trimesh.tensor.dtensor.learnt_replay import LearntReplay
 
 GIVEN: Final = 1 << 60
 """The first of the refs that stand for tensors that a sequence is given: no controller has counted so far."""
@@ -47,7 +49,7 @@ class KeptSequence:
     freed: frozenset[int]
     unused: frozenset[int]
     left: Sequence[int]
-    local: LocalReplay
+    local: LearntReplay
     pattern: SequencePattern
     next: KeptSequence | None = None
 

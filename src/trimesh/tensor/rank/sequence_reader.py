@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -11,10 +11,13 @@ from trimesh import limits
 from trimesh.tensor.protocol.messages import FIRST_SIGNATURE, FREE
 from trimesh.tensor.rank.rank import Step
 from trimesh.tensor.rank.reader import CommandReader
-from trimesh.tensor.rank.replay import LocalReplay, is_of_operators
+from trimesh.tensor.rank.replay import is_of_operators
 from trimesh.tensor.rank.sequence import GIVEN, MADE, KeptSequence, SequenceRun
 from trimesh.tensor.rank.sequence_pattern import SequencePattern, SequenceWords
 from trimesh.tensor.rank.signature import Signature
+
+if TYPE_CHECKING:
+    from trimesh.tensor.dtensor.learnt_replay import LearntReplay
 
 
 @attrs.frozen
@@ -131,7 +134,7 @@ class SequenceReader:
     """
 
     reader: CommandReader
-    new_local: Callable[[], LocalReplay]
+    new_local: Callable[[], LearntReplay]
     _forms: dict[int, _Form | None] = attrs.field(factory=dict[int, "_Form | None"])
     _seen: set[int] = attrs.field(factory=set[int])
     _kept: dict[tuple[Any, ...], KeptSequence] = attrs.field(factory=dict[tuple[Any, ...], KeptSequence])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch._prims_common import suggest_memory_format
 
 from trimesh.tensor.protocol.mended import dtype_of_statistics
 from trimesh.tensor.rules.collectives import all_reduced
-from trimesh.tensor.rules.on_parts import OnParts, Operators
+from trimesh.tensor.rules.on_parts import OnParts
 from trimesh.tensor.rules.row import words
 
-Compose = Callable[[Operators, Any, Sequence[Any], dict[str, Any]], Any]
+if TYPE_CHECKING:
+    from trimesh.tensor.rules.engine import RuleEngine
+
+Compose = Callable[["RuleEngine", Any, Sequence[Any], dict[str, Any]], Any]
 """Takes what runs operators, the operator and its arguments."""
 
 aten = torch.ops.aten
@@ -24,14 +27,14 @@ _DECOMPOSED: Final = words("""
 """As torch itself takes them apart; what comes of that is a program on whole tensors, whose operators have rules."""
 
 
-def _decomposed(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _decomposed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     from torch._decomp import decomposition_table  # noqa: PLC0415 - takes a while
 
     with OnParts(engine):
         return decomposition_table[operator](*args, **kwargs)
 
 
-def _batch_norm(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _batch_norm(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's does; that writes to the running statistics without saying so."""
     value, weight, bias, mean, variance, training, momentum, eps = args
     dtype = dtype_of_statistics(value, args[1:])
@@ -50,7 +53,7 @@ def _batch_norm(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: 
     return _laid_out(engine, value, found, dtype)
 
 
-def _laid_out(engine: Operators, value: Any, found: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
+def _laid_out(engine: RuleEngine, value: Any, found: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
     """Lay out what batch norm makes as torch's does: contiguous, or with channels last."""
     form = suggest_memory_format(value)
     made, *rest = found
@@ -68,7 +71,7 @@ _SUMMED: Final = 2
 def _unless_empty(compose: Compose) -> Compose:
     """Return what the gradient of a loss by its second argument is: of no elements none, where a mean divides by 0."""
 
-    def composed(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    def composed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if args[1].numel() == 0:
             return engine.run(aten.zeros_like.default, (args[1],), {})
         return compose(engine, operator, args, kwargs)
@@ -76,7 +79,7 @@ def _unless_empty(compose: Compose) -> Compose:
     return composed
 
 
-def _smooth_l1_backward(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _smooth_l1_backward(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's kernel does: its decomposition makes 0 of NaN."""
     del kwargs
     grad, value, target, reduction, beta = args
@@ -86,7 +89,7 @@ def _smooth_l1_backward(engine: Operators, _operator: Any, args: Sequence[Any], 
         return torch.where(apart <= -beta, -share, torch.where(apart >= beta, share, apart * share / beta))
 
 
-def _soft_margin_backward(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _soft_margin_backward(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Do what torch's operator does: its decomposition makes infinity of NaN."""
     del kwargs
     grad, value, target, reduction = args
@@ -96,7 +99,7 @@ def _soft_margin_backward(engine: Operators, _operator: Any, args: Sequence[Any]
         return (target * power).mul(share).div(power + 1).mul(grad)
 
 
-def _nll(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _nll(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The mean is of what all ranks count: one may have more labels to ignore than another."""
     value, target, weight, reduction, ignored = args
     if reduction != _MEAN:
@@ -105,7 +108,7 @@ def _nll(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str
     return engine.run(aten.div.Tensor, (total, count), {}), count
 
 
-def _norms(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _norms(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
     engine.settle(*args[0])  # at once; a norm of parts adds them up in any case
@@ -113,7 +116,7 @@ def _norms(engine: Operators, _operator: Any, args: Sequence[Any], kwargs: dict[
     return [engine.run(vector, (one, order), {"dtype": dtype}) for one in args[0]]
 
 
-def _unscale(engine: Operators, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _unscale(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A rank whose part has an infinity says so to all."""
     del kwargs
     grads, found, scale = args

@@ -10,7 +10,7 @@ import contextvars
 import signal
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -36,12 +36,9 @@ from trimesh.shape.point import place_name
 from trimesh.testing.plans.vocabulary import Place
 from trimesh.testing.simulated.dropping import drop_tasks
 
-
-class SimMachine(Protocol):
-    """A host of a simulated job, as its processes know it."""
-
-    name: str
-    loss: HostLoss | None
+if TYPE_CHECKING:
+    from trimesh.testing.simulated.job_host import SimJobHost
+    from trimesh.testing.simulated.simulation import Simulation
 
 
 @attrs.define(eq=False)
@@ -65,7 +62,7 @@ class SimChild:
     proc_id: ProcId
     on_exit: Callable[[ExitReport], None]
     owner: SimChild | None
-    host: SimMachine | None = None
+    host: SimJobHost | None = None
     link: Link = attrs.field(init=False)
     place: Place = None
     label: str = ""
@@ -162,26 +159,6 @@ class SimChild:
         self.scope.cancel(reason=f"simulated process {self.pid} has ended")
 
 
-class Watcher(Protocol):
-    """Learns what happens to the processes of a world, and may interfere."""
-
-    def started(self, child: SimChild, seeds: ProcSeeds) -> None:
-        """Learn of a new process, and of what its random numbers start from."""
-
-    def linking(self, owner: ProcId) -> None:
-        """Learn that a process is about to make its end of a link.
-
-        Raises:
-            OSError: The system refuses what it needs for that.
-        """
-
-    def linked(self, owner: ProcId, peer: ProcId, link: MemoryLink) -> None:
-        """Learn of one end of a new link."""
-
-    def ended(self, child: SimChild) -> None:
-        """Learn of the end of a process."""
-
-
 @attrs.define(eq=False)
 class World:
     """All simulated processes of one family.
@@ -199,11 +176,11 @@ class World:
     nursery: trio.Nursery
     seed: int = 0
     sites: Sites | None = None
-    watcher: Watcher | None = None
+    watcher: Simulation | None = None
     pickled: bool = True
     network: MemoryNetwork = attrs.field(factory=MemoryNetwork)
     children: dict[ProcId, SimChild] = attrs.field(factory=dict[ProcId, SimChild])
-    host_of: dict[Place, SimMachine] = attrs.field(factory=dict[Place, SimMachine])
+    host_of: dict[Place, SimJobHost] = attrs.field(factory=dict["Place", "SimJobHost"])
     _ends: dict[ProcId, list[tuple[ProcId, MemoryLink]]] = attrs.field(
         factory=dict["ProcId", "list[tuple[ProcId, MemoryLink]]"]
     )
@@ -295,7 +272,7 @@ class SimHost:
         return "simulated"
 
     async def launch(
-        self, request: LaunchRequest, on_exit: Callable[[ExitReport], None], machine: SimMachine | None = None
+        self, request: LaunchRequest, on_exit: Callable[[ExitReport], None], machine: SimJobHost | None = None
     ) -> SimChild:
         """Start a simulated process; see `Host.launch`. It is on its owner's host unless another one is named."""
         await trio.lowlevel.checkpoint()

@@ -284,7 +284,7 @@ class Simulation:
         return self._spawns.launching(request)
 
     def linking(self, owner: ProcId) -> None:
-        """Learn of a link that is about to be made; see `Watcher.linking`."""
+        """Learn that a process is about to make its end of a link."""
         self._refusals.check(self.place_of(owner))
 
     def started(self, child: SimChild, seeds: ProcSeeds) -> None:
