@@ -17,36 +17,22 @@ import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import Waiting, wake
+from trimesh._runtime.tasks import wake
 from trimesh.aio.actor_tasks import start_task
 from trimesh.aio.body import site_variable
 from trimesh.aio.sites import TaskSite
-from trimesh.aio.trio_run import TrioRun
-from trimesh.errors import TrimeshInternalError
+
+if TYPE_CHECKING:
+    from trimesh.aio.loop_thread import LoopThread
+    from trimesh.aio.main_loop import MainLoop
 
 T = TypeVar("T")
 
 _NO_ITEM: Final = object()
-
-
-class ActorLoop(Protocol):
-    """The loop of the asyncio actors of a process.
-
-    Attributes:
-        run: The Trio run of the process as the loop sees it.
-        works: What waits in Trio for a task of the loop.
-    """
-
-    run: TrioRun
-    works: set[Waiting]
-
-    def broken(self) -> TrimeshInternalError:
-        """Return the error of those who need the loop when it has ended by itself."""
-        ...
 
 
 class AsyncioWork(Generic[T]):
@@ -61,7 +47,7 @@ class AsyncioWork(Generic[T]):
         on_end: Called in Trio when it has ended.
     """
 
-    def __init__(self, loop: ActorLoop, work: Callable[[AsyncioWork[T]], Awaitable[T]], name: str) -> None:
+    def __init__(self, loop: LoopThread | MainLoop, work: Callable[[AsyncioWork[T]], Awaitable[T]], name: str) -> None:
         self.on_end: Callable[[], object] | None = None
         self._loop = loop
         self._run = loop.run

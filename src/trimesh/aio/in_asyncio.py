@@ -5,19 +5,23 @@ from __future__ import annotations
 import contextvars
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import trio
 
-from trimesh.aio.asyncio_work import ActorLoop, AsyncioWork
+from trimesh.aio.asyncio_work import AsyncioWork
 from trimesh.aio.body import site_variable
+
+if TYPE_CHECKING:
+    from trimesh.aio.loop_thread import LoopThread
+    from trimesh.aio.main_loop import MainLoop
 
 T = TypeVar("T")
 
 _MISSING: Final = object()
 
 
-async def run_in_asyncio(loop: ActorLoop, work: Callable[[], Awaitable[T]], name: str) -> T:
+async def run_in_asyncio(loop: LoopThread | MainLoop, work: Callable[[], Awaitable[T]], name: str) -> T:
     """Have `work` done in a task of the loop and return its result.
 
     Args:
@@ -46,7 +50,7 @@ async def run_in_asyncio(loop: ActorLoop, work: Callable[[], Awaitable[T]], name
 
 
 async def items_from_asyncio(
-    loop: ActorLoop, generate: Callable[[], AsyncGenerator[T, None]], name: str
+    loop: LoopThread | MainLoop, generate: Callable[[], AsyncGenerator[T, None]], name: str
 ) -> AsyncGenerator[T, None]:
     """Yield the items of an async generator that runs in one task of the loop.
 
@@ -82,7 +86,7 @@ async def items_from_asyncio(
 
 @asynccontextmanager
 async def block_in_asyncio(
-    loop: ActorLoop, block: AbstractAsyncContextManager[Any], name: str
+    loop: LoopThread | MainLoop, block: AbstractAsyncContextManager[Any], name: str
 ) -> AsyncGenerator[None, None]:
     """A block of asyncio, entered and left in one task of the loop, around a body in Trio.
 

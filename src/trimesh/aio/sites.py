@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import outcome
 import trio
@@ -15,21 +15,12 @@ from trimesh._runtime.tasks import Site, split_cancelled, woken_elsewhere
 from trimesh.aio.stand_in import StandIn, go_on, stepped, wait_in_trio
 
 if TYPE_CHECKING:
+    from trimesh.aio.slots import SlotCall
     from trimesh.aio.trio_run import TrioRun
 
 T = TypeVar("T")
 
 _NO_CONTEXT: Final = contextvars.Context()
-
-
-class Performer(Protocol):
-    """Runs work in the running asyncio task."""
-
-    def perform(
-        self, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None = None
-    ) -> Coroutine[Any, Any, T]:
-        """Run `work`; see `crossing.run_in_trio`."""
-        ...
 
 
 class SpareStandIn(StandIn):
@@ -146,7 +137,7 @@ class AsyncioSite(Site["TrioRun"]):
         super().__init__(run, parent)
         self.spare: list[SpareStandIn] = []
 
-    def stand_in(self) -> Performer | None:
+    def stand_in(self) -> SpareStandIn | SlotCall[Any] | None:
         """Return a stand-in for the running asyncio task; None where a Trio task has to do the work."""
         while self.spare:
             stand_in = self.spare.pop()
@@ -187,6 +178,6 @@ class TaskSite(AsyncioSite):
         """True in the task of the site."""
         return self.task is not None and self.task is asyncio.current_task()
 
-    def stand_in(self) -> Performer | None:
+    def stand_in(self) -> SpareStandIn | SlotCall[Any] | None:
         """See `AsyncioSite.stand_in`."""
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import trio
@@ -26,20 +26,6 @@ if TYPE_CHECKING:
     from trimesh.tensor.controller.tensor import MeshTensor
 
 
-class Feed(Protocol):
-    """What gives batches.
-
-    Attributes:
-        summary: What there is in the source.
-    """
-
-    summary: SourceSummary
-
-    async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
-        """Put the next rows onto a mesh; return them with their number, which is less at the end of an epoch."""
-        ...
-
-
 class OwnFeed:
     """Reads in worker threads of this process."""
 
@@ -50,7 +36,7 @@ class OwnFeed:
         self._order = order_of(reading.summary, plan)
 
     async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
-        """See `Feed`."""
+        """Put the next rows onto a mesh; return them with their number, which is less at the end of an epoch."""
         pieces = pieces_of(self._order, self._plan, position, rows)
         found = [await trio.to_thread.run_sync(self._reading.find, position.epoch, piece) for piece in pieces]
         count = sum(one.count for one in found)
@@ -87,7 +73,7 @@ class LoaderFeed:
         self._order = order_of(summary, plan)
 
     async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
-        """See `Feed`. A batch whose loader has died is read again, if the loader is restarted."""
+        """See `OwnFeed.batch`. A batch whose loader has died is read again, if the loader is restarted."""
         for _ in range(limits.DATA_TRIES - 1):
             try:
                 return await self._try_batch(team, along, position, rows)
@@ -143,6 +129,9 @@ def _lying(found: Sequence[LoadedRows], name: str) -> list[LyingRows]:
             lying.append((first, loaded.rows, loaded.buffers[name]))
             first += loaded.rows
     return lying
+
+
+Feed = OwnFeed | LoaderFeed
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import importlib
 import os
 import random
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -36,27 +36,6 @@ class CheckLine(msgspec.Struct, frozen=True, array_like=True):
 
     def __str__(self) -> str:
         return f"  {'ok' if self.ok else 'NO':<4}{self.name}: {self.text}"
-
-
-class TriedMemory(Protocol):
-    """Memory of a device, or of the host."""
-
-    @property
-    def span(self) -> Span:
-        """Where it is."""
-        ...
-
-    def put(self, data: bytes) -> None:
-        """Fill it."""
-        ...
-
-    def get(self) -> bytes:
-        """Return what is in it."""
-        ...
-
-    def settle(self) -> None:
-        """Have it show what an adapter has written."""
-        ...
 
 
 @attrs.frozen
@@ -107,6 +86,9 @@ class TriedDeviceMemory:
     def settle(self) -> None:
         """Have the driver flush what adapters have written."""
         settle_writes(self.tensor.device.index)
+
+
+TriedMemory = TriedHostMemory | TriedDeviceMemory
 
 
 def on_device(nbytes: int) -> tuple[TriedMemory | None, str]:

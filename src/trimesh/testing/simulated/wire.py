@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import trio
@@ -22,20 +22,10 @@ from trimesh._transport.interface.base import DownReason, Lane, LinkDown
 from trimesh.ids import ProcId
 from trimesh.testing.plans.vocabulary import LinkFault, Place
 
+if TYPE_CHECKING:
+    from trimesh.testing.simulated.job_host import HostCut
+
 FATES = {"drop": Fate.LOST, "reset": Fate.LOST, "duplicate": Fate.REPEATED, "corrupt": Fate.DAMAGED}
-
-
-class WireHold(Protocol):
-    """Why nothing passes between some places."""
-
-    @property
-    def ends_lease(self) -> bool:
-        """Whether heartbeats of links are held, too."""
-        ...
-
-    def covers(self, source: Place, target: Place) -> bool:
-        """Tell whether what `source` sends to `target` is held."""
-        ...
 
 
 @attrs.frozen(eq=False)
@@ -123,7 +113,7 @@ class SimWire(Delivery):
     place_of: Callable[[ProcId], Place]
     start_soon: Callable[..., None]
     _wired: list[Wired] = attrs.field(factory=list[Wired])
-    _holds: list[WireHold] = attrs.field(factory=list["WireHold"])
+    _holds: list[Hold | HostCut] = attrs.field(factory=list["Hold | HostCut"])
     _disturbances: list[_Disturbance] = attrs.field(factory=list[_Disturbance])
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
@@ -167,7 +157,7 @@ class SimWire(Delivery):
         self._wired.append(wired)
         self._look(wired)
 
-    def hold(self, hold: WireHold) -> Callable[[], None]:
+    def hold(self, hold: Hold | HostCut) -> Callable[[], None]:
         """Let nothing pass; return what lets it pass again."""
         self._holds.append(hold)
         self._look_at_all()
