@@ -6,13 +6,13 @@ import attrs
 
 from trimesh._transport.interface.mover import Span
 from trimesh.rdma.memory.local import address_of
-from trimesh.rdma.memory.staging import PLACES, CopyLane
+from trimesh.rdma.memory.staging import PLACES
 
 PIECE = 10
 
 
 @attrs.define
-class SlowLane(CopyLane):
+class SlowLane:
     """A lane between pieces of host memory whose copies are made when they have been looked at a few times."""
 
     memory: bytearray

@@ -22,7 +22,7 @@ import trio
 from trimesh import limits
 from trimesh._transport.interface.mover import Span
 from trimesh.rdma.memory.driver import Driver, load_driver
-from trimesh.rdma.memory.staging import PLACES, CopyLane
+from trimesh.rdma.memory.staging import PLACES
 from trimesh.rdma.memory.ticket import Ticket
 
 _kept: Final[list[object]] = []
@@ -213,7 +213,7 @@ async def close(opened: Opened) -> None:
 
 
 @attrs.define(eq=False)
-class DeviceLane(CopyLane):
+class DeviceLane:
     """Copies between memory of a device and pinned places, or between it and memory of any device.
 
     Attributes:
@@ -237,7 +237,7 @@ class DeviceLane(CopyLane):
         self._stream = new_stream(self.index)
 
     def begin(self, place: int, start: int, stop: int) -> None:
-        """Queue the copy of a piece; see `CopyLane.begin`.
+        """Begin to copy bytes `start` to `stop` of the memory to or from a place.
 
         Raises:
             DriverError: The driver has refused it.
@@ -250,11 +250,15 @@ class DeviceLane(CopyLane):
         self._events[place] = event
 
     def is_done(self, place: int) -> bool:
-        """Return whether the copy of a place has ended; see `CopyLane.is_done`."""
+        """Return whether no copy to or from the place is under way.
+
+        Raises:
+            RuntimeError: The device has failed.
+        """
         return place not in self._events or bool(self._events[place].query())
 
     def keep(self) -> None:
-        """Keep the memory; see `CopyLane.keep`."""
+        """Keep the memory at both ends until the process ends."""
         _kept.append(self)
 
 

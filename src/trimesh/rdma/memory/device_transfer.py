@@ -42,7 +42,7 @@ from trimesh.rdma.memory.device import (
 )
 from trimesh.rdma.memory.handle import Handle
 from trimesh.rdma.memory.local import Memory, address_of
-from trimesh.rdma.memory.staging import CopyLane, Step, drain, feed, until
+from trimesh.rdma.memory.staging import Step, drain, feed, until
 from trimesh.rdma.memory.ticket import Ticket, read_ticket, write_ticket
 
 # ---- granting --------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ async def _move_by_device(bulk: Bulk, handle: Handle, kind: TransferKind, memory
         await _look(bulk, handle)
 
 
-async def _run(lane: CopyLane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
+async def _run(lane: DeviceLane, step: Step, nbytes: int, size: int, *, is_feed: bool) -> None:
     await (feed if is_feed else drain)(lane, step, nbytes, size)
 
 

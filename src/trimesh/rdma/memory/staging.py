@@ -9,39 +9,21 @@ the other.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
 
 from trimesh import limits
 
+if TYPE_CHECKING:
+    from trimesh.rdma.memory.device import DeviceLane
+
 PLACES: Final = 2
 
 Step = Callable[[int, int, int], Awaitable[object]]
 """What is done with a piece at the other end: called with the place, and where the piece starts and stops."""
-
-
-class CopyLane(ABC):
-    """Copies pieces between a place and the memory of a device."""
-
-    @abstractmethod
-    def begin(self, place: int, start: int, stop: int) -> None:
-        """Begin to copy bytes `start` to `stop` of the memory; the direction is the lane's."""
-
-    @abstractmethod
-    def is_done(self, place: int) -> bool:
-        """Return whether no copy to or from the place is under way.
-
-        Raises:
-            RuntimeError: The device has failed.
-        """
-
-    @abstractmethod
-    def keep(self) -> None:
-        """Keep the memory at both ends until the process ends."""
 
 
 def pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
@@ -65,7 +47,7 @@ async def until(is_done: Callable[[], bool], meanwhile: Callable[[], Awaitable[o
         pause = min(2 * pause, limits.CUDA_POLL_SECONDS_MAX)
 
 
-async def feed(lane: CopyLane, step: Step, nbytes: int, size: int) -> None:
+async def feed(lane: DeviceLane, step: Step, nbytes: int, size: int) -> None:
     """Bring bytes to the device: `step` fills a place, the lane empties it."""
     try:
         for number, (start, stop) in enumerate(pieces(nbytes, size)):
@@ -79,7 +61,7 @@ async def feed(lane: CopyLane, step: Step, nbytes: int, size: int) -> None:
         raise
 
 
-async def drain(lane: CopyLane, step: Step, nbytes: int, size: int) -> None:
+async def drain(lane: DeviceLane, step: Step, nbytes: int, size: int) -> None:
     """Bring bytes from the device: the lane fills a place, `step` empties it."""
     cut = pieces(nbytes, size)
     try:
@@ -95,16 +77,16 @@ async def drain(lane: CopyLane, step: Step, nbytes: int, size: int) -> None:
         raise
 
 
-async def _until_done(lane: CopyLane, place: int) -> None:
+async def _until_done(lane: DeviceLane, place: int) -> None:
     await until(lambda: lane.is_done(place))
 
 
-async def _until_all_done(lane: CopyLane) -> None:
+async def _until_all_done(lane: DeviceLane) -> None:
     for place in range(PLACES):
         await _until_done(lane, place)
 
 
-async def _end(lane: CopyLane) -> None:
+async def _end(lane: DeviceLane) -> None:
     """See ST-2."""
     with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True) as scope, suppress(RuntimeError):
         await _until_all_done(lane)  # a device that has failed copies nothing any more
