@@ -18,13 +18,10 @@ from trimesh._runtime.tasks import TrioBlock, in_trio
 from trimesh._runtime.values import MeshInfo, endpoints_of, is_abstract, signature_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
-from trimesh.actor.view import MeshView
+from trimesh.actor.view import MeshView, Stoppable
 from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import real_number, whole_number
 from trimesh.shape.point import Point
-
-if TYPE_CHECKING:
-    from trimesh.actor.view import MeshOwner
 
 T = TypeVar("T")
 
@@ -236,7 +233,7 @@ class Spawning(TrioBlock[T], Generic[T]):
         return f"<{self._what}, not started>"
 
 
-def handle_on(info: MeshInfo, cls: type[Actor], owner: MeshOwner | None) -> Any:
+def handle_on(info: MeshInfo, cls: type[Actor], owner: Stoppable | None) -> Any:
     """Return a handle on all actors of a mesh; `owner` is the owner's side of it, if it is owned here."""
     return ActorMesh(MeshView(info, info.whole, endpoints_of(cls), owner), cls)
 

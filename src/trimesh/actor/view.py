@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 from trimesh._runtime.calls import Membership, is_reached, membership_of
 from trimesh._runtime.life import OwnedProcs, Proc, current_proc, find_proc, find_proc_anywhere
@@ -16,15 +16,17 @@ from trimesh.errors import MeshStopped
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
 
-if TYPE_CHECKING:
-    from trimesh._runtime.life.borrowing import BorrowedActors
-    from trimesh._runtime.meshes import ActorMembers
-    from trimesh._runtime.programs.connection import ProgramConnection
-
-    MeshOwner = ActorMembers | BorrowedActors | ProgramConnection
-
 _STALLED_LOAD: Final = 1 << 32
 """Calls that a stalled member seems to have besides: more than any other has."""
+
+
+class Stoppable(Protocol):
+    """The owner's side of a mesh."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether its block has begun to stop."""
+        ...
 
 
 class MeshView:
@@ -46,7 +48,7 @@ class MeshView:
         info: MeshInfo,
         region: Region,
         endpoints: Mapping[str, EndpointSpec],
-        owner: MeshOwner | None = None,
+        owner: Stoppable | None = None,
         turn: list[int] | None = None,
         known: dict[ProcId, Membership] | None = None,
     ) -> None:

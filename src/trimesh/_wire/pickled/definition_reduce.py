@@ -45,7 +45,7 @@ from trimesh._wire.pickled.definition_rebuild import (
 )
 
 if TYPE_CHECKING:
-    from trimesh._wire.pickled.payload import PayloadPickler
+    from trimesh._wire.pickled.payload import _Pickler
 
 _cloud: Any = cloudpickle
 _dataclasses: Any = dataclasses
@@ -118,21 +118,21 @@ class DefinitionReducers:
         known = _cloud.Pickler.dispatch_table
         return table | {cls: ReducerEntry(_without_sink(known[cls]), subclasses=False) for cls in _SMALL}
 
-    def _defined(self, thing: Any, sink: PayloadPickler) -> Any:
+    def _defined(self, thing: Any, sink: _Pickler) -> Any:
         """Return a reference to `thing`, defining it first if this is the first time."""
         definition = self._definitions.id_of(thing)
         if definition is None:
             definition = self._definitions.enter(thing, name_of(thing), thing)
         return self.reduce_reference(_Reference(definition), sink)
 
-    def reduce_reference(self, reference: _Reference, sink: PayloadPickler) -> Any:
+    def reduce_reference(self, reference: _Reference, sink: _Pickler) -> Any:
         """Reduce to the object of a definition."""
         sink.define(reference.definition)
         return rebuild, ("reference", reference.definition)
 
     # ---- classes ---------------------------------------------------------------------------------------------
 
-    def reduce_class(self, cls: type[Any], sink: PayloadPickler) -> Any:
+    def reduce_class(self, cls: type[Any], sink: _Pickler) -> Any:
         """Reduce a class: to its name, to a reference, or, being defined, to its parts."""
         if sink.subject is cls:
             return self._class_parts(cls, sink)
@@ -143,7 +143,7 @@ class DefinitionReducers:
             return NotImplemented if name is None else (getattr, (types, name))
         return self._defined(cls, sink)
 
-    def _class_parts(self, cls: Any, sink: PayloadPickler) -> Any:
+    def _class_parts(self, cls: Any, sink: _Pickler) -> Any:
         sink.bound = True
         definition = self._definitions.id_of(cls)
         if typing.is_typeddict(cls):
@@ -164,7 +164,7 @@ class DefinitionReducers:
 
     # ---- functions -------------------------------------------------------------------------------------------
 
-    def reduce_function(self, function: FunctionType, sink: PayloadPickler) -> Any:
+    def reduce_function(self, function: FunctionType, sink: _Pickler) -> Any:
         """Reduce a function: to its name, to a reference if it belongs to a module, else to its parts."""
         if sink.subject is function:
             return self._function_parts(function, self._definitions.id_of(function), sink)
@@ -178,7 +178,7 @@ class DefinitionReducers:
                 return getattr, (owner, function.__name__)
         return self._function_parts(function, None, sink)
 
-    def _function_parts(self, function: FunctionType, definition: DefinitionId | None, sink: PayloadPickler) -> Any:
+    def _function_parts(self, function: FunctionType, definition: DefinitionId | None, sink: _Pickler) -> Any:
         sink.bound = True
         code = function.__code__
         names = function.__globals__
@@ -216,7 +216,7 @@ class DefinitionReducers:
     # ---- modules ---------------------------------------------------------------------------------------------
 
     def _names_of(
-        self, names: dict[str, Any], used: dict[str, Any], sink: PayloadPickler
+        self, names: dict[str, Any], used: dict[str, Any], sink: _Pickler
     ) -> tuple[Any, DefinitionId | None, dict[str, Any]]:
         """Return what stands for a function's globals, the definition of its module, and what is bound there."""
         definition = self._definitions.id_of(names)
@@ -233,7 +233,7 @@ class DefinitionReducers:
         return _Reference(definition), definition, self._bindings(definition, names, used, sink)
 
     def _bindings(
-        self, module: DefinitionId, names: dict[str, Any], used: dict[str, Any], sink: PayloadPickler
+        self, module: DefinitionId, names: dict[str, Any], used: dict[str, Any], sink: _Pickler
     ) -> dict[str, Any]:
         bindings: dict[str, Any] = {}
         for name, value in used.items():
@@ -241,13 +241,13 @@ class DefinitionReducers:
             sink.define(bindings[name])
         return bindings
 
-    def reduce_names(self, names: _Names, sink: PayloadPickler) -> Any:
+    def reduce_names(self, names: _Names, sink: _Pickler) -> Any:
         """Reduce the namespace of a module."""
         sink.bound = True
         said = {name: names.names[name] for name in _MODULE_NAMES if isinstance(names.names.get(name), str)}
         return rebuild, ("names", names.definition, said)
 
-    def reduce_module(self, module: ModuleType, sink: PayloadPickler) -> Any:
+    def reduce_module(self, module: ModuleType, sink: _Pickler) -> Any:
         """Reduce a module: to its name, or, going by value, to all of it that travels."""
         name = module.__name__
         if name not in sys.modules:
@@ -269,7 +269,7 @@ class DefinitionReducers:
 
     # ---- what is like a class or a function --------------------------------------------------------------------
 
-    def reduce_cached(self, function: Any, sink: PayloadPickler) -> Any:
+    def reduce_cached(self, function: Any, sink: _Pickler) -> Any:
         """Reduce a function under `functools.lru_cache`; its cache arrives empty."""
         if sink.subject is not function:
             if is_importable(function):
@@ -284,7 +284,7 @@ class DefinitionReducers:
             function.__wrapped__,
         )
 
-    def reduce_variable(self, variable: Any, sink: PayloadPickler) -> Any:
+    def reduce_variable(self, variable: Any, sink: _Pickler) -> Any:
         """Reduce a type variable."""
         if sink.subject is not variable:
             module = variable.__module__
@@ -305,7 +305,7 @@ class DefinitionReducers:
         definition = self._definitions.id_of(variable)
         return rebuild, ("variable", definition, type(variable).__name__, variable.__name__, constraints, options)
 
-    def reduce_new_type(self, new_type: Any, sink: PayloadPickler) -> Any:
+    def reduce_new_type(self, new_type: Any, sink: _Pickler) -> Any:
         """Reduce a `typing.NewType`."""
         if sink.subject is not new_type:
             return NotImplemented if is_importable(new_type) else self._defined(new_type, sink)

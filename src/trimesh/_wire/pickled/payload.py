@@ -89,7 +89,7 @@ class _BoundedFile(io.BytesIO):
         return super().write(data)
 
 
-class PayloadPickler(pickle.Pickler):
+class _Pickler(pickle.Pickler):
     """The C pickler, asking the table of reducers; also the sink of the reducers it calls.
 
     Attributes:
@@ -204,7 +204,7 @@ class Encoder:
             definitions.pickle = self._encode_body
         table |= {cls: _bound(reducer) for cls, reducer in (reducers or {}).items()}
         self._table = ReducerTable(table)
-        self._idle: list[PayloadPickler] = []
+        self._idle: list[_Pickler] = []
 
     def encode(self, value: object, *, what: str, root: str = "") -> Encoded:
         """Encode a value.
@@ -228,7 +228,7 @@ class Encoder:
         try:
             pickler = self._idle.pop()
         except IndexError:
-            pickler = PayloadPickler(self._table)
+            pickler = _Pickler(self._table)
         try:
             pickler.dump(beside(value))
             is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
@@ -242,7 +242,7 @@ class Encoder:
     def encode_within(self, value: object, bytes_max: int) -> Encoded | None:
         """Encode a value into the payload alone, or return None when it cannot be encoded or is too large."""
         self._table.refresh()
-        pickler = PayloadPickler(self._table, _BoundedFile(bytes_max))
+        pickler = _Pickler(self._table, _BoundedFile(bytes_max))
         try:
             pickler.dump(value)
             return None if pickler.nbytes() > bytes_max else pickler.take(bodies_max=0)
@@ -283,7 +283,7 @@ class Encoder:
 
     def _encode_body(self, body: object, subject: object) -> tuple[bytes, tuple[DefinitionId, ...], tuple[object, ...]]:
         """Encode the body of a definition; see `Definitions.pickle`."""
-        pickler = PayloadPickler(self._table)
+        pickler = _Pickler(self._table)
         pickler.subject = subject
         pickler.is_body = True
         try:
@@ -300,7 +300,7 @@ class Encoder:
     def _fails(self, value: object) -> Exception | None:
         """Return the error of encoding `value` by itself, or None."""
         try:
-            PayloadPickler(self._table).dump(value)
+            _Pickler(self._table).dump(value)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
             return error
         return None
