@@ -11,9 +11,10 @@ from typing import Final, TypeVar
 import pytest
 import trio
 from tests.native.tls_ends import Ends
+from tests.relay.oracle import tasks
 
 from trimesh._native.tls import State, TLSContext, TLSHello, TLSSession, TLSVerdict
-from trimesh._transport.relay import in_trio, native
+from trimesh._transport.relay import native
 from trimesh._transport.relay.base import HostConnection, OnEvent, Relay, Session, SessionEvent
 from trimesh.ids import ProcId
 
@@ -25,7 +26,7 @@ EventT = TypeVar("EventT", bound=SessionEvent)
 DIALLER, DIALLED = ProcId(2), ProcId(1)
 OPENERS: Final[dict[str, Callable[[OnEvent], AbstractAsyncContextManager[Relay]]]] = {
     "native": native.open_relay,
-    "trio": in_trio.open_relay,
+    "trio": tasks.open_relay,
 }
 PAIRS: Final = [("native", "native"), ("trio", "trio"), ("native", "trio"), ("trio", "native")]
 """Who dials, and who is dialled."""

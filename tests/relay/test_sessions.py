@@ -22,6 +22,7 @@ from trimesh.errors import LimitExceeded
 pytest.importorskip("cryptography")
 
 from tests.relay.ends import PAIRS, End, Wires, open_end, receive_exactly, tcp_pair, trio_pair, wires
+from tests.relay.oracle.frames import Frame, FrameKind, Resume, encode
 
 from trimesh._transport.relay.base import (
     ChannelEnded,
@@ -32,7 +33,6 @@ from trimesh._transport.relay.base import (
     SessionInterrupted,
     SessionResumed,
 )
-from trimesh._transport.relay.frames import Frame, FrameKind, Resume, encode
 
 pytestmark = pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
 

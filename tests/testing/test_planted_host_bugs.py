@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import pytest
 import trio
+from tests.relay.oracle.frames import Frame, Resume
+from tests.relay.oracle.machine import HostSession, ManyData
 from tests.testing.actors import Worker
 from tests.transport import casts
 from tests.transport import test_host_session as sessions
@@ -20,8 +22,6 @@ from trimesh._runtime.hosts import ManyHosts
 from trimesh._runtime.peers.losses import HostLoss, ToldLosses
 from trimesh._transport.messages.casting import CastBody
 from trimesh._transport.relay.base import SessionEnding
-from trimesh._transport.relay.frames import Frame, Resume
-from trimesh._transport.relay.session import HostSession, ManyData
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 from trimesh.jobs.identity.tokens import TokenLedger, proof_of

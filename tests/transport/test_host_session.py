@@ -5,12 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.rows import rows
-
-from trimesh import limits
-from trimesh._transport.relay.base import SessionEnding
-from trimesh._transport.relay.frames import Frame, FrameKind, Resume, encode, encode_many
-from trimesh._transport.relay.session import (
+from tests.relay.oracle.frames import Frame, FrameKind, Resume, encode, encode_many
+from tests.relay.oracle.machine import (
     CONTROL,
     Bye,
     ChannelClosed,
@@ -20,6 +16,10 @@ from trimesh._transport.relay.session import (
     HostSession,
     News,
 )
+from tests.rows import rows
+
+from trimesh import limits
+from trimesh._transport.relay.base import SessionEnding
 from trimesh.errors import LimitExceeded, ProtocolError
 
 

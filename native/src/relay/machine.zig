@@ -1,5 +1,5 @@
 //! One side of a session between two hosts, as a state machine: PURE, bytes and ticks in, bytes and news out. It takes
-//! no memory after its begin. `_transport/relay/session.py` is the same in Python, for the same wire.
+//! no memory after its begin. `tests/relay/oracle/machine.py` is the same in Python, for the same wire.
 //!
 //! HM-1 Frames that have a number are taken by the peer once, in order, whatever becomes of connections: they are kept
 //! until they are acknowledged, and leave again behind the resumption of a new connection. HM-2 What is kept is

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 from trimesh import programs
 from trimesh._runtime import channels
@@ -34,6 +34,11 @@ from trimesh.blocking.trio_thread import check_thread
 from trimesh.blocking.work import wait
 from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Extent
+
+if TYPE_CHECKING:
+    from trimesh.jobs.code import CodeSync
+    from trimesh.jobs.on_hosts import Forwarding
+    from trimesh.jobs.packages import Installation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -216,14 +221,17 @@ class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
     settled = waits(proc_mesh.ProcMesh.settled)
 
 
-class Synced(FacedObject[CodeSync]):
+class Synced(FacedObject["CodeSync"]):
     """Code of the program on hosts, while its block is open; see `trimesh.HostMesh.sync`."""
 
-    version = Attribute[CodeSync, int](lambda synced: synced.version)
-    digest = Attribute[CodeSync, str](lambda synced: synced.digest)
-    files = Attribute[CodeSync, int](lambda synced: synced.files)
-    sent_bytes = Attribute[CodeSync, int](lambda synced: synced.sent_bytes)
-    update = waits(CodeSync.update)
+    version = Attribute["CodeSync", int](lambda synced: synced.version)
+    digest = Attribute["CodeSync", str](lambda synced: synced.digest)
+    files = Attribute["CodeSync", int](lambda synced: synced.files)
+    sent_bytes = Attribute["CodeSync", int](lambda synced: synced.sent_bytes)
+
+    def update(self) -> bool:
+        """Bring what has changed since; return whether anything had. See `trimesh.HostMesh.sync`."""
+        return self._wait(self._inner.update)
 
 
 class HostMesh(_Opened[host_mesh.HostMesh]):
@@ -246,7 +254,7 @@ class HostMesh(_Opened[host_mesh.HostMesh]):
     run = waits(host_mesh.HostMesh.run)
     shell = waits(host_mesh.HostMesh.shell)
     sync = starts(host_mesh.HostMesh.sync, Synced)
-    install = starts(host_mesh.HostMesh.install, lambda installed, _: cast("Installed", installed))
+    install = starts(host_mesh.HostMesh.install, lambda installed, _: cast("Installation", installed))
 
     def __len__(self) -> int:
         return len(self._inner)

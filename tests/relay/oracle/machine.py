@@ -1,4 +1,6 @@
-"""One side of a session between two hosts, as a state machine; PURE: bytes and seconds in, bytes and news out.
+"""One side of a session between two hosts, as a state machine: the measure of `native/src/relay/machine.zig`.
+
+PURE: bytes and seconds in, bytes and news out.
 
 Invariants
     HO-1  Frames that have a number are taken by the peer once, in order, whatever becomes of connections: they are kept
@@ -18,10 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from trimesh import limits
-from trimesh._transport.relay.base import SessionEnding
-from trimesh._transport.relay.channel import SessionChannel
-from trimesh._transport.relay.frames import (
+from tests.relay.oracle.frames import (
     PIECE_BYTES,
     UNNUMBERED,
     Frame,
@@ -34,6 +33,9 @@ from trimesh._transport.relay.frames import (
     encode_many,
     encode_window,
 )
+
+from trimesh import limits
+from trimesh._transport.relay.base import SessionEnding
 from trimesh.errors import LimitExceeded, ProtocolError
 
 CONTROL: Final = 0
@@ -82,6 +84,37 @@ class ManyData(NamedTuple):
 
 Told = ChannelOpened | ChannelData | ChannelClosed | ChannelReset | Resumed | Bye
 News = Told | ManyData
+
+
+class SessionChannel:
+    """Both directions of one channel.
+
+    Attributes:
+        queue, queued: What was given and is not sent, and its bytes.
+        granted, sent: By the peer, and to it, in bytes since it began.
+        received, consumed, allowed: From the peer; taken by the reader; granted to the peer.
+        is_finished, has_closed: No more is given; CLOSE was sent.
+        peer_closed: CLOSE has come.
+    """
+
+    __slots__ = (
+        "allowed", "consumed", "granted", "has_closed", "is_finished", "peer_closed", "queue", "queued", "received",
+        "sent",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.queue = deque[bytes]()
+        self.queued = 0
+        self.granted = self.allowed = limits.HOST_WINDOW_BYTES
+        self.sent = self.received = self.consumed = 0
+        self.is_finished = self.has_closed = self.peer_closed = False
+
+    @property
+    def wants_to_send(self) -> bool:
+        """Whether it is to have its turn."""
+        if self.queue:
+            return self.sent < self.granted
+        return self.is_finished and not self.has_closed
 
 
 class HostSession:
