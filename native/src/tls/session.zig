@@ -406,6 +406,7 @@ pub fn Session(comptime Engine: type) type {
             hello.encode(&self.said);
             self.said_bytes = 0;
             const is_said = self.speak(); // into what waits, which has room for it and for the end
+            if (self.state == .failed) return; // HS-5
             if (verdict == .admitted) return self.open();
             if (is_said) self.engine.shut(&self.wire);
             self.fail(status.ERR_DENIED, "refused here: {s}", .{verdict.words()});

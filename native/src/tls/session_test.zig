@@ -215,6 +215,20 @@ test "a server cannot pass by the check of its name with an answer that asks to 
     try testing.expect(!one.isFrom(9));
 }
 
+test "a server whose answer cannot be sent has failed, and does not open" {
+    var ends = Ends{};
+    var pair = try ends.init(.{});
+    defer pair.deinit();
+    try pair.settle(1 << 17);
+    ends.server.engine.is_broken = true;
+
+    try testing.expectEqual(status.OK, ends.server.answer(.admitted));
+
+    try testing.expectEqual(.failed, ends.server.state);
+    try testing.expectEqual(status.ERR_TLS, ends.server.status);
+    try testing.expectEqual(0, ends.half_open.count);
+}
+
 test "a refusal is said to the other side" {
     var ends = Ends{};
     var pair = try ends.init(.{});

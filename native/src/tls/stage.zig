@@ -3,6 +3,7 @@
 const std = @import("std");
 const hellos = @import("hello.zig");
 const session = @import("session.zig");
+const status = @import("../status.zig");
 const Credentials = @import("credentials.zig").Options;
 const Wire = @import("wire.zig").Wire;
 
@@ -13,6 +14,8 @@ pub const OpenEngine = struct {
     has_said: bool = false,
     has_heard: bool = false,
     has_left: bool = false,
+    /// Every write fails.
+    is_broken: bool = false,
 
     /// Carry the handshake on.
     pub fn handshake(self: *OpenEngine, wire: *Wire) session.Outcome {
@@ -37,7 +40,8 @@ pub const OpenEngine = struct {
     }
 
     /// As it is.
-    pub fn write(_: *OpenEngine, wire: *Wire, from: []const u8) session.Outcome {
+    pub fn write(self: *OpenEngine, wire: *Wire, from: []const u8) session.Outcome {
+        if (self.is_broken) return .{ .failed = .{ .status = status.ERR_TLS, .words = "broken by a test" } };
         const n = wire.push(from);
         return if (n == 0) .full else .{ .moved = n };
     }
