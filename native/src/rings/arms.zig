@@ -4,9 +4,11 @@
 //! AR-1 A bus is armed once, and for good. AR-2 T1 reads the table and the bits, and nothing of the gates.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const bell = @import("bell.zig");
 const faults = @import("../protocol/faults.zig");
 const gate = @import("gate.zig");
+const limits = @import("../limits.zig");
 const sys = @import("../system/sys.zig");
 
 pub const ENOSPC = 28;
@@ -24,6 +26,7 @@ pub const Arms = struct {
     gates: []gate.Gate,
 
     fn bytesFor(links: usize) usize {
+        assert(links <= limits.LINKS_MAX);
         return std.mem.alignForward(usize, @sizeOf(Arms), 4096) + links * @sizeOf(gate.Gate);
     }
 
@@ -78,12 +81,14 @@ pub const Arms = struct {
 
     /// Have T1 ring for a link when something of it is due.
     pub fn plan(self: *Arms, link: anytype) void {
+        assert(link.gate.? == &self.gates[link.slot]);
         const now = sys.monotonicNs();
         const at = link.gate.?.wakeAt(link, now) orelse return;
         const bit = @as(u64, 1) << @intCast(link.slot % 64);
         _ = @atomicRmw(u64, &self.waiting[link.slot / 64], .Or, bit, .seq_cst);
         if (self.timer_at > now and self.timer_at <= at) return;
         self.timer_at = @max(at, now + 1);
+        assert(self.timer_at > now); // a timer of the past, or of 0, would never fire
         sys.timerSet(self.timer, self.timer_at);
     }
 

@@ -9,6 +9,7 @@
 //! who has something for it need not wait with the rest of its ringing.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 const sys = @import("../system/sys.zig");
 
@@ -29,8 +30,8 @@ pub const Page = extern struct {
 };
 
 comptime {
-    std.debug.assert(@sizeOf(Page) <= PAGE_BYTES);
-    std.debug.assert(@offsetOf(Page, "bits") == 64);
+    assert(@sizeOf(Page) <= PAGE_BYTES);
+    assert(@offsetOf(Page, "bits") == 64);
 }
 
 pub const Bits = [WORDS]u64;
@@ -41,7 +42,7 @@ pub const Bell = struct {
 
     /// Make the owner look at `slot`; wake it if it sleeps. Data must have been published before.
     pub fn ring(self: Bell, slot: u32) void {
-        std.debug.assert(slot < limits.LINKS_MAX);
+        assert(slot < limits.LINKS_MAX);
         const bit = @as(u64, 1) << @intCast(slot % 64);
         _ = @atomicRmw(u64, &self.page.bits[slot / 64], .Or, bit, .seq_cst);
         self.wake();
@@ -58,6 +59,7 @@ pub const Bell = struct {
 
     /// Make the bell readable, whatever its owner does.
     pub fn call(self: Bell) void {
+        assert(self.fd >= 0);
         sys.eventfdSignal(self.fd);
     }
 
@@ -109,6 +111,7 @@ pub const Bell = struct {
     /// The owner is awake again. Always reads the eventfd: a ringer may have cleared the word and not yet written,
     /// and a write that is never read would wake the owner for ever.
     pub fn disarm(self: Bell) void {
+        assert(self.fd >= 0); // reading nothing would leave the owner awake for ever
         @atomicStore(u32, &self.page.sleeping, AWAKE, .seq_cst);
         sys.eventfdClear(self.fd);
     }

@@ -2,6 +2,7 @@
 //! way, what is said to the peer about them and by it. `link` is a `*Link`: links/link.zig stands above.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const body = @import("../protocol/body.zig");
 const frame = @import("../protocol/frame.zig");
 const limits = @import("../limits.zig");
@@ -26,6 +27,7 @@ pub const Carriage = struct {
 
 /// Send the first frame of a message, and its large bodies in segments where there are any. False: no room.
 pub fn begin(link: anytype, lane: frame.Lane, message: session.Message, cursor: *session.Cursor) bool {
+    assert(cursor.started == session.Cursor.NO);
     var first = message;
     if (link.kind == .local and message.hasLarge()) {
         // Room for any first frame: how long it is turns out when the bodies have been copied.
@@ -33,8 +35,10 @@ pub fn begin(link: anytype, lane: frame.Lane, message: session.Message, cursor: 
         first.carrying = link.common.pool.load(first.bodies, link.slot, link.fd);
     }
     const span = ring.alignFrame(first.firstLength());
+    assert(span <= limits.FRAME_BYTES_MAX); // for which there is room when bodies were loaded
     if (!first.carrying and !link.ensureRoom(span, lane)) return false;
     cursor.body_bytes = link.outbound.writeMessage(link.tx.place(), lane, first);
+    assert(cursor.body_bytes <= message.total);
     cursor.started = if (first.carrying) session.Cursor.YES else session.Cursor.FRAMES_ONLY;
     link.tx.commit(span);
     if (first.carrying) {
@@ -44,6 +48,9 @@ pub fn begin(link: anytype, lane: frame.Lane, message: session.Message, cursor: 
 }
 
 fn note(self: *Carriage, flight: Flight) void {
+    assert(flight.bytes > 0);
+    assert(self.flights_count <= self.flights.len);
+    if (self.flights_count > 0) assert(self.flights[self.flights_count - 1].end < flight.end); // oldest first
     self.flight_bytes += flight.bytes;
     if (self.flights_count == self.flights.len) {
         const last = &self.flights[self.flights.len - 1];
@@ -57,10 +64,12 @@ fn note(self: *Carriage, flight: Flight) void {
 /// Whether a message with bodies in segments may go to the peer now; a peer that does not read is not to take the whole
 /// pool. If not, a space record will follow.
 fn mayFly(link: anytype, message: session.Message) bool {
+    assert(message.hasLarge());
     const self = &link.carriage;
     const max: u64 = if (message.chunk) limits.CHUNK_FLIGHT_BYTES_MAX else limits.SEGMENT_FLIGHT_BYTES_MAX;
     // Not before half of them have landed: one wake for several messages, and the peer is never out of work.
     const wanted = @min(max / 2, max -| message.total);
+    assert(wanted < max);
     if (self.flight_bytes + message.total <= max or land(link) <= wanted) return true;
     if (link.down != .none) return false;
     link.blocked = true;
@@ -93,6 +102,7 @@ fn land(link: anytype) u64 {
     }
     self.flights_count -= landed;
     std.mem.copyForwards(Flight, self.flights[0..self.flights_count], self.flights[landed..][0..self.flights_count]);
+    if (self.flights_count == 0) assert(self.flight_bytes == 0) else assert(self.flights[0].end > link.tx.tail);
     return self.flight_bytes;
 }
 
@@ -104,6 +114,7 @@ pub fn sendReturned(link: anytype) bool {
     var refs: [limits.SEGMENTS_MAX]body.Ref = undefined;
     link.outbound.writeSegments(link.tx.place(), .release, link.carriage.shelf.takeReturned(&refs));
     link.tx.commit(span);
+    assert(link.carriage.shelf.returned_count == 0);
     return true;
 }
 
@@ -120,6 +131,9 @@ pub fn sendRetired(link: anytype, ref: body.Ref) bool {
 
 /// The peer is done with segments of ours, or has given up some of its own.
 pub fn receive(link: anytype, header: frame.Header, bytes: [*]const u8) bool {
+    assert(header.kind == .release or header.kind == .retire);
+    assert((header.length - frame.BYTES) % 4 == 0); // `decode` has looked
+    assert(link.kind == .local); // SN-7
     for (0..(header.length - frame.BYTES) / 4) |i| {
         const ref = body.Ref.parse(std.mem.readInt(u32, bytes[frame.BYTES + 4 * i ..][0..4], .little)) orelse {
             link.fail("a segment that cannot be");

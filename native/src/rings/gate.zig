@@ -7,6 +7,7 @@
 //! GA-4 The peer may write to what waits: the link checks it when it reads it.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const body = @import("../protocol/body.zig");
 const faults = @import("../protocol/faults.zig");
 const frame = @import("../protocol/frame.zig");
@@ -55,6 +56,7 @@ pub const Gate = struct {
 
     /// Begin with what comes from here on.
     pub fn reset(self: *Gate, cursor: u64) void {
+        assert(cursor % limits.FRAME_ALIGN_BYTES == 0);
         self.first = 0;
         self.count = 0;
         self.judged = cursor;
@@ -62,6 +64,8 @@ pub const Gate = struct {
     }
 
     fn entry(self: *Gate, i: u32) *Entry {
+        assert(i < self.entries.len);
+        assert(i <= self.count); // the next one is made in its place
         return &self.entries[(self.first + i) % self.entries.len];
     }
 
@@ -69,6 +73,10 @@ pub const Gate = struct {
         self.lookAhead(link, now);
         if (self.count == 0 or isHeld(link)) return false;
         const one = self.front(now) orelse return false;
+        assert(!one.is_done);
+        assert(one.due <= now);
+        assert(link.rx.tail <= one.at); // GA-2: its bytes were not given back
+        assert(one.at <= self.judged);
         link.rx.cursor = one.at;
         switch (one.fate) {
             .arrives => one.is_done = true,
@@ -92,6 +100,8 @@ pub const Gate = struct {
             self.count -= 1;
         }
         link.rx.cursor = if (self.count > 0) self.entry(0).at else self.judged;
+        assert(link.rx.tail <= link.rx.cursor);
+        assert(link.rx.cursor <= self.judged);
     }
 
     /// Judge the frames that are new.
@@ -123,12 +133,14 @@ pub const Gate = struct {
             };
             self.count += 1;
             self.judged += header.span();
+            assert(self.judged - link.rx.tail <= link.rx.map.capacity); // GA-2
         }
     }
 
     /// What cannot be judged is read after all that came before it; the link ends on it, with the reason.
     fn passOn(self: *Gate) void {
         if (self.count > 0 and self.entry(self.count - 1).at == self.judged) return; // seen before
+        assert(self.count < self.entries.len);
         self.entry(self.count).* = .{
             .at = self.judged,
             .due = @max(self.last_due[0], self.last_due[1]),
@@ -150,7 +162,7 @@ pub const Gate = struct {
             if (one.is_done) continue;
             if (one.is_last and (found[0] != null or found[1] != null)) break;
             const lane = @intFromEnum(one.lane);
-            if (found[lane] == null) found[lane] = one;
+            if (found[lane] == null) found[lane] = one else assert(found[lane].?.at < one.at); // GA-1
             if (one.is_last or (found[0] != null and found[1] != null)) break;
         }
         return found;
@@ -182,6 +194,7 @@ pub const Gate = struct {
 /// Bytes of a message that do not come in frames.
 fn carried(header: frame.Header, at: [*]const u8) u64 {
     if (header.kind != .message) return 0;
+    assert(header.sizesOffset() + 8 * @as(u32, header.n_bodies) <= header.length or header.n_bodies == 0);
     var bytes: u64 = 0;
     for (0..header.n_bodies) |i| {
         const word = std.mem.readInt(u64, at[header.sizesOffset() + 8 * i ..][0..8], .little);
@@ -194,11 +207,14 @@ fn carried(header: frame.Header, at: [*]const u8) u64 {
 /// Damage a frame where it lies: a bit of its header, which the frame decoder sees, or the first byte of its head,
 /// which the one above sees. What users send is not damaged: nothing on one host would notice.
 fn damage(link: anytype, one: *const Entry) void {
+    assert(one.fate == .damaged);
+    assert(link.rx.cursor == one.at);
     const bytes = link.rx.map.at(one.at);
     if (one.head_size > 0 and one.random & 1 == 0) {
         bytes[frame.BYTES] = 0xC1; // the byte that no head of the runtime begins with
     } else {
         const bit = (one.random >> 8) % (8 * frame.BYTES);
+        assert(bit / 8 < frame.BYTES); // what follows is the user's
         bytes[@intCast(bit / 8)] ^= @as(u8, 1) << @intCast(bit % 8);
     }
 }

@@ -8,6 +8,7 @@
 //! RN-3 A producer that waits for room is woken when the ring is at most half full, not at every byte.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 const sys = @import("../system/sys.zig");
 
@@ -24,9 +25,9 @@ pub const Header = extern struct {
 };
 
 comptime {
-    std.debug.assert(@sizeOf(Header) <= limits.RING_HEADER_BYTES);
-    std.debug.assert(@offsetOf(Header, "tail") == 128);
-    std.debug.assert(@offsetOf(Header, "writer_waiting") == 192);
+    assert(@sizeOf(Header) <= limits.RING_HEADER_BYTES);
+    assert(@offsetOf(Header, "tail") == 128);
+    assert(@offsetOf(Header, "writer_waiting") == 192);
 }
 
 pub const CorruptError = error{Corrupt};
@@ -43,17 +44,22 @@ pub const Map = struct {
 
     /// Size of the file behind a ring.
     pub fn fileBytes(capacity: u32) u64 {
+        assert(capacity % 4096 == 0); // whole pages: the data is mapped twice, back to back
         return limits.RING_HEADER_BYTES + @as(u64, capacity);
     }
 
     /// Size of the mapping: the data is there twice.
     pub fn viewBytes(self: Map) u32 {
+        assert(self.capacity <= limits.RING_BYTES_MAX); // so that offsets into the view have 32 bits
         return limits.RING_HEADER_BYTES + 2 * self.capacity;
     }
 
     /// Map the ring behind `fd`. The descriptor stays the caller's.
     pub fn init(fd: i32, capacity: u32) ?Map {
-        std.debug.assert(std.math.isPowerOfTwo(capacity) and capacity >= 4096);
+        assert(fd >= 0);
+        assert(std.math.isPowerOfTwo(capacity)); // RN-2
+        assert(capacity >= 4096);
+        assert(capacity <= limits.RING_BYTES_MAX);
         const base = sys.mapSharedTwice(fd, limits.RING_HEADER_BYTES, capacity) orelse return null;
         return .{ .base = base, .capacity = capacity };
     }
@@ -97,7 +103,9 @@ pub const Producer = struct {
     /// Bytes that can be written now without the last `reserve` bytes.
     pub fn room(self: *Producer, wanted: u64, reserve: u64) CorruptError!u64 {
         const capacity: u64 = self.map.capacity;
-        std.debug.assert(reserve < capacity);
+        assert(reserve < capacity);
+        assert(self.tail <= self.head);
+        assert(self.head - self.tail <= capacity);
         if (capacity - (self.head - self.tail) < wanted + reserve) try self.refresh();
         return (capacity - (self.head - self.tail)) -| reserve;
     }
@@ -106,18 +114,21 @@ pub const Producer = struct {
         const tail = @atomicLoad(u64, &self.map.header().tail, .seq_cst);
         // The consumer's counter lies between what we last saw and what we have written.
         if (tail -% self.tail > self.head - self.tail) return error.Corrupt;
+        assert(self.tail <= tail); // counters only grow
+        assert(tail <= self.head);
         self.tail = tail;
     }
 
     /// Where the next bytes go. Write at most `room` bytes there, then `commit`.
     pub fn place(self: *const Producer) [*]u8 {
+        assert(self.head % limits.FRAME_ALIGN_BYTES == 0);
         return self.map.at(self.head);
     }
 
     /// Publish `bytes` bytes (a multiple of the frame alignment).
     pub fn commit(self: *Producer, bytes: u64) void {
-        std.debug.assert(bytes % limits.FRAME_ALIGN_BYTES == 0);
-        std.debug.assert(self.head - self.tail + bytes <= self.map.capacity);
+        assert(bytes % limits.FRAME_ALIGN_BYTES == 0);
+        assert(self.head - self.tail + bytes <= self.map.capacity);
         self.head += bytes;
         @atomicStore(u64, &self.map.header().head, self.head, .release);
     }
@@ -143,10 +154,13 @@ pub const Consumer = struct {
 
     /// Bytes that can be read from the cursor on.
     pub fn available(self: *const Consumer) CorruptError!u64 {
+        assert(self.tail <= self.cursor);
         const head = @atomicLoad(u64, &self.map.header().head, .acquire);
         const used = head -% self.tail;
         if (used > self.map.capacity or used < self.cursor - self.tail) return error.Corrupt;
         if (head % limits.FRAME_ALIGN_BYTES != 0) return error.Corrupt;
+        assert(self.cursor <= head);
+        assert(head - self.cursor <= self.map.capacity);
         return head - self.cursor;
     }
 
@@ -157,17 +171,19 @@ pub const Consumer = struct {
 
     /// Where the next bytes are.
     pub fn place(self: *const Consumer) [*]u8 {
+        assert(self.tail <= self.cursor); // what was given back is the producer's
         return self.map.at(self.cursor);
     }
 
     /// Go on behind the next `bytes`.
     pub fn advance(self: *Consumer, bytes: u64) void {
         self.cursor += bytes;
-        std.debug.assert(self.cursor - self.tail <= self.map.capacity);
+        assert(self.cursor - self.tail <= self.map.capacity);
     }
 
     /// Give back everything up to the cursor. True: the producer waits for room and is to be woken.
     pub fn release(self: *Consumer) bool {
+        assert(self.tail <= self.cursor);
         if (self.tail == self.cursor) return false;
         self.tail = self.cursor;
         const header = self.map.header();

@@ -10,6 +10,7 @@
 //! mapping. SG-3 All pages of a segment are there before it is written to or named: nothing faults for want of memory.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const arms = @import("arms.zig");
 const bell = @import("bell.zig");
 const body = @import("../protocol/body.zig");
@@ -48,6 +49,21 @@ const Segment = struct {
     fn isFree(self: *const Segment) bool {
         return self.pages != null and !self.in_message and self.holders_count == 0;
     }
+
+    /// What is so between two calls, of one that is there.
+    fn check(self: *const Segment) void {
+        assert(self.pages != null);
+        assert(std.math.isPowerOfTwo(self.bytes));
+        assert(self.bytes >= limits.SEGMENT_BYTES_MIN);
+        assert(self.bytes <= limits.SEGMENT_BYTES_MAX);
+        assert(self.generation > 0); // so that no reference is 0
+        var holders: u32 = 0;
+        for (self.holders, self.known) |word, known| {
+            holders += @popCount(word);
+            assert(word & ~known == 0); // a receiver that holds it was sent its descriptor
+        }
+        assert(holders == self.holders_count);
+    }
 };
 
 /// The segments of one process as a sender. All zero is a pool without any.
@@ -70,6 +86,7 @@ pub const Pool = struct {
     /// Have the large bodies of a message in segments, and `link` (its socket is `fd`) know them. True: they are, and
     /// `link` holds them; false: it gets the message in frames.
     pub fn load(self: *Pool, spans: []Span, link: u32, fd: i32) bool {
+        assert(link < limits.LINKS_MAX);
         var any = false;
         for (spans) |*span| {
             if (span.size <= limits.FRAME_PAYLOAD_BYTES_MAX) continue;
@@ -84,8 +101,10 @@ pub const Pool = struct {
         if (!any) return false;
         for (spans) |span| {
             const one = self.find(span.ref() orelse continue).?; // seen above
+            assert(one.in_message);
             set(&one.holders, link);
             one.holders_count += 1;
+            one.check();
         }
         return true;
     }
@@ -95,7 +114,10 @@ pub const Pool = struct {
         if (bytes.len > limits.SEGMENT_BYTES_MAX) return null;
         const size = @max(limits.SEGMENT_BYTES_MIN, std.math.ceilPowerOfTwoAssert(u64, bytes.len));
         const one = self.findFree(size) orelse self.make(size) orelse return null;
-        crossing.copy(one.pages.?[0..bytes.len], bytes); // SG-1
+        assert(one.isFree()); // SG-1
+        assert(!one.spoilt); // SG-2
+        assert(one.bytes >= bytes.len);
+        crossing.copy(one.pages.?[0..bytes.len], bytes);
         one.in_message = true;
         self.clock += 1;
         one.stamp = self.clock;
@@ -104,6 +126,7 @@ pub const Pool = struct {
 
     /// The free segment of a size that was used last: its pages are the warmest.
     fn findFree(self: *Pool, size: u64) ?*Segment {
+        assert(std.math.isPowerOfTwo(size));
         var best: ?*Segment = null;
         for (self.segments[0..self.places]) |*one| {
             if (one.bytes == size and one.isFree() and (best == null or one.stamp > best.?.stamp)) best = one;
@@ -117,6 +140,8 @@ pub const Pool = struct {
             return null;
         }
         const one = self.roomFor(size) orelse return null;
+        assert(one.pages == null);
+        assert(self.bytes + size <= limits.SEGMENT_POOL_BYTES_MAX);
         const refused = if (self.arms) |armed| armed.refusesMemory() else 0;
         const fd = if (refused != 0) refused else sys.memfd("trimesh-segment", size); // SG-3
         if (fd >= 0) {
@@ -136,6 +161,7 @@ pub const Pool = struct {
                     .retired = undefined,
                 };
                 self.bytes += size;
+                one.check();
                 return one;
             }
             sys.close(fd);
@@ -146,6 +172,8 @@ pub const Pool = struct {
 
     /// An empty place, when the pool may grow by `size`; others that are free go for it.
     fn roomFor(self: *Pool, size: u64) ?*Segment {
+        assert(size <= limits.SEGMENT_POOL_BYTES_MAX);
+        assert(self.places <= self.segments.len);
         while (self.bytes + size > limits.SEGMENT_POOL_BYTES_MAX) { // bounded: one less each turn
             self.retire(self.oldestFree() orelse return null);
         }
@@ -174,6 +202,7 @@ pub const Pool = struct {
 
     /// See to it that a link knows a segment.
     fn introduce(self: *Pool, one: *Segment, link: u32, fd: i32) bool {
+        assert(one.fd >= 0);
         if (isSet(&one.known, link)) return true;
         const said = Announcement{ .ref = self.refOf(one).word(), .bytes = one.bytes };
         if (socket.sendDescriptor(fd, std.mem.asBytes(&said), one.fd) != @sizeOf(Announcement)) return false;
@@ -189,6 +218,7 @@ pub const Pool = struct {
             const ref = span.ref() orelse continue;
             span.segment = Span.IN_FRAMES;
             const one = self.find(ref) orelse continue;
+            assert(one.in_message);
             one.in_message = false;
             self.settle(one);
         }
@@ -198,6 +228,7 @@ pub const Pool = struct {
     pub fn release(self: *Pool, ref: Ref, link: u32) bool {
         const one = self.find(ref) orelse return false;
         if (!isSet(&one.holders, link)) return false;
+        assert(one.holders_count > 0);
         clear(&one.holders, link);
         one.holders_count -= 1;
         self.settle(one);
@@ -206,9 +237,12 @@ pub const Pool = struct {
 
     /// A link has ended.
     pub fn forgetLink(self: *Pool, link: u32) void {
+        assert(link < limits.LINKS_MAX);
         for (self.segments[0..self.places]) |*one| {
+            const is_holder = one.pages != null and isSet(&one.holders, link);
             clear(&one.known, link);
-            if (one.pages == null or !isSet(&one.holders, link)) continue;
+            if (!is_holder) continue;
+            assert(one.holders_count > 0);
             clear(&one.holders, link);
             one.holders_count -= 1;
             one.spoilt = true; // SG-2
@@ -217,6 +251,7 @@ pub const Pool = struct {
     }
 
     fn settle(self: *Pool, one: *Segment) void {
+        one.check();
         if (!one.isFree()) return;
         if (one.spoilt) return self.retire(one);
         var idle: u64 = 0;
@@ -231,6 +266,7 @@ pub const Pool = struct {
     }
 
     fn retire(self: *Pool, one: *Segment) void {
+        assert(one.isFree()); // SG-1
         one.retired = self.refOf(one);
         one.tell = true;
         self.telling = true;
@@ -238,6 +274,7 @@ pub const Pool = struct {
     }
 
     fn drop(self: *Pool, one: *Segment) void {
+        assert(one.bytes <= self.bytes);
         sys.unmap(one.pages.?, @intCast(one.bytes));
         sys.closeAt(&one.fd);
         self.bytes -= one.bytes;
@@ -249,6 +286,8 @@ pub const Pool = struct {
         if (!self.telling) return null;
         for (self.segments[0..self.places]) |*one| {
             if (!one.tell) continue;
+            assert(one.pages == null); // who is to be told of a new one hears of that by its descriptor
+            assert(one.retired.generation > 0);
             one.tell = false;
             return .{ .ref = one.retired, .links = one.known };
         }
@@ -274,6 +313,7 @@ pub const Pool = struct {
 
     fn refOf(self: *const Pool, one: *const Segment) Ref {
         const place = (@intFromPtr(one) - @intFromPtr(&self.segments)) / @sizeOf(Segment);
+        assert(place < self.places);
         return .{ .place = @intCast(place), .generation = one.generation };
     }
 
@@ -288,6 +328,7 @@ fn isSet(bits: *const bell.Bits, link: u32) bool {
 }
 
 fn set(bits: *bell.Bits, link: u32) void {
+    assert(!isSet(bits, link));
     bits[link / 64] |= @as(u64, 1) << @intCast(link % 64);
 }
 

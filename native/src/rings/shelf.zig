@@ -6,6 +6,7 @@
 //! can fail later. SH-2 A segment is lent once at a time. SH-3 A mapping that is lent outlives the link.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const body = @import("../protocol/body.zig");
 const limits = @import("../limits.zig");
 const pagemap = @import("../system/pagemap.zig");
@@ -38,6 +39,7 @@ pub const Shelf = struct {
     pub const Error = error{Refused};
 
     fn refuse(self: *Shelf, problem: []const u8) Error {
+        assert(problem.len > 0);
         self.problem = problem;
         return error.Refused;
     }
@@ -52,6 +54,9 @@ pub const Shelf = struct {
         }
         if (place.lent or place.returned) return self.refuse("a body in a segment that is in use"); // SH-2
         if (entry.size > place.bytes) return self.refuse("a body that is larger than its segment");
+        assert(place.ref.place == ref.place);
+        assert(place.bytes >= limits.SEGMENT_BYTES_MIN);
+        assert(place.bytes <= limits.SEGMENT_BYTES_MAX);
         place.lent = true;
         return .{ .pages = place.pages.?, .bytes = place.bytes };
     }
@@ -88,6 +93,8 @@ pub const Shelf = struct {
     pub fn giveBack(self: *Shelf, ref: Ref, pages: usize) bool {
         const place = &self.places[ref.place];
         if (!place.lent or @intFromPtr(place.pages.?) != pages) return false;
+        assert(!place.returned); // SH-2
+        assert(self.returned_count < self.places.len);
         pagemap.dropWritten(place.pages.?, @intCast(place.bytes));
         place.lent = false;
         place.returned = true;
@@ -104,6 +111,7 @@ pub const Shelf = struct {
             into[n] = place.ref;
             n += 1;
         }
+        assert(n == self.returned_count);
         self.returned_count = 0;
         return into[0..n];
     }
@@ -113,12 +121,14 @@ pub const Shelf = struct {
         const place = &self.places[ref.place];
         if (place.pages == null or place.ref.generation != ref.generation) return true; // never mapped here
         if (place.lent) return false;
+        if (place.returned) assert(self.returned_count > 0);
         if (place.returned) self.returned_count -= 1;
         drop(place);
         return true;
     }
 
     fn drop(place: *Place) void {
+        assert(!place.lent); // SH-3
         if (place.pages) |pages| sys.unmap(pages, @intCast(place.bytes));
         place.* = .{};
     }
@@ -127,6 +137,7 @@ pub const Shelf = struct {
     /// has long filled the segment again.
     pub fn detachLent(self: *Shelf) void {
         for (&self.places) |*place| {
+            assert(!(place.lent and place.returned));
             if (place.lent) sys.makePrivate(place.pages.?, @intCast(place.bytes));
         }
     }
