@@ -6,6 +6,7 @@
 //! were moved before a change or an end are never called right.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const grants = @import("grants.zig");
 const ledger = @import("ledger.zig");
 const limits = @import("../limits.zig");
@@ -58,6 +59,7 @@ pub const Access = struct {
         if (one.table == own.table) {
             access.own = own.enter(wanted, why) orelse return null;
             access.terms = access.own.?.terms;
+            access.check();
             return access;
         }
         why.* = status.ERR_GONE;
@@ -68,14 +70,27 @@ pub const Access = struct {
         const word = access.row.now();
         access.terms = access.row.read();
         why.* = ledger.judge(word, &access.terms, wanted);
-        if (why.* == status.OK) return access;
+        if (why.* == status.OK) {
+            access.check();
+            return access;
+        }
         access.close();
         return null;
+    }
+
+    /// What is so while it is open, of terms that were judged.
+    fn check(self: *const Access) void {
+        assert((self.own == null) != (self.table == null)); // AC-1
+        assert(self.offset <= self.terms.size);
+        assert(self.terms.address +% self.terms.size >= self.terms.address);
+        assert(self.terms.block_offset +% self.terms.size >= self.terms.block_offset);
     }
 
     /// Have the range mapped, by the mapping of its block that all accesses share. False: it lies in none, or the block
     /// cannot be mapped.
     pub fn hold(self: *Access) bool {
+        self.check();
+        assert(self.mapped == null);
         const terms = &self.terms;
         if (self.own != null or terms.block == 0) return false;
         const mapped = self.attachment.hold(terms.block) orelse return false;
@@ -84,6 +99,7 @@ pub const Access = struct {
             Attachment.letGo(mapped);
             return false;
         }
+        assert(terms.block_offset + self.offset <= mapped.bytes);
         self.mapped = mapped;
         self.here = mapped.pages.? + @as(usize, @intCast(terms.block_offset + self.offset));
         return true;
@@ -91,6 +107,7 @@ pub const Access = struct {
 
     /// Whether what was moved so far counts: AC-2.
     pub fn look(self: *const Access) i32 {
+        assert(self.own != null or self.table != null); // AC-1
         if (self.own) |own| return if (own.now() == self.word) status.OK else status.ERR_REVOKED;
         if (process.hasEnded(self.attachment.pid_fd)) return status.ERR_GONE;
         if (self.mapped != null and !self.attachment.hasLedger()) return status.ERR_GONE;
@@ -99,11 +116,13 @@ pub const Access = struct {
 
     /// The address of the range in its owner.
     pub fn address(self: *const Access) u64 {
+        assert(self.offset <= self.terms.size);
         return self.terms.address + self.offset;
     }
 
     /// Take the lock of the grant for one atomic operation. False: another process has it.
     pub fn tryLock(self: *const Access) bool {
+        assert(self.own != null or self.table != null); // AC-1
         return self.row.tryLock(self.claim);
     }
 
@@ -114,6 +133,7 @@ pub const Access = struct {
 
     /// Give the lock back.
     pub fn unlock(self: *const Access) void {
+        assert(self.own != null or self.table != null); // AC-1
         self.row.unlock(self.claim);
     }
 
@@ -126,6 +146,7 @@ pub const Access = struct {
 
     /// Leave the grant and stay with what is mapped. The owner may use the memory for something else.
     pub fn leaveGrant(self: *Access) void {
+        assert(self.own == null or self.table == null);
         if (self.own) |own| own.leave();
         if (self.table) |table| table.leave(self.claim_index, self.claim);
         self.own = null;

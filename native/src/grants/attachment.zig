@@ -8,6 +8,7 @@
 //! program of its owner: a process that calls exec goes on, and its ledger never changes again, but is closed.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const ledger = @import("ledger.zig");
 const limits = @import("../limits.zig");
 const process = @import("../system/process.zig");
@@ -48,9 +49,11 @@ pub const WhyNot = struct {
     }
 
     fn append(self: *WhyNot, said: []const u8) void {
+        assert(self.size <= limits.WHY_NOT_BYTES);
         const n = @min(said.len, limits.WHY_NOT_BYTES - self.size);
         @memcpy(self.text[self.size..][0..n], said[0..n]);
         self.size += @intCast(n);
+        assert(self.size <= limits.WHY_NOT_BYTES); // the zero has its place behind them
         self.text[self.size] = 0;
     }
 };
@@ -68,6 +71,8 @@ pub const Mapped = struct {
     stamp: u64,
 
     fn drop(self: *Mapped) void {
+        assert(self.isIdle()); // AT-3
+        assert(self.bytes > 0);
         sys.unmap(self.pages.?, @intCast(self.bytes));
         self.pages = null;
     }
@@ -103,6 +108,9 @@ pub const Attachment = struct {
 
     /// Begin: find out how the process can be reached, by any of the carriers `allowed`.
     pub fn open(self: *Attachment, home: *const Home, own: *const Home, own_table: *ledger.Table, allowed: u32) void {
+        assert(self.state == .free);
+        assert(self.generation > 0); // so that no handle is 0
+        assert(allowed & ~ALL == 0);
         self.* = .{
             .generation = self.generation,
             .state = .open,
@@ -154,6 +162,7 @@ pub const Attachment = struct {
     }
 
     fn watch(self: *Attachment) bool {
+        assert(self.pid_fd < 0);
         const home = &self.home;
         if (home.pid == 0 or home.pid >= process.PID_MAX) return self.refuse("the home has no pid that can be", 0);
         self.pid_fd = process.open(home.pid);
@@ -171,6 +180,8 @@ pub const Attachment = struct {
     }
 
     fn openTable(self: *Attachment) bool {
+        assert(self.table == null);
+        assert(self.pid_fd >= 0); // else the descriptor might be of another process: AT-1
         const home = &self.home;
         const fd = process.openDescriptor(home.pid, home.ledger);
         defer sys.close(fd);
@@ -196,6 +207,8 @@ pub const Attachment = struct {
     }
 
     fn refuse(self: *Attachment, why: []const u8, rc: i32) bool {
+        assert(why.len > 0);
+        assert(rc <= 0);
         if (rc < 0) {
             self.why_not.add("shm, cma: {s} (errno {d})", .{ why, -rc });
         } else self.why_not.add("shm, cma: {s}", .{why});
@@ -218,6 +231,7 @@ pub const Attachment = struct {
     }
 
     fn refuseMemory(self: *Attachment, verb: []const u8, call: []const u8, rc: i64) void {
+        assert(rc < 0);
         const errno = -rc;
         switch (errno) {
             process.EPERM => self.why_not.add("cma: this process may not {s} the other one's memory " ++
@@ -231,11 +245,15 @@ pub const Attachment = struct {
 
     /// The mapping of a block, held until `letGo`. Null: it is not what the ledger says it is, or cannot be mapped.
     pub fn hold(self: *Attachment, number: u32) ?*Mapped {
+        assert(self.state != .free);
         const table = self.table.?;
         if (number == 0 or number > limits.BLOCKS_MAX) return null;
         const said = @as(*const volatile ledger.BlockRow, &table.blocks[number]).*;
         if (said.inode == 0) return null;
         const one = self.find(number, said.inode) orelse self.map(number, said) orelse return null;
+        assert(one.pages != null);
+        assert(one.block == number);
+        assert(one.inode == said.inode);
         self.clock += 1;
         one.stamp = self.clock;
         _ = @atomicRmw(u32, &one.uses, .Add, 1, .acquire);
@@ -259,8 +277,11 @@ pub const Attachment = struct {
 
     fn map(self: *Attachment, number: u32, said: ledger.BlockRow) ?*Mapped {
         const place = self.emptyPlace() orelse return null;
+        assert(place.pages == null);
         const fd = self.openBlock(said) orelse return null;
         defer sys.close(fd);
+        assert(said.bytes > 0);
+        assert(said.bytes % 4096 == 0);
         const pages = sys.mapLazily(fd, @intCast(said.bytes), 0, true) orelse return null;
         _ = sys.keepFromChildren(pages, @intCast(said.bytes)); // a child that has it does no harm
         place.* = .{
@@ -292,6 +313,9 @@ pub const Attachment = struct {
 
     /// Map a part of a block for a view of its own. `offset` and `bytes` are whole pages.
     pub fn mapPart(self: *Attachment, number: u32, offset: u64, bytes: u64, writable: bool) ?Pages {
+        assert(bytes > 0);
+        assert(bytes % 4096 == 0);
+        assert(offset % 4096 == 0);
         if (number == 0 or number > limits.BLOCKS_MAX) return null;
         const said = @as(*const volatile ledger.BlockRow, &self.table.?.blocks[number]).*;
         if (said.inode == 0 or offset > said.bytes or bytes > said.bytes - offset) return null;
@@ -301,6 +325,7 @@ pub const Attachment = struct {
     }
 
     fn emptyPlace(self: *Attachment) ?*Mapped {
+        assert(self.blocks_used <= limits.ATTACHMENT_BLOCKS_MAX);
         var oldest: ?*Mapped = null;
         for (self.blocks[0..self.blocks_used]) |*one| {
             if (one.pages == null) return one;
@@ -317,13 +342,14 @@ pub const Attachment = struct {
     /// What `hold` has given.
     pub fn letGo(one: *Mapped) void {
         const before = @atomicRmw(u32, &one.uses, .Sub, 1, .release);
-        std.debug.assert(before > 0);
+        assert(before > 0);
     }
 
     // ---- the end ----
 
     /// Give everything back, but for blocks that an open view shows. No transfer may go through it any more.
     pub fn deinit(self: *Attachment, own_table: *const ledger.Table) void {
+        assert(self.state != .free);
         for (self.blocks[0..self.blocks_used]) |*one| if (one.isIdle()) one.drop();
         if (self.table) |table| {
             if (table != own_table) sys.unmap(@ptrCast(@alignCast(table)), ledger.Table.BYTES);

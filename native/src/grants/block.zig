@@ -6,6 +6,7 @@
 //! process is still at stays mapped here. BM-3 All pages are there before a block is handed out.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const ledger = @import("ledger.zig");
 const limits = @import("../limits.zig");
 const process = @import("../system/process.zig");
@@ -40,19 +41,28 @@ pub const Blocks = struct {
     /// Whole pages in steps of an eighth, so that sizes that differ little share their blocks.
     fn classOf(size: u64) u64 {
         const step = @max(4096, std.math.floorPowerOfTwo(u64, size) / 8);
-        return std.mem.alignForward(u64, size, step);
+        const bytes = std.mem.alignForward(u64, size, step);
+        assert(bytes >= size);
+        assert(bytes % 4096 == 0);
+        return bytes;
     }
 
     /// A block of at least `size` bytes. Its number, or -errno; 0: there are too many.
     pub fn take(self: *Blocks, size: u64) i32 {
-        std.debug.assert(size > 0 and size <= limits.BLOCK_BYTES_MAX);
+        assert(size > 0);
+        assert(size <= limits.BLOCK_BYTES_MAX);
         const bytes = classOf(size);
         if (self.newestIdle(bytes)) |one| {
+            assert(one.grants == 0);
+            assert(!one.spoilt); // BM-1
+            assert(!one.inherited);
             one.idle = false;
             self.idle_bytes -= bytes;
             return self.numberOf(one);
         }
         const one = self.emptyPlace() orelse return 0;
+        assert(one.pages == null);
+        assert(!one.idle);
         const fd = sys.memfd("trimesh-block", bytes); // BM-3
         if (fd < 0) return fd;
         const file = process.fileOf(fd);
@@ -109,6 +119,7 @@ pub const Blocks = struct {
 
     fn numberOf(self: *const Blocks, one: *const Block) i32 {
         const place = (@intFromPtr(one) - @intFromPtr(&self.rows)) / @sizeOf(Block);
+        assert(place < limits.BLOCKS_MAX);
         return @intCast(1 + place);
     }
 
@@ -121,7 +132,9 @@ pub const Blocks = struct {
 
     /// Take a block back, all of whose grants were dropped.
     pub fn giveBack(self: *Blocks, one: *Block) void {
-        std.debug.assert(one.grants == 0);
+        assert(one.grants == 0);
+        assert(one.pages != null);
+        assert(!one.idle);
         if (one.spoilt or one.inherited) return self.retire(one); // BM-1
         self.clock += 1;
         one.stamp = self.clock;
@@ -131,6 +144,9 @@ pub const Blocks = struct {
     }
 
     fn retire(self: *Blocks, one: *Block) void {
+        assert(one.pages != null);
+        assert(one.grants == 0);
+        if (one.idle) assert(one.bytes <= self.idle_bytes);
         if (one.idle) self.idle_bytes -= one.bytes;
         const row = &self.table.blocks[@intCast(self.numberOf(one))];
         @atomicStore(u64, &row.inode, 0, .release);

@@ -3,6 +3,7 @@
 //! speaks for itself.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 const sys = @import("../system/sys.zig");
 
@@ -16,15 +17,19 @@ pub const Former = struct {
 
     /// T0: remember one, in place of the oldest.
     pub fn add(self: *Former, place: u32, generation: u32, secret: [16]u8) void {
+        assert(place < limits.GRANTS_MAX);
+        assert(generation != 0);
         self.lock.lock();
         defer self.lock.unlock();
+        assert(self.next < limits.FORMER_GRANTS_MAX);
         self.names[self.next] = .{ .place = place, .generation = generation, .secret = secret };
         self.next = (self.next + 1) % limits.FORMER_GRANTS_MAX;
     }
 
     /// T2: the secret of one that is remembered.
     pub fn secretOf(self: *Former, place: u32, generation: u32) ?[16]u8 {
-        std.debug.assert(generation != 0);
+        assert(place < limits.GRANTS_MAX);
+        assert(generation != 0);
         self.lock.lock();
         defer self.lock.unlock();
         for (&self.names) |*one| {

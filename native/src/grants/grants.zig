@@ -7,6 +7,7 @@
 //! an address. Only adapters are told where it is (ADR 0107).
 
 const std = @import("std");
+const assert = std.debug.assert;
 const former = @import("former.zig");
 const ledger = @import("ledger.zig");
 const limits = @import("../limits.zig");
@@ -57,7 +58,7 @@ pub const Grant = struct {
     /// Who has entered, leaves.
     pub fn leave(self: *Grant) void {
         const before = @atomicRmw(u32, &self.uses, .Sub, 1, .seq_cst);
-        std.debug.assert(before > 0);
+        assert(before > 0);
     }
 
     fn isUsed(self: *const Grant) bool {
@@ -84,6 +85,7 @@ pub const Grants = struct {
 
     /// Grant memory of a device: GR-3.
     pub fn addDevice(self: *Grants, range: Range, secret: [16]u8, place_out: *u32, generation_out: *u32) bool {
+        assert(range.memory != .host);
         const no_terms = Terms{ .address = 0, .size = 0, .block_offset = 0, .block = 0, .rights = 0, .secret = secret };
         return self.addRange(no_terms, range, place_out, generation_out);
     }
@@ -91,19 +93,25 @@ pub const Grants = struct {
     fn addRange(self: *Grants, terms: Terms, range: Range, place_out: *u32, generation_out: *u32) bool {
         const place = self.takePlace() orelse return false;
         const row = &self.rows[place];
+        assert(row.state() == .empty); // LE-4
+        assert(!row.lost);
         const generation = row.generation() + 1;
         row.terms = terms;
         row.range = range;
         @atomicStore(u64, &row.word, ledger.wordOf(generation, .granted), .seq_cst);
         self.table.grant(place, generation, terms);
+        assert(row.state() == .granted);
         place_out.* = place;
         generation_out.* = generation;
         return true;
     }
 
     fn takePlace(self: *Grants) ?u32 {
+        assert(self.places <= limits.GRANTS_MAX);
+        assert(self.free_count <= self.places);
         if (self.free_count > 0) {
             self.free_count -= 1;
+            assert(self.free[self.free_count] < self.places);
             return self.free[self.free_count];
         }
         if (self.places == limits.GRANTS_MAX) return null;
@@ -121,6 +129,8 @@ pub const Grants = struct {
     /// Let nothing new begin. Whether an access is still open.
     pub fn revoke(self: *Grants, place: u32, generation: u32) bool {
         const row = &self.rows[place];
+        assert(row.generation() == generation);
+        assert(row.state() != .empty);
         @atomicStore(u64, &row.word, ledger.wordOf(generation, .revoked), .seq_cst);
         self.table.end(place, generation, .revoked);
         return row.isUsed() or self.table.isClaimed(place);
@@ -131,7 +141,9 @@ pub const Grants = struct {
     /// Forget a revoked grant, and say who is still at it.
     pub fn drop(self: *Grants, place: u32, generation: u32) Dropped {
         const row = &self.rows[place];
-        std.debug.assert(row.state() == .revoked);
+        assert(row.generation() == generation);
+        assert(row.state() == .revoked);
+        assert(!row.lost);
         const is_claimed = self.table.isClaimed(place);
         const dropped: Dropped = if (row.isUsed()) .used_here else if (is_claimed) .used_by_others else .free;
         self.former.add(place, generation, row.terms.secret);
@@ -139,6 +151,7 @@ pub const Grants = struct {
         self.table.end(place, generation, .empty);
         row.lost = dropped != .free or generation == std.math.maxInt(u32); // a generation never comes again
         if (!row.lost) {
+            assert(self.free_count < self.places);
             self.free[self.free_count] = @intCast(place);
             self.free_count += 1;
         }

@@ -12,6 +12,7 @@
 //! check what they read, once read; owners read nothing back but claims and locks, which cost time at most.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 const process = @import("../system/process.zig");
 const status = @import("../status.zig");
@@ -123,8 +124,8 @@ const PLACE_BITS = 13;
 const HELD: u64 = 1 << 63;
 
 comptime {
-    std.debug.assert(process.PID_MAX == 1 << PID_BITS and limits.GRANTS_MAX <= 1 << PLACE_BITS);
-    std.debug.assert(PID_BITS + START_BITS + PLACE_BITS == 63);
+    assert(process.PID_MAX == 1 << PID_BITS and limits.GRANTS_MAX <= 1 << PLACE_BITS);
+    assert(PID_BITS + START_BITS + PLACE_BITS == 63);
 }
 
 /// Who is at which place: LE-2.
@@ -137,6 +138,8 @@ pub const Claim = struct {
     const START_MASK: u64 = (1 << START_BITS) - 1;
 
     fn word(self: Claim) u64 {
+        assert(self.pid < process.PID_MAX); // else it would say another place
+        assert(self.place < limits.GRANTS_MAX);
         const start = (self.started & START_MASK) << PID_BITS;
         return HELD | @as(u64, self.place) << (PID_BITS + START_BITS) | start | self.pid;
     }
@@ -174,6 +177,7 @@ pub const Table = extern struct {
 
     /// Write the head of a new table; the rest is zero.
     pub fn init(self: *Table, epoch: u64) void {
+        assert(@intFromPtr(self) % 4096 == 0);
         self.magic = MAGIC;
         self.layout = LAYOUT;
         self.epoch = epoch;
@@ -195,7 +199,9 @@ pub const Table = extern struct {
 
     /// Take a claim. Null: all are held by the living.
     pub fn claim(self: *Table, mine: Claim) ?u32 {
-        std.debug.assert(mine.place < limits.GRANTS_MAX and mine.pid < process.PID_MAX);
+        assert(mine.pid > 0);
+        assert(mine.pid < process.PID_MAX);
+        assert(mine.place < limits.GRANTS_MAX);
         // Processes begin in different cache lines.
         const first = mine.pid *% 8;
         for (0..limits.CLAIMS_MAX) |i| {
@@ -221,6 +227,8 @@ pub const Table = extern struct {
 
     /// Let a grant begin.
     pub fn grant(self: *Table, place: u32, generation: u32, terms: Terms) void {
+        assert(place < limits.GRANTS_MAX);
+        assert(generation > 0); // 0 is asked for by no name
         const row = &self.rows[place];
         row.terms = terms;
         @atomicStore(u64, &row.lock, 0, .monotonic);
@@ -229,12 +237,15 @@ pub const Table = extern struct {
 
     /// Let nothing new begin, or take the row out of use.
     pub fn end(self: *Table, place: u32, generation: u32, state: State) void {
-        std.debug.assert(state != .granted);
+        assert(place < limits.GRANTS_MAX);
+        assert(generation > 0);
+        assert(state != .granted);
         @atomicStore(u64, &self.rows[place].word, wordOf(generation, state), .seq_cst); // LE-1
     }
 
     /// Whether a process that lives has a claim on a place.
     pub fn isClaimed(self: *Table, place: u32) bool {
+        assert(place < limits.GRANTS_MAX);
         for (&self.claims) |*one| {
             const found = @atomicLoad(u64, one, .seq_cst); // LE-1
             if (found == 0) continue;
@@ -248,8 +259,8 @@ pub const Table = extern struct {
 };
 
 comptime {
-    std.debug.assert(@sizeOf(Row) == 128 and @sizeOf(Terms) == 48 and @sizeOf(BlockRow) == 24);
-    std.debug.assert(@sizeOf(Table.Head) == @offsetOf(Table, "blocks"));
+    assert(@sizeOf(Row) == 128 and @sizeOf(Terms) == 48 and @sizeOf(BlockRow) == 24);
+    assert(@sizeOf(Table.Head) == @offsetOf(Table, "blocks"));
 }
 
 // ---- tests ----

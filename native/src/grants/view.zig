@@ -5,6 +5,7 @@
 //! owner has ended it stays as it was.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const block = @import("block.zig");
 const limits = @import("../limits.zig");
 const status = @import("../status.zig");
@@ -42,6 +43,7 @@ pub const Views = struct {
         blocks: *block.Blocks,
         out: *Opened,
     ) i32 {
+        assert(access.own != null or access.table != null);
         const terms = &access.terms;
         const own = if (access.own == null) null else blocks.find(terms.block);
         if (size > limits.BLOCK_BYTES_MAX or terms.block_offset > limits.BLOCK_BYTES_MAX) return status.ERR_DENIED;
@@ -52,6 +54,9 @@ pub const Views = struct {
         const at = terms.block_offset + access.offset; // judged: no overflow
         const first = std.mem.alignBackward(u64, at, 4096);
         const bytes = std.mem.alignForward(u64, @max(1, size) + (at - first), 4096);
+        assert(at - first < 4096);
+        assert(bytes - (at - first) >= size);
+        assert(bytes % 4096 == 0);
         const mapped = if (own) |one|
             sys.mapLazily(one.fd, @intCast(bytes), @intCast(first), writable)
         else
@@ -72,6 +77,8 @@ pub const Views = struct {
     }
 
     fn openShared(self: *Views, place: u32, access: *Access, mode: Mode, out: *Opened) i32 {
+        assert(mode == .shared or mode == .kept);
+        assert(access.here != null);
         const now = access.look();
         if (now != status.OK) return now; // who closes the access lets go of the mapping
         if (mode == .kept) access.leaveGrant();
@@ -82,6 +89,8 @@ pub const Views = struct {
     /// Have a place hold an open view. Its handle.
     fn fill(self: *Views, place: u32, pages: [*]align(4096) u8, bytes: u64, access: *const Access) u64 {
         const row = &self.rows[place];
+        assert(!row.is_open);
+        assert(bytes > 0 or access.mapped != null); // something keeps the pages
         row.* = .{
             .generation = row.generation + 1,
             .is_open = true,
@@ -93,6 +102,7 @@ pub const Views = struct {
     }
 
     fn freePlace(self: *Views) ?u32 {
+        assert(self.used <= limits.VIEWS_MAX);
         for (self.rows[0..self.used], 0..) |*row, place| {
             if (!row.is_open and row.generation < std.math.maxInt(u32)) return @intCast(place);
         }
@@ -111,6 +121,7 @@ pub const Views = struct {
     }
 
     fn closeRow(row: *View) *attachment.Attachment {
+        assert(row.is_open);
         const of = row.access.attachment;
         if (row.bytes > 0) sys.unmap(row.pages, @intCast(row.bytes));
         row.access.close();
