@@ -1,6 +1,7 @@
 //! The channels of one session of hosts: found by their numbers, in turns. PURE. Memory is given once.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 
 pub const Index = u16;
@@ -41,8 +42,19 @@ pub const Channel = struct {
     in_turns: bool = false,
     in_chores: bool = false,
 
+    /// What is so between two calls. What has come is held against `allowed` first, and taken by the reader then.
+    pub fn check(self: *const Channel) void {
+        assert(self.is_used);
+        assert(self.sent <= self.granted); // HM-3
+        assert(self.consumed <= self.received);
+        assert(self.consumed <= self.allowed);
+        assert(self.allowed - self.consumed <= limits.HOST_WINDOW_BYTES);
+        assert(!self.has_closed or self.is_finished);
+    }
+
     /// Whether it may have its turn.
     pub fn mayRead(self: *const Channel) bool {
+        assert(self.sent <= self.granted);
         return self.is_ready and !self.is_finished and !self.is_reset and self.sent < self.granted;
     }
 };
@@ -57,7 +69,9 @@ pub fn Line(comptime link: []const u8, comptime flag: []const u8) type {
 
         /// Put a channel at the end, unless it is there.
         pub fn join(self: *Self, all: []Channel, index: Index) void {
+            assert((self.first == NONE) == (self.last == NONE));
             const one = &all[index];
+            assert(one.is_used);
             if (@field(one, flag)) return;
             @field(one, flag) = true;
             @field(one, link) = NONE;
@@ -70,6 +84,8 @@ pub fn Line(comptime link: []const u8, comptime flag: []const u8) type {
             const index = self.first;
             if (index == NONE) return null;
             const one = &all[index];
+            assert(@field(one, flag));
+            assert(one.is_used);
             @field(one, flag) = false;
             self.first = @field(one, link);
             if (self.first == NONE) self.last = NONE;
@@ -79,6 +95,7 @@ pub fn Line(comptime link: []const u8, comptime flag: []const u8) type {
         /// Take one away, wherever it is.
         pub fn leave(self: *Self, all: []Channel, index: Index) void {
             if (!@field(all[index], flag)) return;
+            assert(self.first != NONE);
             @field(all[index], flag) = false;
             var before: Index = NONE;
             var at = self.first;
@@ -86,6 +103,7 @@ pub fn Line(comptime link: []const u8, comptime flag: []const u8) type {
             const after = @field(all[index], link);
             if (before == NONE) self.first = after else @field(all[before], link) = after;
             if (self.last == index) self.last = before;
+            assert((self.first == NONE) == (self.last == NONE));
         }
     };
 }
@@ -99,10 +117,11 @@ pub const Table = struct {
 
     /// Memory of `CHANNELS` and `BUCKETS`; channel 0 is in it.
     pub fn init(all: []Channel, buckets: []Index) Table {
-        std.debug.assert(all.len == CHANNELS and buckets.len == BUCKETS);
+        assert(all.len == CHANNELS);
+        assert(buckets.len == BUCKETS);
         var self = Table{ .all = all, .buckets = buckets };
         const control = self.add(0).?;
-        std.debug.assert(control == CONTROL);
+        assert(control == CONTROL);
         return self;
     }
 
@@ -112,11 +131,14 @@ pub const Table = struct {
 
     /// A new channel. Null: there are too many.
     pub fn add(self: *Table, number: u32) ?Index {
+        assert(self.find(number) == null);
+        assert(self.count <= self.used);
         const index = if (self.free != NONE) self.free else blk: {
             if (self.used == CHANNELS) return null;
             defer self.used += 1;
             break :blk @as(Index, @intCast(self.used));
         };
+        assert(index < self.used);
         if (self.free == index) self.free = self.all[index].next;
         const bucket = &self.buckets[bucketOf(number)];
         self.all[index] = .{ .number = number, .next = bucket.* -% 1 }; // memory begins with zeros: 0 is none there
@@ -135,7 +157,10 @@ pub const Table = struct {
     /// Forget one, which is in no line.
     pub fn remove(self: *Table, index: Index) void {
         const one = &self.all[index];
-        std.debug.assert(one.is_used and !one.in_turns and !one.in_chores);
+        assert(index != CONTROL);
+        assert(one.is_used);
+        assert(!one.in_turns);
+        assert(!one.in_chores);
         const bucket = &self.buckets[bucketOf(one.number)];
         if (bucket.* -% 1 == index) {
             bucket.* = one.next +% 1;
@@ -148,6 +173,7 @@ pub const Table = struct {
         one.next = self.free;
         self.free = index;
         self.count -= 1;
+        assert(self.count > 0); // channel 0 stays
     }
 };
 

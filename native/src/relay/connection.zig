@@ -5,6 +5,7 @@
 //! which has words, nothing is read any more.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const frames = @import("frame.zig");
 const limits = @import("../limits.zig");
 const session = @import("../tls/session.zig");
@@ -38,7 +39,10 @@ pub const Connection = struct {
 
     /// Begin with a socket and an open session, which are taken over, and with what has come already.
     pub fn open(self: *Connection, fd: i32, tls: ?*Held, wire: []const u8, plain: []const u8) void {
-        std.debug.assert(self.fd < 0 and wire.len <= self.wire_in.len and plain.len <= self.plain.len);
+        assert(self.fd < 0);
+        assert(fd >= 0);
+        assert(wire.len <= self.wire_in.len);
+        assert(plain.len <= self.plain.len);
         socket.setNoDelay(fd);
         socket.setUnsentMax(fd, limits.HOST_UNSENT_BYTES);
         self.fd = fd;
@@ -54,6 +58,18 @@ pub const Connection = struct {
         self.problem_bytes = 0;
         @memcpy(self.wire_in[0..wire.len], wire);
         @memcpy(self.plain[0..plain.len], plain);
+        self.check();
+    }
+
+    /// What is so between two calls: CN-2.
+    fn check(self: *const Connection) void {
+        assert(self.in_first <= self.in_last);
+        assert(self.in_last <= self.wire_in.len);
+        assert(self.out_first <= self.out_last);
+        assert(self.out_last <= self.wire_out.len);
+        assert(self.plain_first <= self.plain_last);
+        assert(self.plain_last <= self.plain.len);
+        assert(self.problem_bytes <= self.problem.len);
     }
 
     /// Close the socket, and forget the session and its keys.
@@ -71,12 +87,14 @@ pub const Connection = struct {
     }
 
     fn fail(self: *Connection, words: []const u8) void {
+        assert(words.len > 0); // "" would say that there is no problem
         if (self.problem_bytes > 0) return; // CN-3
         self.problem_bytes = @min(words.len, self.problem.len);
         @memcpy(self.problem[0..self.problem_bytes], words[0..self.problem_bytes]);
     }
 
     fn failBy(self: *Connection, errno: i64) void {
+        assert(errno < 0);
         var text: [64]u8 = undefined;
         self.fail(switch (-errno) {
             sys.ECONNRESET => "the connection was reset",
@@ -93,6 +111,7 @@ pub const Connection = struct {
 
     /// So many of them were read.
     pub fn consume(self: *Connection, bytes: usize) void {
+        assert(bytes <= self.plain_last - self.plain_first);
         self.plain_first += bytes;
     }
 
@@ -103,10 +122,14 @@ pub const Connection = struct {
 
     /// Read what has come, encrypt `out`, write. How much of `out` was taken.
     pub fn round(self: *Connection, out: []const u8, may_read: bool) usize {
+        assert(self.fd >= 0);
+        self.check();
         self.has_moved = false;
         if (may_read) self.read();
         const taken = self.convert(out);
+        assert(taken <= out.len);
         self.write();
+        self.check();
         return taken;
     }
 
@@ -165,6 +188,9 @@ pub const Connection = struct {
                 self.fail(std.mem.sliceTo(&held.session.detail, 0));
             } else if (held.session.state != .open) self.fail("the peer has closed the connection");
         } else pass(&io, wire_in, wire_out, out, plain);
+        assert(io.wire_taken <= wire_in.len);
+        assert(io.wire_made <= wire_out.len);
+        assert(io.plain_made <= plain.len);
         self.in_first += @intCast(io.wire_taken);
         self.out_last += @intCast(io.wire_made);
         self.plain_last += @intCast(io.plain_made);

@@ -6,6 +6,7 @@
 //! HF-1 Whatever stands in one, every field that `decode` gives out is in its range.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 
 pub const BYTES = limits.HOST_FRAME_HEADER_BYTES;
@@ -75,12 +76,15 @@ pub const Piece = struct { channel: u32, bytes: []const u8 };
 
 /// Write what stands before the bytes of a channel.
 pub fn encodePiece(channel: u32, bytes: usize, to: *[PIECE_BYTES]u8) void {
+    assert(bytes > 0);
+    assert(bytes <= limits.HOST_FRAME_PAYLOAD_BYTES_MAX);
     std.mem.writeInt(u32, to[0..4], channel, .little);
     std.mem.writeInt(u32, to[4..8], @intCast(bytes), .little);
 }
 
 /// Take the next one away. Null: there is none, or none that fits.
 pub fn nextPiece(rest: *[]const u8) ?Piece {
+    assert(rest.len <= limits.HOST_FRAME_PAYLOAD_BYTES_MAX); // `decode` has looked
     if (rest.len <= PIECE_BYTES) return null;
     const size = std.mem.readInt(u32, rest.*[4..8], .little);
     if (size == 0 or size > rest.len - PIECE_BYTES) return null;
@@ -112,11 +116,13 @@ pub fn encode(header: Header, to: *[BYTES]u8) void {
 
 /// Put another acknowledgement into a header.
 pub fn acknowledge(to: []u8, ack: u64) void {
+    assert(to.len >= BYTES);
     std.mem.writeInt(u64, to[24..32], ack, .little);
 }
 
 /// Header and payload of a frame that was made here.
 pub fn spanAt(from: []const u8) usize {
+    assert(from.len >= BYTES);
     return BYTES + @as(usize, std.mem.readInt(u32, from[0..4], .little));
 }
 
@@ -139,6 +145,7 @@ pub fn decode(from: *const [BYTES]u8) Error!Header {
         .many => self.size > 2 * PIECE_BYTES and self.size <= limits.HOST_FRAME_PAYLOAD_BYTES_MAX,
     };
     if (!fits) return error.Size;
+    assert(self.span() <= BYTES_MAX); // HF-1
     const belongs = switch (self.kind) {
         .resumption, .beat, .bye, .many => self.channel == 0,
         .open, .close, .reset => self.channel != 0,

@@ -4,6 +4,7 @@
 //! the same; what comes for it is for nothing.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const limits = @import("../limits.zig");
 const socket = @import("../system/socket.zig");
 const sys = @import("../system/sys.zig");
@@ -24,6 +25,15 @@ pub const Local = struct {
     first: usize = 0,
     waiting: usize = 0,
 
+    /// What is so between two calls: LK-1.
+    fn check(self: *const Local) void {
+        assert(self.first < limits.HOST_WINDOW_BYTES);
+        assert(self.waiting <= limits.HOST_WINDOW_BYTES);
+        assert(self.waiting == 0 or self.memory != null);
+        assert(self.waiting > 0 or self.first == 0);
+        assert(!self.is_shut or self.waiting == 0); // the end is said behind all that came
+    }
+
     /// Read no more than is there now.
     pub fn readLast(self: *Local) void {
         self.left = socket.readable(self.fd);
@@ -31,6 +41,7 @@ pub const Local = struct {
 
     /// Read into memory. Bytes read, 0 at the end, or -errno.
     pub fn read(self: *Local, to: []u8) i64 {
+        assert(to.len > 0); // of no bytes the system says that the end has come
         if (self.left == 0) return -sys.EAGAIN;
         const n = socket.receive(self.fd, to[0..@min(to.len, self.left)]);
         if (n > 0 and self.left != ENDLESS) self.left -= @intCast(n);
@@ -39,6 +50,8 @@ pub const Local = struct {
 
     /// Deliver bytes. How many were taken now; the others wait. Null: there is no memory for them.
     pub fn deliver(self: *Local, bytes: []const u8) ?usize {
+        self.check();
+        assert(!self.is_shut);
         var taken: usize = 0;
         if (self.waiting == 0) taken = self.write(bytes);
         return if (self.keep(bytes[taken..])) taken else null;
@@ -49,12 +62,15 @@ pub const Local = struct {
         var taken: usize = 0;
         while (self.waiting > 0) {
             const piece = @min(self.waiting, limits.HOST_WINDOW_BYTES - self.first);
+            assert(piece > 0);
             const n = self.write(self.memory.?[self.first..][0..piece]);
+            assert(n <= piece);
             if (n == 0) break;
             taken += n;
             self.waiting -= n;
             self.first = if (self.waiting == 0) 0 else (self.first + n) % limits.HOST_WINDOW_BYTES;
         }
+        self.check();
         return taken;
     }
 
@@ -77,12 +93,13 @@ pub const Local = struct {
     fn keep(self: *Local, bytes: []const u8) bool {
         if (bytes.len == 0) return true;
         if (self.memory == null) self.memory = sys.mapPrivate(limits.HOST_WINDOW_BYTES) orelse return false;
-        std.debug.assert(self.waiting + bytes.len <= limits.HOST_WINDOW_BYTES); // LK-1
+        assert(self.waiting + bytes.len <= limits.HOST_WINDOW_BYTES); // LK-1
         const at = (self.first + self.waiting) % limits.HOST_WINDOW_BYTES;
         const piece = @min(bytes.len, limits.HOST_WINDOW_BYTES - at);
         @memcpy(self.memory.?[at..][0..piece], bytes[0..piece]);
         @memcpy(self.memory.?[0 .. bytes.len - piece], bytes[piece..]);
         self.waiting += bytes.len;
+        self.check();
         return true;
     }
 

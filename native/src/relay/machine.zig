@@ -9,6 +9,7 @@
 //! connection. HM-6 After a violation, which has words, nothing is read any more.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const channels = @import("channels.zig");
 const folds = @import("fold.zig");
 const frames = @import("frame.zig");
@@ -92,7 +93,9 @@ pub const Machine = struct {
 
     /// Begin without a connection. The memory is zeros, but for `kept`.
     pub fn init(options: Options, memory: Memory) Machine {
-        std.debug.assert(options.is_dialler == (options.session != 0));
+        assert(options.is_dialler == (options.session != 0));
+        assert(options.lease_ticks > 0);
+        assert(memory.kept.len == resends.MEMORY_BYTES);
         return .{
             .options = options,
             .session = options.session,
@@ -105,6 +108,7 @@ pub const Machine = struct {
 
     /// The channel of an index.
     pub fn at(self: *Machine, index: Index) *Channel {
+        assert(index < self.table.used);
         return &self.table.all[index];
     }
 
@@ -120,6 +124,7 @@ pub const Machine = struct {
         self.own_end = 0;
         self.quiet_ticks = 0;
         self.kept.rewind();
+        assert(self.kept.unsent == self.kept.kept); // HM-1
     }
 
     /// The connection has ended.
@@ -140,6 +145,7 @@ pub const Machine = struct {
 
     /// Whether the peer has got everything, the end included.
     pub fn isParted(self: *const Machine) bool {
+        assert((self.kept.kept == 0) == (self.kept.oldest == self.kept.next));
         return self.has_said_bye and self.kept.kept == 0;
     }
 
@@ -152,6 +158,9 @@ pub const Machine = struct {
 
     /// Open a channel by a number that its owner has drawn. Null: not now, there is no room.
     pub fn open(self: *Machine, number: u32, purpose: []const u8) ?Index {
+        assert((number % 2 == 1) == self.options.is_dialler);
+        assert(number >= self.next_own);
+        assert(purpose.len <= limits.HOST_PURPOSE_BYTES_MAX);
         if (!self.is_resumed) return null;
         const there = self.kept.place(purpose.len, resends.KEPT_BYTES_MAX) orelse return null;
         const index = self.table.add(number) orelse return null;
@@ -163,6 +172,7 @@ pub const Machine = struct {
 
     /// There may be bytes to read for a channel.
     pub fn ready(self: *Machine, index: Index) void {
+        assert(self.at(index).is_used);
         self.at(index).is_ready = true;
         self.takeTurn(index);
     }
@@ -175,7 +185,7 @@ pub const Machine = struct {
     pub fn consumed(self: *Machine, index: Index, bytes: usize) void {
         const one = self.at(index);
         one.consumed += bytes;
-        std.debug.assert(one.consumed <= one.received);
+        one.check();
         if (one.peer_closed or one.allowed - one.consumed > limits.HOST_WINDOW_BYTES / 2) return;
         one.owes_window = true;
         self.chores.join(self.table.all, index);
@@ -183,7 +193,9 @@ pub const Machine = struct {
 
     /// End a channel at once, both ways; the peer is told.
     pub fn reset(self: *Machine, index: Index) void {
-        std.debug.assert(index != CONTROL);
+        assert(index != CONTROL);
+        assert(self.at(index).is_used);
+        assert(!self.at(index).is_reset);
         self.turns.leave(self.table.all, index);
         self.at(index).is_reset = true;
         self.chores.join(self.table.all, index);
@@ -191,11 +203,13 @@ pub const Machine = struct {
 
     /// Whether both directions have ended.
     pub fn isOver(self: *Machine, index: Index) bool {
+        assert(self.at(index).is_used);
         return self.at(index).has_closed and self.at(index).peer_closed;
     }
 
     /// Forget a channel that is over, or that the peer has reset.
     pub fn forget(self: *Machine, index: Index) void {
+        assert(index != CONTROL);
         self.turns.leave(self.table.all, index);
         self.chores.leave(self.table.all, index);
         self.table.remove(index);
@@ -211,14 +225,18 @@ pub const Machine = struct {
         const there = self.kept.place(frames.WINDOW_BYTES, resends.KEPT_BYTES_MAX) orelse return null;
         const index = self.chores.shift(self.table.all) orelse return null;
         const one = self.at(index);
+        one.check();
         if (one.is_reset) {
+            assert(index != CONTROL);
             self.kept.commit(there, .{ .kind = .reset, .channel = one.number });
             self.table.remove(index);
             return .said;
         }
         if (one.owes_window) {
             one.owes_window = false;
-            one.allowed = one.consumed + limits.HOST_WINDOW_BYTES;
+            const allowed = one.consumed + limits.HOST_WINDOW_BYTES;
+            assert(allowed >= one.allowed); // a window that shrinks would be a violation
+            one.allowed = allowed;
             std.mem.writeInt(u64, there[frames.BYTES..][0..8], one.allowed, .little);
             self.kept.commit(there, .{ .kind = .window, .size = frames.WINDOW_BYTES, .channel = one.number });
             if (one.is_finished and !one.has_closed) self.chores.join(self.table.all, index);
@@ -240,8 +258,9 @@ pub const Machine = struct {
     /// Where to read the bytes of a channel whose turn it is, which may be fewer. Null: too many are kept.
     pub fn place(self: *Machine, index: Index) ?[]u8 {
         const one = self.at(index);
-        std.debug.assert(one.mayRead());
+        assert(one.mayRead());
         const most: usize = @intCast(@min(limits.HOST_QUANTUM_BYTES, one.granted - one.sent));
+        assert(most > 0);
         if (index != CONTROL) if (self.fold.place(most)) |there| return there;
         self.endFold();
         const there = self.kept.place(most, limits.HOST_RESEND_BYTES) orelse return null;
@@ -250,7 +269,8 @@ pub const Machine = struct {
 
     /// So many bytes were read to `to`, which was the place: they leave, and the next channel has its turn.
     pub fn give(self: *Machine, index: Index, to: []u8, bytes: usize) void {
-        std.debug.assert(bytes > 0 and bytes <= to.len);
+        assert(bytes > 0);
+        assert(bytes <= to.len);
         const one = self.at(index);
         if (self.fold.count > 0) {
             self.fold.add(one.number, bytes);
@@ -260,6 +280,7 @@ pub const Machine = struct {
             if (!is_folded) self.kept.commit(whole, .{ .kind = .data, .size = @intCast(bytes), .channel = one.number });
         }
         one.sent += bytes;
+        one.check();
         self.bytes_sent += bytes;
         if (index == CONTROL) return;
         self.turns.leave(self.table.all, index);
@@ -297,6 +318,8 @@ pub const Machine = struct {
 
     /// What leaves next on the connection; about `most` bytes.
     pub fn outgoing(self: *Machine, most: usize) []const u8 {
+        assert(self.own_at <= self.own_end);
+        assert(self.own_end <= self.own.len);
         if (!self.is_connected) return "";
         if (self.kept.rest > 0 and self.hasOwn()) return self.kept.begun();
         self.makeOwn();
@@ -341,6 +364,9 @@ pub const Machine = struct {
     }
 
     fn say(self: *Machine, header: Header) void {
+        assert(!header.kind.isNumbered()); // what has a number is kept: HM-1
+        assert(self.own_at == 0);
+        assert(self.own_end == 0);
         var said = header;
         said.ack = self.expected;
         frames.encode(said, self.own[0..frames.BYTES]);
@@ -350,10 +376,11 @@ pub const Machine = struct {
     /// So many bytes of it have left.
     pub fn sent(self: *Machine, bytes: usize) void {
         if (bytes == 0) return;
+        assert(self.is_connected);
         self.quiet_ticks = 0;
         if (self.kept.rest == 0 and self.own_at < self.own_end) {
             self.own_at += bytes;
-            std.debug.assert(self.own_at <= self.own_end);
+            assert(self.own_at <= self.own_end);
         } else {
             const before = self.kept.leaving;
             self.kept.sent(bytes);
@@ -367,6 +394,7 @@ pub const Machine = struct {
 
     /// Read one frame from the beginning of `bytes`. Null: it has not come as a whole.
     pub fn receive(self: *Machine, bytes: []const u8) error{Protocol}!?Got {
+        assert(self.problem.len == 0); // HM-6
         if (bytes.len < frames.BYTES) return null;
         const header = frames.decode(bytes[0..frames.BYTES]) catch |why| return self.violated(frames.explain(why));
         if (self.is_resumed == (header.kind == .resumption)) {
@@ -379,6 +407,7 @@ pub const Machine = struct {
     }
 
     fn violated(self: *Machine, problem: []const u8) error{Protocol} {
+        assert(problem.len > 0);
         self.problem = problem;
         return error.Protocol;
     }
@@ -415,6 +444,7 @@ pub const Machine = struct {
         }
         self.resend_end = @max(self.resend_end, self.kept.left);
         if (!self.kept.releaseBefore(ack)) return self.violated("an acknowledgement of what it was not sent");
+        assert(self.session != 0);
         self.is_resumed = true;
     }
 
@@ -445,6 +475,7 @@ pub const Machine = struct {
                 one.received += payload.len;
                 if (one.peer_closed) return self.violated("bytes on a channel that it had closed");
                 if (one.received > one.allowed) return self.violated("more bytes on a channel than it was granted");
+                one.check();
                 self.bytes_received += payload.len;
                 return .{ .data = .{ .index = index, .bytes = payload } };
             },
@@ -467,6 +498,7 @@ pub const Machine = struct {
 
     /// Take one of several channels away, as if it had come by itself. Null: there is none any more.
     pub fn nextOf(self: *Machine, rest: *[]const u8) error{Protocol}!?News {
+        assert(self.problem.len == 0); // HM-6
         const piece = frames.nextPiece(rest) orelse return null;
         const header = Header{ .kind = .data, .size = @intCast(piece.bytes.len), .channel = piece.channel };
         return try self.takeNew(header, piece.bytes);
@@ -476,6 +508,7 @@ pub const Machine = struct {
         const is_own = (number % 2 == 1) == self.options.is_dialler;
         if (is_own or number < self.next_theirs) return self.violated("a channel whose number is not one of its own");
         if (number > std.math.maxInt(u32) - 2) return self.violated("a channel beyond the last number");
+        assert(number % 2 == self.next_theirs % 2);
         const index = self.table.add(number) orelse return self.violated("more channels than a session may have");
         self.next_theirs = number + 2;
         return .{ .opened = .{ .index = index, .purpose = purpose } };

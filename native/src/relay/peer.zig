@@ -6,6 +6,7 @@
 //! event is told once, and none after the end.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const channels = @import("channels.zig");
 const limits = @import("../limits.zig");
 const machines = @import("machine.zig");
@@ -122,6 +123,7 @@ pub const Peer = struct {
     }
 
     fn tell(self: *Peer, kind: EventKind, channel: u32, number: u32, bytes: []const u8) void {
+        assert(!self.is_down or kind == .down); // PE-3
         const event = Event{ .session = self.id, .kind = kind, .channel = channel, .number = number };
         self.outside.tell(self.outside.context, event, bytes);
     }
@@ -130,6 +132,7 @@ pub const Peer = struct {
 
     /// Use a new connection, in place of the one that there may be.
     pub fn attach(self: *Peer, fd: i32, tls: ?*Held, wire: []const u8, plain: []const u8) void {
+        assert(fd >= 0);
         if (self.is_down) return discard(fd, tls);
         self.connection.close(self.epoll);
         self.machine.disconnect();
@@ -173,7 +176,11 @@ pub const Peer = struct {
 
     /// Join a socket to a channel.
     pub fn join(self: *Peer, index: Index, fd: i32) void {
+        assert(fd >= 0);
+        assert(self.machine.at(index).is_used);
         const local = &self.locals[index];
+        assert(local.fd < 0);
+        assert(!local.is_asked);
         local.fd = fd;
         local.is_writable = true;
         const events = sys.IN | sys.OUT | sys.RDHUP | sys.ET;
@@ -231,6 +238,7 @@ pub const Peer = struct {
     /// Move what can be moved, for a while. True: there is more.
     pub fn turn(self: *Peer, may_read: bool) bool {
         for (0..limits.HOST_ROUNDS) |_| {
+            assert((self.connection.fd >= 0) == self.machine.is_connected);
             if (self.is_down or self.connection.fd < 0) return false;
             self.fill();
             const taken = self.connection.round(self.machine.outgoing(limits.HOST_WIRE_BYTES), may_read);
@@ -266,6 +274,7 @@ pub const Peer = struct {
             } else if (n != -sys.EINTR) machine.finish(index); // its end; or its process has gone with bytes unread
         }
         machine.endFold();
+        assert(machine.fold.count == 0);
         if (machine.is_closing and self.openings.length() == 0) _ = machine.bye();
     }
 
@@ -275,6 +284,8 @@ pub const Peer = struct {
             const has_room = machine.kept.place(limits.HOST_PURPOSE_BYTES_MAX, resends.KEPT_BYTES_MAX) != null;
             if (!has_room or machine.table.count == channels.CHANNELS) return;
             const one = self.openings.shift().?;
+            assert(one.head.fd >= 0);
+            assert(one.bytes.len <= limits.HOST_PURPOSE_BYTES_MAX);
             const index = machine.open(one.head.number, one.bytes).?;
             self.locals[index] = .{};
             self.join(index, one.head.fd);
@@ -327,12 +338,15 @@ pub const Peer = struct {
 
     fn deliver(self: *Peer, index: Index, bytes: []const u8) void {
         const taken = self.locals[index].deliver(bytes) orelse return self.abandon(index);
+        assert(taken <= bytes.len);
         self.waiting += bytes.len - taken;
+        assert(self.waiting >= self.locals[index].waiting);
         if (taken > 0) self.machine.consumed(index, taken);
     }
 
     fn flush(self: *Peer, index: Index) void {
         const taken = self.locals[index].flush();
+        assert(taken <= self.waiting);
         self.waiting -= taken;
         if (taken > 0) self.machine.consumed(index, taken);
         self.settle(index);
@@ -341,6 +355,7 @@ pub const Peer = struct {
     /// Pass the peer's end of a channel on; forget a channel when both have come.
     fn settle(self: *Peer, index: Index) void {
         if (!self.machine.at(index).peer_closed or !self.locals[index].shut()) return;
+        assert(self.locals[index].waiting == 0);
         if (!self.machine.isOver(index)) return;
         const number = self.machine.at(index).number;
         self.drop(index);
@@ -358,15 +373,21 @@ pub const Peer = struct {
 
     /// Close the socket of a channel.
     fn drop(self: *Peer, index: Index) void {
+        assert(index != CONTROL);
+        assert(self.locals[index].waiting <= self.waiting);
         self.waiting -= self.locals[index].waiting;
         self.locals[index].close(self.epoll);
         const is_own = (self.machine.at(index).number % 2 == 1) == self.machine.options.is_dialler;
-        if (is_own and index != CONTROL) _ = self.own_channels.fetchSub(1, .monotonic);
+        if (!is_own) return;
+        const before = self.own_channels.fetchSub(1, .monotonic);
+        assert(before > 0);
     }
 
     // ---- ends ----
 
     fn interrupt(self: *Peer, why: []const u8) void {
+        assert(!self.is_down);
+        assert(why.len > 0);
         var text: [limits.DETAIL_BYTES]u8 = undefined;
         @memcpy(text[0..why.len], why);
         self.connection.close(self.epoll);
@@ -387,7 +408,9 @@ pub const Peer = struct {
     }
 
     fn end(self: *Peer, ending: machines.Ending, why: []const u8) void {
+        assert(!self.is_down); // PE-3
         self.shut();
+        assert(self.connection.fd < 0);
         self.tell(.down, 0, @intFromEnum(ending), why);
     }
 
@@ -405,6 +428,7 @@ pub const Peer = struct {
     /// What was counted.
     pub fn counts(self: *const Peer) Counts {
         const machine = &self.machine;
+        assert(machine.table.count > 0); // channel 0 stays
         return .{
             .connections = self.connections,
             .frames_sent = machine.kept.next,

@@ -2,6 +2,7 @@
 //! a lock.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const sys = @import("../system/sys.zig");
 
 /// What it begins with, and keeps: as much of it as is used costs memory.
@@ -31,6 +32,8 @@ pub fn Queue(comptime Head: type) type {
 
         /// Bytes that wait.
         pub fn length(self: *const Self) usize {
+            assert(self.first <= self.last);
+            assert(self.last <= self.memory.len);
             return self.last - self.first;
         }
 
@@ -38,6 +41,7 @@ pub fn Queue(comptime Head: type) type {
         pub fn push(self: *Self, head: Head, a: []const u8, b: []const u8) bool {
             const span = @sizeOf(Head) + a.len + b.len;
             if (self.memory.len - self.last < span and !self.makeRoom(span)) return false;
+            assert(self.memory.len - self.last >= span);
             var said = head;
             said.size = @intCast(a.len + b.len);
             for ([_][]const u8{ std.mem.asBytes(&said), a, b }) |piece| {
@@ -61,16 +65,19 @@ pub fn Queue(comptime Head: type) type {
             }
             self.last = waiting.len;
             self.first = 0;
+            assert(self.memory.len - self.last >= span);
             return true;
         }
 
         /// Take the first record; its bytes stay until the next `push`.
         pub fn shift(self: *Self) ?Taken {
             if (self.first == self.last) return null;
+            assert(self.length() >= @sizeOf(Head));
             var head: Head = undefined;
             @memcpy(std.mem.asBytes(&head), self.memory[self.first..][0..@sizeOf(Head)]);
             const bytes = self.memory[self.first + @sizeOf(Head) ..][0..head.size];
             self.first += @sizeOf(Head) + bytes.len;
+            assert(self.first <= self.last); // no record is cut
             if (self.first == self.last) {
                 self.first = 0;
                 self.last = 0;

@@ -7,6 +7,7 @@
 //! owner has left more than limit HOST_EVENTS_BYTES of events.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const channels = @import("channels.zig");
 const limits = @import("../limits.zig");
 const machines = @import("machine.zig");
@@ -212,6 +213,7 @@ pub const Relay = struct {
             if (!slot.is_taken.load(.acquire)) break place;
         } else return status.ERR_LIMIT;
         const slot = &self.slots[place];
+        assert(slot.peer == null); // the thread frees the place last
         const generation = if (slot.generation == std.math.maxInt(u16)) 1 else slot.generation + 1;
         const id = @as(u32, generation) << 16 | @as(u32, @intCast(place));
         const peer = Peer.create(.{
@@ -266,6 +268,7 @@ pub const Relay = struct {
         const is_full = slot.own_channels.load(.monotonic) >= limits.HOST_CHANNELS_MAX;
         if (is_full or slot.next_channel > std.math.maxInt(u32) - 4) return status.ERR_LIMIT;
         const command = Command{ .kind = .open, .session = session, .channel = slot.next_channel, .fd = fd };
+        assert(fd >= 0);
         _ = slot.own_channels.fetchAdd(1, .monotonic);
         const rc = self.queue(command, purpose, "");
         if (rc < 0) {
@@ -316,6 +319,7 @@ pub const Relay = struct {
             sys.eventfdClear(self.bell);
             return null;
         };
+        assert(one.bytes.len <= self.said.len);
         @memcpy(self.said[0..one.bytes.len], one.bytes);
         if (self.is_held and self.events.length() < limits.HOST_EVENTS_BYTES / 2) {
             self.is_held = false;
@@ -329,7 +333,11 @@ pub const Relay = struct {
     fn tell(context: *anyopaque, event: Event, bytes: []const u8) void {
         const self: *Relay = @ptrCast(@alignCast(context));
         const slot = &self.slots[event.session & 0xFFFF];
-        if (slot.peer) |peer| slot.publish(peer); // who hears of it looks there
+        assert(bytes.len <= self.said.len); // where `poll` gives them out
+        if (slot.peer) |peer| {
+            assert(peer.id == event.session);
+            slot.publish(peer); // who hears of it looks there
+        }
         self.lock.lock();
         defer self.lock.unlock();
         if (self.events.length() == 0) sys.eventfdSignal(self.bell);
@@ -400,6 +408,7 @@ pub const Relay = struct {
         self.dirty_count = 0;
         for (self.dirty[0..count]) |place| {
             const slot = &self.slots[place];
+            assert(slot.is_dirty);
             slot.is_dirty = false;
             const peer = slot.peer orelse continue;
             if (peer.turn(may_read)) self.mark(peer);
@@ -410,6 +419,8 @@ pub const Relay = struct {
     fn mark(self: *Relay, peer: *Peer) void {
         const place: u16 = @truncate(peer.id);
         if (self.slots[place].is_dirty) return;
+        assert(self.slots[place].peer == peer);
+        assert(self.dirty_count < self.dirty.len);
         self.slots[place].is_dirty = true;
         self.dirty[self.dirty_count] = place;
         self.dirty_count += 1;
@@ -421,6 +432,7 @@ pub const Relay = struct {
     }
 
     fn takeCommands(self: *Relay) void {
+        assert(self.taken.length() == 0);
         self.lock.lock();
         std.mem.swap(queues.Queue(Command), &self.commands, &self.taken);
         self.lock.unlock();
@@ -430,11 +442,15 @@ pub const Relay = struct {
     fn obey(self: *Relay, command: *const Command, bytes: []const u8) void {
         if (command.kind == .begin) {
             const peer: *Peer = @ptrFromInt(command.object);
-            self.slots[command.session & 0xFFFF].peer = peer;
+            const place = &self.slots[command.session & 0xFFFF];
+            assert(place.peer == null);
+            assert(peer.id == command.session);
+            place.peer = peer;
             return peer.join(channels.CONTROL, command.fd);
         }
         const tls: ?*Held = if (command.kind == .attach) @ptrFromInt(command.object) else null;
         const peer = self.find(command.session) orelse return Peer.discard(command.fd, tls);
+        assert(command.wire_size <= bytes.len);
         switch (command.kind) {
             .begin => unreachable, // above
             .attach => peer.attach(command.fd, tls, bytes[0..command.wire_size], bytes[command.wire_size..]),

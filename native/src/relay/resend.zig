@@ -8,6 +8,7 @@
 //! room in one piece. RS-4 Nothing is acknowledged that has not left.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const frames = @import("frame.zig");
 const limits = @import("../limits.zig");
 
@@ -38,7 +39,8 @@ pub const Resend = struct {
     /// Where a frame of up to `bytes` of payload can be made, header first. Null: there is no room, see `limit`.
     pub fn place(self: *const Resend, bytes: usize, limit: usize) ?[]u8 {
         const span = frames.BYTES + bytes;
-        std.debug.assert(span <= frames.BYTES_MAX and limit <= KEPT_BYTES_MAX);
+        assert(span <= frames.BYTES_MAX);
+        assert(limit <= KEPT_BYTES_MAX);
         if (self.kept + span > limit) return null;
         return self.memory[self.start(span)..][0..span];
     }
@@ -54,17 +56,41 @@ pub const Resend = struct {
         frames.encode(numbered, to[0..frames.BYTES]);
         const begin = @intFromPtr(to.ptr) - @intFromPtr(self.memory.ptr);
         if (begin != self.last) {
-            std.debug.assert(begin == 0 and !self.is_wrapped);
+            assert(begin == 0);
+            assert(!self.is_wrapped);
             self.is_wrapped = true;
             self.lap = self.last;
             if (self.at == self.lap) self.at = 0;
         }
         const span = numbered.span();
+        assert(span <= to.len);
         self.last = begin + span;
-        std.debug.assert(!self.is_wrapped or self.last < self.first);
+        assert(!self.is_wrapped or self.last < self.first);
         self.kept += span;
         self.unsent += span;
         self.next += 1;
+        self.check();
+    }
+
+    /// What is so between two calls.
+    fn check(self: *const Resend) void {
+        assert(self.oldest <= self.leaving); // RS-1, RS-4
+        assert(self.leaving <= self.left);
+        assert(self.left <= self.next);
+        assert(self.unsent <= self.kept);
+        assert(self.kept <= KEPT_BYTES_MAX); // RS-3
+        assert((self.kept == 0) == (self.oldest == self.next));
+        assert((self.unsent == 0) == (self.leaving == self.next));
+        if (self.is_wrapped) {
+            assert(self.last < self.first);
+            assert(self.first < self.lap);
+            assert(self.lap <= self.memory.len);
+            assert(self.at <= self.last or self.first <= self.at);
+        } else {
+            assert(self.first <= self.at);
+            assert(self.at + self.rest <= self.last);
+            assert(self.last - self.first == self.kept);
+        }
     }
 
     /// What leaves next, without a gap; about `most` bytes. Frames that have not begun to leave say `ack`.
@@ -75,6 +101,7 @@ pub const Resend = struct {
             frames.acknowledge(self.memory[to..], ack);
             to += frames.spanAt(self.memory[to..]);
         }
+        assert(to <= end);
         return self.memory[self.at..to];
     }
 
@@ -85,6 +112,7 @@ pub const Resend = struct {
 
     /// So many bytes of it have left.
     pub fn sent(self: *Resend, bytes: usize) void {
+        assert(bytes <= self.unsent);
         var n = bytes;
         self.unsent -= bytes;
         while (n > 0) {
@@ -98,6 +126,7 @@ pub const Resend = struct {
             self.left = @max(self.left, self.leaving);
             if (self.is_wrapped and self.at == self.lap) self.at = 0;
         }
+        self.check();
     }
 
     /// A new connection: all that is kept leaves again. How many frames had left before.
@@ -106,19 +135,22 @@ pub const Resend = struct {
         self.rest = 0;
         self.unsent = self.kept;
         self.leaving = self.oldest;
+        self.check();
     }
 
     /// The peer expects frame `ack` next. False: it was not sent, or had been acknowledged before (RS-4).
     pub fn release(self: *Resend, ack: u64) bool {
         if (ack < self.oldest or ack > self.leaving) return false;
         self.drop(ack);
+        self.check();
         return true;
     }
 
     /// The same of what has left on connections before, right after `rewind`.
     pub fn releaseBefore(self: *Resend, ack: u64) bool {
         if (ack < self.oldest or ack > self.left) return false;
-        std.debug.assert(self.at == self.first and self.rest == 0);
+        assert(self.at == self.first);
+        assert(self.rest == 0);
         self.drop(ack);
         self.rewind();
         self.left = ack;
@@ -128,6 +160,7 @@ pub const Resend = struct {
     fn drop(self: *Resend, ack: u64) void {
         while (self.oldest < ack) : (self.oldest += 1) {
             const span = frames.spanAt(self.memory[self.first..]);
+            assert(span <= self.kept);
             self.first += span;
             self.kept -= span;
             if (self.is_wrapped and self.first == self.lap) {
@@ -135,7 +168,10 @@ pub const Resend = struct {
                 self.is_wrapped = false;
             }
         }
+        assert(self.oldest == ack);
         if (self.kept > 0) return;
+        assert(!self.is_wrapped);
+        assert(self.rest == 0);
         self.first = 0; // the same few pages again and again while little is under way
         self.last = 0;
         self.at = 0;
