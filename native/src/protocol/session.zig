@@ -11,6 +11,7 @@
 //! SN-7 Segments are spoken of only where the two sides share memory.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const body = @import("body.zig");
 const crossing = @import("crossing.zig");
 const frame = @import("frame.zig");
@@ -46,6 +47,7 @@ pub const Inbound = struct {
     pub const Error = error{Protocol};
 
     fn fail(self: *Inbound, problem: []const u8) Error {
+        assert(problem.len > 0);
         self.problem = problem;
         self.state = .ended;
         return error.Protocol;
@@ -53,6 +55,9 @@ pub const Inbound = struct {
 
     /// Take one frame: its bytes are `bytes`, header first. Every byte is looked at once.
     pub fn receive(self: *Inbound, header: frame.Header, bytes: [*]const u8) Error!Event {
+        assert(header.length >= frame.BYTES); // `decode` has looked
+        assert(self.problem.len == 0 or self.state == .ended);
+        assert(self.missing == 0 or self.state != .waiting);
         switch (self.state) {
             .waiting => {
                 if (header.kind != .hello) return self.fail("a frame before the hello"); // SN-1
@@ -93,6 +98,8 @@ pub const Inbound = struct {
     }
 
     fn greet(self: *Inbound, header: frame.Header, payload: *const [frame.Hello.PAYLOAD_BYTES]u8) Error!frame.Hello {
+        assert(self.state == .waiting);
+        assert(self.epoch == 0);
         const hello = frame.Hello.decodePayload(payload);
         if (header.epoch == 0) return self.fail("a hello without an epoch");
         if (hello.abi != limits.ABI_VERSION) return self.fail("a hello of another version of the library");
@@ -107,6 +114,8 @@ pub const Inbound = struct {
 
     fn takeMessage(self: *Inbound, header: frame.Header, bytes: [*]const u8) Error!Event {
         if (header.lane == .data and self.missing != 0) return self.fail("a message inside another one"); // SN-5
+        assert(header.bodyOffset() <= header.length); // `decode` has looked
+        assert(header.n_bodies <= limits.BODIES_MAX);
         const here = header.length - header.bodyOffset();
         var announced: u64 = 0;
         var carried: u64 = 0;
@@ -120,7 +129,9 @@ pub const Inbound = struct {
         }
         if (here > announced or (here < announced) != header.more) // SN-4
             return self.fail("a message whose sizes do not add up");
+        assert(announced + carried <= limits.MESSAGE_BYTES_MAX);
         if (header.n_bodies > 0) self.missing = announced - here;
+        assert(!header.more or self.missing > 0);
         self.messages += @intFromBool(!header.chunk);
         self.bytes += header.head_size + here + carried;
         return .{ .message = header };
@@ -131,6 +142,7 @@ pub const Inbound = struct {
         if (here > self.missing or (here < self.missing) != header.more) // SN-4
             return self.fail("a fragment whose size does not add up");
         self.missing -= here;
+        assert(header.more == (self.missing > 0));
         self.bytes += here;
         return .{ .fragment = header };
     }
@@ -195,18 +207,22 @@ pub const Message = struct {
         for (self.bodies) |span| {
             if (self.segmentOf(span) != null) sum += span.size;
         }
+        assert(sum <= self.total);
         return sum;
     }
 
     /// Bytes of its first frame, before padding.
     pub fn firstLength(self: Message) u32 {
-        std.debug.assert(self.head.len <= limits.HEAD_BYTES_MAX and self.bodies.len <= limits.BODIES_MAX);
+        assert(self.head.len <= limits.HEAD_BYTES_MAX);
+        assert(self.bodies.len <= limits.BODIES_MAX);
         const head_size: u32 = @intCast(self.head.len);
         if (self.bodies.len == 0) return frame.BYTES + head_size;
         const table: u32 = @intCast(8 * self.bodies.len);
         const fixed = frame.BYTES + std.mem.alignForward(u32, head_size, 8) + table;
         const room = (frame.BYTES + limits.FRAME_PAYLOAD_BYTES_MAX) -| fixed;
-        return fixed + @as(u32, @intCast(@min(room, self.total - self.carried())));
+        const length = fixed + @as(u32, @intCast(@min(room, self.total - self.carried())));
+        assert(length <= limits.FRAME_BYTES_MAX);
+        return length;
     }
 };
 
@@ -228,8 +244,8 @@ pub const Outbound = struct {
     pub fn writeMessage(self: *Outbound, to: [*]u8, lane: frame.Lane, message: Message) u64 {
         const head = message.head;
         const bodies = message.bodies;
-        std.debug.assert(lane == .control or self.missing == 0); // SN-5
-        std.debug.assert(lane == .data or bodies.len == 0);
+        assert(lane == .control or self.missing == 0); // SN-5
+        assert(lane == .data or bodies.len == 0);
         const length = message.firstLength();
         var header = frame.Header{
             .kind = .message,
@@ -252,6 +268,8 @@ pub const Outbound = struct {
         }
         copySpans(to[header.bodyOffset()..][0..here], message, 0);
         if (bodies.len > 0) self.missing = message.total - carried - here;
+        assert(here + carried <= message.total);
+        if (lane == .data) assert(header.more == (self.missing > 0)); // SN-4
         self.messages += @intFromBool(!message.chunk);
         self.bytes += head.len + here + carried;
         return here + carried;
@@ -259,12 +277,14 @@ pub const Outbound = struct {
 
     /// Bytes of the next fragment, before padding.
     pub fn fragmentLength(self: *const Outbound) u32 {
-        std.debug.assert(self.missing > 0);
+        assert(self.missing > 0);
         return frame.BYTES + @as(u32, @intCast(@min(self.missing, limits.FRAME_PAYLOAD_BYTES_MAX)));
     }
 
     /// Write the next fragment; `done` body bytes have left before. Returns the body bytes in it.
     pub fn writeFragment(self: *Outbound, to: [*]u8, message: Message, done: u64) u64 {
+        assert(done >= message.carried()); // they have left with the first frame
+        assert(done + self.missing == message.total); // SN-5: no other message has begun meanwhile
         const length = self.fragmentLength();
         const here = length - frame.BYTES;
         frame.encode(.{
@@ -283,12 +303,14 @@ pub const Outbound = struct {
 
     /// Bytes of a frame about `count` segments, before padding.
     pub fn segmentsLength(count: usize) u32 {
+        assert(count > 0);
+        assert(count <= limits.SEGMENTS_MAX);
         return frame.BYTES + 4 * @as(u32, @intCast(count));
     }
 
     /// Write a frame about segments.
     pub fn writeSegments(self: *const Outbound, to: [*]u8, kind: frame.Kind, refs: []const body.Ref) void {
-        std.debug.assert(kind == .release or kind == .retire);
+        assert(kind == .release or kind == .retire);
         frame.encode(
             .{ .kind = kind, .epoch = self.epoch, .length = segmentsLength(refs.len) },
             to[0..frame.BYTES],
@@ -318,7 +340,7 @@ fn copySpans(to: []u8, message: Message, skip: u64) void {
         left = left[n..];
         before = 0;
     }
-    std.debug.assert(left.len == 0); // the caller has added up the same sizes
+    assert(left.len == 0); // the caller has added up the same sizes
 }
 
 // ---- tests ----

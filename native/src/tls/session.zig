@@ -16,6 +16,7 @@
 //! the status stays.
 
 const std = @import("std");
+const assert = std.debug.assert;
 const hellos = @import("hello.zig");
 const limits = @import("../limits.zig");
 const names = @import("name.zig");
@@ -71,6 +72,7 @@ pub const HalfOpen = struct {
 
     /// Count one more. Whether there was room.
     pub fn enter(self: *HalfOpen) bool {
+        assert(self.count <= limits.TLS_HALF_OPEN_MAX);
         if (self.count >= limits.TLS_HALF_OPEN_MAX) return false;
         self.count += 1;
         return true;
@@ -140,6 +142,7 @@ pub fn Session(comptime Engine: type) type {
 
         /// Begin one. False: there are too many half-open ones; the engine is then still the caller's.
         pub fn init(self: *Self, engine: Engine, options: Options) bool {
+            assert(options.half_open == null or options.role == .server); // HS-4
             if (options.half_open) |half_open| if (!half_open.enter()) return false;
             self.* = .{ .engine = engine, .options = options, .is_counted = options.half_open != null };
             return true;
@@ -167,6 +170,11 @@ pub fn Session(comptime Engine: type) type {
             }
             io.wire_taken = self.wire.taken;
             io.wire_made = self.wire.made;
+            assert(io.wire_taken <= io.wire_in_size);
+            assert(io.wire_made <= io.wire_out_size);
+            assert(io.plain_taken <= io.plain_in_size);
+            assert(io.plain_made <= io.plain_out_size);
+            if (self.isHalfOpen()) assert(io.plain_taken + io.plain_made == 0); // HS-1
             self.wire.end();
         }
 
@@ -253,6 +261,7 @@ pub fn Session(comptime Engine: type) type {
         }
 
         fn shake(self: *Self) bool {
+            assert(self.state == .handshake);
             if (!self.has_spoken and self.wire.in.len > 0) {
                 self.has_spoken = true;
                 // Records of a handshake or an alert: OpenSSL's own words for anything else are a riddle.
@@ -313,6 +322,8 @@ pub fn Session(comptime Engine: type) type {
         }
 
         fn say(self: *Self) void {
+            assert(self.options.role == .client);
+            assert(self.state == .handshake or self.state == .proof);
             self.options.hello.encode(&self.said);
             self.said_bytes = 0;
             self.state = .greeting;
@@ -320,6 +331,7 @@ pub fn Session(comptime Engine: type) type {
 
         /// Send what is left of our hello. Whether all of it is out.
         fn speak(self: *Self) bool {
+            assert(self.said_bytes <= hellos.BYTES);
             while (self.said_bytes < hellos.BYTES) {
                 switch (self.engine.write(&self.wire, self.said[self.said_bytes..])) {
                     .moved => |n| self.said_bytes += n,
@@ -336,6 +348,8 @@ pub fn Session(comptime Engine: type) type {
 
         /// Read what is left of the peer's hello. Whether all of it is there, and right.
         fn listen(self: *Self) bool {
+            assert(self.state == .greeting);
+            assert(self.heard_bytes < hellos.BYTES); // more is heard when it is open
             while (self.heard_bytes < hellos.BYTES) {
                 switch (self.engine.read(&self.wire, self.heard[self.heard_bytes..])) {
                     .moved => |n| self.heard_bytes += n,
@@ -391,11 +405,16 @@ pub fn Session(comptime Engine: type) type {
 
         /// Client: the server has answered.
         fn conclude(self: *Self, verdict: hellos.Verdict) void {
+            assert(self.options.role == .client);
+            assert(self.state == .greeting);
             if (verdict == .admitted) return self.open();
             self.fail(status.ERR_TLS_REFUSED, "the other side refused: {s}", .{verdict.words()});
         }
 
         fn refuseWith(self: *Self, verdict: hellos.Verdict) void {
+            assert(self.options.role == .server);
+            assert(self.state == .asking);
+            assert(verdict != .none);
             var hello = self.options.hello;
             hello.verdict = @intFromEnum(verdict);
             hello.kind = @intFromEnum(hellos.Kind.member);
@@ -413,6 +432,11 @@ pub fn Session(comptime Engine: type) type {
         }
 
         fn open(self: *Self) void {
+            assert(self.state == switch (self.options.role) {
+                .client => State.greeting,
+                .server => State.asking,
+            });
+            assert(self.status == status.OK);
             self.state = .open;
             self.wire.allowed = std.math.maxInt(u64);
             self.uncount();
@@ -421,6 +445,7 @@ pub fn Session(comptime Engine: type) type {
         fn uncount(self: *Self) void {
             if (!self.is_counted) return;
             self.is_counted = false;
+            assert(self.options.half_open.?.count > 0);
             self.options.half_open.?.count -= 1;
         }
 
@@ -428,6 +453,7 @@ pub fn Session(comptime Engine: type) type {
 
         /// One record after the other, each straight into the caller's memory.
         fn encrypt(self: *Self, io: *Io) void {
+            assert(self.state == .open); // HS-1
             const from = Io.slice(io.plain_in, io.plain_in_size);
             while (io.plain_taken < from.len) {
                 const rest = from[@intCast(io.plain_taken)..];
@@ -443,6 +469,7 @@ pub fn Session(comptime Engine: type) type {
         }
 
         fn decrypt(self: *Self, io: *Io) void {
+            assert(self.state == .open or self.state == .closing); // HS-1
             const into = Io.target(io.plain_out, io.plain_out_size);
             while (io.plain_made < into.len) {
                 switch (self.engine.read(&self.wire, into[@intCast(io.plain_made)..])) {
@@ -456,6 +483,7 @@ pub fn Session(comptime Engine: type) type {
 
         /// The peer has said that it sends no more: nor do we.
         fn leave(self: *Self) void {
+            assert(self.state == .open or self.state == .closing);
             if (self.state == .open) self.engine.shut(&self.wire);
             self.state = .closed;
         }
@@ -467,7 +495,9 @@ pub fn Session(comptime Engine: type) type {
         }
 
         fn fail(self: *Self, why: i32, comptime format: []const u8, arguments: anytype) void {
+            assert(why != status.OK);
             if (self.state == .failed) return; // HS-5
+            assert(self.status == status.OK);
             self.state = .failed;
             self.status = why;
             self.uncount();
