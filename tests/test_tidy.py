@@ -9,6 +9,7 @@ import ast
 import re
 import subprocess
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -145,9 +146,14 @@ def file_name(path: str, text: str) -> Complaints:
 
 
 def docstrings(path: str, text: str) -> Complaints:
-    """Every public name of the package, and every public function of the native library, has a summary sentence."""
+    """Modules, classes, what users reach, and public functions of the native library have a summary sentence.
+
+    Functions and methods of internals have one where it says more than their names.
+    """
     if path.startswith("src/") and path.endswith(".py"):
-        for name, line, summary in python_summaries(text):
+        for name, line, summary, is_demanded in python_summaries(path, text):
+            if summary is None and not is_demanded:
+                continue
             if summary is None or not summary.endswith((".", "?", "!", ":")):
                 yield f"{path}:{line}: {name} needs a docstring whose first line is one sentence"
     elif path.startswith("native/src/") and path.endswith(".zig"):
@@ -160,18 +166,53 @@ def docstrings(path: str, text: str) -> Complaints:
             yield f"{path}:1: needs a module comment (//!)"
 
 
-def python_summaries(text: str) -> Iterator[tuple[str, int, str | None]]:
-    """Yield name, line and first docstring line of the module and its public functions, classes and methods."""
-    tree = ast.parse(text)
+def python_summaries(path: str, text: str) -> Iterator[tuple[str, int, str | None, bool]]:
+    """Yield name, line, first docstring line, and whether one is demanded, of the module and its public definitions."""
+    tree, reached = ast.parse(text), public_names().get(module_of(path), set())
     pending: list[tuple[str, ast.Module | Definition]] = [("", tree)]
     while pending:
         prefix, node = pending.pop()
         if not is_exempt(node):
             docstring = ast.get_docstring(node)
-            yield prefix or "the module", getattr(node, "lineno", 1), docstring and docstring.splitlines()[0]
+            is_demanded = isinstance(node, ast.Module | ast.ClassDef) or prefix.partition(".")[0] in reached
+            summary = docstring and docstring.splitlines()[0]
+            yield prefix or "the module", getattr(node, "lineno", 1), summary, is_demanded
         if isinstance(node, ast.Module | ast.ClassDef):
             children = [child for child in node.body if isinstance(child, Definition) and child.name[0] != "_"]
             pending.extend((f"{prefix}.{child.name}".lstrip("."), child) for child in children)
+
+
+def module_of(path: str) -> str:
+    """Return the dotted name of a file of the package."""
+    return path.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+@cache
+def public_names() -> dict[str, set[str]]:
+    """Return the names that users reach through the `__all__` of a public module, by the module that defines them."""
+    files = (path for path in SOURCES if path.startswith("src/") and path.endswith(".py"))
+    trees = {module_of(path): ast.parse(SOURCES[path]) for path in files}
+    origins = {
+        module: {
+            alias.asname or alias.name: (node.module or "", alias.name)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
+        for module, tree in trees.items()
+    }
+    found: dict[str, set[str]] = {}
+    for door, tree in trees.items():
+        if "._" in door:
+            continue
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                for name in (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)):
+                    module, own = door, str(name)
+                    while origins.get(module, {}).get(own, (module, own)) != (module, own):
+                        module, own = origins[module][own]
+                    found.setdefault(module, set()).add(own)
+    return found
 
 
 def is_exempt(node: ast.Module | Definition) -> bool:
@@ -233,7 +274,8 @@ PLANTED = [
     (subjects, "src/a.py", "x = 1  # no" + "body changes it\n"),
     (subjects, "docs/a.md", "Some" + "one waits.\n"),
     (file_name, "src/trimesh/utils.py", ""),
-    (docstrings, "src/a.py", '"""A module."""\ndef f(): ...\n'),
+    (docstrings, "src/trimesh/actor/host_mesh.py", '"""A module."""\ndef this_host(): ...\n'),
+    (docstrings, "src/a.py", '"""A module."""\nclass C: ...\n'),
     (
         docstrings,
         "src/a.py",
@@ -272,7 +314,7 @@ def test_tidy_complains(check: Callable[[str, str], Complaints], path: str, text
         (subjects, "src/a.py", "# no task changes any one of them\n"),
         (markdown, "docs/a.md", "# A heading\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n```sh\nrun\n# a comment\n```\n"),
         (absolute_paths, "src/a.py", "url = 'https://example.org/home/page'\n"),
-        (docstrings, "src/a.py", '"""A module."""\ndef _f(): ...\n'),
+        (docstrings, "src/a.py", '"""A module."""\ndef f(): ...\n'),
         (docstrings, "native/src/a.zig", "//! A module.\n\n/// Does it.\npub fn f() void {}\n"),
         (coordinates, "src/a.py", "f\"{place_name(mesh, point)} of {dict(extent)!r}, {point['gpus']}\"\n"),
         (coordinates, "docs/a.md", "a point is {'gpus': 2" + "/4}, a mesh procs{'gpus': 4}\n"),
@@ -285,6 +327,7 @@ def test_tidy_keeps_quiet(check: Callable[[str, str], Complaints], path: str, te
 def test_tidy_sees_the_tree() -> None:
     assert "src/trimesh/errors.py" in SOURCES
     assert any(path.endswith(".zig") for path in SOURCES)
+    assert "origin" in public_names()["trimesh.errors"]
 
 
 INVARIANT = re.compile(r"\b([A-Z]{2})-\d+:? [A-Za-z`]")
