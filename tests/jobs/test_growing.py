@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -118,7 +118,7 @@ class StagedJob(jobs.LocalJob):
     begin: Callable[[int], Any] = attrs.field(kw_only=True)
     is_growing: bool = attrs.field(default=True, kw_only=True)
 
-    def launcher(self) -> Any:
+    def launcher(self) -> jobs.Launcher:
         """See `Job.launcher`."""
         launcher = StagedLauncher(self)
         return launcher if self.is_growing else Fixed(launcher)
@@ -137,12 +137,20 @@ class StagedLauncher(LocalLauncher):
         return await super().start(rank, order)
 
 
-class Fixed:
-    """A launcher that gets no others, as that of ssh."""
+class Fixed(jobs.Launcher):
+    """A launcher that gets no others, as that of ssh: it has the defaults of the base class."""
 
     def __init__(self, launcher: StagedLauncher) -> None:
         self.interface, self.hosts = launcher.interface, launcher.hosts
-        self.open, self.start = launcher.open, launcher.start
+        self._launcher = launcher
+
+    def open(self) -> AbstractAsyncContextManager[object]:
+        """See `Launcher.open`."""
+        return self._launcher.open()
+
+    async def start(self, rank: int, order: jobs.AgentOrder) -> jobs.StartedAgent:
+        """See `Launcher.start`."""
+        return await self._launcher.start(rank, order)
 
 
 @pytest.mark.parametrize("is_growing", [pytest.param(True, marks=pytest.mark.stress), False])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.jobs import sshd
@@ -12,6 +13,8 @@ pytest.importorskip("cryptography")
 
 from trimesh import jobs
 from trimesh._native import tls
+from trimesh.jobs.local import LocalLauncher
+from trimesh.jobs.ssh import SSHLauncher
 from trimesh.testing import LAUNCHER_CASES, LauncherSubject, check_launcher
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
@@ -53,3 +56,21 @@ def test_cases_can_fail(case: str) -> None:
         check_launcher(case, LauncherSubject(jobs.LocalJob, is_alive=lambda _host, _pid: True))
     with pytest.raises((AssertionError, BaseExceptionGroup)):
         check_launcher(case, LauncherSubject(lambda _: jobs.LocalJob(1)))
+
+
+class _OtherJob(jobs.LocalJob):
+    def launcher(self) -> Any:
+        """See `Job.launcher`."""
+        return object()
+
+
+async def test_launcher_of_another_class_is_refused() -> None:
+    """One that only has the methods is told what to write."""
+    with pytest.raises(TypeError, match=r"returns a jobs\.Launcher, .*: write class object\(Launcher\)"):
+        async with _OtherJob(1):
+            pass
+
+
+def test_launcher_can_grow_if_it_defines_grow() -> None:
+    assert LocalLauncher(1).can_grow
+    assert not SSHLauncher(jobs.SSHJob(["n1"])).can_grow

@@ -6,7 +6,7 @@ from trimesh.jobs.job import Job
 from trimesh.jobs.job_file import KEPT, default, named_job
 from trimesh.jobs.kept import AttachedJob, KeptJob, attach, extend, keep, kept, stop
 from trimesh.jobs.kubernetes import KubernetesJob
-from trimesh.jobs.launcher import AgentExit, AgentOrder, GrowingLauncher, Launcher, QueuedLauncher, StartedAgent
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.local import LocalJob
 from trimesh.jobs.pki import OwnPKI
 from trimesh.jobs.slurm import SlurmJob
@@ -18,7 +18,6 @@ __all__ = [
     "AgentExit",
     "AgentOrder",
     "AttachedJob",
-    "GrowingLauncher",
     "Job",
     "KeptJob",
     "KubernetesJob",
@@ -27,7 +26,6 @@ __all__ = [
     "OpenDoor",
     "OutputLine",
     "OwnPKI",
-    "QueuedLauncher",
     "SSHJob",
     "SlurmJob",
     "StartedAgent",

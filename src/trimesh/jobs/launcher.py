@@ -6,12 +6,15 @@ standard input and ends when that is closed; nothing secret is ever in its argum
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import msgspec
+import trio
 
+from trimesh.errors import SpawnError
 from trimesh.jobs.pki import OwnPKI
 
 
@@ -80,55 +83,45 @@ class StartedAgent(Protocol):
         """End it, with what it has started, by force; return when nothing of it is left. Shielded, bounded."""
 
 
-class Launcher(Protocol):
-    """Starts the agents of one run of a job. Opened once; the rest is used while it is open."""
+class Launcher(ABC):
+    """Starts the agents of one run of a job. Opened once; the rest is used while it is open, from several tasks.
 
+    A subclass sets `hosts` and `interface` and defines `open` and `start`. The rest has defaults: no queue, no further
+    hosts, no time limit.
+
+    Attributes:
+        hosts: Names of the hosts, in the order of the job, then of spare ones; "" for one that reports its own.
+        interface: Address at which the controller listens for them, a number; it is advertised, too.
+        port: At which the controller listens; 0 lets the system choose.
+        advertised: What agents dial, `host` or `host:port`, where that is another address than `interface`.
+        starts_again: Whether `start` can be called again for a host whose agent has ended; else `grow` gets another
+            one in its place.
+    """
+
+    hosts: Sequence[str]
+    interface: str
+    port: int = 0
+    advertised: tuple[str, ...] = ()
+    starts_again: bool = True
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether it defines `grow`; else only spare hosts can be added."""
+        return type(self).grow is not Launcher.grow
+
+    def tell_by(self, say: Callable[[str], None]) -> None:
+        """Receive, before it is opened, the function that shows what `open` waits for, each time anew."""
+        del say
+
+    @abstractmethod
     def open(self) -> AbstractAsyncContextManager[object]:
         """Get ready to start agents: find addresses, wait in a queue. Once left, nothing of it is left.
 
         Entering it may take for as long as a queue does; a cancel leaves nothing queued.
 
         Raises:
-            SpawnError: It cannot; the text has the words of whoever refused.
+            SpawnError: It cannot; the message includes the scheduler's reason.
         """
-        ...
-
-    @property
-    def hosts(self) -> Sequence[str]:
-        """Names of the hosts, in the order of the job, then of spare ones; "" for one that will say its name itself."""
-        ...
-
-    @property
-    def interface(self) -> str:
-        """Address at which the controller listens for them, a number; it is advertised, too."""
-        ...
-
-    async def start(self, rank: int, order: AgentOrder) -> StartedAgent:
-        """Start the agent of one host. A cancel leaves nothing of it. Called again where one was lost and has ended.
-
-        Args:
-            rank: The place of the host in `hosts`.
-            order: For its standard input.
-
-        Raises:
-            SpawnError: It cannot be started; the text has the words of whoever refused.
-        """
-        ...
-
-
-@runtime_checkable
-class QueuedLauncher(Launcher, Protocol):
-    """A launcher whose agents are told where to dial when they are asked for, and wait for their orders in a queue."""
-
-    @property
-    def port(self) -> int:
-        """The port at which the controller listens; 0 lets the system choose."""
-        ...
-
-    @property
-    def advertised(self) -> tuple[str, ...]:
-        """What agents dial, `host` or `host:port`, where that is another address than `interface`."""
-        ...
 
     async def allocate(self, addresses: tuple[str, ...], say: Callable[[str], None]) -> None:
         """Get a place for each agent; called once, before the first `start`, after which `hosts` has their names.
@@ -137,23 +130,26 @@ class QueuedLauncher(Launcher, Protocol):
         ends with the block of `open`.
 
         Args:
-            addresses: Where agents will dial, in order.
+            addresses: What agents will dial, in order.
             say: Shows what is waited for.
 
         Raises:
-            SpawnError: There is none; the text has the words of whoever refused.
+            SpawnError: No allocation was granted; the message includes the scheduler's reason.
         """
-        ...
+        del addresses, say
+        await trio.lowlevel.checkpoint()
 
+    @abstractmethod
+    async def start(self, rank: int, order: AgentOrder) -> StartedAgent:
+        """Start the agent of one host. A cancel leaves nothing of it. Called again where one was lost and has ended.
 
-@runtime_checkable
-class GrowingLauncher(Launcher, Protocol):
-    """A launcher that can get more hosts than it was opened with. Used while it is open, from several tasks."""
+        Args:
+            rank: The place of the host in `hosts`.
+            order: For its standard input.
 
-    @property
-    def starts_again(self) -> bool:
-        """Whether `start` can be called again for a host whose agent has ended; else another comes in its place."""
-        ...
+        Raises:
+            SpawnError: It cannot be started; the message includes the scheduler's reason.
+        """
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
         """Get a place for more agents, and return their places in `hosts`, which has their names then.
@@ -165,31 +161,31 @@ class GrowingLauncher(Launcher, Protocol):
             say: Shows what is waited for.
 
         Raises:
-            SpawnError: There is none; the text has the words of whoever refused.
+            SpawnError: No more were granted; the message includes the scheduler's reason.
         """
-        ...
+        del say
+        await trio.lowlevel.checkpoint()
+        raise SpawnError(f"{count} more hosts cannot be had: {type(self).__name__} defines no grow()")
 
     async def give_back(self, ranks: Sequence[int]) -> None:
         """Give up what `grow` has got, and nothing runs on any more. Shielded, bounded."""
-        ...
+        del ranks
+        await trio.lowlevel.checkpoint()
 
+    async def replace(self, rank: int) -> None:
+        """Get another machine at a place of `hosts`, if there is one, after the program has given up the host there.
 
-@runtime_checkable
-class TellingLauncher(Launcher, Protocol):
-    """A launcher that waits in a queue while it is opened, and says for what."""
+        The agent that was there has ended. `hosts` has the name of the new machine afterwards.
 
-    def tell_by(self, say: Callable[[str], None]) -> None:
-        """Learn, before it is opened, what shows the words of what is waited for, each time anew."""
-        ...
-
-
-@runtime_checkable
-class LimitedLauncher(Launcher, Protocol):
-    """A launcher whose hosts have an end that is known before it comes: a limit of time. Used while it is open."""
+        Raises:
+            SpawnError: It cannot be had.
+        """
+        del rank
+        await trio.lowlevel.checkpoint()
 
     async def wait_notice(self) -> str:
-        """Wait until the end is so near that a program is to save what it has; return why, in words."""
-        ...
+        """Wait until a time limit of the hosts is so near that a program is to save what it has; return why."""
+        await trio.sleep_forever()
 
     async def wait_end(self, ahead: float = 0.0) -> str:
         """Wait until the block of the hosts has to be left now, to be left in order; return why, in words.
@@ -197,17 +193,5 @@ class LimitedLauncher(Launcher, Protocol):
         Args:
             ahead: Seconds more that leaving it takes.
         """
-        ...
-
-
-@runtime_checkable
-class ReplacingLauncher(Launcher, Protocol):
-    """A launcher that may have another machine at a place of `hosts`, for agents that are started there again."""
-
-    async def replace(self, rank: int) -> None:
-        """Have another one there, where there is one; the agent that was there has ended. `hosts` has its name then.
-
-        Raises:
-            SpawnError: It cannot be had.
-        """
-        ...
+        del ahead
+        await trio.sleep_forever()

@@ -16,7 +16,7 @@ import trio
 
 from trimesh._runtime.life import HostsNotice
 from trimesh.errors import HostLost
-from trimesh.jobs.launcher import LimitedLauncher
+from trimesh.jobs.launcher import Launcher
 
 _log: Final = logging.getLogger("trimesh")
 _REASON: Final = "time limit"
@@ -33,7 +33,7 @@ class LimitWatch:
         notice: Tells the program.
     """
 
-    def __init__(self, launcher: LimitedLauncher) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self.notice = HostsNotice()
         self._launcher = launcher
 

@@ -17,7 +17,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.child_agent import AgentProcess, ChildAgent, start_child
 from trimesh.jobs.forked import AgentTemplate
 from trimesh.jobs.job import Job, checked_hosts
-from trimesh.jobs.launcher import AgentOrder
+from trimesh.jobs.launcher import AgentOrder, Launcher
 
 _BOOT: Final = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; from trimesh.jobs.agent import {0}; {0}()"
 
@@ -55,14 +55,13 @@ class LocalJob(Job):
         return f"local{rank}" if self.apart else ""
 
 
-class LocalLauncher:
-    """Starts agents as children of this process; see `GrowingLauncher`."""
+class LocalLauncher(Launcher):
+    """Starts agents as children of this process."""
 
     interface = "127.0.0.1"
-    starts_again = True
 
     def __init__(self, count: int) -> None:
-        self.hosts: Sequence[str] = ()
+        self.hosts = ()
         self._add(count)
         self._template: AgentTemplate | None = None
 
@@ -84,13 +83,10 @@ class LocalLauncher:
         return ranks
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """See `GrowingLauncher.grow`."""
+        """See `Launcher.grow`."""
         del say
         await trio.lowlevel.checkpoint()
         return self._add(count)
-
-    async def give_back(self, ranks: Sequence[int]) -> None:
-        """See `GrowingLauncher.give_back`: nothing is there without an agent."""
 
     async def start(self, rank: int, order: AgentOrder) -> ChildAgent:
         """See `Launcher.start`."""

@@ -38,17 +38,7 @@ from trimesh.jobs.door import DoorPlace
 from trimesh.jobs.host_links import HostLinks, open_host_links, own_credentials
 from trimesh.jobs.job import Job
 from trimesh.jobs.joined_host import JoinedHost
-from trimesh.jobs.launcher import (
-    AgentExit,
-    AgentOrder,
-    GrowingLauncher,
-    Launcher,
-    LimitedLauncher,
-    QueuedLauncher,
-    ReplacingLauncher,
-    StartedAgent,
-    TellingLauncher,
-)
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.limit_watch import LimitWatch
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
@@ -192,17 +182,17 @@ class JobRun(HostsRun):
         whole: The mesh of its hosts, those of its beginning.
         hosts: In order, once they are ready.
         progress: How many hosts are ready, while it is waited for.
-        limit: Tells of an end of the hosts that is known before; None where none is.
+        limit: Tells of an end of the hosts that is known before.
     """
 
     def __init__(self, proc: Proc, job: Job) -> None:
         super().__init__(proc)
         self.job = job
-        self.launcher: Launcher = job.launcher()
+        self.launcher = _launcher_of(job)
         self.whole = Region(Extent(hosts=sum(job.parts.values())))
         self.hosts: list[RemoteHost] = []
         self.progress: ShownProgress | None = None
-        self.limit = LimitWatch(self.launcher) if isinstance(self.launcher, LimitedLauncher) else None
+        self.limit = LimitWatch(self.launcher)
         self._slots = list[HostSlot]()
         self._spares = deque[int]()
         self._own = 0
@@ -212,16 +202,13 @@ class JobRun(HostsRun):
     async def run(self) -> None:
         """Start the agents, and keep their hosts until they are released or lost."""
         own = await own_credentials(self.job.pki, self.job.insecure, repr(self.job))  # before any queue
-        if isinstance(self.launcher, TellingLauncher):
-            self.launcher.tell_by(self._say)
-        async with self.launcher.open():
-            queue = self.launcher if isinstance(self.launcher, QueuedLauncher) else None
-            port, advertised = (0, ()) if queue is None else (queue.port, queue.advertised)
-            place = DoorPlace(self.launcher.interface, port, advertised)
+        launcher = self.launcher
+        launcher.tell_by(self._say)
+        async with launcher.open():
+            place = DoorPlace(launcher.interface, launcher.port, launcher.advertised)
             async with open_host_links(self._proc, place, own) as self._links:
-                if queue is not None:
-                    await queue.allocate(self._links.door.addresses, self._say)
-                self._own = len(self.launcher.hosts)
+                await launcher.allocate(self._links.door.addresses, self._say)
+                self._own = len(launcher.hosts)
                 self._spares.extend(range(len(self.whole), self._own))
                 async with trio.open_nursery() as self._nursery:
                     self._nursery.start_soon(self._time_out)
@@ -253,11 +240,11 @@ class JobRun(HostsRun):
         """Start an agent on a spare host, or again where the lost one was; see `Successors.succeed`."""
         [before] = [slot for slot in self._slots if slot.host is lost]
         indices: Sequence[int] = (before.index,)
-        is_got = bool(self._spares) or (isinstance(self.launcher, GrowingLauncher) and not self.launcher.starts_again)
+        is_got = bool(self._spares) or not self.launcher.starts_again
         if is_got:
             with showing(self._proc, f"getting a host in the place of {lost.name}", 1) as self.progress:
                 indices = await self._got(1)
-        elif before.is_given_up and isinstance(self.launcher, ReplacingLauncher):
+        elif before.is_given_up:
             await before.over.wait()
             await self.launcher.replace(before.index)
         [slot] = [HostSlot(self, self._links, before.point, index) for index in indices]
@@ -272,13 +259,13 @@ class JobRun(HostsRun):
         """Start agents on hosts that the launcher gets, or on spare ones; see `Successors.grow`."""
         whole = Region(Extent(hosts=first + count))
         with showing(self._proc, f"starting {count} more hosts of {self.job!r}", count) as self.progress:
-            is_growing = isinstance(self.launcher, GrowingLauncher)
-            if not is_growing and count > len(self._spares):
+            can_grow = self.launcher.can_grow
+            if not can_grow and count > len(self._spares):
                 raise SpawnError(
                     f"{count} more hosts cannot be had: {self.job!r} has {len(self._spares)} spare ones, and what "
                     "starts its agents gets no others"
                 )
-            indices = await self._got(count, spares=not is_growing)
+            indices = await self._got(count, spares=not can_grow)
             slots = [HostSlot(self, self._links, whole.point(first + one), at) for one, at in enumerate(indices)]
             failed = await self._start(slots, got=indices)
         if failed:
@@ -290,7 +277,6 @@ class JobRun(HostsRun):
         """Return hosts of the launcher on which nothing runs yet: spare ones, or such as it gets."""
         if spares and self._spares:
             return [self._spares.popleft() for _ in range(count)]
-        assert isinstance(self.launcher, GrowingLauncher)
         return await self.launcher.grow(count, self._say)
 
     async def _start(self, slots: Sequence[HostSlot], *, got: Sequence[int]) -> Sequence[Exception]:
@@ -328,7 +314,6 @@ class JobRun(HostsRun):
         spares = [index for index in got if index < self._own]
         self._spares.extendleft(index for index in reversed(spares) if index not in bad)
         if len(spares) < len(got):
-            assert isinstance(self.launcher, GrowingLauncher)
             await self.launcher.give_back(got)
 
     async def _time_out(self) -> None:
@@ -352,6 +337,14 @@ class JobRun(HostsRun):
         if not self.ready.is_set() and all(slot.is_ready for slot in self._slots):
             self.hosts = [slot.host for slot in self._slots if slot.host is not None]
             self.ready.set()
+
+
+def _launcher_of(job: Job) -> Launcher:
+    launcher: object = job.launcher()
+    if not isinstance(launcher, Launcher):
+        kind = type(launcher).__name__
+        raise TypeError(f"launcher() of a job returns a jobs.Launcher, got {launcher!r}: write class {kind}(Launcher)")
+    return launcher
 
 
 class HostSlot(JoinedHost):

@@ -19,7 +19,7 @@ from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.child_agent import FarAgent, start_child
 from trimesh.jobs.job import Job
-from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 from trimesh.jobs.remote_python import agent_command
 from trimesh.jobs.words.ssh import SSH_FAILED, start_failure
 
@@ -114,12 +114,12 @@ class SSHJob(Job):
         return SSHLauncher(self)
 
 
-class SSHLauncher:
-    """Starts agents by ssh; see `Launcher`."""
+class SSHLauncher(Launcher):
+    """Starts agents by ssh."""
 
     def __init__(self, job: SSHJob) -> None:
         names = job.hosts.values() if isinstance(job.hosts, Mapping) else (job.hosts,)
-        self.hosts: Sequence[str] = [*(name for part in names for name in part), *job.spares]
+        self.hosts = [*(name for part in names for name in part), *job.spares]
         self.interface = ""
         self._job = job
         self._ssh = ("ssh", *job.options, *_ALWAYS)

@@ -74,11 +74,11 @@ class EndingLauncher(LocalLauncher):
         self._path = trio.Path(job.path)
 
     async def wait_notice(self) -> str:
-        """See `LimitedLauncher.wait_notice`."""
+        """See `Launcher.wait_notice`."""
         return await self._wait("notice")
 
     async def wait_end(self, ahead: float = 0.0) -> str:
-        """See `LimitedLauncher.wait_end`: who is attached is told before the keeper is."""
+        """See `Launcher.wait_end`: who is attached is told before the keeper is."""
         return await self._wait("end" if ahead == 0 else f"end for {ahead:g}")
 
     async def _wait(self, text: str) -> str:

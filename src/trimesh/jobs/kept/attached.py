@@ -34,7 +34,7 @@ from trimesh.jobs.kept.messages import (
     ReplaceHost,
 )
 from trimesh.jobs.kept.state import checked_kept_name
-from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 from trimesh.jobs.pki import OwnPKI
 
 _log = logging.getLogger("trimesh")
@@ -104,13 +104,11 @@ class _GrantedJob(Job):
         return self.attachment.granted.host_ids[rank]
 
 
-class KeptLauncher:
-    """Starts agents by the keeper; see `GrowingLauncher`, `LimitedLauncher` and `ReplacingLauncher`."""
-
-    starts_again = True
+class KeptLauncher(Launcher):
+    """Starts agents by the keeper."""
 
     def __init__(self, attachment: HostAttachment) -> None:
-        self.hosts: Sequence[str] = attachment.granted.hosts
+        self.hosts = attachment.granted.hosts
         self.interface = attachment.granted.interface
         self._attachment = attachment
 
@@ -127,13 +125,13 @@ class KeptLauncher:
         return await self._attachment.start(rank, order)
 
     async def replace(self, rank: int) -> None:
-        """See `ReplacingLauncher.replace`: a spare host of the job that is kept, where it has one."""
+        """See `Launcher.replace`: a spare host of the job that is kept, where it has one."""
         if self._attachment.granted.replaces:
             name = await self._attachment.replace(rank)
             self.hosts = [name if one == rank else before for one, before in enumerate(self.hosts)]
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """See `GrowingLauncher.grow`: there are none."""
+        """See `Launcher.grow`: there are none."""
         del say
         await trio.lowlevel.checkpoint()
         raise SpawnError(
@@ -141,15 +139,12 @@ class KeptLauncher:
             "one that has more"
         )
 
-    async def give_back(self, ranks: Sequence[int]) -> None:
-        """See `GrowingLauncher.give_back`."""
-
     async def wait_notice(self) -> str:
-        """See `LimitedLauncher.wait_notice`."""
+        """See `Launcher.wait_notice`."""
         return await self._attachment.notice.wait()
 
     async def wait_end(self, ahead: float = 0.0) -> str:
-        """See `LimitedLauncher.wait_end`; the keeper knows what leaving takes."""
+        """See `Launcher.wait_end`; the keeper knows what leaving takes."""
         del ahead
         return await self._attachment.ending.wait()
 

@@ -8,7 +8,7 @@ from functools import partial
 import trio
 
 from trimesh import limits
-from trimesh.jobs.launcher import LimitedLauncher
+from trimesh.jobs.launcher import Launcher
 
 
 class ForeseenEnd:
@@ -17,7 +17,7 @@ class ForeseenEnd:
     Args:
         name: Of the kept job.
         seconds_left: Returns those of its lease.
-        launcher: That of the job, if it has a limit of time.
+        launcher: That of the job.
         wait_job_notice: Waits for the notice that it gives to its own program.
     """
 
@@ -25,7 +25,7 @@ class ForeseenEnd:
         self,
         name: str,
         seconds_left: Callable[[], float],
-        launcher: LimitedLauncher | None,
+        launcher: Launcher,
         wait_job_notice: Callable[[], Awaitable[str]],
     ) -> None:
         self._name = name
@@ -40,9 +40,7 @@ class ForeseenEnd:
     async def wait_end(self, grace: float) -> str:
         """Wait until a program whose blocks take `grace` seconds has to leave; return why."""
         seconds = grace + limits.KEPT_LEAVE_SECONDS
-        launcher = self._launcher
-        of_job = trio.sleep_forever if launcher is None else partial(launcher.wait_end, seconds)
-        return await _first(partial(self._wait_lease, seconds), of_job)
+        return await _first(partial(self._wait_lease, seconds), partial(self._launcher.wait_end, seconds))
 
     async def _wait_lease(self, seconds: float) -> str:
         """Wait until so many seconds are left, or half of what is left now; the lease may be extended meanwhile."""

@@ -50,7 +50,6 @@ from trimesh.jobs.kept.messages import (
 )
 from trimesh.jobs.kept.seat import Seat
 from trimesh.jobs.kept.state import KeptState
-from trimesh.jobs.launcher import LimitedLauncher
 from trimesh.jobs.opening import JobRun, open_job_run
 
 _BYTES_MAX: Final = 1 << 24
@@ -145,8 +144,7 @@ class Keeper:
             procs.spawn("seats", Seat) as seats,
         ):
             ids = tuple(self._job.host_id(rank) for rank in range(len(hosts)))
-            limited = run.launcher if isinstance(run.launcher, LimitedLauncher) else None
-            foreseen = ForeseenEnd(self._order.name, self._seconds_left, limited, hosts.wait_notice)
+            foreseen = ForeseenEnd(self._order.name, self._seconds_left, run.launcher, hosts.wait_notice)
             self._held = HeldHosts(
                 self._job, seats, hosts, ids, run.launcher.interface, foreseen, lambda: run.spares > 0
             )

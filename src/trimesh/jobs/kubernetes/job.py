@@ -9,7 +9,7 @@ import attrs
 
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.kubernetes.manifests import Manifests, PodsOfRun, checked_name, checked_template, manifests_of
-from trimesh.jobs.launcher import QueuedLauncher
+from trimesh.jobs.launcher import Launcher
 
 
 def _checked_name(name: str | None) -> str | None:
@@ -75,7 +75,7 @@ class KubernetesJob(Job):
         name = self.name or "trimesh-run"
         return manifests_of(self.pods, name=name, run="RUN", address=(address,), has_jobset=has_jobset)
 
-    def launcher(self) -> QueuedLauncher:
+    def launcher(self) -> Launcher:
         """See `Job.launcher`."""
         from trimesh.jobs.kubernetes.launcher import KubernetesLauncher  # noqa: PLC0415 - not before it is entered
 

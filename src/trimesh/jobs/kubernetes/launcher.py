@@ -41,7 +41,7 @@ from trimesh.jobs.kubernetes.manifests import (
 )
 from trimesh.jobs.kubernetes.pod_batch import PodBatch
 from trimesh.jobs.kubernetes.pods import PodSeen, PodWatch
-from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 from trimesh.jobs.words import kubernetes as words
 
 _log: Final = logging.getLogger("trimesh")
@@ -49,8 +49,8 @@ _OLDEST: Final = (1, 29)
 """The first Kubernetes in which a pod that fails need not end the others of its Job."""
 
 
-class KubernetesLauncher:
-    """Starts agents in pods; see `QueuedLauncher` and `GrowingLauncher`."""
+class KubernetesLauncher(Launcher):
+    """Starts agents in pods."""
 
     starts_again = False
 
@@ -58,7 +58,7 @@ class KubernetesLauncher:
         self.interface = ""
         self.port = job.port
         self.advertised = job.advertise
-        self.hosts: Sequence[str] = [""] * job.pods.count
+        self.hosts = [""] * job.pods.count
         self._job = job
         self._run = secrets.token_hex(6)
         self._name = job.name or f"trimesh-{self._run}"
@@ -109,7 +109,7 @@ class KubernetesLauncher:
     # ---- pods ------------------------------------------------------------------------------------------------
 
     async def allocate(self, addresses: tuple[str, ...], say: Callable[[str], None]) -> None:
-        """See `QueuedLauncher.allocate`."""
+        """See `Launcher.allocate`."""
         self._addresses = addresses
         batch = PodBatch(self._name, range(len(self.hosts)))
         try:
@@ -124,7 +124,7 @@ class KubernetesLauncher:
         await self._wait_running(batch, say)
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """Make further pods; see `GrowingLauncher.grow`."""
+        """Make further pods; see `Launcher.grow`."""
         first = len(self.hosts)
         batch = PodBatch(f"{self._name}-{first}", range(first, first + count))
         self.hosts = [*self.hosts, *("" for _ in batch.ranks)]  # no other growth takes these places
@@ -139,7 +139,7 @@ class KubernetesLauncher:
         return batch.ranks
 
     async def give_back(self, ranks: Sequence[int]) -> None:
-        """See `GrowingLauncher.give_back`."""
+        """See `Launcher.give_back`."""
         await self._take_back(self._batch_of(ranks[0]))
 
     def _batch_of(self, rank: int) -> PodBatch:

@@ -31,7 +31,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
 from trimesh.jobs.child_agent import ChildAgent, start_child
-from trimesh.jobs.launcher import AgentOrder
+from trimesh.jobs.launcher import AgentOrder, Launcher
 from trimesh.jobs.remote_python import agent_command
 from trimesh.jobs.slurm.agent import SlurmAgent
 from trimesh.jobs.slurm.asking import ask, own_environment
@@ -68,13 +68,11 @@ class _Node(msgspec.Struct, frozen=True):
     component: int | None
 
 
-class SlurmLauncher:
-    """Starts agents by srun; see `TellingLauncher`, `LimitedLauncher` and `GrowingLauncher`."""
-
-    starts_again = True
+class SlurmLauncher(Launcher):
+    """Starts agents by srun."""
 
     def __init__(self, job: SlurmJob) -> None:
-        self.hosts: Sequence[str] = [""] * sum(job.parts.values())
+        self.hosts = [""] * sum(job.parts.values())
         self.interface = ""
         self._job = job
         self._number = ""
@@ -84,7 +82,7 @@ class SlurmLauncher:
         self._say: Callable[[str], None] = lambda _: None
 
     def tell_by(self, say: Callable[[str], None]) -> None:
-        """See `TellingLauncher.tell_by`."""
+        """See `Launcher.tell_by`."""
         self._say = say
 
     @asynccontextmanager
@@ -171,11 +169,11 @@ class SlurmLauncher:
     # ---- the limit of time -----------------------------------------------------------------------------------
 
     async def wait_notice(self) -> str:
-        """See `LimitedLauncher.wait_notice`."""
+        """See `Launcher.wait_notice`."""
         return await self._wait_left(self._notice_seconds)
 
     async def wait_end(self, ahead: float = 0.0) -> str:
-        """See `LimitedLauncher.wait_end`."""
+        """See `Launcher.wait_end`."""
         grace = reread().grace
         own = grace if math.isfinite(grace) else 0.0  # a block without an end of its own gets what is left
         return await self._wait_left(lambda _: own + limits.SLURM_LEAVE_SECONDS + ahead)
@@ -206,7 +204,7 @@ class SlurmLauncher:
     # ---- more nodes ------------------------------------------------------------------------------------------
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """Use further nodes of the allocation; see `GrowingLauncher.grow`."""
+        """Use further nodes of the allocation; see `Launcher.grow`."""
         del say
         await trio.lowlevel.checkpoint()
         if count > len(self._idle):
@@ -221,7 +219,7 @@ class SlurmLauncher:
         return range(first, first + count)
 
     async def give_back(self, ranks: Sequence[int]) -> None:
-        """See `GrowingLauncher.give_back`."""
+        """See `Launcher.give_back`."""
         self._idle = [*(self._nodes[rank] for rank in ranks), *self._idle]
 
     # ---- agents ----------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from trimesh import limits
 from trimesh._runtime.hosts import marked
 from trimesh.jobs.child_agent import ChildAgent, start_child
 from trimesh.jobs.job import Job
-from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 from trimesh.jobs.local import agent_command
 from trimesh.testing.plans.vocabulary import HostFault
 from trimesh.testing.real.host_network import CONTROLLER, HostNetwork
@@ -77,11 +77,11 @@ class NetworkJob(Job):
         return f"net{rank}"
 
 
-class NetworkLauncher:
-    """Starts agents in the namespaces of a network; see `Launcher`."""
+class NetworkLauncher(Launcher):
+    """Starts agents in the namespaces of a network."""
 
     def __init__(self, job: NetworkJob) -> None:
-        self.hosts: Sequence[str] = [f"net/{rank}" for rank in range(job.hosts)]
+        self.hosts = [f"net/{rank}" for rank in range(job.hosts)]
         self.interface = job.network.address(CONTROLLER)
         self._job = job
 
