@@ -24,14 +24,14 @@ from trimesh._transport.relay.base import HostConnection
 from trimesh.ids import ProcId
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
-from trimesh.jobs.handshake import own_hello
+from trimesh.jobs.connections import ListenAddress, own_hello
 from trimesh.jobs.identity import Authority, Credentials
 
 OWN = ProcId(7)
 """The program whose door it is."""
 
 
-class Guest:
+class Guest(doors.JoinedHost):
     """Who a token was issued for.
 
     Attributes:
@@ -40,15 +40,16 @@ class Guest:
     """
 
     def __init__(self) -> None:
+        super().__init__("")
         self.refusals = list[Exception]()
         self.connections = list[ProcId]()
 
     def refused(self, error: Exception) -> None:
-        """See `DoorGuest`."""
+        """See `JoinedHost`."""
         self.refusals.append(error)
 
     def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
-        """See `DoorGuest`; closes it."""
+        """See `JoinedHost`; closes it."""
         self.connections.append(incarnation)
         connection.sock.close()
         connection.tls.free()
@@ -110,7 +111,7 @@ async def open_member_door(folder: Path) -> AsyncGenerator[OpenDoor, None]:
     """Open a door at which one host has joined."""
     authority, guest = Authority(time.time()), Guest()
     with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
-        async with doors.open_door_at(doors.DoorPlace("127.0.0.1"), OWN, authority, context) as door:
+        async with doors.open_door_at(ListenAddress("127.0.0.1"), OWN, authority, context) as door:
             host = HostProgram(jobs.AgentOrder(door.expect(guest).text, (door.address,)))
             credentials = await host._join()
             yield OpenDoor(door, authority, guest, host._own, credentials, folder)

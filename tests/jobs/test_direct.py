@@ -21,13 +21,13 @@ pytest.importorskip("cryptography")
 
 from trimesh._native import tls
 from trimesh._transport.relay.base import HostConnection
-from trimesh.jobs.direct import NOWHERE, DirectPlace, DirectWays, direct_place
+from trimesh.jobs.connections import NOWHERE, DirectWays, ListenAddress, direct_place
 from trimesh.jobs.identity import Authority
 
 pytestmark = pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])
 
 HERE = "127.0.0.1"
-PLACE = DirectPlace(HERE, 0, (HERE,))
+PLACE = ListenAddress(HERE, 0, (HERE,))
 ONE, TWO, THREE = ProcId(1), ProcId(2), ProcId(3)
 
 
@@ -233,21 +233,21 @@ async def test_ways_over_a_socket_pair_are_as_safe_as_others() -> None:
 @rows(
     ("wanted", "advertised", "route", "is_one_machine", "place"),
     [
-        ("", (), "10.0.0.7", False, DirectPlace("10.0.0.7", 0, ("10.0.0.7",))),
+        ("", (), "10.0.0.7", False, ListenAddress("10.0.0.7", 0, ("10.0.0.7",))),
         ("", (), HERE, False, NOWHERE),
         ("", (), "::1", False, NOWHERE),
-        ("", (), HERE, True, DirectPlace(HERE, 0, (HERE,))),
+        ("", (), HERE, True, ListenAddress(HERE, 0, (HERE,))),
         ("", (), "169.254.1.2", False, NOWHERE),
         ("lo", (), "10.0.0.7", False, NOWHERE),
-        ("127.0.0.0/8", (), "10.0.0.7", True, DirectPlace(HERE, 0, (HERE,))),
+        ("127.0.0.0/8", (), "10.0.0.7", True, ListenAddress(HERE, 0, (HERE,))),
         ("off", ("gateway",), "10.0.0.7", True, NOWHERE),
-        ("10.9.9.9", (), "10.0.0.7", False, DirectPlace("10.9.9.9", 0, ("10.9.9.9",))),
-        ("", ("gateway", "10.1.1.1"), "10.0.0.7", False, DirectPlace("10.0.0.7", 0, ("gateway", "10.1.1.1"))),
-        ("", ("gateway:4000",), "10.0.0.7", False, DirectPlace("10.0.0.7", 4000, ("gateway:4000",))),
+        ("10.9.9.9", (), "10.0.0.7", False, ListenAddress("10.9.9.9", 0, ("10.9.9.9",))),
+        ("", ("gateway", "10.1.1.1"), "10.0.0.7", False, ListenAddress("10.0.0.7", 0, ("gateway", "10.1.1.1"))),
+        ("", ("gateway:4000",), "10.0.0.7", False, ListenAddress("10.0.0.7", 4000, ("gateway:4000",))),
     ],
 )
 def test_what_is_told_to_others_is_apart_from_where_it_listens(
-    wanted: str, advertised: tuple[str, ...], route: str, is_one_machine: bool, place: DirectPlace
+    wanted: str, advertised: tuple[str, ...], route: str, is_one_machine: bool, place: ListenAddress
 ) -> None:
     """H5: loopback is never told to another machine."""
     assert direct_place(wanted, advertised, route, is_one_machine=is_one_machine) == place

@@ -21,7 +21,7 @@ from trimesh import jobs
 from trimesh._native import tls
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
-from trimesh.jobs.handshake import SecureSocket, own_hello
+from trimesh.jobs.connections import ListenAddress, SecureSocket, own_hello
 from trimesh.jobs.identity import Authority, JoinToken
 
 pytestmark = [pytest.mark.real, pytest.mark.daily, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
@@ -33,7 +33,7 @@ OWN = ProcId(7)
 async def open_door() -> AsyncGenerator[tuple[doors.Door, Authority], None]:
     authority = Authority(time.time())
     with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
-        async with doors.open_door_at(doors.DoorPlace("127.0.0.1"), OWN, authority, context) as door:
+        async with doors.open_door_at(ListenAddress("127.0.0.1"), OWN, authority, context) as door:
             yield door, authority
 
 

@@ -28,7 +28,7 @@ from trimesh._native import tls
 from trimesh.ids import ProcId
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
-from trimesh.jobs.handshake import context_of
+from trimesh.jobs.connections import ListenAddress, context_of
 from trimesh.jobs.identity import PLAIN, ForeignAuthority, JoinToken
 from trimesh.jobs.pki import UNDERSTOOD
 from trimesh.observe import find_run
@@ -128,7 +128,7 @@ def test_certificates_and_none_are_refused() -> None:
 async def open_plain_door() -> AsyncGenerator[doors.Door, None]:
     authority = ForeignAuthority(PLAIN)
     with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
-        async with doors.open_door_at(doors.DoorPlace("127.0.0.1"), OWN, authority, context) as door:
+        async with doors.open_door_at(ListenAddress("127.0.0.1"), OWN, authority, context) as door:
             yield door
 
 

@@ -23,7 +23,7 @@ from trimesh._native import tls
 from trimesh.ids import ProcId
 from trimesh.jobs.addresses import checked_address
 from trimesh.jobs.child_agent import ChildAgent, start_child
-from trimesh.jobs.handshake import CANNOT_JOIN, words_of_host
+from trimesh.jobs.connections import CANNOT_JOIN, words_of_host
 from trimesh.jobs.identity import Authority, IdentityError, KeyRequest
 from trimesh.jobs.launcher import AgentExit, AgentOrder
 from trimesh.jobs.local import LocalLauncher

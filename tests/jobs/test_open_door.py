@@ -22,8 +22,8 @@ from trimesh import jobs
 from trimesh._native import tls
 from trimesh.jobs import door as doors
 from trimesh.jobs.addresses import address_of, address_towards
+from trimesh.jobs.agent import rank_of, read_token
 from trimesh.jobs.identity import IdentityError
-from trimesh.jobs.joining import rank_of, read_token
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 

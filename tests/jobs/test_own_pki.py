@@ -28,6 +28,7 @@ from trimesh._native import tls
 from trimesh.ids import ProcId
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram
+from trimesh.jobs.connections import ListenAddress
 from trimesh.jobs.identity import ForeignAuthority, JoinToken
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
@@ -165,7 +166,7 @@ async def words_of(process: trio.Process) -> str:
 async def open_site_door(pki: jobs.OwnPKI) -> AsyncGenerator[doors.Door, None]:
     authority = ForeignAuthority(pki.read())
     with trio.fail_after(HANG_SECONDS), doors.door_context(OWN, authority) as context:
-        async with doors.open_door_at(doors.DoorPlace("127.0.0.1"), OWN, authority, context) as door:
+        async with doors.open_door_at(ListenAddress("127.0.0.1"), OWN, authority, context) as door:
             yield door
 
 

@@ -16,9 +16,9 @@ pytest.importorskip("cryptography")
 
 from trimesh import jobs
 from trimesh._native import tls
-from trimesh.jobs import joining as joining_module
+from trimesh.jobs import agent as agent_module
+from trimesh.jobs.agent import read_token, wait_for_token
 from trimesh.jobs.identity import IdentityError
-from trimesh.jobs.joining import read_token, wait_for_token
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 
@@ -80,13 +80,13 @@ def test_changes_of_the_folder_keep_a_host_waiting(tmp_path: Path, monkeypatch: 
         return lambda: os.utime(tmp_path, (second, second))
 
     clock = Clock({200: beat(200), 450: beat(450)})
-    monkeypatch.setattr(joining_module, "time", clock)
+    monkeypatch.setattr(agent_module, "time", clock)
     with pytest.raises(IdentityError, match="nothing has changed in its folder for 300 s"):
         wait_for_token(tmp_path / "t", 300.0, None)
     assert 750 <= clock.now < 751
 
     clock = Clock({200: beat(1), 450: lambda: (tmp_path / "t").write_text("x")})
-    monkeypatch.setattr(joining_module, "time", clock)
+    monkeypatch.setattr(agent_module, "time", clock)
     wait_for_token(tmp_path / "t", 300.0, None)
     assert 450 <= clock.now < 451
 

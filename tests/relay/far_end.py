@@ -18,7 +18,7 @@ from trimesh._transport.relay.base import OpenedChannel, SessionDown, SessionEve
 from trimesh._transport.relay.native import open_relay
 from trimesh.errors import LinkLost
 from trimesh.ids import ProcId
-from trimesh.jobs.handshake import SecureSocket
+from trimesh.jobs.connections import SecureSocket
 
 DIALLER, DIALLED = ProcId(2), ProcId(1)
 

@@ -26,7 +26,7 @@ from tests.relay.ends import DIALLED, DIALLER, End, Wires, open_end, trio_pair, 
 
 from trimesh._native.tls import TLSVerdict
 from trimesh._transport.relay.base import SessionDown, SessionEnding
-from trimesh.jobs.handshake import SecureSocket
+from trimesh.jobs.connections import SecureSocket
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]
 

@@ -49,7 +49,7 @@ def join(
         return 2
     try:
         from trimesh.jobs.addresses import checked_address  # noqa: PLC0415 - as above
-        from trimesh.jobs.joining import join as join_here  # noqa: PLC0415 - the native library is loaded by it
+        from trimesh.jobs.agent import join as join_here  # noqa: PLC0415 - the native library is loaded by it
 
         for address in addresses:
             checked_address(address)

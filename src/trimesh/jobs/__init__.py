@@ -1,7 +1,7 @@
 """Hosts of a mesh: jobs that start agents on them, and who may be one (`identity`). `import trimesh` leaves it out."""
 
 from trimesh.jobs.code import synced
-from trimesh.jobs.host_door import OpenDoor, open_door
+from trimesh.jobs.external_hosts import OpenDoor, open_door
 from trimesh.jobs.job import Job
 from trimesh.jobs.job_file import KEPT, default, named_job
 from trimesh.jobs.kept import AttachedJob, KeptJob, attach, extend, keep, kept, stop

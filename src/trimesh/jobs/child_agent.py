@@ -6,7 +6,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -16,38 +16,10 @@ from trimesh.errors import SpawnError
 from trimesh.jobs.launcher import AgentExit, AgentOrder
 from trimesh.jobs.remote_python import agent_number
 
+if TYPE_CHECKING:
+    from trimesh.jobs.forked import TemplateChild
+
 _READ_BYTES: Final = 1 << 16
-
-
-class AgentProcess(Protocol):
-    """A process that is an agent, or carries one: of `trio.Process` what is used here."""
-
-    @property
-    def pid(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def stdin(self) -> trio.abc.SendStream | None:
-        """Its standard input."""
-        ...
-
-    @property
-    def stderr(self) -> trio.abc.ReceiveStream | None:
-        """Its standard error."""
-        ...
-
-    @property
-    def returncode(self) -> int | None:
-        """Its exit code, negative for a signal, once it has ended and was reaped; else None."""
-        ...
-
-    async def wait(self) -> int:
-        """Wait until it was reaped, and return its exit code."""
-        ...
-
-    def send_signal(self, sig: int) -> None:
-        """Send it a signal, if it still runs."""
 
 
 class ChildAgent:
@@ -58,7 +30,7 @@ class ChildAgent:
         last_lines: That it has written to standard error.
     """
 
-    def __init__(self, process: AgentProcess) -> None:
+    def __init__(self, process: trio.Process | TemplateChild) -> None:
         self.pid = process.pid
         self.last_lines = deque[str](maxlen=limits.AGENT_LINES_KEPT)
         self._process = process

@@ -1,4 +1,8 @@
-"""Where hosts join a mesh: a port that is open while its block is, and who is let in.
+"""Where hosts join a mesh: the door, the sessions of those that are let in, and each host from its token to its end.
+
+    Door        a port that is open while its block is: decides who is let in
+    HostLinks   the relay with the sessions of one block, beside its door
+    JoinedHost  one host; a subclass starts its agent (`jobs/opening.py`) or waits for it (`jobs/external_hosts.py`)
 
 A host that has a token joins: it gets a certificate, and that is all. A host that has a certificate is a member: its
 connection becomes that of its session, the first one or another one after a break. Where certificates are of an
@@ -7,73 +11,54 @@ authority of the user's, it brings one to both, and its token, too (`ForeignAuth
 JD-1 At most `limits.TLS_HALF_OPEN_MAX` connections have shown nothing yet. Others wait for one of them to be through,
      or for the oldest to have taken `limits.DOOR_PATIENCE_SECONDS`: it makes way then. Who is admitted is not touched.
 JD-2 Who breaks the rules is counted, and logged once for each rule and door, however often it comes.
+JH-1 A host holds its session from when it joins until it is released, or lost; the loss is told once.
+JH-2 What its agent, its session or its spawner tells first is how it was lost.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import struct
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final
 
-import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._native import status
 from trimesh._native.tls import TLSContext, TLSError, TLSHello, TLSVerdict
-from trimesh._transport.relay.base import HostConnection
+from trimesh._runtime.hosts import AgentTable, HostSessions, RemoteHost, SessionPipe, open_remote_host
+from trimesh._runtime.life import Proc
+from trimesh._transport.relay.base import HostConnection, Relay, Session, SessionDown, SessionEnding
+from trimesh._transport.relay.native import open_relay
 from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import HostRefused, LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
 from trimesh.jobs.addresses import with_port
-from trimesh.jobs.handshake import (
+from trimesh.jobs.connections import (
     BEGINS_PLAIN,
     BEGINS_TLS,
+    LENGTH,
     SPEAKS_TLS,
+    ListenAddress,
     SecureSocket,
     context_of,
     own_hello,
     own_versions,
     words_of_host,
 )
-from trimesh.jobs.identity import Authority, ForeignAuthority, IdentityError, JoinToken, TokenLedger
+from trimesh.jobs.identity import PLAIN, Authority, Credentials, ForeignAuthority, IdentityError, JoinToken, TokenLedger
+from trimesh.jobs.pki import OwnPKI, plain_warning
+from trimesh.shape.point import Point
 
-LENGTH: Final = struct.Struct("<I")
 _BACKLOG: Final = 128
 _log: Final = logging.getLogger("trimesh")
 
 _NO_OFFENCE: Final = frozenset({status.ERR_TLS_CUT, status.ERR_TLS_LATE, status.ERR_CANCELLED})
 """Failures of connections that break, which those of hosts do, too."""
-
-
-class DoorPlace(msgspec.Struct, frozen=True):
-    """Where a door listens, and what hosts are told of that.
-
-    Attributes:
-        interface: Number of an address of this machine.
-        port: 0 lets the system choose.
-        advertised: What hosts dial, `host` or `host:port`, where it is another address than that: a gateway, a name.
-    """
-
-    interface: str
-    port: int = 0
-    advertised: tuple[str, ...] = ()
-
-
-class DoorGuest(Protocol):
-    """Who a token was issued for."""
-
-    def refused(self, error: Exception) -> None:
-        """Learn that it came, and may not join."""
-
-    def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
-        """Take a connection of a member; return False to close it: its session is over."""
-        ...
 
 
 class Door:
@@ -107,13 +92,13 @@ class Door:
         foreign = authority.own if isinstance(authority, ForeignAuthority) else None
         is_plain = self._is_plain = foreign is not None and foreign.is_plain
         self._ledger = TokenLedger(authority.pin, keeps_spent=foreign is not None, is_plain=is_plain)
-        self._expected: dict[bytes, DoorGuest] = {}
-        self._members: dict[ProcId, DoorGuest] = {}
+        self._expected: dict[bytes, JoinedHost] = {}
+        self._members: dict[ProcId, JoinedHost] = {}
         self._half_open = dict[_Entry, None]()
         self._queued = 0
         self._turn = trio.StrictFIFOLock()
 
-    def expect(self, guest: DoorGuest) -> JoinToken:
+    def expect(self, guest: JoinedHost) -> JoinToken:
         """Return a token for a host that is about to join."""
         token = self._ledger.issue(time.monotonic())
         self._expected = {number: one for number, one in self._expected.items() if number in self._ledger}
@@ -252,7 +237,7 @@ class Door:
             text = "a connection to %s was refused: %s. Others like it are counted, not logged"
             _log.warning(text, self.address, failure)
 
-    async def _certify(self, secure: SecureSocket, hello: TLSHello, guest: DoorGuest) -> None:
+    async def _certify(self, secure: SecureSocket, hello: TLSHello, guest: JoinedHost) -> None:
         incarnation = ProcId(hello.incarnation)
         if isinstance(self._authority, ForeignAuthority):
             try:
@@ -296,7 +281,7 @@ class _Entry:
         self.came_at = came_at
         self.scope = trio.CancelScope()
         self.through = trio.Event()
-        self.joining: DoorGuest | None = None
+        self.joining: JoinedHost | None = None
         self.refusal: str | None = None
 
 
@@ -331,7 +316,7 @@ def door_context(own: ProcId, authority: Authority | ForeignAuthority) -> Genera
 
 @asynccontextmanager
 async def open_door_at(
-    place: DoorPlace, own: ProcId, authority: Authority | ForeignAuthority, context: TLSContext
+    place: ListenAddress, own: ProcId, authority: Authority | ForeignAuthority, context: TLSContext
 ) -> AsyncGenerator[Door, None]:
     """Listen while the body runs.
 
@@ -372,3 +357,201 @@ async def open_door_at(
 
 async def _serve(door: Door, listeners: list[trio.SocketListener]) -> None:
     await trio.serve_listeners(door.serve, listeners)
+
+
+class HostLinks:
+    """The sessions of one block with its hosts, and the door at which those join. Made by `open_host_links`.
+
+    Attributes:
+        door: Where they join.
+        is_plain: Whether sessions are without TLS.
+        agents: Theirs, which may talk to each other.
+    """
+
+    def __init__(self, relay: Relay, sessions: HostSessions, door: Door, *, is_plain: bool) -> None:
+        self.door = door
+        self.is_plain = is_plain
+        self.agents = AgentTable()
+        self._relay = relay
+        self._sessions = sessions
+        self._holders: dict[Session, JoinedHost] = {}
+        sessions.on_down = self._down
+
+    def begin(self, incarnation: ProcId, holder: JoinedHost) -> SessionPipe:
+        """Begin the session of a host that has joined, and return what carries records over it."""
+        pipe = self._sessions.begin(self._relay, incarnation, is_dialler=False, lease_seconds=limits.HOST_LEASE_SECONDS)
+        self._holders[pipe.session] = holder
+        return pipe
+
+    def end(self, pipe: SessionPipe) -> None:
+        """End a session at once; its holder hears no more of it."""
+        self._holders.pop(pipe.session, None)
+        self._sessions.end(pipe)
+
+    def _down(self, down: SessionDown) -> None:
+        holder = self._holders.pop(down.session, None)
+        if holder is not None:
+            holder.session_down(down)
+
+
+async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Credentials | None:
+    """Return what this process shows its hosts where certificates are not of the mesh; None where they are.
+
+    Args:
+        pki: Files of a site, see `OwnPKI`.
+        insecure: See `Job`; where it is said, a warning is logged.
+        whose: The job or door, for that.
+
+    Raises:
+        IdentityError: A file cannot be read.
+    """
+    if insecure:
+        _log.warning("%s", plain_warning(whose))
+        return PLAIN
+    return None if pki is None else await trio.to_thread.run_sync(pki.read)
+
+
+@asynccontextmanager
+async def open_host_links(
+    proc: Proc, place: ListenAddress, own: Credentials | None = None
+) -> AsyncGenerator[HostLinks, None]:
+    """Let hosts join while the body runs.
+
+    Args:
+        proc: The controller.
+        place: Where it listens for them.
+        own: Certificate of this process by an authority of the user's; None makes one for this mesh.
+    """
+    authority = Authority(time.time()) if own is None else ForeignAuthority(own)
+    with door_context(proc.proc_id, authority) as context:
+        sessions = HostSessions()
+        async with (
+            open_relay(sessions.take) as relay,
+            open_door_at(place, proc.proc_id, authority, context) as door,
+        ):
+            yield HostLinks(relay, sessions, door, is_plain=own is not None and own.is_plain)
+
+
+class JoinedHost:
+    """A host for which a token was issued. A subclass says who hears of it.
+
+    Attributes:
+        name: Of the host; "" while it has not said it.
+        host: What processes are started on, once its agent has joined.
+        is_ready: Whether they can be.
+        joined: Set when it has a session.
+        lost: Set when it is lost.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.host: RemoteHost | None = None
+        self.is_ready = False
+        self.joined = trio.Event()
+        self.lost = trio.Event()
+        self._links: HostLinks
+        self._pipe: SessionPipe | None = None
+        self._incarnation = ProcId(0)
+        self._is_over = False
+
+    # ---- who hears of it -------------------------------------------------------------------------------------
+
+    def came(self) -> bool:
+        """Learn that it has joined; return whether it is wanted still."""
+        return True
+
+    def became_ready(self) -> None:
+        """Learn that processes can be started there."""
+        raise NotImplementedError
+
+    def failed(self, error: Exception) -> None:
+        """Learn that it cannot be had."""
+        raise NotImplementedError
+
+    # ---- as a guest of the door ------------------------------------------------------------------------------
+
+    def refused(self, error: Exception) -> None:
+        """Learn that it came, and may not join."""
+        self.failed(HostRefused(f"the host {self.name or 'that has come'} may not join: {error}"))
+
+    def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
+        """Take a connection of the member; return False to close it: its session is over."""
+        if self._is_over or (self._pipe is None and not self.came()):
+            return False
+        if self._pipe is None:
+            self._incarnation = incarnation
+            self._pipe = self._links.begin(incarnation, self)
+            self.joined.set()
+        self._pipe.session.attach(connection)
+        return True
+
+    # ---- its life --------------------------------------------------------------------------------------------
+
+    async def keep(self, proc: Proc, point: Point, release: trio.Event) -> None:
+        """Keep it as a host until it is released or lost; what ran there is then told to end.
+
+        Args:
+            proc: The controller.
+            point: Its place among the hosts.
+            release: Set when it is not used any more.
+        """
+        await self.joined.wait()
+        assert self._pipe is not None
+        async with open_remote_host(proc, self._pipe, self.name, point, self._links.agents) as host:
+            self.host = host
+            host.on_agent_failed = self.agent_failed
+            try:
+                await host.wait_ready()
+            except SpawnError as error:
+                self.failed(error)
+                return
+            self.name = host.name
+            self.is_ready = True
+            if self._links.is_plain:
+                proc.plain_hosts.add(host.name)
+            self.became_ready()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_then_cancel, self.lost, nursery.cancel_scope)
+                    await release.wait()
+                    nursery.cancel_scope.cancel()
+            finally:
+                proc.plain_hosts.discard(host.name)
+
+    def agent_failed(self, text: str) -> None:
+        """Learn that its agent has ended, or is about to, in the words of the agent or of its connection."""
+        self.lose("agent exit", text)
+
+    def session_down(self, down: SessionDown) -> None:
+        """Learn that its session is over."""
+        match down.ending:
+            case SessionEnding.LEASE:
+                seconds = f"limits.HOST_LEASE_SECONDS ({limits.HOST_LEASE_SECONDS:g} s)"
+                self.lose("lease", f"nothing was heard of its agent for {seconds}")
+            case SessionEnding.BYE:
+                self.agent_failed("its agent has ended")
+            case _:
+                self.lose(down.ending.value, down.reason)
+
+    def lose(self, reason: str, text: str) -> None:
+        """Learn that it is lost; see `HostLost.reason`."""
+        if self.lost.is_set():
+            return
+        self._is_over = True
+        self.lost.set()
+        if not self.is_ready:
+            self.failed(SpawnError(f"the host {self.name} was lost before it was ready: {text}"))
+        elif self.host is not None:
+            self.host.lose(reason, text)
+
+    def close(self) -> None:
+        """Let its agent in no more, and end its session."""
+        self._is_over = True
+        self._links.door.forget(self._incarnation)
+        if self._pipe is not None:
+            self._links.end(self._pipe)
+
+
+async def _then_cancel(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -123,7 +123,7 @@ class Job:
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[HostMesh, None]:
-        from trimesh.jobs.opening import open_job  # noqa: PLC0415 - the native library is loaded by it
+        from trimesh.jobs.opening import open_job  # noqa: PLC0415 - it needs the job
 
         async with open_job(self) as hosts:
             yield hosts

@@ -14,8 +14,8 @@ import trio
 from trimesh._runtime.hosts import marked
 from trimesh._runtime.system import host_name
 from trimesh.context_managers import asynccontextmanager
-from trimesh.jobs.child_agent import AgentProcess, ChildAgent, start_child
-from trimesh.jobs.forked import AgentTemplate
+from trimesh.jobs.child_agent import ChildAgent, start_child
+from trimesh.jobs.forked import AgentTemplate, TemplateChild
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentOrder, Launcher
 
@@ -98,7 +98,7 @@ class LocalLauncher(Launcher):
             raise
         return agent
 
-    async def _process_for(self, host: str) -> AgentProcess:
+    async def _process_for(self, host: str) -> trio.Process | TemplateChild:
         if self._template is not None and self._template.is_like_this:
             forked = await self._template.fork(host)
             if forked is not None:

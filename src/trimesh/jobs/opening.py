@@ -34,10 +34,9 @@ from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, Origin, SpawnError, leaves, set_origin
-from trimesh.jobs.door import DoorPlace
-from trimesh.jobs.host_links import HostLinks, open_host_links, own_credentials
+from trimesh.jobs.connections import ListenAddress
+from trimesh.jobs.door import HostLinks, JoinedHost, open_host_links, own_credentials
 from trimesh.jobs.job import Job
-from trimesh.jobs.joined_host import JoinedHost
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
 from trimesh.jobs.limit_watch import LimitWatch
 from trimesh.shape.extent import Extent
@@ -205,7 +204,7 @@ class JobRun(HostsRun):
         launcher = self.launcher
         launcher.tell_by(self._say)
         async with launcher.open():
-            place = DoorPlace(launcher.interface, launcher.port, launcher.advertised)
+            place = ListenAddress(launcher.interface, launcher.port, launcher.advertised)
             async with open_host_links(self._proc, place, own) as self._links:
                 await launcher.allocate(self._links.door.addresses, self._say)
                 self._own = len(launcher.hosts)

@@ -18,6 +18,7 @@ pytest.importorskip("cryptography")
 from trimesh._native import tls
 from trimesh.config import reread
 from trimesh.jobs.kept.foreseen import ForeseenEnd
+from trimesh.jobs.local import LocalLauncher
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ async def never() -> str:
 async def test_lease_is_told_before_it_ends(autojump_clock: trio.abc.Clock) -> None:
     """H23, H26: later if it is extended meanwhile; of a short one half is left."""
     begun, lease = trio.current_time(), Lease(600.0)
-    foreseen = ForeseenEnd("exp", lease.left, None, never)
+    foreseen = ForeseenEnd("exp", lease.left, LocalLauncher(1), never)
 
     async def extend() -> None:
         await trio.sleep(500)

@@ -29,7 +29,7 @@ POD = (
     "kubernetes_validate",
     "tests.jobs.pods.kubelet",
     "tests.jobs.sshd",
-    "trimesh.jobs.joining",
+    "trimesh.jobs.agent",
     "trimesh.testing.plugin",
     "trimesh.testing.real",
 )

@@ -24,9 +24,10 @@ COMMAND = "tests.jobs.pods.kubelet:trimesh"
 def trimesh() -> None:
     """Be the command `trimesh` in a copy: a host that joins forks its spawner, as agents of a template do."""
     from trimesh.cli.main import main
-    from trimesh.jobs import agent, joining
+    from trimesh.jobs import agent
 
-    joining.be_agent = lambda *given, **said: agent.be_agent(*given, **said, prepared=agent._forked())
+    be_agent = agent.be_agent
+    agent.be_agent = lambda *given, **said: be_agent(*given, **said, prepared=agent._forked())
     main()
 
 

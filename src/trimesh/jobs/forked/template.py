@@ -132,7 +132,7 @@ class AgentTemplate:
 
 
 class TemplateChild:
-    """An agent that was forked from the template; see `AgentProcess`."""
+    """An agent that was forked from the template; has the members of `trio.Process` that `ChildAgent` uses."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class TemplateChild:
 
     @property
     def returncode(self) -> int | None:
-        """See `AgentProcess.returncode`."""
+        """Its exit code, negative for a signal, once it has ended and was reaped; else None."""
         if self._returncode is None:
             try:
                 data = self._told.recv(NUMBER.size)
@@ -170,7 +170,7 @@ class TemplateChild:
         return self._returncode
 
     async def wait(self) -> int:
-        """See `AgentProcess.wait`."""
+        """Wait until it was reaped, and return its exit code."""
         await trio.lowlevel.checkpoint()
         async with self._lock:
             while (code := self.returncode) is None:
@@ -179,7 +179,7 @@ class TemplateChild:
         return code
 
     def send_signal(self, sig: int) -> None:
-        """See `AgentProcess.send_signal`."""
+        """Send it a signal, if it still runs."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, sig)

@@ -35,6 +35,7 @@ from trimesh.jobs.kept.messages import (
 )
 from trimesh.jobs.kept.state import checked_kept_name
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
+from trimesh.jobs.opening import open_job
 from trimesh.jobs.pki import OwnPKI
 
 _log = logging.getLogger("trimesh")
@@ -59,8 +60,6 @@ class AttachedJob(Job):
 
     @asynccontextmanager
     async def _open(self) -> AsyncGenerator[HostMesh, None]:
-        from trimesh.jobs.opening import open_job  # noqa: PLC0415 - the native library is loaded by it
-
         async with _open_attachment(self.name) as attachment:
             granted = attachment.granted
             hosts = dict(granted.parts) if granted.is_named else sum(granted.parts.values())
