@@ -98,7 +98,7 @@ async def test_lease_is_told_before_it_ends(autojump_clock: trio.abc.Clock) -> N
     await foreseen.wait_end(grace=7.0)
     assert lease.left() == pytest.approx(7.0 + limits.KEPT_LEAVE_SECONDS)
     short = Lease(4.0)
-    await ForeseenEnd("exp", short.left, None, never).wait_end(grace=7.0)
+    await ForeseenEnd("exp", short.left, LocalLauncher(1), never).wait_end(grace=7.0)
     assert short.left() == pytest.approx(2.0)
 
 
@@ -110,4 +110,4 @@ async def test_nearer_end_is_told(autojump_clock: trio.abc.Clock) -> None:
         await trio.sleep(10)
         return "the Slurm job 7 reaches its limit of time in 60 s"
 
-    assert "Slurm job 7" in await ForeseenEnd("exp", lease.left, None, of_job).wait_notice()
+    assert "Slurm job 7" in await ForeseenEnd("exp", lease.left, LocalLauncher(1), of_job).wait_notice()
