@@ -94,11 +94,7 @@ class _NotAdmitted(LinkLost):
 
 
 class AgentState:
-    """A file that says what an agent does, for probes that look at it: one word, and by its time that the agent runs.
-
-    Args:
-        path: Of it; its folder is there.
-    """
+    """A file that shows probes what an agent does: one word, and by its time that the agent runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -110,12 +106,7 @@ class AgentState:
 
 
 class PreparedAgent(msgspec.Struct, frozen=True, eq=False):
-    """What an agent has, before it is told for whom: its incarnation, and a spawner that has imported its modules.
-
-    Attributes:
-        own: The incarnation.
-        spawner: Told nothing yet.
-    """
+    """What an agent has, before it is told for whom: its incarnation, and a spawner that has imported its modules."""
 
     own: ProcId
     spawner: SpawnerProcess
@@ -443,11 +434,7 @@ def be_agent(
 
     Ends by `os._exit`: its threads and the interpreter have nothing to do any more.
 
-    Args:
-        read_order: Returns what it is told; may raise `ValueError`, `TrimeshError` or `OSError`.
-        has_lifeline: See `HostProgram`.
-        state: See `HostProgram`.
-        prepared: See `HostProgram`.
+    `read_order` may raise `ValueError`, `TrimeshError` or `OSError`.
     """
     code, text = 0, ""
     gc.enable()  # what has imported this has disabled it, and none of that is garbage
@@ -496,13 +483,7 @@ def join(
 
     Exit codes: 0 the program, or a signal, has said stop; 77 the host was refused, or the program is not there; 1 else.
 
-    Args:
-        addresses: Of the door, `host:port`, tried in order.
-        token_file: "-" reads one line of standard input.
-        line: Which line of the file, from 0 on; None takes the rank that a starter has set, else 0.
-        wait: Wait for the file, until nothing has changed in its folder for so many seconds; None does not.
-        state_file: Where to say "waiting", then "joined", and by its time that the agent runs; None says nothing.
-        pki: Certificates of the user's; None gets one of the mesh.
+    The arguments are those of the command (`cli/hosts.py`).
     """
     state = None if state_file is None else AgentState(Path(state_file))
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -44,10 +45,16 @@ class ChildAgent:
     async def tell(self, order: AgentOrder) -> None:
         """Write the order."""
         assert self._process.stdin is not None
-        try:
+        with suppress(trio.BrokenResourceError):  # it has ended: `wait` says how
             await self._process.stdin.send_all(order.line)
-        except trio.BrokenResourceError:  # it has ended: `wait` says how
-            return
+
+    async def begin(self, order: AgentOrder) -> None:
+        """Write the order; a cancel ends the process."""
+        try:
+            await self.tell(order)
+        except BaseException:
+            await self.stop()
+            raise
 
     async def read_until(self, is_last: Callable[[str], bool]) -> str | None:
         """Read standard error until a line is the last to be read, and return that; None where it ends before."""
@@ -118,23 +125,37 @@ class ChildAgent:
 class FarAgent(ChildAgent):
     """A command that carries an agent to another machine; the first that it says there is the number of its process.
 
+    Args:
+        process: Of the command.
+        shell: What runs a line of shell there: arguments before that.
+        env: Of the command; None for that of this process.
+
     Attributes:
         number: Of the agent, on its machine; None where it has never run.
     """
 
-    def __init__(self, process: trio.Process) -> None:
+    def __init__(self, process: trio.Process, shell: Sequence[str], env: Mapping[str, str] | None = None) -> None:
         super().__init__(process)
         self.number: int | None = None
+        self._shell = shell
+        self._env = env
 
-    async def begin(self, order: AgentOrder) -> None:
-        """Give the agent its order, and wait until it runs there, or the command has ended."""
-        try:
-            await self.tell(order)
-            line = await self.read_until(lambda text: agent_number(text) is not None)
-            self.number = None if line is None else agent_number(line)
-        except BaseException:
-            await self.stop()
-            raise
+    async def tell(self, order: AgentOrder) -> None:
+        """Write the order, and wait until the agent runs there, or the command has ended."""
+        await super().tell(order)
+        line = await self.read_until(lambda text: agent_number(text) is not None)
+        self.number = None if line is None else agent_number(line)
+
+    async def end(self) -> None:
+        """See `ChildAgent.end`: kill the agent by another command."""
+        with trio.move_on_after(limits.SSH_END_SECONDS):
+            await self.ended()
+        if not self.has_ended and self.number is not None:
+            kill, null = f"kill -s KILL {self.number}", subprocess.DEVNULL
+            await trio.run_process(
+                [*self._shell, kill], stdin=null, stdout=null, stderr=null, env=self._env, check=False
+            )
+            await self.ended()
 
 
 def _is_never_last(_: str) -> bool:
@@ -146,11 +167,7 @@ async def start_child(
 ) -> trio.Process:
     """Start what carries the agent of a host, with pipes for standard input and error.
 
-    Args:
-        command: Program and arguments.
-        host: Name of it, for the error.
-        env: Its environment; None for that of this process.
-        is_apart: Whether it has a session, and a process group, of its own.
+    `is_apart` gives it a session, and a process group, of its own.
 
     Raises:
         SpawnError: It cannot be started.

@@ -65,8 +65,7 @@ class Door:
     """One open door. Made by `open_door_at`.
 
     Attributes:
-        address: `host:port`, where it listens.
-        addresses: What hosts dial, in order.
+        address: Where it listens, `host:port`; hosts dial `addresses`.
         on_stranger: Called with words for each host whose token is worth nothing here. Must not raise.
         on_refused: Called with words for each peer that no token tells anything of. Must not raise.
         offences: How many connections broke which rule, by the status of the failure (JD-2).
@@ -267,20 +266,12 @@ class Door:
 
 
 class _Entry:
-    """What has become of one connection.
-
-    Attributes:
-        came_at: Trio time.
-        scope: Of its handshake.
-        through: Set when it is admitted, or has ended.
-        joining: For whom its token was issued.
-        refusal: Why it may not join.
-    """
+    """One connection that has shown nothing yet, or has just been admitted."""
 
     def __init__(self, came_at: float) -> None:
         self.came_at = came_at
-        self.scope = trio.CancelScope()
-        self.through = trio.Event()
+        self.scope = trio.CancelScope()  # of its handshake
+        self.through = trio.Event()  # set when it is admitted, or has ended
         self.joining: JoinedHost | None = None
         self.refusal: str | None = None
 
@@ -318,13 +309,7 @@ def door_context(own: ProcId, authority: Authority | ForeignAuthority) -> Genera
 async def open_door_at(
     place: ListenAddress, own: ProcId, authority: Authority | ForeignAuthority, context: TLSContext
 ) -> AsyncGenerator[Door, None]:
-    """Listen while the body runs.
-
-    Args:
-        place: Where.
-        own: This process.
-        authority: Of its mesh.
-        context: With the certificate of this process; outlives the door, and the sessions of those who came in.
+    """Listen while the body runs. `context` outlives the door, and the sessions of those who came in.
 
     Raises:
         SpawnError: It cannot listen there.
@@ -360,13 +345,7 @@ async def _serve(door: Door, listeners: list[trio.SocketListener]) -> None:
 
 
 class HostLinks:
-    """The sessions of one block with its hosts, and the door at which those join. Made by `open_host_links`.
-
-    Attributes:
-        door: Where they join.
-        is_plain: Whether sessions are without TLS.
-        agents: Theirs, which may talk to each other.
-    """
+    """The sessions of one block with its hosts, and the door at which those join. Made by `open_host_links`."""
 
     def __init__(self, relay: Relay, sessions: HostSessions, door: Door, *, is_plain: bool) -> None:
         self.door = door
@@ -397,10 +376,7 @@ class HostLinks:
 async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Credentials | None:
     """Return what this process shows its hosts where certificates are not of the mesh; None where they are.
 
-    Args:
-        pki: Files of a site, see `OwnPKI`.
-        insecure: See `Job`; where it is said, a warning is logged.
-        whose: The job or door, for that.
+    If the job or door `whose` is insecure, a warning is logged.
 
     Raises:
         IdentityError: A file cannot be read.
@@ -415,13 +391,7 @@ async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Cred
 async def open_host_links(
     proc: Proc, place: ListenAddress, own: Credentials | None = None
 ) -> AsyncGenerator[HostLinks, None]:
-    """Let hosts join while the body runs.
-
-    Args:
-        proc: The controller.
-        place: Where it listens for them.
-        own: Certificate of this process by an authority of the user's; None makes one for this mesh.
-    """
+    """Let hosts join while the body runs; see `own_credentials` for `own`."""
     authority = Authority(time.time()) if own is None else ForeignAuthority(own)
     with door_context(proc.proc_id, authority) as context:
         sessions = HostSessions()
@@ -488,13 +458,7 @@ class JoinedHost:
     # ---- its life --------------------------------------------------------------------------------------------
 
     async def keep(self, proc: Proc, point: Point, release: trio.Event) -> None:
-        """Keep it as a host until it is released or lost; what ran there is then told to end.
-
-        Args:
-            proc: The controller.
-            point: Its place among the hosts.
-            release: Set when it is not used any more.
-        """
+        """Keep it as a host until it is released or lost; what ran there is then told to end."""
         await self.joined.wait()
         assert self._pipe is not None
         async with open_remote_host(proc, self._pipe, self.name, point, self._links.agents) as host:

@@ -180,10 +180,8 @@ class DoorRun(HostsRun):
     """One open door, and the hosts that have come.
 
     Attributes:
-        links: Of its hosts; once it is ready.
         waiting: Hosts that are ready and not taken, in order.
         refusals: Why others were not let in.
-        pki: Certificates of the user's, or None.
     """
 
     links: HostLinks
@@ -316,10 +314,7 @@ class DoorRun(HostsRun):
 class DoorSuccessors:
     """Hosts that wait at the door, or come to it, in the place of lost ones of a block; see `Successors`.
 
-    Args:
-        run: The door.
-        taken: All hosts of the block, to which it adds.
-        whole: The mesh of its hosts.
+    It adds them to those that the block has taken.
     """
 
     def __init__(self, run: DoorRun, taken: list[DoorHost], whole: Region) -> None:

@@ -24,14 +24,7 @@ _REASON: Final = "time limit"
 
 
 class LimitWatch:
-    """The watch over one run of a job.
-
-    Args:
-        launcher: Says when its hosts are about to end.
-
-    Attributes:
-        notice: Tells the program.
-    """
+    """The watch over one run of a job; `notice` tells the program."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.notice = HostsNotice()

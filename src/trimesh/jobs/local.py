@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final
 
@@ -15,7 +13,7 @@ from trimesh._runtime.hosts import marked
 from trimesh._runtime.system import host_name
 from trimesh.context_managers import asynccontextmanager
 from trimesh.jobs.child_agent import ChildAgent, start_child
-from trimesh.jobs.forked import AgentTemplate, TemplateChild
+from trimesh.jobs.forked import AgentTemplate, TemplateChild, interpreter_command
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentOrder, Launcher
 
@@ -91,11 +89,7 @@ class LocalLauncher(Launcher):
     async def start(self, rank: int, order: AgentOrder) -> ChildAgent:
         """See `Launcher.start`."""
         agent = ChildAgent(await self._process_for(self.hosts[rank]))
-        try:
-            await agent.tell(order)
-        except BaseException:
-            await agent.stop()
-            raise
+        await agent.begin(order)
         return agent
 
     async def _process_for(self, host: str) -> trio.Process | TemplateChild:
@@ -112,5 +106,4 @@ def agent_command(entry: str = "main") -> list[str]:
     Args:
         entry: The function of `trimesh.jobs.agent` that it is: `main` or `main_prepared`.
     """
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-    return [sys.executable, *flags, "-c", _BOOT.format(entry), *sys.path]
+    return interpreter_command(_BOOT.format(entry))

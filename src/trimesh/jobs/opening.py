@@ -74,12 +74,7 @@ async def own_job_hosts(
 ) -> AsyncGenerator[HostMesh, None]:
     """Own what is spawned on hosts while the body runs; their mesh is `{"hosts": n}`.
 
-    Args:
-        proc: The controller.
-        hosts: In the order of the mesh.
-        named: Numbers of hosts by the names of their parts, in this order; or none.
-        successors: See `JobPlace`.
-        limit: Tells of an end of the hosts that is known before, and ends the block by it.
+    `named` has the numbers of hosts of each part, in their order; `limit` ends the block before the hosts end.
     """
     parts, start = dict[str, tuple[int, int]](), 0
     for name, count in named.items():
@@ -114,8 +109,7 @@ class HostsRun(ABC):
     """What owns links to hosts, in a task of the runtime: it becomes ready or fails, is left, and is closed.
 
     Attributes:
-        errors: Why it could not be had.
-        ready: Set when it can be used, or it is known that it never can.
+        ready: Set when it can be used, or it is known, by `errors`, that it never can.
         release: Set when it is not used any more.
         closed: Set when nothing of it is left.
     """
@@ -179,9 +173,7 @@ class JobRun(HostsRun):
 
     Attributes:
         whole: The mesh of its hosts, those of its beginning.
-        hosts: In order, once they are ready.
         progress: How many hosts are ready, while it is waited for.
-        limit: Tells of an end of the hosts that is known before.
     """
 
     def __init__(self, proc: Proc, job: Job) -> None:
@@ -281,9 +273,7 @@ class JobRun(HostsRun):
     async def _start(self, slots: Sequence[HostSlot], *, got: Sequence[int]) -> Sequence[Exception]:
         """Start agents, and return why some of them cannot be had; then nothing of any is left (JR-4).
 
-        Args:
-            slots: Of them.
-            got: Hosts of the launcher that are given back then; but for spare ones that cannot be had.
+        `got`, hosts of the launcher, are given back then; but for spare ones that cannot be had.
         """
         for slot in slots:
             self._nursery.start_soon(slot.run, self._proc)
@@ -350,13 +340,10 @@ class HostSlot(JoinedHost):
     """One host of a job, with the agent that the job's launcher starts there.
 
     Attributes:
-        point: Its place in the mesh.
         index: Which one of the launcher's hosts it is.
-        settled: Set when it is ready, or it is known that it never is.
-        error: Why it is not.
+        settled: Set when it is ready, or it is known, by `error`, that it never is.
         over: Set when nothing of it is left here.
         is_given_up: Whether the program has asked for another host in its place.
-        scope: Of its task.
     """
 
     def __init__(self, run: JobRun, links: HostLinks, point: Point, index: int) -> None:

@@ -179,10 +179,9 @@ class SSHAgent(FarAgent):
     """An ssh client that carries an agent; see `StartedAgent`."""
 
     def __init__(self, process: trio.Process, host: str, python: str | None, ssh: Sequence[str]) -> None:
-        super().__init__(process)
+        super().__init__(process, (*ssh, "--", host))
         self._host = host
         self._python = python
-        self._ssh = ssh
 
     async def exit_of(self, code: int) -> AgentExit:
         """See `ChildAgent.exit_of`."""
@@ -194,16 +193,3 @@ class SSHAgent(FarAgent):
             return AgentExit(failure, words, "refused")
         ended = await super().exit_of(code)
         return AgentExit(f"ssh: {ended.text}", words) if code < 0 else ended
-
-    async def end(self) -> None:
-        """See `ChildAgent.end`: kill the agent over the connection that is there."""
-        with trio.move_on_after(limits.SSH_END_SECONDS):
-            await self.ended()
-        if not self.has_ended and self.number is not None:
-            await trio.run_process(
-                [*self._ssh, "--", self._host, f"kill -s KILL {self.number}"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                check=False,
-            )
-            await self.ended()

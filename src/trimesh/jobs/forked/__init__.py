@@ -15,6 +15,6 @@ AF-5 The template ends when the program has closed its end of the socket: at onc
      the last copy has ended, which its own lifeline sees to.
 """
 
-from trimesh.jobs.forked.template import AgentTemplate, TemplateChild
+from trimesh.jobs.forked.template import AgentTemplate, TemplateChild, interpreter_command
 
-__all__ = ["AgentTemplate", "TemplateChild"]
+__all__ = ["AgentTemplate", "TemplateChild", "interpreter_command"]

@@ -23,6 +23,12 @@ BOOT: Final = (
 )
 
 
+def interpreter_command(program: str) -> list[str]:
+    """Return what runs a program with the interpreter, its options and the paths of this process."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    return [sys.executable, *flags, "-c", program, *sys.path]
+
+
 def _surroundings() -> tuple[Any, ...]:
     """Return what a process that is executed here and now inherits, and may be another one later."""
     return dict(os.environ), os.getcwd(), list(sys.path), sys.executable
@@ -45,14 +51,12 @@ class AgentTemplate:
         Raises:
             SpawnError: It cannot be started.
         """
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-        command: list[str] = [sys.executable, *flags, "-c", BOOT, *sys.path]
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)  # noqa: FBT003
             try:
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                    command,
+                    interpreter_command(BOOT),
                     stdin=theirs.fileno(),
                     env=marked(dict(os.environ)),
                     start_new_session=True,

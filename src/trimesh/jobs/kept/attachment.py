@@ -32,12 +32,8 @@ class HeldHosts:
     """The hosts, and who is attached.
 
     Args:
-        job: That is kept.
         seats: Actors, one on each host.
-        hosts: Their mesh.
-        host_ids: Setting `host_id` of each.
         interface: Where programs that attach listen.
-        foreseen: Knows when they end.
         has_spares: Tells whether the job has a host to replace another one by.
 
     Attributes:
@@ -170,9 +166,7 @@ class HeldHosts:
     async def end(self, reason: str, text: str) -> None:
         """End all agents of the program that is attached, for a reason, and let no other in; wait until none is left.
 
-        Args:
-            reason: See `HostLost.reason`.
-            text: The same in words.
+        `reason` is that of `HostLost.reason`, `text` the same in words.
         """
         self._ending = (reason, text)
         for scope in self._scopes.values():

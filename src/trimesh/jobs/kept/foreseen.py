@@ -15,10 +15,8 @@ class ForeseenEnd:
     """The ends that are known, for the program that is attached.
 
     Args:
-        name: Of the kept job.
-        seconds_left: Returns those of its lease.
-        launcher: That of the job.
-        wait_job_notice: Waits for the notice that it gives to its own program.
+        seconds_left: Returns those of the lease.
+        wait_job_notice: Waits for the notice that the job gives to its own program.
     """
 
     def __init__(

@@ -6,7 +6,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +18,7 @@ from trimesh import limits
 from trimesh._runtime.system import MARKER, start_of
 from trimesh._runtime.tasks import in_trio
 from trimesh.errors import ConnectError, ProtocolError, SpawnError
+from trimesh.jobs.forked import interpreter_command
 from trimesh.jobs.job import Job
 from trimesh.jobs.kept import state as states
 from trimesh.jobs.kept.messages import (
@@ -137,10 +137,8 @@ async def _keep(name: str, job: Job, lease: float) -> KeptJob:
     order = msgspec.msgpack.encode(KeepOrder(name, lease, text))
     log = states.open_log(name)
     try:
-        flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
-        command: list[str] = [sys.executable, *flags, "-c", _BOOT, *sys.path]
         process = await trio.lowlevel.open_process(
-            command,
+            interpreter_command(_BOOT),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -61,11 +61,7 @@ class Cluster:
         return found.hostname or "", found.port or (443 if found.scheme == "https" else 80)
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return what the API server says at a path that belongs to no namespace: "/version".
-
-        Raises:
-            ApiError: See there.
-        """
+        """Return what the API server says at a path that belongs to no namespace: "/version"."""
         text = await self._call("GET", base=path, version="", url="")
         return dict(json.loads(text))
 
@@ -89,11 +85,7 @@ class Cluster:
         return dict(json.loads(await self._call("GET", version=version, url=f"{plural}/{name}")))
 
     async def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> None:
-        """Merge a change into an object.
-
-        Raises:
-            ApiError: See there.
-        """
+        """Merge a change into an object."""
         version, plural = _PLURALS[kind]
         url = f"{plural}/{name}"
         await self._call("PATCH", version=version, url=url, content=json.dumps(change), headers=_MERGE)
@@ -101,11 +93,7 @@ class Cluster:
     async def delete(self, kind: str, name: str, uid: str, grace: int | None = None) -> None:
         """Delete an object and what it owns, if it is the one of this uid; returns before that has ended.
 
-        Args:
-            kind: Of it.
-            name: Of it.
-            uid: Of it.
-            grace: Seconds between SIGTERM and SIGKILL of a pod; None leaves them to the pod.
+        `grace` are the seconds between SIGTERM and SIGKILL of a pod; None leaves them to the pod.
 
         Raises:
             ApiError: With `NOT_FOUND` where there is none, with `CONFLICT` where it is another one.
@@ -122,11 +110,7 @@ class Cluster:
         await self._call("DELETE", version=version, url=f"{plural}/{name}", content=json.dumps(options))
 
     async def pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """Return pods, and the version of that list.
-
-        Raises:
-            ApiError: See there.
-        """
+        """Return pods, and the version of that list."""
         found = json.loads(await self._call("GET", url="pods", params={"labelSelector": selector}))
         return list(found.get("items") or []), str(found["metadata"].get("resourceVersion", ""))
 

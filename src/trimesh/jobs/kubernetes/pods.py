@@ -20,8 +20,6 @@ class PodSeen:
     """A pod that is a host.
 
     Attributes:
-        name: Of it.
-        uid: Of it.
         pod: What the API server has said last.
         end: How it has ended; None while it lives.
         ended: Set then.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 
 import trio
 
-from trimesh import limits
 from trimesh.errors import SpawnError
 from trimesh.jobs.child_agent import FarAgent
 from trimesh.jobs.launcher import AgentExit
@@ -19,10 +17,9 @@ class SlurmAgent(FarAgent):
     """A step of Slurm that carries an agent; see `StartedAgent`."""
 
     def __init__(self, process: trio.Process, node: str, job: str, srun: Sequence[str]) -> None:
-        super().__init__(process)
+        super().__init__(process, (*srun, "sh", "-c"), own_environment())
         self._node = node
         self._job = job
-        self._srun = srun
 
     async def exit_of(self, code: int) -> AgentExit:
         """See `ChildAgent.exit_of`: what Slurm says, where that is why."""
@@ -47,18 +44,3 @@ class SlurmAgent(FarAgent):
         except SpawnError:
             return ""
         return f"; Slurm says that {self._node} is {words}" if words.startswith(("DOWN", "FAIL", "NOT")) else ""
-
-    async def end(self) -> None:
-        """See `ChildAgent.end`: kill the agent by another step on its node."""
-        with trio.move_on_after(limits.SSH_END_SECONDS):
-            await self.ended()
-        if not self.has_ended and self.number is not None:
-            await trio.run_process(
-                [*self._srun, "sh", "-c", f"kill -s KILL {self.number}"],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=own_environment(),
-                check=False,
-            )
-            await self.ended()

@@ -96,11 +96,7 @@ class NetworkLauncher(Launcher):
         command = [*network.namespace(rank).prefix, *agent_command()]
         agent = NetworkAgent(await start_child(command, self.hosts[rank], marked(dict(os.environ))), network, rank)
         self._job.agents[rank] = agent
-        try:
-            await agent.tell(order)
-        except BaseException:
-            await agent.stop()
-            raise
+        await agent.begin(order)
         return agent
 
 
