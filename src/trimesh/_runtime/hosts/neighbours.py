@@ -37,7 +37,7 @@ from trimesh.errors import LimitExceeded, LinkLost, ProtocolError
 from trimesh.ids import ID_MAX, ProcId
 
 if TYPE_CHECKING:
-    from trimesh.jobs.direct import DirectWays
+    from trimesh.jobs.connections import DirectWays
 
 Connected = Callable[[HostConnection], None]
 """Takes a connection of another agent, which has shown who it is."""

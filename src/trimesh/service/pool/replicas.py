@@ -24,7 +24,7 @@ from trimesh.service.dispatch import Replica
 from trimesh.service.pool.engine import PoolEngine
 
 if TYPE_CHECKING:
-    from trimesh.blocking import endpoint as blocking
+    from trimesh.blocking import calls as blocking
 
 A = TypeVar("A")
 
