@@ -601,7 +601,6 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def notes_on(error: BaseException) -> Sequence[str]:
-    """Return the notes of an exception."""
     notes = entries_of(error).get(_NOTES)
     return [note for note in cast("list[object]", notes) if isinstance(note, str)] if type(notes) is list else []
 
@@ -624,7 +623,6 @@ def context_of(error: BaseException) -> BaseException | None:
 
 
 def set_context(error: BaseException, context: BaseException | None) -> None:
-    """Set `__context__`."""
     _CONTEXT.__set__(error, context)
 
 

@@ -267,7 +267,6 @@ class TLSSession:
 
     @property
     def state(self) -> State:
-        """How far it is."""
         return State(self._info().state)
 
     @property

@@ -79,11 +79,9 @@ class Holders:
         self._early: set[_Transit] = set()
 
     def holding(self) -> Collection[ProcId]:
-        """Return the processes that hold a unit."""
         return self._units.keys()
 
     def holds(self, holder: ProcId) -> bool:
-        """Return whether a process holds a unit."""
         return holder in self._units
 
     def begin(self, holder: ProcId) -> None:
@@ -95,7 +93,6 @@ class Holders:
         """Take the news of a transit.
 
         Args:
-            sender: Who sends the message.
             transit: Its number.
             holder: Where to.
             is_gone: Whether the holder has ended, so that it gets nothing.
@@ -122,7 +119,6 @@ class Holders:
         Args:
             sender: Who has sent it.
             transit: Its number.
-            holder: Where it came.
             is_gone: Whether the sender has ended, so that it tells nothing any more.
 
         Raises:

@@ -31,9 +31,7 @@ class Question(msgspec.Struct, frozen=True):
     """Ask a process for some of its nodes.
 
     Attributes:
-        proc: Whom.
         look: Comes back with the answer.
-        refs: What.
     """
 
     proc: int
@@ -70,7 +68,6 @@ class Search:
         verdict: Once done.
         stuck: What was found unable to end, once done; a deadlock among it is the verdict.
         callers: The calls whose callers wait for what is stuck, by process and number, once done.
-        is_done: Whether it is over.
 
     Args:
         number: Of the first look.

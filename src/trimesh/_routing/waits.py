@@ -48,7 +48,6 @@ def stuck_nodes(nodes: Graph, unknown: Collection[NodeRef] = ()) -> set[NodeRef]
     """Return the nodes that cannot end (WA-1).
 
     Args:
-        nodes: The graph.
         unknown: Nodes outside of the graph that are taken for stuck.
     """
     waiters: defaultdict[NodeRef, list[NodeRef]] = defaultdict(list)
@@ -110,7 +109,6 @@ def find_verdict(nodes: Graph, known: Collection[NodeRef] = ()) -> Deadlock | No
     """Return the victim of one deadlock of `nodes`, or None when there is none (WA-3, WA-4).
 
     Args:
-        nodes: The graph.
         known: Nodes whose deadlock is passed over.
     """
     stuck = stuck_nodes(nodes)

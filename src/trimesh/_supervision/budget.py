@@ -45,7 +45,6 @@ class Budget:
         self._entries.append(_Entry(now, unit, cause, is_counted))
 
     def clear(self) -> None:
-        """Forget everything."""
         self._entries.clear()
 
     @property

@@ -174,9 +174,7 @@ def judge(policy: Policy, kind: type[Exception], ending: Ending, *, has_ended: b
     """Return what `policy` wants to be done about a failure.
 
     Args:
-        policy: Of the mesh.
         kind: One of `FAILURES`, or a class that a policy cannot name.
-        ending: How.
         has_ended: Whether the member is gone by it.
     """
     unnamed = Verdict.GIVE_UP if has_ended else Verdict.NOTE

@@ -45,9 +45,7 @@ class Round:
         units: Their numbers, in order.
         ranks: Their members, in spawn order; a member that another supervisor takes over leaves (`Supervisor.leave`).
         failed: Those that have failed, and need not be asked to end.
-        cause: The failure.
         delay: Seconds of backoff.
-        phase: How far it is.
     """
 
     def __init__(
@@ -117,8 +115,6 @@ class Supervisor:
         """Take the failure of a member.
 
         Args:
-            rank: Which.
-            cause: Its error.
             now: Seconds, of any clock that does not go back.
             luck: Between 0 and 1, for the jitter.
         """

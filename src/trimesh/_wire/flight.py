@@ -113,7 +113,6 @@ class SeenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
     """Something that happened to a member that the process owns.
 
     Attributes:
-        event: It.
         stack: Of a process that is stalled.
     """
 
@@ -126,8 +125,6 @@ class RaisedError(msgspec.Struct, frozen=True, kw_only=True, tag="raised"):
 
     Attributes:
         at: Unix time.
-        number: Of its row.
-        text: Of the error.
         line: Where the program raised it: `File "train.py", line 12 in step`; empty if that is not known.
     """
 
@@ -187,7 +184,6 @@ class Flight(msgspec.Struct, frozen=True):
     """What one process has left.
 
     Attributes:
-        head: Whose it is.
         ended_at: Unix time of its end in good order; 0.0 if it did not come to that.
         calls: The newest calls, oldest first.
         records: What it has written besides, oldest first.

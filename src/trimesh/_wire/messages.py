@@ -33,7 +33,6 @@ class Call(Message, frozen=True, tag=1):
     Attributes:
         call: Number of the call at its sender, or 0 for a broadcast, which has no reply.
         mesh: The actor mesh that is addressed.
-        endpoint: Name of the endpoint.
         budget: Seconds left of the caller's deadline, or None.
         payload: Pickled (args, kwargs); empty when the first body holds it.
         window: Items that a generator endpoint may be ahead of its consumer, or 0 for any other endpoint.
@@ -56,7 +55,6 @@ class TracedCall(Message, frozen=True, tag=12):
 
     Attributes:
         trace: Its `traceparent`, and after a space its `tracestate`, as W3C Trace Context has them.
-        call: The head of the call.
     """
 
     trace: Annotated[str, msgspec.Meta(max_length=limits.TRACE_CONTEXT_CHARS_MAX)]
@@ -88,7 +86,6 @@ class CancelAck(Message, frozen=True, tag=4):
         started: False when it was still in the mailbox and never ran.
         by: "caller", "budget", "stopped" (the member was taken down to be restarted), "left" (it was taken out of its
             mesh) or "other".
-        reason: What the canceller said.
     """
 
     call: int
@@ -147,7 +144,6 @@ class ActorFailure(Message, frozen=True, tag=9):
     """A failure that has no caller, for the owner of the actor mesh.
 
     Attributes:
-        mesh: The actor mesh.
         endpoint: Endpoint that failed, or "" for the life of the actor itself.
         ended: True when the actor has ended by it.
         payload: An encoded exception.
@@ -169,8 +165,6 @@ class Silent(Message, frozen=True, tag=26):
     """A member did not acknowledge a cancel in time; for the owner of the mesh.
 
     Attributes:
-        mesh: The actor mesh.
-        proc: The process of the member.
         what: `mesh.endpoint`, for people.
     """
 
@@ -235,7 +229,6 @@ class Accepted(Message, frozen=True, tag=17):
     """Holder to home: the message has come, and this process holds one unit more.
 
     Attributes:
-        channel: The channel.
         sender: Who sent the message.
         transit: Its number there.
         holding: The holder's number for what it holds of the channel until it drops it; `Room` names it.
@@ -280,7 +273,6 @@ class TracedItem(Message, frozen=True, tag=13):
 
     Attributes:
         trace: As in `TracedCall`.
-        item: The head of the item.
     """
 
     trace: Annotated[str, msgspec.Meta(max_length=limits.TRACE_CONTEXT_CHARS_MAX)]
@@ -292,7 +284,6 @@ class Room(Message, frozen=True, tag=22):
 
     Attributes:
         holding: As in `Accepted`.
-        taken: The total.
         recalled: The last one was given back, not taken: the answer to a `Recall` that came in time.
     """
 
@@ -370,11 +361,7 @@ class Circle(Message, frozen=True, tag=40):
 
 
 class Disconnect(Message, frozen=True, tag=41):
-    """End the link to a process of another program, which is connected no more. From the controller.
-
-    Attributes:
-        proc: That process.
-    """
+    """End the link to a process of another program, which is connected no more. From the controller."""
 
     proc: int
 
@@ -403,7 +390,6 @@ class Service(Message, frozen=True, tag=60):
     """A message of a package above the runtime to the same package in another process.
 
     Attributes:
-        service: Its name.
         payload: What only the package reads; empty when the first body holds it.
         failure: Set instead of a payload: why the sender has no such package, so that it takes no messages of it.
     """
@@ -417,7 +403,6 @@ class Arm(Message, frozen=True, tag=45):
     """A planned fault, for a process that was armed when it was spawned; refused by any other.
 
     Attributes:
-        token: What it was armed with.
         index: Number of the fault in the plan of the sender.
         payload: Encoded fault; empty when the first body holds it.
     """
@@ -439,7 +424,6 @@ class Misbehave(Message, frozen=True, tag=47):
     """Do something to the own process, now.
 
     Attributes:
-        token: What it was armed with.
         kind: "exit", "hold_gil", "lag", "jump", "drift", "quicken" or "die", which waits for the next endpoint.
         number: Exit code, seconds, the rate of a drift, the number of the fault that made it slow; of "die" 0 for the
             start of the endpoint, 1 for its end, before the reply.

@@ -358,8 +358,6 @@ class ProcView(_Row, frozen=True):
     """What one process says of itself, of its children as it sees them, and of what others have it do.
 
     Attributes:
-        version: Of these tables.
-        proc: Itself.
         children: The processes that it owns.
         actors, calls, links, grants, publications, events: In it; calls also those that it has made.
         cut: How many rows were left out, by table.
@@ -438,7 +436,6 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
         views, events, output, holds: What was asked for.
         said: What a debugger says to its terminal: "output", "prompt" or "ended"; empty for an answer.
-        text: The words of that.
     """
 
     error: str = ""

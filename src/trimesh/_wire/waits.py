@@ -61,9 +61,7 @@ class Place(_Record, frozen=True):
     Attributes:
         mesh: Name of the actor mesh.
         actor: Name of the class.
-        endpoint: Name of the endpoint.
         labels, sizes: The extent of the mesh as spawned.
-        rank: The member.
         key: Of the mesh that the member belongs to.
     """
 
@@ -92,7 +90,6 @@ class NodeReport(_Record, frozen=True):
     """One node that waits; a node that does not is not reported.
 
     Attributes:
-        ref: Its name.
         needs_all: Whether it waits until all that it waits for has ended, else until any of it has.
         waits_for: What it waits for; never empty, but for a caller, where it is what the caller itself is part of.
         can_break: Whether an error can end it without touching anything else: it has not started.

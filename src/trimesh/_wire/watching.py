@@ -63,7 +63,6 @@ class Steer(Message, frozen=True, tag=49):
     Attributes:
         proc, hold: Which thread, as in `HoldNews`.
         kind: "attach", "line" or "detach".
-        text: Of a line.
     """
 
     proc: int

@@ -91,7 +91,6 @@ def _is_actor_class(cls: type) -> bool:
 
 
 def register() -> None:
-    """Register the kinds of this module."""
     register_kind(ValueKind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=_is_actor_class))
     register_kind(ValueKind("mesh", MeshInfo, lambda info, _: _fields_of(info), _put_info_together))
     register_kind(

@@ -415,7 +415,6 @@ class _Reference(ProcMesh):
 
     @property
     def name(self) -> str:
-        """Name given at spawn."""
         return self._mesh_info.name
 
     @property
@@ -423,7 +422,6 @@ class _Reference(ProcMesh):
         return self._mesh_info
 
     def supervised(self, policy: Policy) -> Self:
-        """See `ProcMesh.supervised`."""
         return type(self)(self._mesh_info, self._shown, checked_policy(policy))
 
     def _seen(self, region: Region) -> Self:

@@ -60,7 +60,6 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         return self
 
     def __aiter__(self) -> Self:
-        """Return itself."""
         return self
 
     def __anext__(self) -> Awaitable[T]:

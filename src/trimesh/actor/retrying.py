@@ -22,7 +22,6 @@ from trimesh.shape.value_mesh import ValueMesh
 
 
 async def call_one(mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
-    """See `Endpoint.call_one`."""
     [rank] = verbs.one_rank(mesh)
     return await _try(mesh, spec, options, verbs.bind(mesh, spec, args, kwargs), lambda tried: rank)
 

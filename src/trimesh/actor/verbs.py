@@ -33,7 +33,6 @@ Bound = tuple[Args, Kwargs] | Spread
 async def call(
     mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
 ) -> ValueMesh[Any]:
-    """See `Endpoint.call`."""
     bound = bind(mesh, spec, args, kwargs)
     results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=True, options=options)
     return values_of(mesh, spec, results)
@@ -50,7 +49,6 @@ def values_of(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> 
 async def call_settled(
     mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
 ) -> ValueMesh[Outcome[Any]]:
-    """See `Endpoint.call_settled`."""
     bound = bind(mesh, spec, args, kwargs)
     results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False, options=options)
     return outcomes_of(mesh, results)
@@ -64,7 +62,6 @@ def outcomes_of(mesh: MeshView, results: Sequence[Result]) -> ValueMesh[Outcome[
 async def call_one(
     mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
 ) -> Any:
-    """See `Endpoint.call_one`."""
     ranks = one_rank(mesh)
     return bare(await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), ranks, fail_fast=False, options=options))
 
@@ -89,7 +86,6 @@ def _first(mesh: MeshView) -> str:
 
 
 async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS) -> Any:
-    """See `Endpoint.choose`."""
     bound = bind(mesh, spec, args, kwargs)
     return bare(await invoke_on(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False, options=options))
 
@@ -162,7 +158,6 @@ def crew_of(mesh: MeshView, verb: str) -> Crew:
 
 
 async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
-    """See `Endpoint.broadcast`."""
     ranks = mesh.ranks()
     bound = bind(mesh, spec, args, kwargs)
     if mesh.is_open:
@@ -176,7 +171,6 @@ async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwar
 
 
 def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
-    """See `Endpoint.broadcast_nowait`."""
     bound = bind(mesh, spec, args, kwargs)
     ranks = mesh.ranks()
     if mesh.is_open:
@@ -273,7 +267,6 @@ class Origins(msgspec.Struct, frozen=True, eq=False):
     endpoint: str
 
     def __call__(self, index: int) -> Origin:
-        """Return those of the rank at an index."""
         return self.info.origin(self.ranks[index], self.endpoint)
 
 

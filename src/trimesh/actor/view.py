@@ -69,7 +69,6 @@ class MeshView:
 
     @property
     def name(self) -> str:
-        """Name of the mesh."""
         return self.info.name
 
     def ranks(self) -> Sequence[int]:

@@ -35,11 +35,9 @@ class AsyncioTasks:
         return [one for part in found for one in _tasks_in(part)]
 
     def of_actor(self, context: contextvars.Context) -> Sequence[asyncio.Task[Any]]:
-        """Return the tasks that an actor has started."""
         return sorted(context.get(tasks_of_actor) or (), key=lambda one: one.get_name())
 
     def in_trio(self, task: asyncio.Task[Any]) -> trio.lowlevel.Task | None:
-        """Return the stand-in of a task."""
         for frame, _ in await_chain(task):
             if frame is not None and frame.f_code is _PERFORM:
                 return cast("trio.lowlevel.Task | None", frame.f_locals["self"].task)

@@ -162,25 +162,21 @@ class SelectorDriver(LoopDriver):
         self._came = 0  # ready descriptors whose callbacks have not run
 
     def start(self) -> None:
-        """See `LoopDriver.start`."""
         super().start()
         self._selector.select = self._select
 
     def stop(self) -> None:
-        """See `LoopDriver.stop`."""
         if cast("dict[str, Any]", vars(self._selector)).get("select") == self._select:
             del self._selector.select
         super().stop()
 
     def is_quiet(self, seconds: float) -> bool:
-        """See `LoopDriver.is_quiet`."""
         if self._came:
             return False
         timers = self._loop._scheduled
         return not timers or timers[0].when() - self._loop.time() > seconds
 
     def waiting(self) -> int:
-        """See `LoopDriver.waiting`."""
         return len(self._loop._ready)
 
     def _seconds_to_timer(self) -> float:
@@ -227,7 +223,6 @@ class CallbackDriver(LoopDriver):
     _will_settle = False
 
     def start(self) -> None:
-        """See `LoopDriver.start`."""
         super().start()
         self._is_guest: bool = self._runner.is_guest
         self._runner.is_guest = True  # Trio makes its descriptor readable when a task can run, in a worker, too
@@ -235,21 +230,18 @@ class CallbackDriver(LoopDriver):
         self.settle_soon()
 
     def stop(self) -> None:
-        """See `LoopDriver.stop`."""
         super().stop()
         self._runner.is_guest = self._is_guest
         if self._timer is not None:
             self._timer.cancel()
 
     def tick(self, events: Any = SOME_EVENTS) -> None:
-        """See `LoopDriver.tick`."""
         if not self.is_ticking:
             self._runner.guest_tick_scheduled = True
             super().tick(events)
             self.settle_soon()
 
     def settle_soon(self) -> None:
-        """See `LoopDriver.settle_soon`."""
         if not self._will_settle and not self._is_over:
             self._will_settle = True
             self.loop.call_soon(self._settle)
@@ -288,7 +280,6 @@ def driver_for(
     steps: Generator[float, Any, None],
     finished: Callable[[outcome.Outcome[Any]], object],
 ) -> LoopDriver:
-    """Return a driver that fits the loop."""
     selector = getattr(loop, "_selector", None)
     can_be_asked = all(hasattr(loop, name) for name in LOOP) and hasattr(selector, "fileno")
     # The type says whether `select` can be set: a selector that wraps another shows the `__dict__` of that.

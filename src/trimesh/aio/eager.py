@@ -32,7 +32,6 @@ class _Begun(Coroutine[Any, Any, None]):
         self.__qualname__ = coroutine.__qualname__
 
     def send(self, value: Any) -> Any:
-        """Run a step."""
         if self.waits_for is None:
             return self._coroutine.send(value)
         future, self.waits_for = self.waits_for, None
@@ -50,7 +49,6 @@ class _Begun(Coroutine[Any, Any, None]):
         return future
 
     def close(self) -> None:
-        """Close it."""
         self._coroutine.close()
 
     def __await__(self) -> Generator[Any, Any, None]:

@@ -97,7 +97,6 @@ class MainLoop:
                 await self.ended.wait()
 
     def broken(self) -> TrimeshInternalError:
-        """See `LoopThread.broken`."""
         return broken_loop(self._error)
 
     async def serve_slot(self, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -179,5 +179,4 @@ class TaskSite(AsyncioSite):
         return self.task is not None and self.task is asyncio.current_task()
 
     def stand_in(self) -> SpareStandIn | SlotCall[Any] | None:
-        """See `AsyncioSite.stand_in`."""
         return None

@@ -178,7 +178,6 @@ class SlotCall(TaskSite, Generic[T]):
     # ---- asyncio's side --------------------------------------------------------------------------------------
 
     def begin(self, work: Callable[[], Awaitable[T]], context: contextvars.Context) -> None:
-        """Start the asyncio task."""
         slot = self._slot
         self.task = start_eagerly(slot.loop, slot.steps_task, self._live(work), context)
 
@@ -202,17 +201,14 @@ class SlotCall(TaskSite, Generic[T]):
 
     @property
     def keeper(self) -> trio.lowlevel.Task:
-        """See `Site.keeper`."""
         task: trio.lowlevel.Task = self._slot.task
         return task
 
     @property
     def deadline(self) -> float:
-        """See `Site.deadline`."""
         return as_task(self._slot.task, effective_deadline)
 
     def stand_in(self) -> SlotCall[T]:
-        """See `AsyncioSite.stand_in`."""
         return self
 
     async def perform(self, work: Callable[[], Awaitable[V]], put_back: Callable[[V], None] | None = None) -> V:

@@ -155,7 +155,6 @@ class QuietTimeLimit(TimeLimit):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """End; no checkpoint."""
         return self._catches(error)
 
 
@@ -174,12 +173,10 @@ class LimitedSite(Site[TrioRun]):
 
     @property
     def keeper(self) -> trio.lowlevel.Task | None:
-        """See `Site.keeper`."""
         return self._site.keeper
 
     @property
     def deadline(self) -> float:
-        """See `Site.deadline`."""
         return min(self._site.deadline, self._limit.deadline_in_trio())
 
 

@@ -194,7 +194,6 @@ class Guest(TrioRun):
         )
 
     def give_up(self) -> None:
-        """See `TrioRun.give_up`."""
         super().give_up()
         if self.is_ending and self._guard is not None:
             self._guard.is_armed = False  # a `KeyboardInterrupt` would break the wait for that end
@@ -210,18 +209,15 @@ class Guest(TrioRun):
             self._guard.take_off()
 
     def post(self, function: Callable[[], object]) -> None:
-        """See `TrioRun.post`."""
         if self._ended.is_set():
             raise trio.RunFinishedError("the Trio run has ended")
         function()
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """See `TrioRun.tell`."""
         function()
         return True
 
     def run_now(self, function: Callable[[], Any]) -> Any:
-        """See `TrioRun.run_now`."""
         return _run_beside(function, self.token)
 
 
@@ -234,18 +230,15 @@ class Local(TrioRun):
         trio.lowlevel.spawn_system_task(self._serve_as_system_task, name="trimesh.aio")
 
     def post(self, function: Callable[[], object]) -> None:
-        """See `TrioRun.post`."""
         if not trio.lowlevel.in_trio_run():
             raise trio.RunFinishedError("the Trio run has ended")
         function()
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """See `TrioRun.tell`."""
         function()
         return not self.loop.is_closed()
 
     def run_now(self, function: Callable[[], Any]) -> Any:
-        """See `TrioRun.run_now`."""
         return _run_beside(function, self.token)
 
 
@@ -256,12 +249,10 @@ class Neighbour(TrioRun):
         self.post(partial(trio.lowlevel.spawn_system_task, self._serve_as_system_task, name="trimesh.aio"))
 
     def post(self, function: Callable[[], object]) -> None:
-        """See `TrioRun.post`."""
         assert self.token is not None
         self.token.run_sync_soon(function)
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """See `TrioRun.tell`."""
         try:
             self.loop.call_soon_threadsafe(function)
         except RuntimeError:  # the loop is closed
@@ -269,7 +260,6 @@ class Neighbour(TrioRun):
         return True
 
     def run_now(self, function: Callable[[], Any]) -> Any:
-        """See `TrioRun.run_now`."""
         return trio.from_thread.run_sync(function, trio_token=self.token)
 
 

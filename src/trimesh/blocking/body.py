@@ -98,7 +98,6 @@ class QuietTimeLimit(TimeLimit):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """End."""
         return self._catches(error)
 
 
@@ -510,13 +509,11 @@ class FacedBody(AbstractContextManager[FaceT], Generic[T, FaceT]):
         self._face = face
 
     def __enter__(self) -> FaceT:
-        """Enter it."""
         return self._face(self._body.enter())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Leave it."""
         return self._body.leave(error)
 
 

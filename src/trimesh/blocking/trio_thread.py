@@ -91,7 +91,6 @@ class ThreadRun(ABC):
             self.root.is_open = False
 
     def _over(self, error: BaseException | None) -> None:
-        """Learn that it has ended."""
         self._error = error
         self._served.set()
         for waiting in list(self.waiting):
@@ -115,7 +114,6 @@ class OwnThread(ThreadRun):
     """A run in a thread of its own."""
 
     def launch(self) -> None:
-        """See `ThreadRun.launch`."""
         # A daemon: else the interpreter would wait for it before the blocks that are open can be closed at its exit.
         self._thread = threading.Thread(target=self._run, name="trimesh.blocking", daemon=True)
         self._thread.start()
@@ -151,7 +149,6 @@ class ThreadOfTask(ThreadRun):
         self._started_by = token
 
     def launch(self) -> None:
-        """See `ThreadRun.launch`."""
         trio.from_thread.run_sync(self._start, trio_token=self._started_by)
         self._served.wait()
 
@@ -174,7 +171,6 @@ class ThreadOfTask(ThreadRun):
             self._over(error)
 
     def ended(self) -> None:
-        """See `ThreadRun.ended`."""
         self._let_end()
 
 
@@ -333,7 +329,6 @@ class InterruptGuard:
         self._is_on = False
 
     def __enter__(self) -> Self:
-        """Put it on."""
         if threading.current_thread() is threading.main_thread():
             current: Any = signal.getsignal(signal.SIGINT)
             if current is signal.default_int_handler:

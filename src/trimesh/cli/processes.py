@@ -20,7 +20,6 @@ _SHOWN = 20
 
 
 def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
-    """Return the processes of a run and their actors as a tree."""
     job = snapshot.job
     head = "a run" if job is None else f"run {job.pid}  {one_line(job.command, 80)}  {job.state}"
     if job is not None and job.stopping:

@@ -42,7 +42,6 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return bytes for people."""
     at = 0
     while nbytes >= 1024 and at < len(_UNITS) - 1:
         nbytes /= 1024
@@ -75,7 +74,6 @@ def silence(proc: ProcRow) -> str:
 
 
 def call_line(call: CallRow) -> str:
-    """Return one line on a call."""
     parts = [f"{call.name}.{call.endpoint}", call.state, duration(call.age)]
     if call.left is not None:
         parts.append(f"{duration(call.left)} left" if call.left > 0 else "its deadline is over")

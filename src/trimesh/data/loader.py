@@ -52,7 +52,6 @@ class Loader(Actor):
 
     @endpoint(idempotent=True)
     async def summary(self) -> SourceSummary:
-        """Return what there is to read."""
         return (await self._opened()).summary
 
     @endpoint(concurrency=limits.DATA_PREFETCH, group="reads", idempotent=True)

@@ -73,7 +73,6 @@ class Order:
         self._firsts: list[int] = []
 
     def windows(self, epoch: int) -> Sequence[Window]:
-        """Return the windows of an epoch, in their order."""
         if epoch != self._epoch:
             self._windows = list(self._cut(epoch))
             self._firsts = [window.first for window in self._windows]

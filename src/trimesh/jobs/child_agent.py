@@ -43,7 +43,6 @@ class ChildAgent:
         return self._process.returncode is not None
 
     async def tell(self, order: AgentOrder) -> None:
-        """Write the order."""
         assert self._process.stdin is not None
         with suppress(trio.BrokenResourceError):  # it has ended: `wait` says how
             await self._process.stdin.send_all(order.line)
@@ -80,7 +79,6 @@ class ChildAgent:
             return b""
 
     async def wait(self) -> AgentExit:
-        """See `StartedAgent.wait`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.read_until, _is_never_last)
             code = await self._process.wait()
@@ -106,7 +104,6 @@ class ChildAgent:
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self) -> None:
-        """See `StartedAgent.stop`."""
         process = self._process
         with trio.CancelScope(shield=True):
             if process.stdin is not None:

@@ -324,11 +324,9 @@ class DoorSuccessors:
 
     @property
     def spares(self) -> int:
-        """See `Successors.spares`."""
         return len(self._run.waiting)
 
     def give_up(self, host: JobHost) -> None:
-        """See `Successors.give_up`."""
         [one] = [one for one in self._taken if one.host is host]
         one.lose("replaced", REPLACED)
 
@@ -386,19 +384,15 @@ class DoorHost(JoinedHost):
         return self.host
 
     def came(self) -> bool:
-        """See `JoinedHost.came`."""
         return self._run.came(self)
 
     def became_ready(self) -> None:
-        """See `JoinedHost.became_ready`."""
         self._run.became_ready(self)
 
     def failed(self, error: Exception) -> None:
-        """See `JoinedHost.failed`."""
         self._run.failed(error)
 
     def lose(self, reason: str, text: str) -> None:
-        """See `JoinedHost.lose`."""
         self._run.went(self)
         super().lose(reason, text)
 

@@ -65,7 +65,6 @@ class LocalLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """See `Launcher.open`."""
         if len(self.hosts) == 1:  # nothing is gained
             yield
             return
@@ -81,13 +80,11 @@ class LocalLauncher(Launcher):
         return ranks
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """See `Launcher.grow`."""
         del say
         await trio.lowlevel.checkpoint()
         return self._add(count)
 
     async def start(self, rank: int, order: AgentOrder) -> ChildAgent:
-        """See `Launcher.start`."""
         agent = ChildAgent(await self._process_for(self.hosts[rank]))
         await agent.begin(order)
         return agent

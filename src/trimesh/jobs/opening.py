@@ -218,11 +218,9 @@ class JobRun(HostsRun):
 
     @property
     def spares(self) -> int:
-        """See `Successors.spares`."""
         return len(self._spares)
 
     def give_up(self, host: JobHost) -> None:
-        """See `Successors.give_up`."""
         [slot] = [slot for slot in self._slots if slot.host is host]
         slot.is_given_up = True
         slot.lose("replaced", REPLACED)
@@ -374,7 +372,6 @@ class HostSlot(JoinedHost):
             super().agent_failed(self._farewell)
 
     def became_ready(self) -> None:
-        """See `JoinedHost.became_ready`."""
         self.settled.set()
         self._run.became_ready()
 
@@ -387,7 +384,6 @@ class HostSlot(JoinedHost):
             others.cancel(reason="one of them cannot be had")
 
     def failed(self, error: Exception) -> None:
-        """See `JoinedHost.failed`."""
         if self.error is not None:
             return  # what comes of the first failure
         set_origin(error, Origin(self.point, "hosts", host=self.name))

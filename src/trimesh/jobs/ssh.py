@@ -128,7 +128,6 @@ class SSHLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """See `Launcher.open`."""
         if shutil.which("ssh") is None:
             raise SpawnError("an SSHJob needs the command ssh (OpenSSH), which is not on the PATH of this program")
         own = self._job.interface
@@ -157,7 +156,6 @@ class SSHLauncher(Launcher):
         raise SpawnError(f"{self.hosts[0]} is reached over more than {limits.SSH_JUMPS_MAX} jump hosts: say interface=")
 
     async def start(self, rank: int, order: AgentOrder) -> SSHAgent:
-        """See `Launcher.start`."""
         host, job = self.hosts[rank], self._job
         async with self._starting:
             shared = await trio.run_process(
@@ -184,7 +182,6 @@ class SSHAgent(FarAgent):
         self._python = python
 
     async def exit_of(self, code: int) -> AgentExit:
-        """See `ChildAgent.exit_of`."""
         words = "\n".join(self.last_lines)
         failure = start_failure(self._host, code, self.last_lines, self._python)
         if code == SSH_FAILED and self.number is not None:

@@ -118,7 +118,6 @@ def _running_in(records: RunRecords, event: observed.EventRow) -> str:
 
 
 def name_of(name: flight.CallName | None) -> str:
-    """Return how what was called is called."""
     if name is None:
         return "a call"
     if not name.mesh:

@@ -130,7 +130,6 @@ def autopsy(where: str | Path = "", *, pid: int | None = None) -> Autopsy:
 
 
 def examine(records: RunRecords) -> Autopsy:
-    """Return what has become of a run."""
     signs = {proc_id: _last_sign(one) for proc_id, one in records.flights.items()}
     last_at = max(signs.values())
     events = _events(records)

@@ -31,7 +31,6 @@ class _Connection:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
         self._client.close()
 
 

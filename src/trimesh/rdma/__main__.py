@@ -19,7 +19,6 @@ from trimesh.rdma.buffers.report import CARRIERS, NBYTES, describe_machine, try_
 
 
 async def main() -> None:
-    """Print the report."""
     tell("\n".join(describe_machine()))
     tell(f"\nbetween two processes of this host, reading {NBYTES >> 20} MiB:")
     for carrier in CARRIERS:

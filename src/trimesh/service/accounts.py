@@ -183,7 +183,6 @@ class Draws:
         self.state = seed & _MASK
 
     def next(self) -> float:
-        """Return the next number."""
         self.state = (self.state + 0x9E3779B97F4A7C15) & _MASK
         mixed = self.state
         mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
@@ -693,7 +692,6 @@ class StoreAccount:
         return self._ends[0][0] if self._ends else float("inf")
 
     def keys(self, prefix: str) -> Iterator[str]:
-        """Return the keys that begin so."""
         return (key for key in self._keys if key.startswith(prefix))
 
     @property

@@ -359,7 +359,6 @@ class Sessions:
             place.replica = replica
 
     def end(self, name: str) -> None:
-        """Forget a session."""
         self._places.pop(name, None)
 
 

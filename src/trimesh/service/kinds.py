@@ -55,7 +55,6 @@ def _kind_of(name: str, handle: type, front_class: type) -> ValueKind:
 
 
 def register() -> None:
-    """Register the kinds of this module."""
     register_kind(ValueKind("pool", Pool, _take_pool_apart, _put_pool_together))
     register_kind(_kind_of("slots", Slots, SlotsFront))
     register_kind(_kind_of("replay buffer", ReplayBuffer, ReplayFront))

@@ -111,12 +111,10 @@ class ReplayFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="samples")
     async def sample(self, count: int, max_age: int | None, by: By) -> list[Any]:
-        """Draw items."""
         return await self.buffer._sample(count, max_age, by)
 
     @endpoint(group="control")
     def advance(self, version: int) -> None:
-        """Go on to a version."""
         self.buffer._advance(version)
 
 
@@ -539,7 +537,6 @@ class SpillFile:
 
     @staticmethod
     def encoded(value: Any) -> bytes:
-        """Return the bytes of a value."""
         return pickle.dumps(value, protocol=5)
 
     async def write(self, data: bytes) -> SpilledValue:
@@ -571,7 +568,6 @@ class SpillFile:
                 at, rest = at + written, rest[written:]
 
     def read(self, spilled: SpilledValue) -> Any:
-        """Return a value."""
         data = bytearray()
         for offset, length in spilled.pieces:
             at, end = offset, offset + length

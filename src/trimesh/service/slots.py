@@ -82,7 +82,6 @@ class SlotsFront(Actor):
 
     @endpoint(group="control")
     def advance(self, version: int) -> None:
-        """Go on to a version."""
         self.slots._advance(version)
 
     @endpoint(group="control")

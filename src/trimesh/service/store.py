@@ -405,7 +405,6 @@ class StoreShard(Actor):
 
     @endpoint(group="control")
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys that begin so."""
         self._sweep()
         return list(self.account.keys(prefix))
 

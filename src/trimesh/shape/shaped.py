@@ -18,8 +18,7 @@ class Shaped(ABC):
     """A mesh handle, or a view of a part of the mesh. Views are cheap and own nothing."""
 
     @abstractmethod
-    def _region(self) -> Region:
-        """Return what is seen."""
+    def _region(self) -> Region: ...
 
     @abstractmethod
     def _seen(self, region: Region) -> Self:

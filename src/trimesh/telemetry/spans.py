@@ -63,7 +63,6 @@ class CallSpans:
     # ---- calls that are made ---------------------------------------------------------------------------------
 
     def sends(self, call: OutgoingCall) -> str:
-        """See `Tracing`."""
         request = call.request
         attributes: dict[str, Any] = {
             names.SYSTEM: _SCOPE,
@@ -78,7 +77,6 @@ class CallSpans:
         return _header_of(trace.set_span_in_context(span))
 
     def settled(self, call: OutgoingCall) -> None:
-        """See `Tracing`."""
         running = self._sent.pop(call, None)
         if running is not None:
             error = _error_of(call)
@@ -87,12 +85,10 @@ class CallSpans:
     # ---- calls that come -------------------------------------------------------------------------------------
 
     def came(self, call: IncomingCall, trace: str) -> None:
-        """See `Tracing`."""
         if trace:
             self._traces[call] = trace
 
     def began(self, cell: Cell, call: IncomingCall) -> None:
-        """See `Tracing`."""
         spec = cell.spec
         method = f"{spec.name}.{call.spec.name}"
         attributes: dict[str, Any] = {
@@ -118,13 +114,11 @@ class CallSpans:
         self._served[call] = _Running(span, method)
 
     def enter(self, call: IncomingCall, context: contextvars.Context) -> None:
-        """See `Tracing`."""
         running = self._served.get(call)
         if running is not None:
             context.run(contexts.attach, trace.set_span_in_context(running.span, Context()))
 
     def ended(self, call: IncomingCall) -> None:
-        """See `Tracing`."""
         running = self._served.pop(call, None)
         if running is None:
             return
@@ -139,11 +133,9 @@ class CallSpans:
     # ---- items of channels -----------------------------------------------------------------------------------
 
     def sends_item(self) -> str:
-        """See `Tracing`."""
         return _header_of(None)
 
     def received_item(self, trace: str) -> None:
-        """See `Tracing`."""
         span = get_current_span()
         if not span.is_recording():
             return

@@ -53,7 +53,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers."""
     config.addinivalue_line("markers", 'mesh_backend(*names): run on "sim", "proc", "net"; by default on the first two')
     config.addinivalue_line("markers", "real: starts real processes")
     config.addinivalue_line("markers", f"{SEEDED.name}: runs in simulation, under seeds; what does is marked by itself")

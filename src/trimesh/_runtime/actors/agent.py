@@ -37,7 +37,6 @@ class Agent:
     """Spawns, drains and stops actors of this process on behalf of their owners.
 
     Attributes:
-        proc: This process.
         stack_fd: Where the stack of the main thread is written on request; -1 for a simulated process.
         exit_requested: Set when the owner wants the process to end.
     """
@@ -52,7 +51,6 @@ class Agent:
 
         Args:
             function: To be run.
-            info: The mesh of this process.
 
         Returns:
             The descriptor that its stack is written to.
@@ -112,7 +110,6 @@ class Agent:
         await self.spawn(info, cls, args, kwargs, is_held)
 
     def _rank_in(self, info: MeshInfo) -> int:
-        """Return the place of this process in a mesh."""
         return next(rank for rank, member in enumerate(info.members) if member.proc_id == self.proc.proc_id)
 
     @trio.lowlevel.enable_ki_protection

@@ -24,7 +24,6 @@ def news_of(results: Sequence[Result]) -> list[Exception]:
 
 
 def errors_of(results: Sequence[Result]) -> list[Exception]:
-    """Return the errors among `results`."""
     return [result.error for result in results if isinstance(result, Err)]
 
 

@@ -50,9 +50,6 @@ class ActorSpec(msgspec.Struct, frozen=True):
     """What is needed to make one actor.
 
     Attributes:
-        mesh: Its mesh.
-        name: Name of the mesh.
-        cls: Its class.
         make: Makes the object, in the actor's process.
         point: Its coordinates in the mesh as spawned.
         incarnation: 0 at first, one more for each restart.
@@ -74,10 +71,8 @@ class Cell:
     """An actor and everything that belongs to it in this process.
 
     Attributes:
-        proc: The process.
         spec: What it was made from.
         owner: The process that has spawned it.
-        mailbox: Its messages.
         endpoints: What can be called, by name.
         ended: Set when it has ended, however.
         cause: The failure by which it has ended by itself, or None.

@@ -34,8 +34,6 @@ class SlotGroup:
     """The queue of one group and the tasks that serve it.
 
     Attributes:
-        mailbox: Whose group it is.
-        concurrency: Slots.
         is_watched: Whether `mailbox.on_crowded` has been told of a call that has to wait for a slot.
         queue: The calls that wait.
         running: The calls that hold slots, and the tasks that run them.
@@ -222,7 +220,6 @@ class Mailbox:
         self.changed: trio.Event | None = None
 
     def put(self, call: IncomingCall) -> None:
-        """Accept a call."""
         if not self.is_open:
             self._early.append(call)
             self._tell_early()
@@ -268,13 +265,11 @@ class Mailbox:
         return self._groups.get(call.spec.slots)
 
     def queued(self) -> Iterator[IncomingCall]:
-        """Yield the calls that wait."""
         yield from self._early
         for group in self._groups.values():
             yield from group.queue
 
     def running(self) -> Iterator[IncomingCall]:
-        """Yield the calls that run."""
         for group in self._groups.values():
             yield from group.running
 

@@ -32,15 +32,11 @@ class LateAnswer:
     """The answer to one call, as its actor sees it.
 
     Args:
-        call: The call.
-        values: Encodes the answer.
         origin: Coordinates that an error carries.
         on_lost_error: Told of the error of a call that has no caller, or none any more.
 
     Attributes:
         over: Set once no answer is wanted any more.
-        is_used: Whether it has been given.
-        has_returned: Whether the endpoint has.
         is_lost: Whether the `Reply` has been dropped unused.
     """
 

@@ -47,7 +47,6 @@ class Server:
     """Runs what is called on one actor.
 
     Attributes:
-        actor: The object.
         context: Where its `lifespan` runs: each call begins with a copy, and what it sets there is gone with it.
         where: What `context()` is for an endpoint.
         origin: Coordinates that an error of an endpoint carries.
@@ -171,7 +170,6 @@ class Server:
             self.unanswered[call] = answer
 
     def _context_of(self, call: IncomingCall) -> contextvars.Context:
-        """Return a context for one call."""
         endpoint = call.spec.name
         found = self._contexts.get(endpoint)
         if found is None:

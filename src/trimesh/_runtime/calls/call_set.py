@@ -68,12 +68,10 @@ class SetCall(OutgoingCall):
 
     @property
     def any_wait(self) -> AnyWait:
-        """See `OutgoingCall.any_wait`."""
         return self._set
 
     @property
     def part_of(self) -> trio.lowlevel.Task:
-        """See `OutgoingCall.part_of`."""
         return self._set.consumer
 
     def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
@@ -110,7 +108,6 @@ class SetCall(OutgoingCall):
         self._give_up()
 
     def peer_stalled(self) -> None:
-        """See `OutgoingCall.peer_stalled`."""
         self._set.look_at_silence()
 
     _wake = check_end
@@ -124,7 +121,6 @@ class CallBatch:
 
     Attributes:
         box: What they are sent by.
-        request: What is called.
         budget: Seconds left of the caller's deadline, or None.
     """
 
@@ -140,7 +136,6 @@ class CallBatch:
         self._nbytes = 0
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether a call of `nbytes` may leave with them."""
         return len(self._parts) < limits.CALLS_PER_MESSAGE and self._nbytes + nbytes <= limits.CALLS_PER_MESSAGE_BYTES
 
     def add(self, call: SetCall, number: int, payload: bytes) -> int:
@@ -222,7 +217,6 @@ class CallSet:
 
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
-        """See `AnyWait.waiting_task`."""
         return None if self.is_cancelled or self.ended or not self.is_all() else self.consumer
 
     def begin(
@@ -237,8 +231,6 @@ class CallSet:
         """Send a call.
 
         Args:
-            proc: The calling process.
-            target: Who is called.
             request: What is called; many calls may share one.
             key: What the user of the set knows it by.
             deadline: When its budget ends (Trio time).

@@ -94,10 +94,8 @@ def encode_request(
     """Encode a call once for all ranks, or for each if their arguments differ.
 
     Args:
-        proc: The calling process.
         request: What to call.
         call_id: 0 for a broadcast.
-        mesh: What is addressed.
         budget: Seconds left, or None.
         window: For a generator endpoint.
         arguments: In place of those of the request.
@@ -153,7 +151,6 @@ def _note_large(proc: Proc, request: Request, kind: str, nbytes: int) -> None:
 
 
 def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int) -> Parcel:
-    """Encode a call for each rank."""
     assert request.each is not None
     parcels: list[Parcel] = []
     for index, (args, kwargs) in enumerate(request.each):
@@ -177,7 +174,6 @@ async def invoke(
     """Call every target and return one result each, in order.
 
     Args:
-        proc: The calling process.
         targets: All of one mesh.
         request: What to call.
         fail_fast: The first failure cancels the other ranks.
@@ -205,7 +201,6 @@ def begin(
     """Send a call, which the caller has to `finish`.
 
     Args:
-        proc: The calling process.
         targets: All of one mesh.
         request: What to call.
         deadline: Of the caller (Trio time).
@@ -370,9 +365,7 @@ def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: b
     """Return what each rank of a call has come to.
 
     Args:
-        proc: The calling process.
         call: Complete, or given up.
-        request: What was called.
         cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
     """
     return [

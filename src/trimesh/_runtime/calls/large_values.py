@@ -22,10 +22,7 @@ def note_large(proc: Proc, endpoint: str, kind: str, nbytes: int) -> None:
     """Log a value of at least `limits.LARGE_VALUE_BYTES`, once for each endpoint.
 
     Args:
-        proc: The calling process.
-        endpoint: With its mesh.
         kind: "arguments" or "result".
-        nbytes: Its size.
     """
     found = proc.above.setdefault(LargeValues, LargeValues())
     assert isinstance(found, LargeValues)

@@ -95,7 +95,6 @@ class Membership:
     """The members of one mesh.
 
     Attributes:
-        proc: The process whose knowledge this is.
         info: The mesh as it is now: what travels in references, and what the errors of a call cite.
         standings: By rank.
         news: How often something was noted of each rank: what began before the last time may be out of date.
@@ -127,7 +126,6 @@ class Membership:
         return self.proc.peer(self.members[rank].proc_id)
 
     def target(self, rank: int) -> Target:
-        """Return the actor of a rank as the target of a call."""
         if rank in self._left:
             return self._left[rank]
         found = self._targets.get(rank)
@@ -174,7 +172,6 @@ class Membership:
         return self.info.is_healing and self.standings[rank] is not Standing.GONE
 
     def ranks_in(self, proc_id: ProcId) -> Sequence[int]:
-        """Return the ranks whose member lives in a process."""
         return [rank for rank, member in enumerate(self.members) if member.proc_id == proc_id]
 
     # ---- news ------------------------------------------------------------------------------------------------

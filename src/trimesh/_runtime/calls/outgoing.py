@@ -50,7 +50,6 @@ class OutgoingCall:
     Attributes:
         call_id: 0 for a broadcast.
         is_broadcast: Whether there are no replies.
-        request: What is called.
         collector: The outcomes so far.
         aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
         started_at: Trio time.
@@ -185,7 +184,6 @@ class OutgoingCall:
         self._settle(index, LocalFailure(error))
 
     def peers(self) -> AbstractSet[Peer]:
-        """Return the processes that are addressed."""
         return self._index.keys()
 
     def hold(self, attachments: Sequence[object]) -> None:

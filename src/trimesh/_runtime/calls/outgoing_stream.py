@@ -73,12 +73,10 @@ class OutgoingStream(OutgoingCall):
 
     @property
     def any_wait(self) -> AnyWait:
-        """See `OutgoingCall.any_wait`."""
         return self
 
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
-        """See `AnyWait.waiting_task`."""
         return None if self.is_closed or self._merge else self.waiter
 
     @property
@@ -99,7 +97,6 @@ class OutgoingStream(OutgoingCall):
 
     @property
     def part_of(self) -> trio.lowlevel.Task:
-        """See `OutgoingCall.part_of`."""
         return self.consumer
 
     # ---- what comes ------------------------------------------------------------------------------------------
@@ -135,7 +132,6 @@ class OutgoingStream(OutgoingCall):
         self._set_silent_at()
 
     def peer_stalled(self) -> None:
-        """See `OutgoingCall.peer_stalled`."""
         if self.cancelled_at is not None:
             self._set_silent_at()
             self._wake()

@@ -43,7 +43,6 @@ class RepliedCall(OutgoingCall):
         self._untaken = dict.fromkeys(range(len(targets)))
 
     def start(self, parcel: Parcel) -> None:
-        """See `OutgoingCall.start`."""
         super().start(parcel)
         self._note_sent()
 
@@ -62,7 +61,6 @@ class RepliedCall(OutgoingCall):
             self._on_sent()
 
     def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
-        """See `OutgoingCall.terminal`."""
         box = super().terminal(peer, outcome)
         self._wake()
         return box

@@ -17,8 +17,6 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     """What to call.
 
     Attributes:
-        mesh: Name of the mesh.
-        endpoint: Name of the endpoint.
         args, kwargs: Already bound against the signature.
         origin: Coordinates of the rank at an index of the targets.
         spec: The endpoint; None for those of agents, which are known by name.

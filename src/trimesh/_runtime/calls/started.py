@@ -32,8 +32,6 @@ class StartedWork:
     Attributes:
         scope: Around it.
         ended: Set when it has.
-        value: What it has returned.
-        error: What it has raised.
         cut_reason: Why it was cut short; None if it was not.
         awaiters: Tasks that await it and have no deadline.
         finish: Waits for the outcome; None for a call that was never sent.
@@ -132,7 +130,6 @@ class StartedCalls:
         self._all_ended = trio.Event()
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Take calls, whose tasks are in `nursery`."""
         self._nursery = nursery
 
     def close(self, reason: str) -> None:
@@ -142,12 +139,10 @@ class StartedCalls:
             work.cancel(reason)
 
     def check_open(self) -> None:
-        """See `Owner.check_open`."""
         if self._nursery is None:
             raise RuntimeError(f"a call must be started while its owner is open, got {self._name}, which has ended")
 
     def start(self, work: StartedWork) -> None:
-        """See `Owner.start`."""
         assert self._nursery is not None
         self._nursery.start_soon(self._run, work, name=f"started call of {work.what}")
         self._running[work] = None
@@ -209,7 +204,6 @@ class NurseryOwner:
         """See `Owner.check_open`: the nursery itself refuses tasks once it is closed."""
 
     def start(self, work: StartedWork) -> None:
-        """See `Owner.start`."""
         self._nursery.start_soon(self._run, work, name=f"started call of {work.what}")
 
     @trio.lowlevel.enable_ki_protection

@@ -35,7 +35,6 @@ class Sending:
 
     Attributes:
         port: Who sends: closing it ends this.
-        parcel: The item.
         task: Parked here, or None when it has been woken.
         cancel: Raises what has cancelled it, once its item has been recalled.
         raising: Raises what it ends with, if it fails.
@@ -74,7 +73,6 @@ class Holding:
     """The ports of one channel in one process.
 
     Attributes:
-        channels: The process.
         home: Where the receiver is.
         channel: The channel's number there.
         number: This process's number for this holding.

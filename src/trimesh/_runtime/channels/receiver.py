@@ -30,9 +30,7 @@ class Source(msgspec.Struct, frozen=True):
     """One process that sends, for as long as it holds the channel.
 
     Attributes:
-        peer: The process.
         holding: Its number for what it holds.
-        intake: Its credits.
     """
 
     peer: Peer
@@ -60,8 +58,6 @@ class Home:
     """A channel, in the process that has opened it.
 
     Attributes:
-        channels: The process.
-        number: Of the channel.
         capacity: Items of one process that may wait.
         item_type: What they are, where nothing is pickled and the channel was opened for a type.
         holders: Who may send.
@@ -175,7 +171,6 @@ class Home:
     # ---- receiving -------------------------------------------------------------------------------------------
 
     async def receive(self) -> Any:
-        """See `Receiver.receive`."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._items and not self.is_closed:
             item = self._take()
@@ -189,7 +184,6 @@ class Home:
         return self._decode(item)
 
     def receive_nowait(self) -> Any:
-        """See `Receiver.receive_nowait`."""
         return self._decode(self._take())
 
     def put_back(self, value: Any) -> None:

@@ -53,11 +53,7 @@ def rebuild_port(*_: object) -> Port[Any]:
 
 
 class Channels:
-    """The channels and ports of one process.
-
-    Attributes:
-        proc: The process.
-    """
+    """The channels and ports of one process."""
 
     def __init__(self, proc: Proc) -> None:
         typed_ports.register_kinds()

@@ -82,7 +82,6 @@ class RunClient:
             return None
 
     def close(self) -> None:
-        """End the connection."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)  # whoever waits in another thread is woken
         self._sock.close()

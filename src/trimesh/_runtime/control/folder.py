@@ -27,7 +27,6 @@ class Listener(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         sock: What it listens at.
-        name: Of its file.
     """
 
     sock: socket.socket

@@ -58,7 +58,6 @@ class ControlSocket:
 
     Args:
         proc: The controller.
-        inquiries: Its questions.
 
     Attributes:
         on_stop: Interrupts the run, in its Trio loop, and returns why it cannot, if so.

@@ -24,7 +24,6 @@ class SocketTerminal:
     """What a thread of the control socket is while its client debugs.
 
     Args:
-        client: The connection.
         holds: Those of the controller.
         in_trio: Has a function called in the Trio thread, soon.
     """

@@ -28,7 +28,6 @@ class BlockedSearch:
     """One search.
 
     Args:
-        proc: This process.
         numbers: As `LocalWaits` takes them.
         look: Number of the first look; the second has the next.
         starts: What the function waits for.

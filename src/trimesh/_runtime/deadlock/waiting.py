@@ -34,7 +34,6 @@ class LocalWaits:
     """One look at a process.
 
     Args:
-        proc: The process.
         numbers: Numbers what has no name yet.
         bounded: Whether waits that a deadline will end count, too.
     """
@@ -199,7 +198,6 @@ class LocalWaits:
         return self._any_of_number.get(ref.a, ())
 
     def waits_of(self, task: trio.lowlevel.Task) -> list[NodeRef]:
-        """Return what a task waits for."""
         return list(self._of_waiter.get(task, ()))
 
     def has_waits(self, call: IncomingCall) -> bool:

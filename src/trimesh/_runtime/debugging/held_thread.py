@@ -24,14 +24,12 @@ class HeldThread:
     """A hold, from `breakpoint()` until it goes on for good.
 
     Args:
-        debugger: Of its process.
         number: Of the hold there.
         is_unwanted: Tells whether what the thread runs is to end.
 
     Attributes:
         number: As above.
         is_main: Whether it is the thread of Trio.
-        is_attached: Whether a terminal has it.
         is_stopped: Whether it stands still now; a debugger that steps lets it go on in between.
         has_ended: Whether it goes on, and has no terminal any more.
         ident: Of the thread.

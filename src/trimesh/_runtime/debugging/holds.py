@@ -35,10 +35,8 @@ class _Hold:
     """A hold as the controller knows it, or a process on the way there.
 
     Attributes:
-        via: Who has told of it.
         row: What the controller shows of it.
         since: Trio time.
-        terminal: Who has it.
     """
 
     __slots__ = ("row", "since", "terminal", "via")

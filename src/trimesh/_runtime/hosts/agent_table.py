@@ -31,7 +31,6 @@ class AgentTable:
         self._hosts: dict[int, RemoteHost] = {}
 
     def add(self, host: RemoteHost) -> None:
-        """Take in a host."""
         self._hosts[host.place.agent] = host
 
     def part(self, host: RemoteHost) -> None:

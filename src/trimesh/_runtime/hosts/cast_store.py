@@ -227,7 +227,6 @@ class HostCasts:
         """Take the channel by which another agent feeds a cast; the controller may say so later.
 
         Args:
-            peer: That agent.
             number: Of the cast here.
             sock: Taken over.
         """

@@ -62,7 +62,6 @@ class HostSessions:
         pipe.close()
 
     def take(self, event: SessionEvent) -> None:
-        """Take an event of the relay."""
         pipe = self._pipes.get(event.session)
         if pipe is None:
             return
@@ -105,9 +104,7 @@ async def own_hosts(
 
     Args:
         proc: The controller.
-        name: Of the block.
         hosts: In the order of the mesh.
-        grace: Of the block.
         successors: See `JobPlace`.
     """
     block = Block(proc, name, grace)

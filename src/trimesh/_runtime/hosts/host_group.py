@@ -26,7 +26,6 @@ class ManyHosts(msgspec.Struct, frozen=True):
     """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`.
 
     Attributes:
-        hosts: The places of them.
         roster: Where all those of the job are; None where these are chosen ones, to start processes on.
     """
 
@@ -35,7 +34,6 @@ class ManyHosts(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Names of the machines."""
         return ", ".join(dict.fromkeys(host.name for host in self.hosts))
 
     @property
@@ -53,7 +51,6 @@ class ManyHosts(msgspec.Struct, frozen=True):
             self.hosts[rank].set_code(kind, code)
 
     async def replace(self, rank: int) -> None:
-        """Have another host at a place; see `JobPlace.replace`."""
         await self.hosts[rank].replace()
 
     async def grow(self, count: int) -> ManyHosts:
@@ -62,16 +59,13 @@ class ManyHosts(msgspec.Struct, frozen=True):
         return await self.roster.grow(count)
 
     def select(self, ranks: Sequence[int]) -> ManyHosts:
-        """Return some of them."""
         return ManyHosts(tuple(self.hosts[rank] for rank in ranks))
 
     async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
-        """Start a process on the host of its rank; see `Host.launch`."""
         index = request.rank * len(self.hosts) // request.whole.base.nelements
         return await self.hosts[index].launch(request, on_exit)
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process of one of them; see `Host.connect`."""
         for host in self.hosts:
             try:
                 return await host.connect(target)
@@ -80,7 +74,6 @@ class ManyHosts(msgspec.Struct, frozen=True):
         raise SpawnError(f"no host of {self.name} knows process {target}")
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of a process of one of them; see `Host.exit_of`."""
         report = ExitReport.unknown(target)
         for host in self.hosts:
             report = await host.exit_of(target)

@@ -24,17 +24,11 @@ class JobHost(Protocol):
     on_lost: Callable[[HostLoss], None]
     code: HostCode | None
 
-    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
-        """Start a process."""
-        ...
+    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild: ...
 
-    async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process there."""
-        ...
+    async def connect(self, target: ProcId) -> Link: ...
 
-    async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of a process there."""
-        ...
+    async def exit_of(self, target: ProcId) -> ExitReport: ...
 
     async def flush_output(self) -> None:
         """Wait until what was written there is shown."""

@@ -52,7 +52,6 @@ class Successors(Protocol):
         """Start more hosts, all or none; it may take for as long as a queue does, and a cancel leaves nothing of it.
 
         Args:
-            count: How many.
             first: The place of the first of them; the others follow.
 
         Raises:
@@ -91,7 +90,6 @@ class JobPlace:
 
     @property
     def name(self) -> str:
-        """Of the machine that is there."""
         return self.host.name
 
     def code_of(self, kind: str) -> HostCode | None:
@@ -123,7 +121,6 @@ class JobPlace:
             self._on_lost(loss)
 
     async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
-        """Start a process; see `Host.launch`."""
         host = await self._living()
         try:
             return await self._launch(request, on_exit)
@@ -169,11 +166,9 @@ class JobPlace:
         self._watch()
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process there; see `Host.connect`."""
         return await self.host.connect(target)
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of a process there; see `Host.exit_of`."""
         return await self.host.exit_of(target)
 
     async def flush_output(self) -> None:

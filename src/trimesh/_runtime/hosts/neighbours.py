@@ -56,7 +56,6 @@ class _Neighbour:
 
     Attributes:
         peer: Its incarnation.
-        pipe: The session.
         is_dialler: Whether this side dials.
         addresses: Where it listens, once it has told.
         told: Set then.
@@ -66,7 +65,6 @@ class _Neighbour:
         linked: Set once processes are to be linked by it.
         tried: Set once it was connected, or could not be directly.
         awaited: Questions that are answered over the session.
-        scope: Of its task.
     """
 
     def __init__(self, peer: ProcId, pipe: SessionPipe, *, is_dialler: bool) -> None:

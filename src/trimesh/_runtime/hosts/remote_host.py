@@ -55,7 +55,6 @@ class RemoteChild:
 
     @property
     def host_name(self) -> str:
-        """Name of its machine."""
         return self._host.name
 
     @property
@@ -70,7 +69,6 @@ class RemoteChild:
 
     @property
     def report_seconds(self) -> float:
-        """See `HostChild.report_seconds`."""
         return limits.FAR_EXIT_REPORT_SECONDS
 
     async def spawner_state(self) -> str | None:
@@ -90,7 +88,6 @@ class RemoteHost:
     """A host behind a session; see `Host`. Made by `open_remote_host`.
 
     Attributes:
-        name: Of the machine.
         point: Its place among the hosts of its job.
         place: Its agent, and with which others that may talk.
         loss: How it was lost; None while it is not.
@@ -135,7 +132,6 @@ class RemoteHost:
     # ---- as a host -------------------------------------------------------------------------------------------
 
     async def launch(self, request: LaunchRequest, on_exit: OnExit) -> RemoteChild:
-        """Start a process; see `Host.launch`."""
         spec = msgspec.structs.replace(spec_of(request), is_far=True)
         name = name_of(spec)
         self._launching[request.proc_id] = None
@@ -215,7 +211,6 @@ class RemoteHost:
         return received.record.state if isinstance(received.record, wire.StateKnown) else None
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process of this host; see `Host.connect`."""
         try:
             received = await self.client.ask(lambda request: wire.Connect(request, target))
         except (SpawnerLostError, OSError, LimitExceeded) as error:
@@ -239,7 +234,6 @@ class RemoteHost:
         return link
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of a process of this host; see `Host.exit_of`."""
         record = self._siblings.exits.get(target)
         if record is None:
             try:
@@ -358,7 +352,6 @@ async def open_remote_host(
     Args:
         proc: The controller.
         pipe: To the agent.
-        name: Of the machine.
         point: Its place among the hosts of its job.
         agents: With which its agent may talk; it is among them while the body runs.
     """

@@ -25,11 +25,7 @@ _READ_BYTES: Final = 1 << 16
 
 
 class SessionPipe:
-    """One end; see `RecordPipe`.
-
-    Attributes:
-        session: That carries it.
-    """
+    """One end; see `RecordPipe`."""
 
     session: Session
 

@@ -123,7 +123,6 @@ class HostSpawners:
             spawner.settled.set()
 
     def pids(self) -> list[int]:
-        """Return those of its spawners."""
         return [one.root.pid for one in self._spawners.values() if one.root is not None]
 
     def _clients(self) -> list[SpawnerClient]:

@@ -32,7 +32,6 @@ class BorrowPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         procs: The processes, as their owner has told of them.
-        region: The part of them.
         policy: What a failure of an actor does; None for the policy of the processes.
         name, cls, args, kwargs: As in an `ActorPlan`.
     """
@@ -50,7 +49,6 @@ class BorrowedActors:
     """Actors that another process keeps for a block of this one.
 
     Attributes:
-        proc: This process.
         block: Who owns them.
         is_stopping: Whether its block has begun to stop.
         info: What travels of them, once they serve.
@@ -163,7 +161,6 @@ class BorrowedActors:
         return self._errors
 
     def abandon(self) -> None:
-        """See `Owned`."""
         self.is_stopping = True
 
     def kill_now(self) -> None:

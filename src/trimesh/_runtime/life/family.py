@@ -51,10 +51,8 @@ class Family:
     """The guardian of one process.
 
     Attributes:
-        proc: The process.
         parent: Its owner, or None in the controller.
         parent_lost: Set when the link to the parent has ended.
-        open_host: Makes hosts.
         attached: The host of a process that was started by one; it serves all its meshes.
         root: The controller, or None in the controller itself.
         own_mesh: The mesh of processes that this one is a member of, as its owner has told it; None in the controller.
@@ -217,7 +215,6 @@ class Family:
 
         Args:
             peer: The process on the other side.
-            down: How it ended.
             is_harmless: Nothing was lost: the link never came up. The peer may have had no descriptor for its end; it
                 has told those who wanted the link, and is dead only if its host says so.
         """

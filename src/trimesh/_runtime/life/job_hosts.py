@@ -40,7 +40,6 @@ class HostsNotice:
         self._text = ""
 
     def tell(self, text: str) -> None:
-        """Say it."""
         self._text = text
         self._told.set()
 

@@ -20,7 +20,6 @@ class LinkGroups:
         self.groups: dict[tuple[Link, ...], LinkGroup] = {}
 
     def of(self, links: tuple[Link, ...]) -> LinkGroup:
-        """Return the group of some links."""
         group = self.groups.get(links)
         if group is None:
             if len(self.groups) >= limits.GROUPS_MAX:

@@ -40,17 +40,14 @@ class LocalChild:
 
     @property
     def host_name(self) -> str:
-        """Name of the machine."""
         return host_name()
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self.child.pid
 
     @property
     def report_seconds(self) -> float:
-        """See `HostChild.report_seconds`."""
         return limits.EXIT_REPORT_SECONDS
 
     async def spawner_state(self) -> str | None:
@@ -59,7 +56,6 @@ class LocalChild:
         return None
 
     async def kernel_state(self) -> str | None:
-        """See `HostChild.kernel_state`."""
         await trio.lowlevel.checkpoint()
         return process_state(self.pid)
 
@@ -82,11 +78,9 @@ class LocalHost:
 
     @property
     def name(self) -> str:
-        """Name of the machine."""
         return host_name()
 
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> LocalChild:
-        """Start a process; see `Host.launch`."""
         launched: Child | None = None
 
         def exited(report: ExitReport) -> None:
@@ -118,7 +112,6 @@ class LocalHost:
             await self.launcher.flush_output()
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to another process of the family; see `Host.connect`."""
         try:
             sock = await self.launcher.connect(target)
         except MeshError as error:
@@ -147,7 +140,6 @@ def lease_of(sock: socket.socket) -> float:
 
 
 def spec_of(request: LaunchRequest) -> LaunchSpec:
-    """Return what a launcher is asked for."""
     extent = request.whole.base
     return LaunchSpec(
         proc_id=request.proc_id,
@@ -176,8 +168,6 @@ def accept_links(
     """Return what takes a connection that another process has asked for into service.
 
     Args:
-        proc: This process.
-        transport: Its links.
         caster: Of casts to the host of those that ask, if it is another one.
     """
 
@@ -207,7 +197,6 @@ async def open_local_host(
 
     Args:
         proc: The controller.
-        transport: Its links.
         preload: Modules that the spawner imports.
         siblings: The controller's other spawners.
         process: See `open_spawner`.

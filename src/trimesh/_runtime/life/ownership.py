@@ -123,7 +123,6 @@ class SharedProcs(dict[MeshId, OwnedProcs]):
 
 
 def shared_procs(proc: Proc) -> SharedProcs:
-    """Return them."""
     found = proc.above.get(SharedProcs)
     if not isinstance(found, SharedProcs):
         found = proc.above[SharedProcs] = SharedProcs()
@@ -236,7 +235,6 @@ class ActorPlan(msgspec.Struct, frozen=True):
         procs: Where; None for this very process.
         region: The part of it; None for all.
         policy: What a failure of an actor does; None for the policy of the processes.
-        name: Of the mesh.
         cls, args, kwargs: What the actors are made from.
         borrower: The process that has asked this one for them; 0 for none.
     """

@@ -63,8 +63,6 @@ class Proc:
 
     Attributes:
         proc_id: This incarnation; the epoch of its frames.
-        transport: Its links.
-        values: How its values travel.
         cells: Actors that live here.
         owners: Actor meshes that this process owns, by id.
         members: Child processes that this process owns.

@@ -53,7 +53,6 @@ class Lent:
     """Actors that another process has asked for, as the block of the processes owns them.
 
     Attributes:
-        members: The actors.
         scope: Around their block.
         given_back: Set when the borrower's block is being left.
         ended: Set when they have ended.
@@ -67,11 +66,9 @@ class Lent:
 
     @property
     def info(self) -> MeshInfo:
-        """See `Owned`."""
         return self.members.info
 
     def cancel_background(self, reason: str) -> None:
-        """See `Owned`."""
         self.members.cancel_background(reason)
 
     async def drain(self) -> list[Exception]:
@@ -120,8 +117,6 @@ async def lend(
         borrower: Who asks: messages of it run to their end.
         lease: Its number for them.
         mesh: Number of the mesh of processes.
-        region: The part of it.
-        name: Of the actors.
         kept: Class and arguments.
         policy: What a failure of an actor does; None for the policy of the processes.
     """

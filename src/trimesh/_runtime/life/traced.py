@@ -91,21 +91,13 @@ class _Recorder:
 
 
 class _ComeItem(messages.PortItem, frozen=True):
-    """An item that was taken out of its envelope; never sent.
-
-    Attributes:
-        trace: The context that it has come with.
-    """
+    """An item that was taken out of its envelope; never sent."""
 
     trace: str = ""
 
 
 class _TracedWaitingItem(WaitingItem, frozen=True):
-    """A waiting item of such a message.
-
-    Attributes:
-        trace: The same.
-    """
+    """A waiting item of such a message."""
 
     trace: str = ""
 

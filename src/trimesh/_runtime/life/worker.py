@@ -47,9 +47,7 @@ async def serve_owner(
     """Run `proc` until its owner asks it to end.
 
     Args:
-        proc: This process.
         family: Tells when the owner is lost.
-        owner: Whom it serves.
         point: Its coordinates.
         on_lost: Ends the process at once: nothing may outlive the owner, and clean-up must not run (O4).
         stack_fd: See `Agent`.
@@ -73,7 +71,6 @@ def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifel
     """Run a worker process: called by the spawner's child once it is set up.
 
     Args:
-        config: What it is.
         link: To its owner.
         broker: To the spawner.
         lifelines: pidfds; when one of these processes ends, this one is killed at once.

@@ -57,7 +57,6 @@ class ActorMembers:
     Attributes:
         proc: The owner's process.
         block: Who owns the mesh.
-        membership: Who lives where.
         ranks: Its ranks, those that are missing left out.
         processes: Those that the members live in, or None for this very process; takes `proc_ranks`.
         proc_ranks: Rank in the process mesh by rank here.

@@ -41,7 +41,6 @@ class ActorSize:
         """Begin with the members as spawned.
 
         Args:
-            actors: They.
             units: Those that are restarted together.
             view: The view of the processes that they were spawned on, with which they grow; None if they do not.
         """

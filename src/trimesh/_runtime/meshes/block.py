@@ -169,7 +169,6 @@ class Block:
         """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it.
 
         Args:
-            error: What has failed.
             is_message: Whether a message without a caller has ended by it, which the block has promised to run out.
         """
         failure = without_consequences(error)

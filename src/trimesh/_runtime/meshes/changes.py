@@ -199,7 +199,6 @@ class Changes:
 
 
 def changes_of(procs: ProcMembers) -> Changes:
-    """Return what changes a mesh of processes."""
     if not isinstance(procs.change, Changes):
         procs.change = Changes(procs)
     return procs.change

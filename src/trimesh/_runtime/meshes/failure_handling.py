@@ -29,7 +29,6 @@ class _Handling:
 
     Attributes:
         scope: Around the body.
-        errors: What the handler has raised.
     """
 
     def __init__(self, handler: OnFailure, sees: Callable[[int], bool]) -> None:
@@ -69,11 +68,7 @@ class FailureHandling:
         """Return whether a handler takes a failure upon itself.
 
         Args:
-            proc_ranks: Where in the mesh of processes.
-            info: The mesh that has failed.
-            ranks: Its members.
             reason: The failure. One that says only that something was stopped is none.
-            has_ended: Whether they are gone.
         """
         if not self._open or without_consequences(reason) is None:
             return False

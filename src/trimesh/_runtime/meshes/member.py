@@ -151,7 +151,6 @@ class Member:
         await self.gone.wait()
 
     def exited(self, report: ExitReport) -> None:
-        """Take the exit report."""
         self._report = report
         self._look()
 

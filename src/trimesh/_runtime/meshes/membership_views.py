@@ -59,7 +59,6 @@ class MembershipHub:
     """Notes who is in a mesh.
 
     Attributes:
-        roster: Who is.
         news: Set at the next change.
         is_closed: Whether the mesh has stopped.
     """

@@ -62,10 +62,8 @@ class ProcMembers:
     Attributes:
         proc: The owner's process.
         block: Who owns the mesh.
-        name: Of the mesh.
         whole: All places that it has ever had.
         present: The mesh as it is now.
-        policy: What the end of a member does.
         members: By rank, the latest incarnation.
         actors: The actor meshes that live there, in spawn order.
         events: For whoever reads them.
@@ -77,7 +75,6 @@ class ProcMembers:
         stopped: Set once it has been ended for good.
         absent: Ranks that are not in the mesh: they have left, or have not joined yet.
         replacing: Ranks whose members the user is changing.
-        launching: Starts its processes.
         change: How the user changes it, once that has been asked for.
         fixed_by: Why its size cannot change; empty when it can.
     """
@@ -161,7 +158,6 @@ class ProcMembers:
             self._views.leave(ranks, why)
 
     def member_info(self, rank: int) -> MemberInfo:
-        """Return the process at a rank."""
         return self.members[rank].info
 
     def is_live(self, rank: int) -> bool:
@@ -412,7 +408,6 @@ class ProcMembers:
         self._stop_healing(MeshStopped(f"the block of {self.name} has begun to stop"))
 
     def kill_now(self) -> None:
-        """Kill every member."""
         for member in self.members:
             member.kill()
 

@@ -48,7 +48,6 @@ class Restarts:
     Attributes:
         proc: The owner's process.
         supervisor: Decides.
-        members: Obey.
     """
 
     def __init__(self, proc: Proc, supervisor: Supervisor, members: Restartable) -> None:

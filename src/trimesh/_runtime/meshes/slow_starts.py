@@ -23,13 +23,7 @@ _log = logging.getLogger("trimesh")
 
 @contextmanager
 def starting(proc: Proc, info: MeshInfo, ranks: Sequence[int]) -> Generator[None, None, None]:
-    """Surround the wait for the actors of a mesh to be ready.
-
-    Args:
-        proc: The process that spawns.
-        info: The mesh.
-        ranks: Those that start.
-    """
+    """Surround the wait for the actors of a mesh to be ready."""
     scope = trio.CancelScope()
     proc.nursery.start_soon(_log_what_it_waits_for, proc, info, ranks, scope)
     try:

@@ -188,7 +188,6 @@ class AskedBySignal:
         self.add(members)
 
     def add(self, members: Sequence[Member]) -> None:
-        """Ask some."""
         for member in members:
             self._asked_at[member] = request_report(member.pid)
 

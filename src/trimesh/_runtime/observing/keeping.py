@@ -35,12 +35,7 @@ _CLOCK_READINGS = 5
 
 
 class FlightRecord:
-    """The record of a process, while it is kept.
-
-    Args:
-        proc: The process.
-        recorder: Its file.
-    """
+    """The record of a process, while it is kept."""
 
     def __init__(self, proc: Proc, recorder: FlightRecorder) -> None:
         self._proc = proc

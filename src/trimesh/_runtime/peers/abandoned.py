@@ -56,11 +56,7 @@ class AbandonedCall(msgspec.Struct, eq=False):
 
 
 class AbandonedCalls:
-    """Those to one process, until their ends are known.
-
-    Attributes:
-        peer: The process.
-    """
+    """Those to one process, until their ends are known."""
 
     __slots__ = ("_calls", "_is_watched", "peer")
 

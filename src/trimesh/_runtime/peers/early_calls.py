@@ -59,7 +59,6 @@ class EarlyCalls:
 
     @property
     def waiting(self) -> Sequence[messages.Call]:
-        """What waits."""
         return [call.message for calls in self._waiting.values() for call in calls]
 
     def hold(

@@ -30,10 +30,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
         python: Another interpreter, or None.
         preload: Modules to import first, unless the host has them.
         grace: Seconds for clean-up.
-        seed: Of the mesh.
         cpus: It runs on these alone; empty for those of the host.
         pickled: Whether values are pickled in the family.
-        settings: That it has.
         record: Folder of the flight records of the run; empty for none.
         entry: `module:function` that it runs instead of serving its owner: what a test lets fail; None serves.
     """
@@ -64,9 +62,7 @@ class HostChild(Protocol):
     """A started process."""
 
     @property
-    def host_name(self) -> str:
-        """Name of its machine."""
-        ...
+    def host_name(self) -> str: ...
 
     @property
     def loss(self) -> HostLoss | None:
@@ -84,9 +80,7 @@ class HostChild(Protocol):
         ...
 
     @property
-    def pid(self) -> int:
-        """Process id."""
-        ...
+    def pid(self) -> int: ...
 
     @property
     def link(self) -> Link:
@@ -113,9 +107,7 @@ class Host(Protocol):
     """A machine, real or simulated, that starts processes of one kind (interpreter and preloaded modules)."""
 
     @property
-    def name(self) -> str:
-        """Name of the machine."""
-        ...
+    def name(self) -> str: ...
 
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> HostChild:
         """Start a process; a cancel leaves none.
@@ -158,20 +150,16 @@ class PreloadingHost(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Name of the machine."""
         return self.host.name
 
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> HostChild:
-        """Start a process; see `Host.launch`."""
         modules = tuple(dict.fromkeys((*self.preload, *request.preload)))
         return await self.host.launch(msgspec.structs.replace(request, preload=modules), on_exit)
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link; see `Host.connect`."""
         return await self.host.connect(target)
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for a report; see `Host.exit_of`."""
         return await self.host.exit_of(target)
 
     def retire(self) -> None:
@@ -179,5 +167,4 @@ class PreloadingHost(msgspec.Struct, frozen=True):
         self.host.retire()
 
     async def flush_output(self) -> None:
-        """Show what was written; see `Host.flush_output`."""
         await self.host.flush_output()

@@ -38,8 +38,6 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         peer: Who sent it.
         link: Where it came from and where the reply goes.
         call_id: 0 for a broadcast.
-        mesh: The actor.
-        spec: The endpoint.
         payload, bodies: The arguments, still encoded.
         nbytes: Of the whole message, as its sender counts them.
         count: What the actor has taken out of what its sender has sent it.
@@ -49,7 +47,6 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         view, caller: What its sender says of where it goes to and where it comes from.
         scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
         cancelled_by: "caller" or "other" once it was.
-        cancel_reason: Theirs.
         asked_at: When they did (Trio time).
         running: Whether the endpoint has been started.
         ended: Whether its terminal frame has been sent.

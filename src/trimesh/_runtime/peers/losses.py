@@ -14,11 +14,9 @@ class HostLoss(msgspec.Struct, frozen=True):
     """The loss of one host; called, it is what a process there has died of (`DeathOf`).
 
     Attributes:
-        host: Name of the host.
         reason: See `HostLost.reason`.
         text: The same in words.
         point: Its place among the hosts of its job.
-        job: Their name.
     """
 
     host: str

@@ -36,7 +36,6 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
     """A message that waits for room in a mailbox.
 
     Attributes:
-        parcel: The message.
         on_sent: Called with the position on the link, and the event of `Link.send`, when it goes out.
     """
 
@@ -53,7 +52,6 @@ class Outbox:
 
     Attributes:
         peer, mesh: The actor.
-        window: Its credits.
         load: Calls that were sent to it and have not ended.
         alone, index: What a call to this actor alone has as its outboxes, and as the indices of its peers.
         batch: Calls that were counted and are about to leave, before whatever else is sent.
@@ -163,7 +161,6 @@ class Peer:
     """One other process incarnation, or this one by its loopback link.
 
     Attributes:
-        proc_id: Who.
         link: The link that messages to it take, or None before there is one and after it is gone.
         death: Makes the error for a message to it, once it is gone.
         no_link: Makes it while there is no link for want of memory or descriptors here; the next message tries again.
@@ -229,7 +226,6 @@ class Peer:
         return self._outboxes.get(mesh)
 
     def outbox(self, mesh: MeshId) -> Outbox:
-        """Return the outbox for one of its actors."""
         found = self._outboxes.get(mesh)
         if found is None:
             # The agent obeys its owner only and never lets a message wait, so nothing has to be bounded.
@@ -252,7 +248,6 @@ class Peer:
         self.early_cancels = {}
 
     def outboxes(self) -> Sequence[tuple[MeshId, Outbox]]:
-        """Return the outboxes that there are, by actor mesh."""
         return list(self._outboxes.items())
 
     def count_of(self, mesh: MeshId) -> ReceiveCount:

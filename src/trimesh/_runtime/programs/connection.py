@@ -45,7 +45,6 @@ class ProgramConnection:
 
     Attributes:
         is_stopping: Whether no new calls may be made.
-        handle: What it publishes.
         family: Its controller.
     """
 
@@ -75,11 +74,9 @@ class ProgramConnection:
     # ---- as a neighbour --------------------------------------------------------------------------------------
 
     def knows(self, proc_id: ProcId) -> bool:
-        """Return whether a process is known to be of that program."""
         return proc_id in self._known
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process of that program; see `Host.connect`."""
         try:
             received = await self.client.ask(lambda request: wire.Connect(request, target))
         except (SpawnerLostError, OSError, LimitExceeded) as error:

@@ -33,7 +33,6 @@ def checked_file_name(name: Any, what: str, chars_max: int) -> str:
     """Return a name that a file may have.
 
     Args:
-        name: It.
         what: What it is, for the text of errors.
         chars_max: How long it may be.
 
@@ -104,7 +103,6 @@ class TakenName:
     """A name that this program listens at.
 
     Attributes:
-        name: It.
         listener: Where others connect; not blocking.
     """
 

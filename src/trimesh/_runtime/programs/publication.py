@@ -273,7 +273,6 @@ async def open_publication(
     """Let other programs connect while a block is open.
 
     Args:
-        name: Under which.
         describe: Makes what they get from this process.
         grace: Seconds for what they have under way when the block is left.
 

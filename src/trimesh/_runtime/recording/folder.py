@@ -32,7 +32,6 @@ class RunFolder(msgspec.Struct, frozen=True):
     """The folder of the flight records of one run.
 
     Attributes:
-        path: Of it.
         begun_at: Unix time.
         pid: Of the controller.
         root: Its incarnation, as rows call it.

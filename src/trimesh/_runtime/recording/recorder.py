@@ -38,11 +38,7 @@ class FlightRecorder:
 
     Args:
         path: Of the file, which must not be there.
-        head: Whose it is.
         now: Returns the time of the record's clock, as `head.clock_at` does; it is called twice for each call.
-
-    Attributes:
-        path: Of the file.
 
     Raises:
         OSError: The file cannot be made, or there is no room for it.
@@ -89,7 +85,6 @@ class FlightRecorder:
         _open.add(self)
 
     def of_actor(self, mesh: str, point: dict[str, int]) -> CallRecorder:
-        """Return what records the calls of one actor."""
         return self._rows.recorder(lambda endpoint: self.define(flight.CallName(mesh, point, endpoint)))
 
     def define(self, name: flight.CallName) -> int:
@@ -176,7 +171,6 @@ class _Rows:
     """The rows of all calls of this process.
 
     Args:
-        rows: Their memory.
         now: Returns the time of the record's clock.
         raised: Told of the number of a call, and of the text and the line of its error.
 

@@ -68,10 +68,7 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
     """Memory in some process, as those know it that were told of it.
 
     Attributes:
-        home: The process.
-        grant: What it has granted.
         block: Number of the block that it lies in there; 0 for none.
-        origin: Who has granted it.
         device: The grant on the memory of a device, if `grant` is on what describes that, and an adapter there reaches
             it.
         why_no_device: Why none does.
@@ -100,8 +97,6 @@ class Registration:
     """One piece of memory of this process that others may reach.
 
     Attributes:
-        bulk: Where it belongs.
-        span: The memory.
         block: Number of the block that it lies in; 0 for none.
         rights: What others may do at most.
         device: The memory of a device that the memory describes; None for other memory.
@@ -177,7 +172,6 @@ class Bulk:
     """The grants of one process, and its attachments to others.
 
     Attributes:
-        proc: The process.
         kept: Memory of others that outlives them here.
         publications: Called by a look at this process, also in another thread: what is published by such grants.
     """
@@ -221,7 +215,6 @@ class Bulk:
         """Let others reach memory of this process, until the actor that asks for it has ended, or this process.
 
         Args:
-            span: The memory.
             rights: What they may do.
             device: Memory of a device that it describes; adapters reach it, if this process has such.
 

@@ -42,7 +42,6 @@ class KeptMemory:
                 self._views.pop(key, None)
 
     def find(self, granted: Granted) -> memoryview | None:
-        """Return granted memory that is kept, or None."""
         views = self._views.get(_key(granted))
         return views[0] if views else None
 

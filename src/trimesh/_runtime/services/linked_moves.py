@@ -90,7 +90,6 @@ class LinkedMoves:
         """Take the messages of a process.
 
         Args:
-            proc: The process.
             make: Begins a transfer of at most `limits.INLINE_BYTES_MAX` within this process, which is mostly done
                 at once; see `Attachment.begin`.
         """

@@ -66,7 +66,6 @@ class Services:
     """The services of one process.
 
     Attributes:
-        proc: The process.
         known: What loads each service that there is, by name.
     """
 
@@ -98,7 +97,6 @@ class Services:
 
         Args:
             peers: Those that are gone get nothing.
-            name: Of the service.
             payload: At most what a body may hold.
             bodies: Lent until the event is set.
 

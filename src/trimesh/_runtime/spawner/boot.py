@@ -56,7 +56,6 @@ class WorkerStart(msgspec.Struct, frozen=True):
     """What a forked child needs to become a worker. Descriptors are its own.
 
     Attributes:
-        launch: The request.
         link: Stream socket to the owner.
         broker: Broker socket to the spawner.
         lifelines: pidfds of controller, spawner, and the owner when that is a worker.
@@ -66,7 +65,6 @@ class WorkerStart(msgspec.Struct, frozen=True):
         handled_signals: Set back to their defaults.
         spawner_pid: To notice a spawner that ended in the meantime.
         privileges: Of the process that asked for this one, which gets no others.
-        marker: Of this process.
     """
 
     launch: wire.Launch

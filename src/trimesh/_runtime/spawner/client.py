@@ -44,8 +44,7 @@ class RecordPipe(Protocol):
     async def wait_writable(self) -> None:
         """Wait until there may be room."""
 
-    def close(self) -> None:
-        """Close it."""
+    def close(self) -> None: ...
 
 
 class _Answer:

@@ -86,7 +86,6 @@ class Connection:
     """A broker socket under the poll loop.
 
     Attributes:
-        broker: The socket.
         proc_id: The process at its other end.
         is_open: It is still served.
         awaits_room: The poll loop waits for room in it.
@@ -108,7 +107,6 @@ class SpawnedWorker:
         pid, pidfd: Of the worker; -1 before the fork.
         broker: Our end of its broker socket.
         link: The owner's end of its link, until it is handed over; then -1.
-        pipes: Its output.
         has_entered: It runs its entry.
         refusal: Why its set-up failed.
         has_hung_up: It has closed its broker socket, or broke the protocol, before it entered.
@@ -140,7 +138,6 @@ class SpawnedWorker:
 
     @property
     def proc_id(self) -> int:
-        """Its incarnation."""
         return self.launch.config.proc_id
 
     @property

@@ -30,7 +30,6 @@ class FarRoot:
 
     Attributes:
         client: The connection to the spawner.
-        pid: Of the spawner.
     """
 
     def __init__(
@@ -90,8 +89,6 @@ async def open_far_root(
     """Start a spawner for a controller on another host.
 
     Args:
-        controller: Who is the root of the family.
-        own: This process.
         on_notice: Called for all that the spawner tells, with descriptors that it then owns. Must not raise.
         modules: Imported once, before it forks.
         spared: Other spawners with the same mark; what lives below them is left alone at the end.

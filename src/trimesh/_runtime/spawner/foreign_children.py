@@ -24,7 +24,6 @@ class ForeignQuestions:
 
     Args:
         root: Connection of the controller.
-        send: Sends a record.
     """
 
     def __init__(self, root: Connection, send: Send) -> None:

@@ -46,7 +46,6 @@ class Children:
             self._fd = -1
 
     def pids(self) -> list[int]:
-        """Return their pids."""
         if self._fd < 0:
             return [child for child in _all_pids() if parent_of(child) == self._pid]
         data, piece = b"", b" "
@@ -100,7 +99,6 @@ def kill_marked(root_id: int, spared: Collection[int] = ()) -> int:
     For the case that no process is left that knows them by parenthood. Cost: one small file a process of the machine.
 
     Args:
-        root_id: The family.
         spared: Pids of its spawners that live on: they, and all below them, are left alone.
 
     Returns:

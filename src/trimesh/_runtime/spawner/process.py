@@ -60,7 +60,6 @@ class SpawnerProcess:
 
     Attributes:
         broker: The controller's end of the connection.
-        pid: Of the spawner.
     """
 
     def __init__(self, broker: BrokerSocket, process: SpawnerChild, pidfd: int) -> None:

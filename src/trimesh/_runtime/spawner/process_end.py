@@ -19,7 +19,6 @@ def end_process(code: int, signum: int | None = None) -> NoReturn:
     """End as rule O3 says: threads (bounded), atexit functions, flush, `os._exit`; the interpreter is not finalised.
 
     Args:
-        code: The exit code.
         signum: A signal whose default action ends the process instead, so that its status says what has ended it.
     """
 

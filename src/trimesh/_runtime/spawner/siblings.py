@@ -84,7 +84,6 @@ class Siblings:
         self._stopping: set[SpawnerClient] = set()
 
     def add(self, client: SpawnerClient, pid: int) -> None:
-        """Take in a spawner of this host."""
         self._clients[client] = pid
 
     def add_far(self, client: SpawnerClient, place: FarPlace) -> None:
@@ -97,7 +96,6 @@ class Siblings:
         self._stopping.add(client)
 
     def remove(self, client: SpawnerClient) -> None:
-        """Forget a spawner that has ended."""
         self._clients.pop(client)
         self._stopping.discard(client)
         self._far.pop(client, None)

@@ -44,7 +44,6 @@ class Received(msgspec.Struct, frozen=True):
     """One record with its descriptors, which the receiver now owns.
 
     Attributes:
-        record: What came.
         fds: Its descriptors, in order; they close on exec.
         truncated: Some descriptors were lost because this process has no room for more.
     """
@@ -55,7 +54,6 @@ class Received(msgspec.Struct, frozen=True):
 
 
 def close_all(fds: Iterable[int]) -> None:
-    """Close descriptors that are ours."""
     for fd in fds:
         os.close(fd)
 

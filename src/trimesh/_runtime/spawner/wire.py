@@ -106,7 +106,6 @@ class Launch(Record, frozen=True, tag=True, kw_only=True):
     Attributes:
         request: Number of this request on this connection.
         config: For the worker.
-        context: Of the caller.
         entry: `module:function` to run.
         python: Interpreter to execute; empty to fork.
         preload: Imported in the new process before it enters, unless they are there.
@@ -469,7 +468,6 @@ _decoder: msgspec.msgpack.Decoder[AnyRequest | AnyNotice | Detached] = msgspec.m
 
 
 def encode(record: AnyRecord | Detached) -> bytes:
-    """Return the bytes of one record."""
     return _encoder.encode(record)
 
 

@@ -33,7 +33,6 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         mesh: Name of the process mesh.
         labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
         incarnation: 0 for the first process at this point, one more for each restart.
-        seed: Seed of the mesh.
         grace: Seconds for clean-up; handed to the worker.
         env: Variables on top of the caller's environment.
         cwd: Working directory; None is the caller's.
@@ -44,7 +43,6 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         cpus: It runs on these alone; empty for those of the spawner.
         entry: `module:function` that is called as `(config, link, broker, lifelines) -> exit code`.
         pickled: Whether values are pickled in its family.
-        settings: That it has.
         extra: Bytes for the worker, not looked at here.
         is_far: Whether who asks is on another host.
         record: Folder of the flight records of its run; empty for none.
@@ -154,7 +152,6 @@ class Child:
 
 
 def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.WorkerConfig:
-    """Return what the worker of `spec` is told."""
     return records.WorkerConfig(
         proc_id=spec.proc_id,
         parent_id=parent_id,

@@ -39,7 +39,6 @@ class Machine(msgspec.Struct, frozen=True):
 
     @property
     def cpus(self) -> frozenset[int]:
-        """All CPUs."""
         return frozenset(cpu for core in self.cores for cpu in core)
 
 

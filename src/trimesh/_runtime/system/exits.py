@@ -58,7 +58,6 @@ class ExitReport(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, record: ExitRecord, *, is_shown: bool = False) -> ExitReport:
-        """Return the report that came as `record`."""
         return cls(
             proc_id=ProcId(record.proc_id),
             pid=record.pid,

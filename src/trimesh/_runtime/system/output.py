@@ -49,7 +49,6 @@ class LineCutter:
         """Return the lines that `data` completes, without their newlines.
 
         Args:
-            data: What has come.
             now: When, in seconds; without it no progress is told.
         """
         *complete, rest = (self._rest + data).split(b"\n")
@@ -95,7 +94,6 @@ class Tail:
         self._data = (self._data + data)[-self._size :]
 
     def read(self) -> bytes:
-        """Return what is kept."""
         return self._data
 
 
@@ -246,7 +244,6 @@ class OutputPrinter:
         """Write chunks in order, one call for each run of one stream; a broken stream loses them silently.
 
         Args:
-            chunks: What has come.
             is_far: Of other hosts: what many processes say the same of is counted.
 
         Returns:

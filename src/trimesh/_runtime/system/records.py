@@ -137,7 +137,6 @@ class AgentReady(Record, frozen=True, tag=True):
 
     Attributes:
         host: Name of the machine, as it calls itself.
-        pid: Of the agent.
     """
 
     host: str
@@ -200,7 +199,6 @@ class Parted(Record, frozen=True, tag=True):
 
     Attributes:
         agent: The other one of the two.
-        is_lost: Whether its host is.
     """
 
     agent: Id

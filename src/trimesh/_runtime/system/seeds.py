@@ -39,8 +39,6 @@ class ProcSeeds(msgspec.Struct, frozen=True):
         """Return the seeds of one process of a mesh, by the rule of docs/guide.md.
 
         Args:
-            seed: Of the mesh.
-            mesh: Its name.
             rank: The place of the process in it.
             incarnation: How many processes this place had before.
         """

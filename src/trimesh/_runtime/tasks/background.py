@@ -15,7 +15,6 @@ class Tasks:
 
     Args:
         on_failure: Told of what a task has raised, before its nursery is.
-        nursery: Holds the tasks.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None], nursery: trio.Nursery) -> None:

@@ -41,9 +41,7 @@ class OutsideRun(Protocol):
     """
 
     @property
-    def waiting(self) -> set[Waiting]:
-        """See above."""
-        ...
+    def waiting(self) -> set[Waiting]: ...
 
     def post(self, function: Callable[[], object]) -> None:
         """Call `function` in the thread of Trio.
@@ -64,7 +62,6 @@ class Site(Generic[RunT]):
     """Where in Trio the work of a part of an outside program is done: inside the innermost block that it is in.
 
     Attributes:
-        run: The Trio run.
         parent: The site around it.
         is_open: Whether it takes work; told by the outside.
     """
@@ -101,15 +98,12 @@ class Crossing(ABC, Generic[T, RunT]):
     """Work in Trio for code outside of it.
 
     Args:
-        site: Where in Trio.
         on_broken: Called when Trio has ended without a word about it.
 
     Attributes:
         scope: Around it, there.
         is_done: Whether it has ended; told by the outside, as all that follows.
-        value: What it has returned.
         error: What it has raised, without the cancel.
-        was_cancelled: Whether a cancel has ended it.
     """
 
     def __init__(self, site: Site[RunT], on_broken: Callable[[], object] | None = None) -> None:

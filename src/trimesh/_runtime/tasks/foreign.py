@@ -156,8 +156,7 @@ class TrioBlock(ABC, Generic[T]):
         """Note that it is used, before it is entered; a cancel may come between."""
 
     @abstractmethod
-    async def _enter(self) -> T:
-        """Enter it, in Trio."""
+    async def _enter(self) -> T: ...
 
     @abstractmethod
     async def _leave(self, error: BaseException | None) -> bool | None:

@@ -32,7 +32,6 @@ class HeldBlock(ABC, Generic[T, SiteT]):
     """Trio's side of a block whose body is elsewhere.
 
     Args:
-        enter: Enters the block.
         leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
     """
 

@@ -83,14 +83,11 @@ class EndpointSpec:
 
     Attributes:
         name: Attribute of the class.
-        fn: The plain function.
-        kind: How it runs.
         concurrency: How many of its group may run at once on one actor.
         group: Name of the group it shares slots with, or None for the one slot of the actor.
         idempotent: Running it twice does no harm; only then may it be retried.
         signature: Without `self`, and without the reply.
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
-        parameters: Names of its parameters.
         arity: With so many arguments, all positional, it can be called: the least and the most.
         answers_later: Whether its first argument is a `Reply`, which answers the call.
         arguments_text, item_text, result_text: How errors name what it is given, what it yields and what it returns.

@@ -15,8 +15,6 @@ class MemberInfo(msgspec.Struct, frozen=True):
     """One process incarnation.
 
     Attributes:
-        proc_id: Its id.
-        host: Name of its host.
         pid: Process id there.
         incarnation: 0 for the first process at its point.
     """
@@ -32,7 +30,6 @@ class MeshInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         mesh: Its number in the family.
-        name: Name of the mesh.
         actor: Class name, or None for a process mesh.
         whole: All of it.
         members: By rank.

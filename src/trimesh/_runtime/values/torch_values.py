@@ -214,7 +214,6 @@ def _plain(data: Any, dtype: Any, size: tuple[int, ...], strides: tuple[int, ...
 
 
 def set_attributes(tensor: Tensor, state: dict[str, Any]) -> None:
-    """Set what a tensor has in its `__dict__`."""
     tensor.__dict__.update(state)
 
 

@@ -185,11 +185,9 @@ class TypedValues(Values):
     # ---- exceptions and definitions ----
 
     def encode_error(self, error: BaseException, origin: Origin) -> Encoded:
-        """Encode an exception with its traceback and coordinates. Never raises."""
         return encode_exception(error, self._typed_encoder, where=origin, note=describe(origin))
 
     def decode_error(self, payload: Buffer) -> Exception:
-        """Rebuild an exception; `ProtocolError` for bytes that are none."""
         return decode_exception(payload, self._typed_decoder)
 
     def definition(self, definition: DefinitionId) -> DefinitionBytes:

@@ -23,15 +23,13 @@ class View(Protocol):
 
     pause: float
 
-    def draw(self, progress: ShownProgress) -> None:
-        """Show how far it is."""
+    def draw(self, progress: ShownProgress) -> None: ...
 
     def close(self, progress: ShownProgress) -> None:
         """Show it no more."""
 
 
 def open_view() -> View:
-    """Return the view for this program."""
     if is_notebook():
         return CellView()
     if not is_terminal():
@@ -47,12 +45,10 @@ class LineView:
     pause = limits.PROGRESS_DRAW_SECONDS
 
     def draw(self, progress: ShownProgress) -> None:
-        """See `View.draw`."""
         columns = shutil.get_terminal_size().columns - 1
         _write(_CLEAR + progress.text[:columns])
 
     def close(self, progress: ShownProgress) -> None:
-        """See `View.close`."""
         _write(_CLEAR)
 
 
@@ -62,11 +58,9 @@ class LogView:
     pause = limits.PROGRESS_LOG_SECONDS
 
     def draw(self, progress: ShownProgress) -> None:
-        """See `View.draw`."""
         _write(f"{progress.text}\n")
 
     def close(self, progress: ShownProgress) -> None:
-        """See `View.close`."""
         _write(f"{progress.text}, over\n")
 
 
@@ -89,7 +83,6 @@ class RichView:
         self._task: Any = None
 
     def draw(self, progress: ShownProgress) -> None:
-        """See `View.draw`."""
         if self._task is None:
             self._task = self._bars.add_task(progress.text, total=progress.total or None)
             with suppress(Exception):  # LiveError: another one is shown, by us or by the program, and has the line
@@ -97,7 +90,6 @@ class RichView:
         self._bars.update(self._task, completed=progress.done, description=progress.text, refresh=True)
 
     def close(self, progress: ShownProgress) -> None:
-        """See `View.close`."""
         self._bars.stop()
 
 
@@ -114,11 +106,9 @@ class CellView:
         self._handle: Any = shown.display(self._html(""), display_id=True)
 
     def draw(self, progress: ShownProgress) -> None:
-        """See `View.draw`."""
         self._show(f"<small>{html.escape(progress.text)}</small>")
 
     def close(self, progress: ShownProgress) -> None:
-        """See `View.close`."""
         self._show("")
 
     def _show(self, text: str) -> None:

@@ -28,7 +28,6 @@ class ShownProgress:
     """How far something is.
 
     Attributes:
-        title: What is done.
         total: Of how many; 0 when it is not known.
         done: So many are.
         began: When, by Trio's clock.
@@ -74,8 +73,6 @@ def showing(proc: Proc, title: str, total: int = 0) -> Generator[ShownProgress, 
     """Show how far something is, from its third second on, until the block is left.
 
     Args:
-        proc: Where it is done.
-        title: What is done.
         total: Of how many; 0 when it is not known.
     """
     found = ShownProgress(title, total)
@@ -110,7 +107,6 @@ def is_terminal() -> bool:
 
 
 def is_notebook() -> bool:
-    """Return whether this program is the kernel of a notebook."""
     ipython: Any = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 

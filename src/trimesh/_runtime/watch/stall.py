@@ -26,7 +26,6 @@ class StallReport:
     """Reports the stalls of one child process, at most once in `limits.STALL_AGAIN_SECONDS`.
 
     Attributes:
-        member: The process.
         count: Stalls so far.
         listeners: Called with the seconds and the stack of the main thread ("" when there is none to be had).
     """

@@ -91,8 +91,6 @@ class SeenMember(msgspec.Struct, frozen=True):
     """A member to be looked at.
 
     Attributes:
-        point: In the view.
-        peer: Its process.
         pid: As `MemberInfo` has it: 0 for none.
         incarnation, is_alive: As `MemberStatistics` has them.
     """
@@ -105,7 +103,6 @@ class SeenMember(msgspec.Struct, frozen=True):
 
 
 def statistics_of(proc: Proc, name: str, mesh: MeshId, seen: Iterable[SeenMember]) -> MeshStatistics:
-    """Return what `proc` knows of members of a mesh."""
     return MeshStatistics(name, tuple(_member(proc, mesh, one) for one in seen), proc.dropped_replies)
 
 

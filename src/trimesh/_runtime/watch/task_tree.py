@@ -74,7 +74,6 @@ def where(task: trio.lowlevel.Task, thread: int = 0) -> tuple[str, list[str]]:
     Frames of the runtime, and of what it has called, are left out. The place is that of the program where it has one.
 
     Args:
-        task: The task.
         thread: The thread in which it runs its endpoint; 0 for none.
     """
     frame = sys._current_frames().get(thread) if thread else None  # noqa: SLF001 - what faulthandler shows, to Python

@@ -106,13 +106,7 @@ class _Copy:
 
 
 class MemoryMover(Mover):
-    """Grants and attachments of one simulated process.
-
-    Attributes:
-        proc_id: The process.
-        table: Where it belongs.
-        has_ended: Whether its process has.
-    """
+    """Grants and attachments of one simulated process."""
 
     def __init__(self, proc_id: ProcId, table: MemoryTable, *, has_ended: bool = False) -> None:
         self.proc_id = proc_id
@@ -131,7 +125,6 @@ class MemoryMover(Mover):
 
     @property
     def home(self) -> ProcessAddress:
-        """How others reach this process; see `Mover.home`."""
         return ProcessAddress(self.proc_id, _HOST)
 
     # ---- granting --------------------------------------------------------------------------------------------
@@ -161,7 +154,6 @@ class MemoryMover(Mover):
 
     @property
     def why_no_device(self) -> str:
-        """Why they move no memory of devices; see `Mover.why_no_device`."""
         return "simulated processes have no RDMA adapter"
 
     def revoke(self, grant: Grant) -> bool:
@@ -171,7 +163,6 @@ class MemoryMover(Mover):
         return row.is_in_use
 
     def drop(self, grant: Grant) -> None:
-        """Forget a grant that was revoked; see `Mover.drop`."""
         row = self._own(grant)
         assert row.is_revoked, "a grant is revoked before it is dropped"
         del self._rows[grant.place]
@@ -210,7 +201,6 @@ class MemoryMover(Mover):
         return row
 
     def is_in_block(self, grant: Grant) -> bool:
-        """Return whether granted memory lies in a block."""
         row = self._rows.get(grant.place)
         return row is not None and row.block != 0
 
@@ -234,7 +224,6 @@ class MemoryMover(Mover):
         return lent_memory(address, nbytes, partial(self._blocks.pop, number), pages)
 
     def block_of(self, span: Span) -> int:
-        """Return the block that memory of this process lies in; see `Mover.block_of`."""
         for number, block in self._blocks.items():
             if block.start <= span.address and span.address + span.nbytes <= block.stop:
                 return number
@@ -318,7 +307,6 @@ class MemoryMover(Mover):
             del self.table.movers[self.proc_id]
 
     def close(self) -> None:
-        """End everything; see `Mover.close`."""
         self.end()
         for copy in tuple(self._copies):
             self._end(copy, TransferError(End.CANCELLED))
@@ -348,24 +336,20 @@ class MemoryAttachment(Attachment):
 
     @property
     def carriers(self) -> Carrier:
-        """What works between here and there; see `Attachment.carriers`."""
         if self.is_gone:
             return Carrier.NONE
         return Carrier.LOCAL if self.home.epoch == self.mover.proc_id else Carrier.SHM | Carrier.CMA
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended."""
         return self.home.epoch not in self.mover.table.movers
 
     @property
     def why_not(self) -> str:
-        """Why other carriers do not work; see `Attachment.why_not`."""
         return "tcp: simulated processes have no network of their own"
 
     @property
     def is_busy(self) -> bool:
-        """Whether transfers are under way."""
         return any(copy.attachment is self for copy in self.mover.copies)
 
     def carrier_of(self, grant: Grant) -> Carrier:
@@ -396,13 +380,11 @@ class MemoryAttachment(Attachment):
         return under_way
 
     def give_up(self, under_way: UnderWay) -> None:
-        """Have a transfer end soon; see `Attachment.give_up`."""
         for copy in self.mover.copies:
             if copy.under_way is under_way:
                 copy.is_given_up = True
 
     async def wait_for_room(self) -> None:
-        """Wait until a transfer of this process has ended."""
         await self.mover.wait_for_room()
 
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
@@ -432,7 +414,6 @@ class MemoryAttachment(Attachment):
         return memory_at(row.span.address, nbytes, row.span.keep).toreadonly()
 
     def close(self) -> None:
-        """End the attachment; see `Attachment.close`."""
         if not self._is_closed:
             self._is_closed = True
             self.mover.detached()

@@ -55,7 +55,6 @@ class MemoryLink(Link):
         transport: The transport that this end belongs to.
         peer: The process at the other end.
         outgoing, incoming: The two directions.
-        other: The other end.
     """
 
     def __init__(self, transport: MemoryTransport, peer: ProcId, outgoing: Pipe, incoming: Pipe) -> None:
@@ -241,7 +240,6 @@ class MemoryTransport(Transport):
 
     Attributes:
         proc_id: The process; the epoch of what it sends.
-        network: Where it belongs.
     """
 
     def __init__(self, proc_id: ProcId, network: MemoryNetwork) -> None:
@@ -355,7 +353,6 @@ class MemoryTransport(Transport):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._is_closed
 
     def attach(self, link: MemoryLink) -> None:

@@ -152,8 +152,7 @@ class Link(ABC):
         return False
 
     @abstractmethod
-    def statistics(self) -> LinkStatistics:
-        """Return the counters of this link."""
+    def statistics(self) -> LinkStatistics: ...
 
 
 class LinkGroup(ABC):

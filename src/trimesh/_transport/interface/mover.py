@@ -95,7 +95,6 @@ class ProcessAddress(msgspec.Struct, frozen=True):
         epoch: Its incarnation.
         host: Identity of its host.
         started: When it was started, in ticks since boot.
-        pid: Its process id.
         ledger: Number of the descriptor, there, of the table of its grants.
         port, address: Where it listens; 0 and empty if it does not.
     """
@@ -132,9 +131,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         address: Of its first byte.
-        nbytes: Its size.
         keep: What keeps it there.
-        kind: Whose memory it is.
     """
 
     address: int
@@ -150,7 +147,6 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
     """One transfer to be made.
 
     Attributes:
-        kind: What it does.
         grant: The memory over there.
         offset: Of its first byte, into what was granted.
         local: The memory here; of 8 bytes, and not looked at, for `TransferKind.ADD` and `TransferKind.SWAP`.
@@ -169,7 +165,6 @@ class TransferDone(msgspec.Struct, frozen=True):
     """How a transfer has ended well.
 
     Attributes:
-        carrier: What carried it.
         value: The old value, of `TransferKind.ADD` and `TransferKind.SWAP`.
     """
 
@@ -254,7 +249,6 @@ class Attachment(ABC):
         Args:
             grant: The memory over there.
             offset: Where the part that is shown begins.
-            nbytes: How long that is.
             writable: Whether it may be written.
             is_shared: Show it by the mapping that transfers use, which stays when the view has gone: the next one has
                 no page faults. Nothing keeps whoever goes by addresses from writing to it.

@@ -55,7 +55,6 @@ class Arrival:
 
     Args:
         head: Of the whole message.
-        words: Its table.
         kept: Makes `bytes`.
     """
 

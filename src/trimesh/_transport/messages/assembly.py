@@ -41,7 +41,6 @@ def one_body(view: memoryview, at: int, piece: memoryview, take: Callable[[int],
 
     Args:
         view: Memory that holds the table.
-        at: Where in it.
         piece: All body bytes that came with it.
         take: As for an `Assembly`.
     """

@@ -150,7 +150,6 @@ class CastLeaf(ChunkedMessage):
 
     Args:
         head, bodies, flow, completion: As for a chunked message.
-        body: Of the cast.
 
     Attributes:
         is_offered: Whether the peer was told where the bodies are, and has not answered.
@@ -187,7 +186,6 @@ class CastLeaf(ChunkedMessage):
             body.leave(self)
 
     def finish(self) -> None:
-        """See `ChunkedMessage.finish`."""
         super().finish()
         self.leave()
 

@@ -46,7 +46,6 @@ class KeptBytes:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is kept."""
         return not self._kept
 
     def new(self, size: int) -> tuple[bytes, memoryview, Copy]:

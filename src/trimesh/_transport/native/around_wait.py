@@ -68,7 +68,6 @@ class AroundWait(trio.abc.Instrument):
             loop.around = self
 
     def end(self) -> None:
-        """Unregister."""
         if self._loop is not None:
             self._loop.around = None
         else:

@@ -32,7 +32,6 @@ class CarrierChoice(msgspec.Struct, frozen=True):
     """What a mover may use.
 
     Attributes:
-        carriers: These.
         address: Where it listens, 4 or 16 bytes; empty for nowhere.
     """
 
@@ -80,7 +79,6 @@ def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_
     """Return what the settings say.
 
     Args:
-        settings: Of this process.
         can_look: Whether one process may look at another one's memory.
     """
     carriers = Carrier.LOCAL

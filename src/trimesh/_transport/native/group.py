@@ -34,7 +34,6 @@ class NativeGroup(LinkGroup):
         self._statuses = ffi.new("int32_t[]", n)
 
     def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = ORDERED) -> trio.Event | None:
-        """See `LinkGroup.cast`."""
         if len(head) > limits.HEAD_BYTES_MAX:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
         ffi = self._transport.library.ffi
@@ -111,5 +110,4 @@ class NativeGroup(LinkGroup):
         return rest
 
     def close(self) -> None:
-        """See `LinkGroup.close`."""
         self._links.clear()

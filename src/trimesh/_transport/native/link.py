@@ -47,7 +47,6 @@ class NativeLink(Link):
         peer_epoch: The peer's incarnation; 0 before `up`.
         peer_pid: Its process id, verified by the kernel on one host, else what the peer said; 0 before `up`.
         peer_host: Its host identity; 0 when not known.
-        transport: Whose link this is.
         handle: Its number in the native library.
         local: Whether the peer is on this host.
         view: The memory that offsets of records refer to.
@@ -89,7 +88,6 @@ class NativeLink(Link):
     def send(
         self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = ORDERED
     ) -> trio.Event | None:
-        """See `Link.send`."""
         if self._closing or self._ended:
             return None
         is_held = bool(lane and self._busy and not self._large.may_pass(flow))
@@ -267,7 +265,6 @@ class NativeLink(Link):
     # ---- ending ----
 
     def close(self) -> None:
-        """See `Link.close`."""
         if self._closing or self._ended:
             return
         self._closing = True
@@ -287,7 +284,6 @@ class NativeLink(Link):
         self.transport.dirty = True
 
     def abort(self) -> None:
-        """See `Link.abort`."""
         if not self._ended:
             self.end()
 
@@ -309,7 +305,6 @@ class NativeLink(Link):
                 queue.popleft().finish()
 
     def hand_over(self, heir: Link | None) -> bool:
-        """See `Link.hand_over`."""
         if self.up.is_set() or self._last.messages_sent:  # a stream takes messages before it is up
             return False
         if isinstance(heir, NativeLink):
@@ -319,7 +314,6 @@ class NativeLink(Link):
         return not self._unsent
 
     def statistics(self) -> LinkStatistics:
-        """See `Link.statistics`."""
         if self._ended:
             return self._last
         info = self.transport.info_of(self.handle)

@@ -139,7 +139,6 @@ class NativeMover(Mover):
 
     @property
     def home(self) -> ProcessAddress:
-        """How others reach this process; see `Mover.home`."""
         out = self.library.ffi.new("tm_home *")
         status.check(self.library.lib.tm_mover_home(self.handle, out), "asking a mover")
         address = bytes(out.address)[: out.address_size]
@@ -177,7 +176,6 @@ class NativeMover(Mover):
         return status.check(code, "revoking a grant") == status.FULL
 
     def drop(self, grant: Grant) -> None:
-        """Forget a grant that was revoked; see `Mover.drop`."""
         is_in_use = self.revoke(grant)
         status.check(self.library.lib.tm_grant_drop(self.handle, self.grant_of(grant)), "dropping a grant")
         if not is_in_use:
@@ -197,12 +195,10 @@ class NativeMover(Mover):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether there are any that it can use; see `Mover.has_adapters`."""
         return self.adapters.are_usable
 
     @property
     def why_no_device(self) -> str:
-        """Why they move no memory of devices; see `Mover.why_no_device`."""
         return self.adapters.why_no_device
 
     # ---- blocks ----------------------------------------------------------------------------------------------
@@ -229,7 +225,6 @@ class NativeMover(Mover):
         status.check(self.library.lib.tm_block_give_back(self.handle, number), "giving memory back")
 
     def block_of(self, span: Span) -> int:
-        """Return the block that memory of this process lies in; see `Mover.block_of`."""
         for number, block in self._blocks.items():
             if block.start <= span.address and span.address + span.nbytes <= block.stop:
                 return number
@@ -239,7 +234,6 @@ class NativeMover(Mover):
         """Return a view of memory that is given back soon after the last view of it is gone.
 
         Args:
-            span: The memory.
             give_back: Does that, as long as the mover is there.
             mapped: How many bytes to unmap when it is not; 0 for memory that stays mapped.
         """
@@ -323,7 +317,6 @@ class NativeMover(Mover):
         self._room = trio.Event()
 
     def close(self) -> None:
-        """End everything; see `Mover.close`."""
         if self._is_closed:
             return
         self.tidy()
@@ -354,17 +347,14 @@ class NativeAttachment(Attachment):
 
     @property
     def carriers(self) -> Carrier:
-        """What works between here and there; see `Attachment.carriers`."""
         return Carrier(int(self._info().carriers))
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process has ended."""
         return bool(self._info().gone)
 
     @property
     def why_not(self) -> str:
-        """Why other carriers do not work; see `Attachment.why_not`."""
         return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
 
     def name_of(self, carrier: Carrier) -> str:
@@ -373,7 +363,6 @@ class NativeAttachment(Attachment):
 
     @property
     def is_busy(self) -> bool:
-        """Whether transfers are under way."""
         return self.mover.is_under_way(self)
 
     def begin(self, transfer: Transfer) -> TransferDone | UnderWay | None:
@@ -412,14 +401,12 @@ class NativeAttachment(Attachment):
         return result
 
     def give_up(self, under_way: UnderWay) -> None:
-        """Have a transfer end soon; see `Attachment.give_up`."""
         number = self.mover.number_of(under_way)
         if number is not None and self.mover.handle != self.mover.library.ffi.NULL:
             code = self.mover.library.lib.tm_transfer_give_up(self.mover.handle, number)
             status.check(code, "giving a transfer up")
 
     async def wait_for_room(self) -> None:
-        """Wait until a transfer of this process has ended."""
         await self.mover.wait_for_room()
 
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
@@ -458,7 +445,6 @@ class NativeAttachment(Attachment):
         status.check(self.mover.library.lib.tm_view_close(self.mover.handle, handle), "closing a view")
 
     def close(self) -> None:
-        """End the attachment; see `Attachment.close`."""
         if not self._is_closed:
             self._is_closed = True
             if self.mover.handle != self.mover.library.ffi.NULL:
@@ -479,7 +465,6 @@ _ALL: Final = sum(one.value for one in Carrier)
 
 
 def result_of(record: Any) -> TransferDone | Exception:
-    """Return what a record says of a transfer."""
     if record.status == status.OK:
         return TransferDone(Carrier(int(record.carrier)), int(record.value))
     return _error_of(int(record.status), "moving bytes")

@@ -27,7 +27,6 @@ class Poller(NamedTuple):
     """The epoll set of a run, and what else the run has to do.
 
     Attributes:
-        epoll: The set.
         is_guest: Whether the run is a guest of another loop, which has other work than Trio's.
         runner: The run, where it can be asked what it will do next; else None.
     """

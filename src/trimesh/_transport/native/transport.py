@@ -206,7 +206,6 @@ class NativeTransport(Transport):
         status.check(self.library.lib.tm_lifeline_add(self.bus, pidfd), "adding a lifeline", limit="LIFELINES_MAX")
 
     def define_group(self, links: Sequence[Link]) -> NativeGroup:
-        """See `Transport.define_group`."""
         own = [link for link in links if isinstance(link, NativeLink) and link.transport is self]
         if len(own) != len(links):
             raise ValueError("a group has links of its own transport only")
@@ -224,7 +223,6 @@ class NativeTransport(Transport):
         return info
 
     def forget(self, link: NativeLink, handle: int) -> None:
-        """Free a link."""
         if self._links.pop(handle, None) is link and not self._closed:
             code = self.library.lib.tm_link_free(self.bus, handle)
             if code != status.ERR_FORKED:
@@ -233,7 +231,6 @@ class NativeTransport(Transport):
     # ---- serving ----
 
     def flush(self) -> None:
-        """See `Transport.flush`."""
         self._check_open()
         self.dirty = False
         if self.lending.returned:
@@ -244,7 +241,6 @@ class NativeTransport(Transport):
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, handler: LinkHandler) -> None:
-        """See `Transport.run`."""
         self._check_open()
         if self._running:
             raise RuntimeError("a transport is served by one task: run() is running already")
@@ -287,7 +283,6 @@ class NativeTransport(Transport):
         return int(self.library.lib.tm_wait_here(self.bus, poller, _WAIT_HERE_US, self._records, _RECORDS_MAX))
 
     def wait_here(self) -> bool:
-        """See `Transport.wait_here`."""
         return self._around_wait is not None and self._around_wait.wait_here()
 
     def wake(self) -> None:
@@ -329,7 +324,6 @@ class NativeTransport(Transport):
             os.eventfd_read(self._bell)
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
-        """See `Transport.pump`."""
         self._check_open()
         self.flush()
         if self._take_all(handler) or seconds <= 0:
@@ -416,7 +410,6 @@ class NativeTransport(Transport):
             link.take_down(handler, DownReason.PROTOCOL, f"the peer sent {error}")
 
     def close(self) -> None:
-        """See `Transport.close`."""
         if self._closed:
             return
         if self._running:

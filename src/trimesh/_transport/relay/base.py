@@ -100,7 +100,6 @@ class Statistics(NamedTuple):
     """What a session has counted since it began.
 
     Attributes:
-        connections: It has had.
         frames_sent, frames_received: Numbered ones, each once.
         bytes_sent, bytes_received: Of channels.
         resent: Frames sent again after a connection broke.
@@ -166,9 +165,7 @@ class Session(Protocol):
     def abort(self) -> None:
         """End it at once, without a word and without an event. Idempotent."""
 
-    def statistics(self) -> Statistics:
-        """Return what was counted."""
-        ...
+    def statistics(self) -> Statistics: ...
 
 
 class Relay(Protocol):

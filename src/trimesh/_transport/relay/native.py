@@ -160,7 +160,6 @@ class NativeSession:
         return f"<session with {self.peer:x}>"
 
     def attach(self, connection: HostConnection) -> None:
-        """See `Session.attach`."""
         sock, tls, wire, plain = connection
         if self._is_over:
             sock.close()
@@ -184,7 +183,6 @@ class NativeSession:
         self.is_connected = True
 
     def open_channel(self, sock: socket.socket, purpose: bytes) -> int:
-        """See `Session.open_channel`."""
         if len(purpose) > limits.HOST_PURPOSE_BYTES_MAX:
             raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, "a purpose is too long")
         if self._is_over:
@@ -200,7 +198,6 @@ class NativeSession:
         return int(out[0])
 
     def accept_channel(self, channel: int, sock: socket.socket) -> None:
-        """See `Session.accept_channel`."""
         if self._is_over:
             sock.close()
             return
@@ -209,21 +206,17 @@ class NativeSession:
         sock.detach()
 
     def refuse_channel(self, channel: int) -> None:
-        """See `Session.refuse_channel`."""
         if not self._is_over:
             rc = self._relay.library.lib.tm_relay_answer(self._relay.handle, self._handle, channel, -1)
             status.check(rc, "refusing a channel of a host")
 
     def drop_connection(self) -> None:
-        """See `Session.drop_connection`."""
         self._end("TM_RELAY_DROP")
 
     def close(self) -> None:
-        """See `Session.close`."""
         self._end("TM_RELAY_CLOSE")
 
     def abort(self) -> None:
-        """See `Session.abort`."""
         if not self._is_over:
             self._last = self.statistics()
             self._end("TM_RELAY_ABORT")

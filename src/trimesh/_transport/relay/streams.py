@@ -17,7 +17,6 @@ async def receive_exactly(sock: trio.socket.SocketType, size: int) -> bytes | No
 
 
 async def send_everything(sock: trio.socket.SocketType, data: bytes | memoryview) -> None:
-    """Send all of it."""
     rest = memoryview(data)
     while rest:
         rest = rest[await sock.send(rest) :]

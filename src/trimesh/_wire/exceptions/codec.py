@@ -100,7 +100,6 @@ def encode_exception(
 
     Args:
         error: The exception; not changed.
-        encoder: Encodes its parts.
         where: Origin of the exceptions in it that have none yet.
         note: Added to those, and to the exception itself if it is a group.
 

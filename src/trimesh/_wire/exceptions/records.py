@@ -49,7 +49,6 @@ class ExceptionRecord(_Record, frozen=True):
         args: Its `args`; for a group without the message and the members.
         attributes: What its C-implemented bases and `__slots__` keep, by name.
         state: Its `__dict__`, without notes and origin.
-        notes: Its notes.
         cause: Index of its `__cause__`, or -1.
         context: Index of its `__context__`, or -1.
         suppress: Its `__suppress_context__`.

@@ -52,9 +52,6 @@ class ReusableBytes:
 
     Args:
         whole: Made by `new_bytes`.
-
-    Attributes:
-        size: Its length.
     """
 
     __slots__ = ("_whole", "size")

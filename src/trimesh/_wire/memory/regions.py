@@ -82,7 +82,6 @@ class EntryMemory(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
 
     def view(self) -> memoryview:
-        """Return the bytes of this entry."""
         return self.region.memory[self.offset : self.offset + self.nbytes]
 
 

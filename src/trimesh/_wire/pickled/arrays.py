@@ -24,7 +24,6 @@ SPARSE = 2
 
 
 def register() -> None:
-    """Register the reducers of this module."""
     register_reducer("numpy.ndarray", reduce_array)  # subclasses know how they pickle
     register_reducer(memoryview, reduce_memoryview)
     for name in ("Table", "RecordBatch", "ChunkedArray", "Array"):

@@ -75,7 +75,6 @@ def is_importable(thing: Any) -> bool:
 
 
 def find(module: ModuleType | None, qualname: str) -> Any:
-    """Return what `qualname` means in `module`, or None."""
     found: Any = module
     for part in qualname.split("."):
         found = getattr(found, part, None)
@@ -88,7 +87,6 @@ class Definition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     Attributes:
         name: What it defines, for error texts.
         is_global: It is the value of a global, not an object with an id of its own.
-        definitions: Definitions that it needs.
         body: The pickle it is made from.
     """
 
@@ -177,7 +175,6 @@ class Definitions:
     # ---- sending ---------------------------------------------------------------------------------------------
 
     def id_of(self, thing: object) -> DefinitionId | None:
-        """Return the id of an object that has one."""
         return self._ids.get(id(thing))
 
     def owns(self, definition: DefinitionId) -> bool:
@@ -188,7 +185,6 @@ class Definitions:
         """Give an object an id and encode its body.
 
         Args:
-            thing: The object.
             name: For error texts.
             body: What is pickled; its pickle must rebuild the object.
             is_global: `thing` stands for the value of a global.
@@ -261,7 +257,6 @@ class Definitions:
         """Take a definition that a peer has sent; its body is not unpickled before it is needed.
 
         Args:
-            definition: Its id.
             payload: Its bytes.
             carried: Kept until the body has been unpickled.
             attachments: For those that it is sent on to.

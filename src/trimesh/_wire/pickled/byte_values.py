@@ -64,13 +64,11 @@ def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
 
 
 def rebuild_bytes(data: EntryMemory | memoryview) -> bytes:
-    """Make the `bytes` that has arrived."""
     view = view_of(data)
     return whole_bytes(view) or copied_bytes(view)
 
 
 def rebuild_bytearray(data: EntryMemory | memoryview) -> bytearray:
-    """Make the `bytearray` that has arrived."""
     return bytearray(view_of(data))
 
 

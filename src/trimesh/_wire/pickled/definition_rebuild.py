@@ -51,7 +51,6 @@ def make_cached_property(function: Any, name: str | None) -> functools.cached_pr
 
 
 def fill_cell(cell: CellType, contents: tuple[Any]) -> None:
-    """Fill a cell."""
     (cell.cell_contents,) = contents
 
 
@@ -102,7 +101,6 @@ class Rebuilder:
         }
 
     def bindings(self) -> dict[tuple[str, str], Any]:
-        """Return what a decoder binds."""
         return {(__name__, rebuild.__name__): self.rebuild, (__name__, restore.__name__): self.restore}
 
     def rebuild(self, kind: str, definition: DefinitionId | None, *args: Any) -> Any:

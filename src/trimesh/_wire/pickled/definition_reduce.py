@@ -97,7 +97,6 @@ class DefinitionReducers:
         self._definitions = definitions
 
     def table(self) -> dict[type, ReducerEntry]:
-        """Return them by class."""
         table: dict[type, ReducerEntry] = {
             type: ReducerEntry(self.reduce_class, subclasses=True),
             FunctionType: ReducerEntry(self.reduce_function, subclasses=False),
@@ -126,7 +125,6 @@ class DefinitionReducers:
         return self.reduce_reference(_Reference(definition), sink)
 
     def reduce_reference(self, reference: _Reference, sink: _Pickler) -> Any:
-        """Reduce to the object of a definition."""
         sink.define(reference.definition)
         return rebuild, ("reference", reference.definition)
 
@@ -285,7 +283,6 @@ class DefinitionReducers:
         )
 
     def reduce_variable(self, variable: Any, sink: _Pickler) -> Any:
-        """Reduce a type variable."""
         if sink.subject is not variable:
             module = variable.__module__
             if not is_by_value(module) and find(sys.modules.get(module), variable.__name__) is variable:
@@ -306,7 +303,6 @@ class DefinitionReducers:
         return rebuild, ("variable", definition, type(variable).__name__, variable.__name__, constraints, options)
 
     def reduce_new_type(self, new_type: Any, sink: _Pickler) -> Any:
-        """Reduce a `typing.NewType`."""
         if sink.subject is not new_type:
             return NotImplemented if is_importable(new_type) else self._defined(new_type, sink)
         sink.bound = True
@@ -369,7 +365,6 @@ def _native_args(member: Any, data_type: Any) -> tuple[Any, ...]:
 
 
 def _slots_of(member: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a member has in slots, by name."""
     for base in type(member).__mro__:
         slots = vars(base).items() if "__slots__" in vars(base) else ()
         yield from (

@@ -45,7 +45,6 @@ def offending_part(
     """Return the text of the error for a value that could not be encoded.
 
     Args:
-        value: The value.
         what: Its name for the user.
         error: What encoding it raised.
         fails: Encodes a part by itself and returns its error, or None.

@@ -92,7 +92,6 @@ def chain_of(error: BaseException) -> tuple[BaseException | None, BaseException 
 
 
 def set_chain(error: BaseException, cause: BaseException | None, context: BaseException | None, suppress: bool) -> None:  # noqa: FBT001 - mirrors chain_of
-    """Set what `chain_of` returns."""
     set_cause(error, cause)
     set_context(error, context)
     _SUPPRESS.__set__(error, suppress)  # last: setting a cause sets it, too
@@ -108,7 +107,6 @@ def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
 
 
 def group_message(error: BaseException) -> str:
-    """Return the message of a group."""
     return str(_MESSAGE.__get__(error))
 
 
@@ -176,7 +174,6 @@ def make(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
 
 
 def set_args(error: BaseException, args: tuple[Any, ...]) -> None:
-    """Set what `args_of` returns."""
     _ARGS.__set__(error, args)
 
 

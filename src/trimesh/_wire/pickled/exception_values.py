@@ -32,12 +32,10 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: written in Python, or asking to be t
 
 
 def register() -> None:
-    """Register the reducer of this module."""
     register_reducer(BaseException, reduce_exception, subclasses=True)
 
 
 def reduce_exception(error: BaseException, _: Sink) -> Any:
-    """Reduce an exception that is part of a value."""
     for base in class_of(error).__mro__:
         if base.__flags__ & _HEAP_TYPE and any(name in base.__dict__ for name in _OWN_WAYS):
             return NotImplemented

@@ -68,7 +68,6 @@ class Encoded(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes to send."""
         return len(self.payload) + (sum(buffer.nbytes for buffer in self.buffers) if self.buffers else 0)
 
 
@@ -256,7 +255,6 @@ class Encoder:
 
         Args:
             args: The positional arguments.
-            kwargs: The others.
             endpoint: What the endpoint is called, for errors: its `str`, which is asked for only then.
             names: Names of the positional parameters, for errors.
 

@@ -46,7 +46,6 @@ class Field(msgspec.Struct, frozen=True):
 
     Attributes:
         name: As it is called in errors.
-        annotation: What was written.
         wire_type: For msgspec, or None when the value travels by what it is.
         classes: One of these it must be, if any are named.
         is_record: Whether it must be exactly of the class of the annotation: of a subclass only a part would arrive.

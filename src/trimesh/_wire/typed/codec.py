@@ -64,7 +64,6 @@ class Writer:
         space: str = "cpu",
         compact: Callable[[], memoryview] | None = None,
     ) -> pickle.PickleBuffer:
-        """See `Sink.memory`."""
         token = pickle.PickleBuffer(bytearray())
         self._extents[id(token)] = SourceMemory(address, nbytes, read, space, compact)
         self._indices[id(token)] = len(self._buffers)
@@ -72,7 +71,6 @@ class Writer:
         return token
 
     def attach(self, thing: object) -> None:
-        """See `Sink.attach`."""
         self._attachments.append(thing)
 
     def define(self, definition: DefinitionId) -> None:
@@ -163,7 +161,6 @@ class Writer:
 
 
 def _shown(value: object) -> str:
-    """Return what a value is, for people."""
     if _class_of(value) is not Stand:
         return _class_of(value).__qualname__
     assert isinstance(value, Stand)

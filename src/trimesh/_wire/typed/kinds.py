@@ -78,12 +78,10 @@ def register_kind(kind: ValueKind) -> None:
 
 
 def kind_named(name: object) -> ValueKind | None:
-    """Return the kind of a wire name."""
     return _by_wire_name.get(name) if isinstance(name, str) else None
 
 
 def kind_of(cls: type) -> ValueKind | None:
-    """Return the kind of the objects of a class, or None."""
     try:
         return _found[cls]
     except KeyError:

@@ -289,7 +289,6 @@ def _rebuild_scalar(source: DecodeSource, descr: Any, data: Any) -> Any:
 
 
 def register() -> None:
-    """Register the kinds of this module."""
     register_kind(ValueKind("class", type, lambda cls, _: name_of(cls, "a class"), _class_named))
     register_kind(
         ValueKind(

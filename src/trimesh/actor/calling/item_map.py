@@ -140,11 +140,9 @@ class ItemMap(Results[tuple[int, R]]):
         return self._crew.pick(unit.tried)
 
     def _arguments(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs]:
-        """Return the arguments for a unit."""
         return (unit.item,), {}
 
     def _showing(self) -> AbstractContextManager[ShownProgress]:
-        """Show how far it is."""
         total = len(self._items) if isinstance(self._items, Sized) else 0
         return showing(self._mesh.proc(), f"{self.what}.map()", total)
 

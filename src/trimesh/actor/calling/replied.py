@@ -25,7 +25,6 @@ from trimesh.shape.point import Point
 async def broadcast(
     mesh: MeshView, spec: EndpointSpec, port: Port[Any], args: verbs.Args, kwargs: verbs.Kwargs
 ) -> None:
-    """See `Endpoint.broadcast`."""
     bound = verbs.bind(mesh, spec, args, kwargs)
     await trio.lowlevel.checkpoint_if_cancelled()
     replies = _Replies(port.clone(), f"{mesh.name}.{spec.name}", tuple(mesh.region.points()))
@@ -98,7 +97,6 @@ class _Replies:
             raise MeshErrorGroup(f"{self._what} failed, and the receiver of its replies is closed", self._lost)
 
     def close(self) -> None:
-        """Give up the port."""
         self.sent.set()
         self._port.close()
 
@@ -141,7 +139,6 @@ class _Broadcast(msgspec.Struct, frozen=True):
             del left[0]
 
     async def refuse(self) -> None:
-        """See `UnsentCall`."""
         for index, result in enumerate(verbs.refusals(self.mesh, self.spec, self.ranks)):
             await self.replies.put(index, result)
         self.replies.check()

@@ -153,7 +153,6 @@ class _Call(msgspec.Struct, frozen=True):
     work: StartedWork
 
     def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
-        """See `UnsentCall`."""
         info = self.mesh.membership(self.proc).info
         request = self.options.patient(verbs.request_to(self.mesh, info, self.spec, self.bound, self.ranks))
         awaiters = self.work.awaiters
@@ -165,7 +164,6 @@ class _Call(msgspec.Struct, frozen=True):
         return self.way.conclude(self.mesh, self.spec, results)
 
     async def refuse(self) -> Any:
-        """See `UnsentCall`."""
         return self.way.conclude(self.mesh, self.spec, verbs.refusals(self.mesh, self.spec, self.ranks))
 
 

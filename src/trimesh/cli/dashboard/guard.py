@@ -108,7 +108,6 @@ class Guard:
         self._cookie = f"trimesh-{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return

@@ -37,7 +37,6 @@ class RunSource:
         self._lock = threading.Lock()
 
     def snapshot(self) -> RunSnapshot:
-        """Return what all processes do."""
         return self._asked(ObservedRun.snapshot)
 
     def output(self, after: int) -> Sequence[OutputRow]:
@@ -45,11 +44,9 @@ class RunSource:
         return self._asked(lambda run: run.output(after))
 
     def kill(self, proc_id: str) -> None:
-        """End a process."""
         self._done(lambda run: run.kill(proc_id))
 
     def cancel(self, call_id: str) -> None:
-        """Cancel a call."""
         self._done(lambda run: run.cancel(call_id))
 
     def has_ended(self) -> bool:
@@ -66,7 +63,6 @@ class RunSource:
         return None
 
     def close(self) -> None:
-        """End the connection."""
         with self._lock:
             self._hang_up()
 

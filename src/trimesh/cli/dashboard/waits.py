@@ -60,7 +60,6 @@ class WaitPicture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wait_picture(seen: RunSnapshot) -> WaitPicture:
-    """Return who waits for whom in a run."""
     graph = WaitGraph(seen)
     culprits = graph.culprits()
     in_circle = {call_id for one in culprits for call_id in one.cycle}

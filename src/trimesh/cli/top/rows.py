@@ -87,7 +87,6 @@ def summary(seen: RunSnapshot, *, left_out: int = 0) -> Text:
 
 
 def detail(one: ProcActivity, calls: Sequence[CallRow]) -> Text:
-    """Return all that is known of a process."""
     proc = one.proc
     lines = [f"{clean(proc.name)}  pid {proc.pid} on {clean(proc.host)}  {state_of(proc)}"]
     if proc.incarnation:

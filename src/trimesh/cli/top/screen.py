@@ -42,7 +42,6 @@ class DetailScreen(ModalScreen[None]):
         self._text = Text()
 
     def compose(self) -> ComposeResult:
-        """Make its parts."""
         with VerticalScroll():
             yield Static(self._text, id="detail")
 
@@ -85,7 +84,6 @@ class TopApp(App[None]):
         self._is_asking = False
 
     def compose(self) -> ComposeResult:
-        """Make its parts."""
         yield Static("asking the run ...", id="summary")
         yield Input(placeholder="part of a name, a host or a state", id="filter")
         yield DataTable[Text](cursor_type="row", zebra_stripes=True)

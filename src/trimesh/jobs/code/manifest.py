@@ -48,7 +48,6 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, files: Iterable[CodeFile], import_paths: Iterable[str]) -> Manifest:
-        """Return the manifest of files in any order."""
         return cls(tuple(sorted(files, key=_name_of)), tuple(import_paths))
 
     def encoded(self) -> bytes:

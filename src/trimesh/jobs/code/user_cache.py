@@ -58,7 +58,6 @@ class LockedByFile:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Give up the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1

@@ -95,11 +95,9 @@ class _GrantedJob(Job):
     attachment: HostAttachment = attrs.field(kw_only=True, repr=False, eq=False)
 
     def launcher(self) -> KeptLauncher:
-        """See `Job.launcher`."""
         return KeptLauncher(self.attachment)
 
     def host_id(self, rank: int) -> str:
-        """See `Job.host_id`."""
         return self.attachment.granted.host_ids[rank]
 
 
@@ -113,14 +111,12 @@ class KeptLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """See `Launcher.open`."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._attachment.read)
             yield
             nursery.cancel_scope.cancel(reason="the block is left")
 
     async def start(self, rank: int, order: AgentOrder) -> KeptAgent:
-        """See `Launcher.start`."""
         return await self._attachment.start(rank, order)
 
     async def replace(self, rank: int) -> None:
@@ -130,7 +126,6 @@ class KeptLauncher(Launcher):
             self.hosts = [name if one == rank else before for one, before in enumerate(self.hosts)]
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """See `Launcher.grow`: there are none."""
         del say
         await trio.lowlevel.checkpoint()
         raise SpawnError(
@@ -139,7 +134,6 @@ class KeptLauncher(Launcher):
         )
 
     async def wait_notice(self) -> str:
-        """See `Launcher.wait_notice`."""
         return await self._attachment.notice.wait()
 
     async def wait_end(self, ahead: float = 0.0) -> str:
@@ -158,12 +152,10 @@ class KeptAgent:
         self._number = number
 
     async def wait(self) -> AgentExit:
-        """See `StartedAgent.wait`."""
         await self.ended.wait()
         return self.exit
 
     async def stop(self) -> None:
-        """See `StartedAgent.stop`."""
         with trio.CancelScope(shield=True), trio.move_on_after(limits.KEPT_CLEAN_SECONDS):
             if not self.ended.is_set():
                 await self._attachment.tell(EndAgent(self._number))

@@ -49,7 +49,6 @@ class ForeseenEnd:
 
 
 async def _first(*waits: Callable[[], Awaitable[str]]) -> str:
-    """Return what the first of them returns."""
     found = list[str]()
     async with trio.open_nursery() as nursery:
 

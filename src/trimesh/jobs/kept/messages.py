@@ -261,5 +261,4 @@ class Lines:
             return
 
     async def aclose(self) -> None:
-        """End the connection."""
         await self.stream.aclose()

@@ -71,7 +71,6 @@ class KubernetesLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """See `Launcher.open`."""
         async with open_cluster(self._job.namespace) as self._cluster:
             self._watch = PodWatch(self._cluster, f"{RUN_LABEL}={self._run}", self._container)
             try:
@@ -109,7 +108,6 @@ class KubernetesLauncher(Launcher):
     # ---- pods ------------------------------------------------------------------------------------------------
 
     async def allocate(self, addresses: tuple[str, ...], say: Callable[[str], None]) -> None:
-        """See `Launcher.allocate`."""
         self._addresses = addresses
         batch = PodBatch(self._name, range(len(self.hosts)))
         try:
@@ -139,7 +137,6 @@ class KubernetesLauncher(Launcher):
         return batch.ranks
 
     async def give_back(self, ranks: Sequence[int]) -> None:
-        """See `Launcher.give_back`."""
         await self._take_back(self._batch_of(ranks[0]))
 
     def _batch_of(self, rank: int) -> PodBatch:
@@ -359,7 +356,6 @@ class PodAgent:
         self._container = container
 
     async def wait(self) -> AgentExit:
-        """See `StartedAgent.wait`."""
         await self._seen.ended.wait()
         end = self._seen.end
         assert end is not None

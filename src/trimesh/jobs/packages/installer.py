@@ -192,6 +192,5 @@ class Installer(Actor):
 
 
 def _uv() -> str | None:
-    """Return the uv of this host, or None."""
     own = Path.home() / ".local" / "bin"  # where its installer puts it, which shells of ssh do not search
     return shutil.which("uv") or shutil.which("uv", path=str(own))

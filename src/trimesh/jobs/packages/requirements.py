@@ -45,7 +45,6 @@ class Requirements(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Of what they say."""
         said = [one for one in sorted(self.files.items()) if LOCK not in self.files or one[0] != FIRST]
         return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:40]
 

@@ -82,12 +82,10 @@ class SlurmLauncher(Launcher):
         self._say: Callable[[str], None] = lambda _: None
 
     def tell_by(self, say: Callable[[str], None]) -> None:
-        """See `Launcher.tell_by`."""
         self._say = say
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """See `Launcher.open`."""
         missing = [name for name in ("salloc", "srun", "scancel", "scontrol", "squeue") if shutil.which(name) is None]
         if missing:
             raise SpawnError(f"a SlurmJob needs the commands of Slurm, and {missing[0]} is not on the PATH")
@@ -169,11 +167,9 @@ class SlurmLauncher(Launcher):
     # ---- the limit of time -----------------------------------------------------------------------------------
 
     async def wait_notice(self) -> str:
-        """See `Launcher.wait_notice`."""
         return await self._wait_left(self._notice_seconds)
 
     async def wait_end(self, ahead: float = 0.0) -> str:
-        """See `Launcher.wait_end`."""
         grace = reread().grace
         own = grace if math.isfinite(grace) else 0.0  # a block without an end of its own gets what is left
         return await self._wait_left(lambda _: own + limits.SLURM_LEAVE_SECONDS + ahead)
@@ -219,13 +215,11 @@ class SlurmLauncher(Launcher):
         return range(first, first + count)
 
     async def give_back(self, ranks: Sequence[int]) -> None:
-        """See `Launcher.give_back`."""
         self._idle = [*(self._nodes[rank] for rank in ranks), *self._idle]
 
     # ---- agents ----------------------------------------------------------------------------------------------
 
     async def start(self, rank: int, order: AgentOrder) -> SlurmAgent:
-        """See `Launcher.start`."""
         node, job = self._nodes[rank], self._job
         group = () if node.component is None else (f"--het-group={node.component}",)
         srun = ("srun", f"--jobid={self._number}", *group, f"--nodelist={node.name}", *_STEP)
@@ -268,5 +262,4 @@ class _Holder(ChildAgent):
     """The shell around salloc, with a process group of their own."""
 
     async def end(self) -> None:
-        """See `ChildAgent.end`."""
         os.killpg(self.pid, signal.SIGKILL)  # it is not reaped, so the number is its own

@@ -59,7 +59,6 @@ class PodEnd(msgspec.Struct, frozen=True):
 
 
 def name_of(pod: Pod) -> str:
-    """Return its name."""
     return str(_part(pod, "metadata").get("name", ""))
 
 

@@ -51,7 +51,6 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether its processes may run."""
         return self.state in ALIVE
 
     @property

@@ -373,7 +373,6 @@ def rebuild(*fields: Any) -> RDMABuffer:
 
 
 def buffer_by(handle: Handle) -> RDMABuffer:
-    """Return the buffer that a handle stands for."""
     made = RDMABuffer.__new__(RDMABuffer)
     made._handle, made._registration = handle, None  # noqa: SLF001 - its own class
     return made

@@ -62,7 +62,6 @@ class CheckedMoves:
         ]
 
     async def read(self, here: str, piece: TriedMemory, there: str, grant: Grant, seed: int) -> CheckLine:
-        """Read, and compare."""
         name = f"read {there} there to {here} here"
         piece.put(bytes(self.side.nbytes))
         seconds, why = await self._move(TransferKind.READ, piece, grant)

@@ -47,15 +47,12 @@ class TriedHostMemory:
 
     @property
     def span(self) -> Span:
-        """Where it is."""
         return Span(address_of(memoryview(self.memory)), len(self.memory), self.memory, self.kind)
 
     def put(self, data: bytes) -> None:
-        """Fill it."""
         self.memory[:] = data
 
     def get(self) -> bytes:
-        """Return what is in it."""
         return bytes(self.memory)
 
     def settle(self) -> None:
@@ -71,16 +68,13 @@ class TriedDeviceMemory:
 
     @property
     def span(self) -> Span:
-        """Where it is."""
         return Span(self.tensor.data_ptr(), self.tensor.numel(), self.tensor, MemoryKind.CUDA)
 
     def put(self, data: bytes) -> None:
-        """Fill it."""
         self.tensor.copy_(self.torch.frombuffer(bytearray(data), dtype=self.torch.uint8))
         self.torch.cuda.synchronize()
 
     def get(self) -> bytes:
-        """Return what is in it."""
         return bytes(self.tensor.cpu().numpy())
 
     def settle(self) -> None:

@@ -85,7 +85,6 @@ class _Reader(Actor):
 
     @endpoint
     async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
-        """Read it, and return what came of that."""
         local = await _on_device() if carrier == "cuda_ipc" else bytearray(NBYTES)
         try:
             await buffer.read_into(local)

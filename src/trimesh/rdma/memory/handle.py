@@ -47,7 +47,6 @@ class Handle:
 
     @property
     def is_on_device(self) -> bool:
-        """Whether it is memory of a device."""
         return self.space != HOST
 
     def part(self, start: int, stop: int) -> Handle:

@@ -40,7 +40,6 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
         return self.span.nbytes
 
     @property

@@ -116,7 +116,6 @@ class Head:
     slots: tuple[Slot, ...]
 
     def find(self, version: int) -> int | None:
-        """Return the slot of a version, or None."""
         if version < 1:
             return None  # what is in an empty slot is no version
         return next((index for index, slot in enumerate(self.slots) if slot.version == version), None)
@@ -159,7 +158,6 @@ def offset_of_slot(index: int) -> int:
 
 
 def offset_of_row(reader: int) -> int:
-    """Return where the row of a reader is."""
     return HEAD_BYTES + reader * ROW_BYTES
 
 

@@ -35,7 +35,6 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     nbytes: int
 
     def describe(self) -> str:
-        """Say what it is."""
         return f"{self.dtype or 'bytes'} of shape {self.shape}"
 
 

@@ -290,7 +290,6 @@ class Reading:
             self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
 
     def handle_of(self, slot: Slot) -> Handle:
-        """Return a handle on what lies in a slot."""
         whole = self.board.handle.granted
         return Handle(Granted(whole.home, slot.grant, slot.block, whole.origin), 0, 0, slot.nbytes, Right.READ)
 

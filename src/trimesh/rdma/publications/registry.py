@@ -102,7 +102,6 @@ class Publications:
 
 
 def publications_of(proc: Proc) -> Publications:
-    """Return the publications of a process."""
     found = proc.above.get(Publications)
     if found is None:
         found = proc.above[Publications] = Publications(proc)

@@ -356,7 +356,6 @@ class PoolEngine:
         return 0 if session is None else self.dispatcher.sessions.find(session).moves
 
     async def resize(self, replicas: int) -> None:
-        """See `Pool.resize`."""
         if self.change_size is not None:
             await self.change_size(replicas)
             return
@@ -374,7 +373,6 @@ class PoolEngine:
 
     @asynccontextmanager
     async def paused(self, mode: PauseMode) -> AsyncGenerator[None, None]:
-        """See `Pool.paused`."""
         self.dispatcher.pauses += 1
         try:
             if mode == "abort":
@@ -414,7 +412,6 @@ class PoolEngine:
         return len(found)
 
     def cancel_for(self, reason: str, wanted: Callable[[PoolCall], bool]) -> int:
-        """Cancel calls for a reason of the user."""
         return self.cancel(wanted, lambda: RemoteCancelled(reason=reason, canceller=f"the pool of {self.mesh.name}"))
 
     async def close(self) -> None:

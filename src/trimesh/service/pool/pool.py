@@ -487,7 +487,6 @@ class PoolMap(Generic[R]):
         self._taken: list[tuple[int, R]] = []
 
     def __aiter__(self) -> PoolMap[R]:
-        """Return itself."""
         return self
 
     def __anext__(self) -> Awaitable[tuple[int, R]]:

@@ -120,7 +120,6 @@ class ElasticReplicas:
         engine.pump()
 
     async def resize(self, replicas: int) -> None:
-        """See `Pool.resize`."""
         engine = self._engine
         async with self._lock:
             leaving = range(replicas, len(engine.views))
@@ -153,7 +152,6 @@ class Rolling(Generic[A]):
         self._given: int | None = None
 
     def __aiter__(self) -> Rolling[A]:
-        """Return itself."""
         return self
 
     def __anext__(self) -> Awaitable[A]:

@@ -122,7 +122,6 @@ class CheckpointReading:
         self._there: list[tuple[StoredValue, MeshTensor]] = []
 
     def want_module(self, key: str, module: nn.Module) -> None:
-        """Read what a module has."""
         state = module.state_dict()
         missing = [name for name in state if (key, name) not in self._entries]
         if missing:
@@ -134,7 +133,6 @@ class CheckpointReading:
             self.want(entry, target)
 
     def want_optimizer(self, key: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
-        """Read what an optimizer keeps."""
         missing = [one.size() for group in optimizer.param_groups for one in group["params"] if id(one) not in names]
         if missing:
             raise ValueError(f"an optimizer is loaded beside its modules, got {key!r} with parameters of none")
@@ -150,7 +148,6 @@ class CheckpointReading:
             self.want(entry, like)
 
     def want_all(self, key: str) -> None:
-        """Read all that there is under a name."""
         for entry in self._under(key):
             self.want(entry, None)
 
@@ -204,7 +201,6 @@ class CheckpointReading:
 
 
 def _value(directory: Path, entry: StoredValue) -> Any:
-    """Return a value of a checkpoint, whole."""
     if entry.dtype is not None and entry.size is not None:
         return read_box(directory, entry.parts, Box.of_all(entry.size), entry.dtype)
     [part] = entry.parts

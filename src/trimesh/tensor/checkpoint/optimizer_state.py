@@ -45,7 +45,6 @@ def state_by_name(key: str, optimizer: torch.optim.Optimizer, names: Mapping[int
 
 
 def parameters_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the parameters of an optimizer, and the group of each."""
     return {names[id(one)]: (one, group) for group in optimizer.param_groups for one in group["params"]}
 
 

@@ -115,7 +115,6 @@ class _Taken:
             first += len(team.peers)
 
     def take(self, values: Mapping[str, tuple[Path_, Any]]) -> None:
-        """Take what is in this process."""
         for name, (path, value) in values.items():
             if isinstance(value, MeshTensor):
                 continue

@@ -47,12 +47,10 @@ def note_change(tensor: MeshTensor, *, version: int, is_moved: bool) -> None:
 
 
 def has_changed_bases() -> bool:
-    """Whether there are any such tensors."""
     return bool(_CHANGED.data)
 
 
 def is_changed_base(value: Any) -> bool:
-    """Whether a value is such a tensor."""
     return isinstance(value, torch.Tensor) and value in _CHANGED
 
 

@@ -127,7 +127,6 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """Of the mesh."""
         return self.owned.info.name
 
     def new_refs(self, number: int) -> int:
@@ -339,7 +338,6 @@ class Engine:
     def replied(
         self, peer: Peer, message: messages.TensorReply, bodies: list[memoryview], carried: CarriedPorts | None
     ) -> None:
-        """Take a value."""
         request = self._requests.get(message.request)
         if request is None:
             if message.lent is not None:
@@ -385,7 +383,6 @@ class Engine:
 
     @property
     def info(self) -> MeshInfo:
-        """See `Owned`."""
         return self.owned.info
 
     def abandon(self) -> None:

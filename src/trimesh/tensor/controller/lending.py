@@ -20,7 +20,6 @@ class _Loan(Guarded):
         self._text = repr(tensor)
 
     def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
-        """See `Guarded`."""
         if is_broadcast:
             raise TypeError(
                 f"a mesh tensor is kept for an endpoint until its call has ended, which broadcast does not learn, "

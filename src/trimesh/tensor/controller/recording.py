@@ -277,7 +277,6 @@ class _Streams:
     _bodies: dict[int, int] = attrs.field(factory=dict[int, int])
 
     def of(self, parts: Sequence[Sequence[RecordedCommand]]) -> list[list[Any]]:
-        """Return the streams of one team."""
         defined: set[int] = set()
         streams: list[list[Any]] = []
         for commands in parts:

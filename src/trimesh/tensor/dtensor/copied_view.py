@@ -46,11 +46,9 @@ class CopiedViews:
     _found: Any = attrs.field(factory=WeakIdKeyDictionary)
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
         return len(self._found) > 0
 
     def has(self, tensors: Iterable[DTensor]) -> bool:
-        """Whether one of some tensors is such a view."""
         return any(one in self._found for one in tensors)
 
     def made(
@@ -204,7 +202,6 @@ def _at(view: Callable[[Any], Sequence[Any]], index: int, base: Any) -> Any:
 
 
 def copied_views(rank: Rank) -> CopiedViews:
-    """Return those of a rank."""
     found = rank.above.get(CopiedViews)
     if found is None:
         found = rank.above[CopiedViews] = CopiedViews(engine_of(rank))
@@ -214,5 +211,4 @@ def copied_views(rank: Rank) -> CopiedViews:
 
 
 def has_copied_views(rank: Rank) -> bool:
-    """Whether a rank has any."""
     return bool(rank.above.get(CopiedViews))

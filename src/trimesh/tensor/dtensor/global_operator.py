@@ -21,7 +21,6 @@ Operator = Callable[..., Any]
 
 
 def operator_on_globals(name: str, operator: Operator) -> Kernel:
-    """Return what an operator is where its tensors are global."""
     schema = getattr(operator, "_schema", None)
     if schema is None:  # this process does not have it: it says so when it is called
         return Kernel(name, lambda _rank, _team, *args, **kwargs: operator(*args, **kwargs), takes_poison=False)

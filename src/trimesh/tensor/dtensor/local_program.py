@@ -65,7 +65,6 @@ def is_in_parts(spec: Any) -> bool:
 
 
 def layout_of(value: Any) -> PartLayout:
-    """Return how a value lies."""
     if not isinstance(value, torch.Tensor):
         return PartLayout()
     part = local_of(value)
@@ -121,7 +120,6 @@ class Slots(list[Any]):
             found._local_tensor, found._spec = self[slot], spec
 
     def value(self, number: int) -> Any:
-        """Return a value."""
         found = self._objects.get(number)
         if found is None:
             made = self._values[number]

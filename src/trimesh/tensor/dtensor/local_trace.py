@@ -75,7 +75,6 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return False
 
     def begin(self) -> None:
-        """Begin with a command."""
         self.calls: list[NotedCall | Relayout] = []
         self.is_lost = False
         self._first = self.count
@@ -97,7 +96,6 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return slot
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operator."""
         if FakeTensor in types:  # only a layout is looked for
             return func(*args, **(kwargs or {}))
         if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):

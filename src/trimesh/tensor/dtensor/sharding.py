@@ -20,7 +20,6 @@ _CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distribut
 
 
 def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
-    """Return torch's placements."""
     # Torch takes 0.7 s to import this: only ranks that have global tensors pay for it.
     from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415
 

@@ -260,7 +260,6 @@ def _differ_only(one: Mapping[str, int], other: Mapping[str, int], label: str) -
 
 
 def _gloo(store: Any, index: int, size: int, address: str) -> Any:
-    """Return a group of torch's own."""
     options = _c10d.ProcessGroupGloo._Options()
     options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=limits.GROUP_CONNECT_SECONDS)

@@ -56,7 +56,6 @@ class _Numbers:
         return number if self.holders.setdefault(number, team.number) == team.number else team.number
 
     def free(self, number: int, team: TeamOnRank) -> None:
-        """Give up the number of a team."""
         if self.holders.get(number) == team.number:
             del self.holders[number]
 
@@ -143,7 +142,6 @@ class Disband:
     """A process of the team has ended: let go of what its groups hold open."""
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         groups = _of(rank, team)
         for group in groups.made.values():
             group.destroy()

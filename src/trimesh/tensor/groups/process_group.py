@@ -46,7 +46,6 @@ class SentGroup:
     labels: tuple[str, ...]
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> dist.ProcessGroup:
-        """Return the group of a rank."""
         from trimesh.tensor.groups.groups import torch_group  # noqa: PLC0415 - takes a second, at the ranks only
 
         return torch_group(rank, team, self.labels)
@@ -81,7 +80,6 @@ class SentDeviceMesh:
     labels: tuple[str, ...]
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> DeviceMesh:
-        """Return the device mesh of a rank's team."""
         from trimesh.tensor.groups.groups import device_mesh  # noqa: PLC0415 - takes a second, at the ranks only
 
         if tuple(team.extent) != self.labels:

@@ -116,7 +116,6 @@ class Stores:
         self.proc.services.cast([self.proc.peer(host)], TENSORS, messages.encode(message))
 
     def answered(self, peer: Peer, message: messages.Answer) -> None:
-        """Take an answer."""
         asked = self._asked.get(message.ask)
         if asked is None:
             return  # it was waited for long enough

@@ -30,7 +30,6 @@ class TeamStore(_c10d.Store):  # type: ignore[misc]
         self._seconds = limits.COLLECTIVE_SECONDS
 
     def set(self, key: str, value: Any) -> None:
-        """Set a key."""
         self._ask("set", [key], [_bytes(value)])
 
     def get(self, key: str) -> bytes:
@@ -60,7 +59,6 @@ class TeamStore(_c10d.Store):  # type: ignore[misc]
     deleteKey = delete_key  # noqa: N815 - what torch calls from C++
 
     def num_keys(self) -> int:
-        """Return how many keys there are."""
         return self._ask("count", []).number
 
     getNumKeys = num_keys  # noqa: N815 - what torch calls from C++

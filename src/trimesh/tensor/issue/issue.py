@@ -52,7 +52,6 @@ class _Call:
         self.is_mixed = False
 
     def take(self, value: Any, *, varies: bool) -> None:
-        """Take one argument apart."""
         kind = type(value)
         if kind is MeshTensor:
             meta = value._meta

@@ -52,7 +52,6 @@ class _ProfiledRank(Rank):
     __slots__ = ()
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
-        """Run one command; see `Rank.execute`."""
         events: ProfileEvents = self.above[ProfileEvents]
         events.team, events.number = team.number, team.done
         begun = time.monotonic_ns()
@@ -67,7 +66,6 @@ class _ProfiledCounts(TrafficCounts):
     __slots__ = ()
 
     def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...], begun: int = 0) -> None:
-        """Count one collective among some ranks."""
         super().count(labels, name, ranks, args, begun)
         events = _looking[id(self)]
         events.add(COLLECTIVE, f"{name} along {labels}", begun, sent_bytes(name, ranks, args))

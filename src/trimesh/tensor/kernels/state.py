@@ -79,7 +79,6 @@ def publish(
 
 
 def publication_close(rank: Rank, team: TeamOnRank, number: int, request: int) -> None:
-    """End a publication."""
     publisher = rank.above[_Open].by_number.pop(number)
 
     async def close() -> None:

@@ -169,7 +169,6 @@ def _asking(tensor: MeshTensor) -> RankRequest:
 
 
 def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
-    """See `MeshTensor.local`."""
     value = checked_global(tensor)
     if value.requires_grad and torch.is_grad_enabled():
         raise TypeError(
@@ -196,7 +195,6 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
 
 
 def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
-    """See `MeshTensor.to_global`."""
     value = checked(tensor)
     if value._meta.is_global:
         raise TypeError(f"a tensor on each rank is made global, got {value!r}: write trimesh.redistribute(t, [...])")

@@ -43,7 +43,6 @@ class _ProfiledTeam(Team):
     __slots__ = ()
 
     def emit(self, plan: Plan, operands: Sequence[Any], outputs: int) -> int:
-        """Add a command; see `Team.emit`."""
         number, begun = self.issued, time.monotonic_ns()
         first = super().emit(plan, operands, outputs)
         _PROFILED[id(self.engine)].issued(self, number, plan.name, begun)

@@ -40,7 +40,6 @@ class Surroundings:
 
     @classmethod
     def of(cls, function: Any) -> Surroundings:
-        """Return those of a function now."""
         budget = itertools.count(limits.RECORDED_DATA_MAX, -1)
         found: dict[str, Any] = {}
         for name, value in _read_by(function, set()):
@@ -151,7 +150,6 @@ def _taken(value: Any, budget: Iterator[int]) -> Any:
 
 
 def _plain(taken: Any) -> Any:
-    """Return taken data for people."""
     if taken is None:
         return ...
     kind, value = taken

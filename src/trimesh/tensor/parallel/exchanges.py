@@ -41,7 +41,6 @@ class Exchange:
     of_embeddings: bool = False
 
     def fits(self, name: str, part: nn.Module) -> bool:
-        """Whether it is done at a module."""
         return fnmatchcase(name, self.pattern) and (not self.of_embeddings or isinstance(part, nn.Embedding))
 
     def is_for(self, value: Any) -> bool:
@@ -107,7 +106,6 @@ class _Attention(TorchFunctionMode):
         self._counting, self._contexts = counting, contexts
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function."""
         named = kwargs or {}
         if func is nn.functional.scaled_dot_product_attention:
             query, key, value = [*args, *(named[name] for name in ("query", "key", "value")[len(args) :])][:3]
@@ -125,7 +123,6 @@ class _Counting:
         self.found = dict.fromkeys(extent, 0)
 
     def follow(self, part: nn.Module, one: Exchange) -> None:
-        """Count an exchange at a module."""
         if one.side == "input":
             part.register_forward_pre_hook(lambda _, args: self._count_all(one, args))
         else:

@@ -71,7 +71,6 @@ class Moved:
     activations: int = 0
 
     def __add__(self, other: Moved) -> Moved:
-        """Return both together."""
         return Moved(
             self.gathered + other.gathered,
             self.scattered + other.scattered,
@@ -81,7 +80,6 @@ class Moved:
 
     @property
     def all(self) -> int:
-        """The sum of these."""
         return self.gathered + self.scattered + self.reduced + self.activations
 
 

@@ -27,7 +27,6 @@ class NamedTensor:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one element."""
         return self.tensor.dtype.itemsize
 
 

@@ -35,7 +35,6 @@ class PartOfState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
     @property
     def box(self) -> Box:
-        """The part."""
         return Box(self.start, self.part)
 
 

@@ -41,7 +41,6 @@ class WeightRelay(Actor):
 
     @endpoint
     def publication(self) -> Published:
-        """Return what its readers need."""
         return self.shards.handle
 
     @endpoint(group="relay")

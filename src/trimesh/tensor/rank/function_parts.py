@@ -65,13 +65,11 @@ class Here:
     """Stands for the rank that a function runs on."""
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> Rank:
-        """See `OnRank`."""
         del team
         return rank
 
 
 def meta_of(tensor: torch.Tensor) -> LocalMeta:
-    """Return the metadata of a tensor."""
     is_global = hasattr(tensor, "_local_tensor")
     return LocalMeta(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, is_global)
 

@@ -375,7 +375,6 @@ def open_moves(proc: Proc) -> None:
 
 
 def moves_of(proc: Proc) -> Moves:
-    """Return the tensors on their way in a process."""
     found = proc.above[Moves]
     assert isinstance(found, Moves)
     return found

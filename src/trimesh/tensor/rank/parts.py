@@ -33,7 +33,6 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
         return self.box.count * self.dtype.itemsize
 
     def fields(self) -> tuple[Any, ...]:

@@ -77,7 +77,6 @@ class Free:
     refs: Sequence[int]
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         del team
         for ref in self.refs:
             rank.values.pop(ref, None)
@@ -100,7 +99,6 @@ class Command:
     operands: Sequence[Any]
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         rank.execute(team, self)
 
 

@@ -98,7 +98,6 @@ class ReplayRecord:
     borrowed: Sequence[int] = ()
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         for ref in self.captured:
             if ref in rank.values:
                 self.held[ref] = rank.values[ref]
@@ -146,7 +145,6 @@ class Replay:
     first_move: int
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         recording = team.recordings[self.number]
         assert isinstance(recording, ReplayRecord)
         if self.part == 0:
@@ -167,7 +165,6 @@ class Forget:
     number: int
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         del rank
         team.recordings.pop(self.number, None)
         team.done += 1

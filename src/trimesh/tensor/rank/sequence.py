@@ -69,7 +69,6 @@ class SequenceRun:
     made: Sequence[int]
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         kept, values = self.kept, rank.values
         self._begin(rank)
         done = kept.local.run(rank, team, kept.steps, 0)

@@ -49,7 +49,6 @@ class Signature:
         return self.call(self._function, operands, *first)
 
     def call(self, function: Callable[..., Any], operands: Sequence[Any], *first: Any) -> Any:
-        """Call another function as it is called."""
         args = [constant if build is None else build(operands) for build, constant in self._args]
         if not self._kwargs:
             return function(*first, *args)
@@ -153,6 +152,5 @@ class _WithGradients:
         return getattr(self._operator, name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
         with torch.enable_grad():
             return self._operator(*args, **kwargs)

@@ -9,7 +9,6 @@ from trimesh.tensor.rules.table import lines, written_into
 
 
 def main() -> None:
-    """Run it."""
     if len(sys.argv) == 1:
         print("\n".join(lines()))  # noqa: T201 - it is what was asked for
         return

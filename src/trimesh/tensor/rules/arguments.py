@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def is_global(value: Any) -> TypeGuard[DTensor]:
-    """Whether a value is a global tensor."""
     return isinstance(value, torch.Tensor) and hasattr(value, "_local_tensor")
 
 
@@ -109,5 +108,4 @@ def written_in(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> di
 
 
 def makes_views(operator: Any) -> bool:
-    """Whether an operator returns views of what it is given."""
     return any(one.alias_info is not None and not one.alias_info.is_write for one in operator._schema.returns)

@@ -29,12 +29,10 @@ class GlobalMeta:
 
     @property
     def ndim(self) -> int:
-        """The number of its dimensions."""
         return len(self.size)
 
     @property
     def numel(self) -> int:
-        """The number of its elements."""
         count = 1
         for length in self.size:
             count *= length
@@ -114,12 +112,10 @@ class OperatorCall:
     leaves: list[GlobalMeta | None]
 
     def __getitem__(self, name: str) -> Any:
-        """Return an argument."""
         return self.arguments.get(name)
 
     @property
     def results(self) -> list[GlobalMeta]:
-        """The tensors that it returns."""
         return [one for one in self.leaves if one is not None]
 
     @property

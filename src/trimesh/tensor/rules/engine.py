@@ -114,7 +114,6 @@ class OperatorCounts:
         self.fallbacks: Counter[str] = Counter()
 
     def add(self, other: OperatorCounts) -> None:
-        """Count what another one has."""
         self.all += other.all
         self.fallbacks.update(other.fallbacks)
 
@@ -143,7 +142,6 @@ class RuleEngine:
         self.sums = Sums()
 
     def run(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator."""
         tensors = tensors_in((args, kwargs))
         leaves = [one for one in tensors if hasattr(one, "_local_tensor")]
         if not leaves:
@@ -381,7 +379,6 @@ def _of_wholes(result: Any, leaves: Sequence[DTensor]) -> Any:
 
 
 def engine_of(rank: Rank) -> RuleEngine:
-    """Return that of a rank."""
     found = engine_in(rank)
     if found is None:
         found = rank.above[RuleEngine] = RuleEngine()

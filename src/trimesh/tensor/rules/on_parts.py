@@ -18,6 +18,5 @@ class OnParts(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore
         self._operators = operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operator."""
         del types
         return self._operators.run(func, args, kwargs or {})

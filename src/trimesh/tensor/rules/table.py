@@ -58,7 +58,6 @@ def written_into(document: str) -> str:
 
 
 def lines() -> Iterator[str]:
-    """Yield the table as Markdown."""
     yield "| kind | operators | what may be cut | parts of a sum |"
     yield "|---|---|---|---|"
     for row in ROWS:

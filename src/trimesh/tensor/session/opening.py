@@ -88,7 +88,6 @@ def engine_of(owned: OwnedProcs | WithoutProcesses) -> Engine:
 
 
 def shapes_of(proc: Proc) -> Shapes:
-    """Return the plans of a process."""
     return _controlled(proc).shapes
 
 

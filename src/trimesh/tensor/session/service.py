@@ -57,7 +57,6 @@ class _Hosted:
     _left: dict[int, BaseException] = attrs.field(factory=dict[int, BaseException])
 
     def open(self, message: messages.Open) -> None:
-        """Begin."""
         extent = _extent(message.labels, message.sizes)
         if not 0 <= message.rank < extent.nelements:
             raise ProtocolError(f"a rank must be one of {extent!r}, got {message.rank}")
@@ -65,7 +64,6 @@ class _Hosted:
         self.runner = Runner(self.proc, self.rank, self._progressed)
 
     def team(self, message: messages.NewTeam) -> None:
-        """Take part in a team."""
         extent = _extent(message.labels, message.sizes)
         ranks = message.ranks
         if self.rank.number not in ranks or not len(ranks) == len(message.procs) == extent.nelements:
@@ -78,7 +76,6 @@ class _Hosted:
         self.readers[message.team] = SequenceReader(reader, KERNELS.local_sequence)
 
     def run(self, message: messages.Run, bodies: list[memoryview]) -> None:
-        """Execute commands."""
         team = self.rank.teams.get(message.team)
         if team is None:
             raise ProtocolError(f"commands must be those of a team, got {message.team}")
@@ -95,7 +92,6 @@ class _Hosted:
     # ---- what the rank asks for, from its thread -------------------------------------------------------------
 
     def reply(self, request: int, value: Any) -> None:
-        """See `Outside`."""
         self.runner.tell(self._reply, request, value)
 
     def _reply(self, request: int, value: Any) -> None:
@@ -117,7 +113,6 @@ class _Hosted:
         self._send(messages.TensorReply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
 
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
-        """See `Outside`."""
         self.runner.tell(self._reply_lent, request, described, memory, is_staged)
 
     def _reply_lent(self, request: int, described: list[Any], memory: memoryview, is_staged: bool) -> None:  # noqa: FBT001
@@ -131,7 +126,6 @@ class _Hosted:
         self._send(messages.TensorReply(self.engine, request, b"", None, lent), [encoded.payload, *encoded.buffers])
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
-        """See `Outside`."""
         return self.runner.run_in_trio(function, *args)
 
     def ask(
@@ -144,7 +138,6 @@ class _Hosted:
         error: BaseException | None = None,
         seconds: float = limits.COLLECTIVE_SECONDS,
     ) -> messages.Answer:
-        """See `Outside`."""
         if self.proc.is_simulated:
             raise RuntimeError(
                 "ranks that are simulated share one thread and cannot wait for each other: use processes"
@@ -156,7 +149,6 @@ class _Hosted:
         return answer
 
     def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
-        """See `Outside`."""
         if self.proc.is_simulated or sum(map(bool, team.procs)) < 2:
             return
         known = self._left.get(team.number) is error  # what depends on it fails for the same reason, often many times
@@ -178,11 +170,9 @@ class _Hosted:
         return self.controller.proc_id, self.engine, team.number
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
-        """See `Outside`."""
         self.runner.tell(function, *args)
 
     def origin(self, what: str) -> Origin:
-        """See `Outside`."""
         rank, proc = self.rank, self.proc
         return Origin(rank.extent.point(rank.number), rank.mesh, None, what, proc.host_name, proc.pid)
 
@@ -198,7 +188,6 @@ class _Mark:
     done: trio.Event
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """See `Step`."""
         del rank, team
         self.hosted.tell(self.done.set)
 
@@ -223,7 +212,6 @@ class TensorService:
         self.proc.on_gone.append(self._gone)
 
     def hosted(self, controller: ProcId, engine: int) -> Rank | None:
-        """Return the rank that lives here of an engine."""
         found = self._hosted.get((controller, engine))
         return None if found is None else found.rank
 
@@ -269,7 +257,6 @@ class TensorService:
         raise NotYet(fail)
 
     def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
-        """See `Handler`."""
         message = messages.decode(payload)
         match message:
             case messages.Done():
@@ -322,7 +309,6 @@ class TensorService:
             raise ProtocolError(str(error)) from error
 
     def refused(self, peer: Peer, why: str) -> None:
-        """See `Handler`."""
         for engine in self.engines.values():
             engine.refused(peer, why)
 
@@ -335,7 +321,6 @@ class TensorService:
 
 
 def _store_of(team: TeamOnRank) -> ProcId:
-    """Return the process where a team's store is."""
     return next(proc for proc in team.procs if proc)
 
 

@@ -81,18 +81,15 @@ class SimulatedEngine(Engine):
 
     @property
     def name(self) -> str:
-        """Of the mesh."""
         return self._procs.name
 
     @property
     def numbers(self) -> Device:
-        """Of the devices."""
         return self._numbers
 
     # ---- teams -----------------------------------------------------------------------------------------------
 
     def team(self, region: Region) -> Team:
-        """Return the team of a view; see `Engine.team`."""
         team = self._teams.get(region)
         if team is not None:
             return team
@@ -204,7 +201,6 @@ class SimulatedEngine(Engine):
         return pytree.tree_map_only(torch.Tensor, stand_in, value)
 
     def forget(self, request: RankRequest) -> None:
-        """Drop a request."""
         self._requests.pop(request.number, None)
 
     # ---- its end ---------------------------------------------------------------------------------------------

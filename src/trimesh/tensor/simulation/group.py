@@ -35,7 +35,6 @@ class MeteredCounts(TrafficCounts):
         self.ranks: Sequence[int] = ()
 
     def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...], begun: int = 0) -> None:
-        """Count one collective among some ranks."""
         super().count(labels, name, ranks, args, begun)
         link = self._link(labels.split(","))
         self._meter.collective(name, labels, link, ranks, sent_bytes(name, ranks, args))

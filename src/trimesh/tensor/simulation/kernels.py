@@ -24,7 +24,6 @@ def put(
     size: Sequence[int],
     stride: Sequence[int],
 ) -> torch.Tensor:
-    """See `values.put`."""
     return meter_of(rank).made(size, dtype, stride)
 
 
@@ -37,7 +36,6 @@ def distribute(
     size: tuple[int, ...],
     cuts: tuple[int, ...],
 ) -> torch.Tensor:
-    """See `global_tensors.distribute`."""
     mesh, placements = mesh_of(rank, team), placements_by_label(cuts)
     part = meter_of(rank).made(box_by_placements(size, mesh, placements).size, dtype)
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))
@@ -46,14 +44,12 @@ def distribute(
 def distribute_like(
     rank: Rank, _: TeamOnRank, _data: memoryview, _move: int, dtype: torch.dtype, like: Any
 ) -> torch.Tensor:
-    """See `global_tensors.distribute_like`."""
     size, mesh, placements = tuple(like.size()), like.device_mesh, boxed(like.placements)
     part = meter_of(rank).made(box_by_placements(size, mesh, placements).size, dtype)
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))
 
 
 def to_global(rank: Rank, team: TeamOnRank, *args: Any) -> Any:
-    """See `global_tensors.to_global`."""
     mesh_of(rank, team)
     return KERNELS.by_name["to_global"].function(rank, team, *args)
 

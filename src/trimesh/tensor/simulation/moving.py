@@ -38,7 +38,6 @@ class Sent(dict[int, _Sent]):
 
 
 def meter_of(rank: Rank) -> Meter:
-    """Return what counts for a rank."""
     found = rank.above[Meter]
     assert isinstance(found, Meter)
     return found
@@ -57,7 +56,6 @@ def _sent(rank: Rank) -> Sent:
 
 
 def send(rank: Rank, _: TeamOnRank, value: torch.Tensor, move: int, *_how: Any) -> None:
-    """See `moves.send`."""
     meter = meter_of(rank)
     meter.copy_out(value.numel() * value.element_size())
     _sent(rank)[move] = _Sent(meter.now)
@@ -66,7 +64,6 @@ def send(rank: Rank, _: TeamOnRank, value: torch.Tensor, move: int, *_how: Any) 
 def receive(
     rank: Rank, team: TeamOnRank, move: int, routes: Sequence[Sequence[int]], dtype: torch.dtype, size: Sequence[int]
 ) -> Any:
-    """See `moves.receive`."""
     meter, own = meter_of(rank), proc_id_of(rank.number)
     sources = routes[team.index]
     made = meter.made(size, dtype)
@@ -80,7 +77,6 @@ def receive(
 
 
 def send_parts(rank: Rank, team: TeamOnRank, value: Any, move: int, *_how: Any) -> KeptPlacements:
-    """See `global_moves.send_parts`."""
     del team
     layout = KeptPlacements(value.placements)
     _, local, lying = part_on_rank(refreshed(rank, value))
@@ -101,7 +97,6 @@ def receive_parts(
     size: tuple[int, ...],
     like: Sequence[KeptPlacements],
 ) -> Any:
-    """See `global_moves.receive_parts`."""
     sent = _sent(rank).pop(move)
     mesh = mesh_of(rank, team)
     placements = placements_by_label([WHOLE if place == WHOLE else sent.cuts[place] for place in same])

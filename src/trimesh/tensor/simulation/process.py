@@ -23,7 +23,6 @@ def proc_id_of(rank: int) -> ProcId:
 
 
 def rank_of(proc: int) -> int:
-    """Return the rank whose process has a number."""
     return proc - _FIRST_RANK
 
 

@@ -41,7 +41,6 @@ class _MeteredRank(Rank):
     """A rank whose commands take time."""
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
-        """Run one command; see `Rank.execute`."""
         self.above[Meter].begin_command()
         super().execute(team, command)
 
@@ -73,7 +72,6 @@ class _Outside:
         raise NotImplementedError
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Refuse."""
         raise NotImplementedError(f"a simulation has no processes that could wait for each other, got {function!r}")
 
     def ask(
@@ -96,11 +94,9 @@ class _Outside:
             self.error = error
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call it."""
         function(*args)
 
     def origin(self, what: str) -> Origin:
-        """Return where this is."""
         return Origin(None, "a simulation", None, what)
 
 
@@ -204,7 +200,6 @@ class RankThread:
             del call
 
     def run(self, call: Callable[[], Any]) -> Any:
-        """Call something there, and return what it returns."""
         self._calls.put(call)
         result, error = self._results.get()
         if error is not None:
@@ -212,6 +207,5 @@ class RankThread:
         return result
 
     def close(self) -> None:
-        """End it."""
         self._calls.put(None)
         self._thread.join()

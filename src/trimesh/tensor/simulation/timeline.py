@@ -33,7 +33,6 @@ class SimulatedTimeline:
         self._events.append((rank, name, line, begun, seconds, sent, is_sending))
 
     def clear(self) -> None:
-        """Forget all."""
         self.missing = 0
         self._events.clear()
 

@@ -49,7 +49,6 @@ class Operation:
 
 
 def client_text(client: Hashable) -> str:
-    """Return what a client is called."""
     return place_name("", cast("Mapping[str, int]", client)) if isinstance(client, Mapping) else str(client)
 
 

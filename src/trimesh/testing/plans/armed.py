@@ -114,7 +114,6 @@ class _Armed:
         return request
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
-        """Return what runs for a call; see `Sites.dispatch`."""
         spec = call.spec
         if call.mesh == AGENT:
             return spec

@@ -70,7 +70,6 @@ class FaultPlan:
         return True
 
     def add(self, fault: Fault, key: str | None = None) -> Planned:
-        """Plan a fault."""
         own = sum(not one.is_chance for one in self.planned)
         key = key or f"f{own}"
         made = Planned(len(self.planned), key, fault, is_left_out=is_among(key, self.left_out))
@@ -86,7 +85,6 @@ class FaultPlan:
         return fired
 
     def unfired(self) -> list[Planned]:
-        """Return what was planned and has not happened."""
         return [one for one in self.planned if not one.fired and not one.is_left_out]
 
     def check(self) -> None:

@@ -65,12 +65,10 @@ class Witness(Actor):
 
     @endpoint
     async def signal_agent(self, signum: int) -> None:
-        """Send the agent a signal."""
         os.kill(_parent_of(os.getppid()), signum)
 
     @endpoint
     async def add(self, number: int) -> int:
-        """Return one more."""
         return number + 1
 
     @endpoint

@@ -87,11 +87,9 @@ class NetworkLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        """See `Launcher.open`."""
         yield
 
     async def start(self, rank: int, order: AgentOrder) -> NetworkAgent:
-        """See `Launcher.start`."""
         network = self._job.network
         command = [*network.namespace(rank).prefix, *agent_command()]
         agent = NetworkAgent(await start_child(command, self.hosts[rank], marked(dict(os.environ))), network, rank)
@@ -114,7 +112,6 @@ class NetworkAgent(ChildAgent):
         self._rank = rank
 
     async def exit_of(self, code: int) -> AgentExit:
-        """See `ChildAgent.exit_of`."""
         await self._network.wait_uncut(self._rank)
         return await super().exit_of(code)
 

@@ -136,7 +136,6 @@ class RealExecutor:
         return True
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
-        """Learn of a start; see `Sites.launching`."""
         return self._starts.launching(request)
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
@@ -181,7 +180,6 @@ class RealExecutor:
     # ---- planning --------------------------------------------------------------------------------------------
 
     def place_of(self, proc_id: ProcId) -> Place:
-        """Return where a process belongs."""
         return (_MESH, proc_id)
 
     def is_alive(self, place: Place) -> bool:

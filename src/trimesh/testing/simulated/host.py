@@ -74,7 +74,6 @@ class SimChild:
 
     @property
     def host_name(self) -> str:
-        """Name of its host."""
         return "simulated" if self.host is None else self.host.name
 
     @property
@@ -94,7 +93,6 @@ class SimChild:
 
     @property
     def report_seconds(self) -> float:
-        """See `HostChild.report_seconds`."""
         return limits.FAR_EXIT_REPORT_SECONDS if self.is_far else limits.EXIT_REPORT_SECONDS
 
     async def spawner_state(self) -> str | None:
@@ -188,7 +186,6 @@ class World:
     _next_pid: int = 10_000_000
 
     def make_proc(self, proc_id: ProcId, parent: ProcId | None) -> Proc:
-        """Make the `Proc` of a simulated process."""
         transport = self.network.transport(proc_id)
         proc = Proc(proc_id, transport, seed=(self.seed << 64) | proc_id, pickled=self.pickled)
         proc.sites, proc.host_name, proc.pid = self.sites, "simulated", self._next_pid
@@ -215,7 +212,6 @@ class World:
         return transport
 
     def proc(self, proc_id: ProcId) -> Proc:
-        """Return the `Proc` of a simulated process."""
         return self._procs[proc_id]
 
     def living(self) -> Iterator[tuple[str, Proc]]:
@@ -254,7 +250,6 @@ class World:
         return [pair for pair, is_quiet in found.items() if is_quiet]
 
     def new_pid(self) -> int:
-        """Return a number for a new process."""
         self._next_pid += 1
         return self._next_pid
 
@@ -268,7 +263,6 @@ class SimHost:
 
     @property
     def name(self) -> str:
-        """Name of the machine."""
         return "simulated"
 
     async def launch(
@@ -319,7 +313,6 @@ class SimHost:
         return child
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to another simulated process; see `Host.connect`."""
         await trio.lowlevel.checkpoint()
         child = self.world.children.get(target)
         if child is not None and child.report is not None:

@@ -95,7 +95,6 @@ class SimJobHost:
         self._healed.set()
 
     def has(self, place: Place) -> bool:
-        """Return whether the processes of a place are here."""
         return self._simulation.world.host_of.get(place) is self
 
     # ---- as a host -------------------------------------------------------------------------------------------
@@ -119,7 +118,6 @@ class SimJobHost:
             raise
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process of the family; see `Host.connect`."""
         await self._reachable.wait()
         self._check(f"cannot connect to process {target} on {self.name}")
         return await self._inner.connect(target)
@@ -129,7 +127,6 @@ class SimJobHost:
             raise SpawnError(f"{what}: {self.loss.text}")
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of a process; see `Host.exit_of`."""
         return await self._inner.exit_of(target)
 
     def retire(self) -> None:
@@ -253,19 +250,16 @@ class SimSuccessors:
         self._make = make
 
     async def succeed(self, lost: JobHost) -> JobHost:
-        """See `Successors.succeed`."""
         [before] = [host for host in self._hosts if host is lost]
         after = await before.succeeded()
         self._hosts[before.rank] = after
         return after
 
     def give_up(self, host: JobHost) -> None:
-        """See `Successors.give_up`."""
         [before] = [one for one in self._hosts if one is host]
         before.lose("replaced", "the program has asked for another host in its place")
 
     async def grow(self, count: int, first: int) -> Sequence[JobHost]:
-        """See `Successors.grow`."""
         await trio.lowlevel.checkpoint()
         whole = Region(Extent(hosts=first + count))
         more = [self._make(rank, whole.point(rank)) for rank in range(first, first + count)]

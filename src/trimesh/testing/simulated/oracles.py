@@ -71,7 +71,6 @@ class Oracles:
     # ---- what happens ----------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, message: Any) -> None:
-        """Take one message that has come to `proc`."""
         if peer.death is not None:
             self.breach("OR-7", f"a {type(message).__name__} was taken from a process that is known to be gone")
         if isinstance(message, messages.Call):

@@ -106,7 +106,6 @@ class SimRandom(trio.abc.Instrument):
         self._lent: _Generators | None = None
 
     def start(self, proc_id: ProcId, seeds: ProcSeeds) -> None:
-        """Learn of a new process."""
         self._of[proc_id] = _Generators(seeds, stream(self._seed, "entropy", proc_id))
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:

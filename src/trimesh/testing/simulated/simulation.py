@@ -193,7 +193,6 @@ class Simulation:
     # ---- names -----------------------------------------------------------------------------------------------
 
     def place_of(self, proc_id: ProcId) -> Place:
-        """Return where a process belongs."""
         child = self.world.children.get(proc_id)
         return None if child is None else child.place
 
@@ -205,7 +204,6 @@ class Simulation:
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
-        """Look at one message; see `Sites.received`."""
         self.note("receive", self.label_of(proc.proc_id), f"{_describe(message)} from {self.label_of(peer.proc_id)}")
         if self._injector.loses_request(proc.cells, message):
             link.abort()
@@ -216,7 +214,6 @@ class Simulation:
         return True
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
-        """Return what runs for a call; see `Sites.dispatch`."""
         spec = call.spec
         if call.mesh == AGENT:
             return spec
@@ -279,7 +276,6 @@ class Simulation:
     # ---- processes -------------------------------------------------------------------------------------------
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
-        """Learn of a start; see `Sites.launching`."""
         self.oracles.launched((request.whole.mesh, request.rank), request.incarnation)
         return self._spawns.launching(request)
 
@@ -484,7 +480,6 @@ class Simulation:
         return heal
 
     def is_alive(self, place: Place) -> bool:
-        """Tell whether there is a living process at a place."""
         return any(child.place == place and child.report is None for child in self.world.children.values())
 
 

@@ -83,7 +83,6 @@ class SimTime:
     _busy_until: dict[Place, float] = attrs.field(factory=dict[Place, float])
 
     def clock(self, place: Place) -> PlaceClock:
-        """Return the clock of a place."""
         return self._clocks.setdefault(place, PlaceClock())
 
     def set_clocks(self, fault: ClockFault, draw: random.Random) -> None:

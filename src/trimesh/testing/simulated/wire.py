@@ -42,7 +42,6 @@ class Hold:
     ends_lease: bool = True
 
     def covers(self, source: Place, target: Place) -> bool:
-        """Tell whether what `source` sends to `target` is held."""
         return (self.sources is None or source in self.sources) and (self.targets is None or target in self.targets)
 
 
@@ -176,7 +175,6 @@ class SimWire(Delivery):
         return [wired.peer if wired.owner == proc_id else wired.owner for wired in unheard]
 
     def release_all(self) -> None:
-        """Heal everything."""
         self._holds.clear()
         self._disturbances.clear()
         self._look_at_all()

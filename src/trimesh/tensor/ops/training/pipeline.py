@@ -301,7 +301,6 @@ class _Step:
 
 
 def _at(tensor: Any, mesh: ProcMesh) -> torch.Tensor:
-    """Return a tensor on the mesh of a stage."""
     moved: torch.Tensor = to_mesh(tensor, mesh)
     return moved
 

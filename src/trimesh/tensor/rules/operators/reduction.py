@@ -15,7 +15,6 @@ from trimesh.tensor.rules.row import Row, words
 
 
 def _reduced(call: OperatorCall) -> list[int]:
-    """Return the dimensions that a call reduces."""
     return call.dims("dim", call.metas[0].ndim)
 
 
