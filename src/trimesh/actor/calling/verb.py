@@ -127,8 +127,8 @@ class CallVerb(Generic[P, T]):
 
     def _start(self, nursery: trio.Nursery | None, args: Any, kwargs: Any) -> StartedCall[T]:
         self._check()
-        start, place = in_trio_now(started.start), place_outside()
-        return start(self._way, self._mesh, self._spec, self._options, nursery, place, args, kwargs)
+        begin, place = in_trio_now(started.start), place_outside()
+        return begin(self._way, self._mesh, self._spec, self._options, nursery, place, args, kwargs)
 
     def _check(self) -> None:
         self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._way.name)
