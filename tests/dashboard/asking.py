@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import trio
 
-from trimesh.cli.dashboard.serving import PageServer
-from trimesh.cli.dashboard.source import RunSource
+from trimesh.cli.dashboard.feed import RunSource
+from trimesh.cli.dashboard.site import PageServer
 
 
 class Answer(NamedTuple):

@@ -22,7 +22,7 @@ from trimesh._wire.observed import (
 )
 from trimesh.errors import ConnectError
 from trimesh.observe import Cause, RunSnapshot
-from trimesh.observe.merging import merge
+from trimesh.observe.run_snapshot import merge
 
 STACK = """Stack (most recent call first):
   File "train.py", line 88 in backward

@@ -13,15 +13,11 @@ pytest.importorskip("cyclopts")
 from trimesh import limits
 from trimesh._wire import flight
 from trimesh._wire.observed import ActorRow, CallRow, EventRow, ProcRow, ProcView, WaitRow
-from trimesh.cli.dashboard.board import see, with_end
-from trimesh.cli.dashboard.detail import detail
-from trimesh.cli.dashboard.encode import page_json
-from trimesh.cli.dashboard.grids import grids
+from trimesh.cli.dashboard.board import grids, see, wait_picture, with_end
+from trimesh.cli.dashboard.detail import TaskBar, detail, latencies, page_json, task_stream
 from trimesh.cli.dashboard.problems import Problem, problems
-from trimesh.cli.dashboard.tasks import TaskBar, latencies, task_stream
-from trimesh.cli.dashboard.waits import wait_picture
 from trimesh.observe import Cause, RunSnapshot, activity_between
-from trimesh.observe.merging import merge
+from trimesh.observe.run_snapshot import merge
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b]0;owned\x07\u202e</script>"
 
@@ -277,7 +273,7 @@ def test_short_calls_of_a_time_line_are_put_together(monkeypatch: pytest.MonkeyP
     """TN-1, TN-2: thousands are some hundred bars that count them all; what overlaps has a slot of its own."""
     calls = (*(flown(at, 100 + at / 1000, 0.0005) for at in range(9000)), flown(9001, 100, 0, flight.RUNNING, "long"))
     record = flight.Flight(flight.FlightHead(proc=proc(0)), 0.0, calls, ())
-    monkeypatch.setattr("trimesh.cli.dashboard.tasks.read_record", lambda _: record)
+    monkeypatch.setattr("trimesh.cli.dashboard.detail.read_record", lambda _: record)
     [row] = task_stream([proc(0)], 100.0, 10.0).rows
     assert sum(bar.count for bar in row.bars) == 9001
     assert len(row.bars) <= limits.PAGE_TASK_BARS + 2

@@ -13,8 +13,7 @@ pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
 from tests.dashboard.asking import act, ask, entered, page_headers, serving
 
 from trimesh import limits
-from trimesh.cli.dashboard.guard import PageDoor
-from trimesh.cli.dashboard.serving import checked_prefix
+from trimesh.cli.dashboard.site import PageDoor, checked_prefix
 
 
 def small() -> RiggedSource:

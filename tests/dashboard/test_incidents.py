@@ -29,9 +29,8 @@ from tests.dashboard.asking import act, ask, entered, serving
 from trimesh import limits
 from trimesh._native import tls
 from trimesh.cli.dashboard.board import Board, see
-from trimesh.cli.dashboard.feed import PageFeed
+from trimesh.cli.dashboard.feed import PageFeed, RunSource
 from trimesh.cli.dashboard.problems import Problem
-from trimesh.cli.dashboard.source import RunSource
 from trimesh.errors import ConnectError
 from trimesh.observe import RunSnapshot
 

@@ -18,7 +18,7 @@ pytest.importorskip("anycorn", reason="comes with the extra `dashboard`")
 from tests.dashboard.asking import serving
 
 from trimesh._wire.observed import EventRow, OutputRow, ProcView
-from trimesh.cli.dashboard.serving import PageServer
+from trimesh.cli.dashboard.site import PageServer
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
 

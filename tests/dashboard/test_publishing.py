@@ -9,7 +9,7 @@ pytest.importorskip("cyclopts")
 from trimesh import limits
 from trimesh._wire.observed import CallRow, PinRow, ProcRow, PublicationRow
 from trimesh.cli.dashboard.problems import Problem, problems
-from trimesh.cli.publishing import publication_lines
+from trimesh.cli.text import publication_lines
 from trimesh.observe import RunSnapshot
 
 LONG = limits.STALL_SECONDS

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.data.order import Order, Position, permutation, stream_pieces  # noqa: E402 - needs torch
+from trimesh.data.reading import Order, Position, permutation, stream_pieces  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.torch
 

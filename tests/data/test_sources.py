@@ -13,8 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 pa = pytest.importorskip("pyarrow", reason="comes with the extra `data`")
 
 from trimesh import data  # noqa: E402 - needs torch
-from trimesh.data.order import RowPiece  # noqa: E402 - needs torch
-from trimesh.data.reading import ReadingPlan, SourceReading  # noqa: E402 - needs torch
+from trimesh.data.reading import ReadingPlan, RowPiece, SourceReading  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ import pytest
 
 from trimesh import observe
 from trimesh._wire.observed import ActorRow, CallRow, ProcRow, ProcView, WaitRow, decode_views, encode
-from trimesh.observe.merging import merge
+from trimesh.observe.run_snapshot import merge
 
 
 def call(call_id: str, *waits: str, age: float = 1.0, state: str = "running") -> CallRow:

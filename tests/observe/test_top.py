@@ -24,8 +24,8 @@ pytest.importorskip("textual")
 from textual.widgets import Input, Static
 
 from trimesh.cli.commands import run
-from trimesh.cli.top.rows import COLUMNS, cells, chosen, detail, summary
-from trimesh.cli.top.screen import DetailScreen, TopApp
+from trimesh.cli.top import COLUMNS, cells, chosen, detail, summary
+from trimesh.cli.top_screen import DetailScreen, TopApp
 
 HOSTILE = "[red]a\x1b]0;owned\x07\x1b[2J\r\u202ez"
 
@@ -232,7 +232,7 @@ async def test_without_a_terminal_one_table_is_printed(capfd: pytest.CaptureFixt
 
 @pytest.mark.real
 async def test_missing_textual_is_said(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "trimesh.cli.top.screen", None)
+    monkeypatch.setitem(sys.modules, "trimesh.cli.top_screen", None)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     async with this_host().spawn_procs({"gpus": 1}):
         assert await trio.to_thread.run_sync(partial(run, ["top"])) == 1

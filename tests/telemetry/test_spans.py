@@ -38,7 +38,7 @@ from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.life.proc import Proc
 from trimesh._wire import messages
 from trimesh.ids import ProcId
-from trimesh.telemetry import names
+from trimesh.telemetry import spans as names
 
 pytestmark = pytest.mark.real
 

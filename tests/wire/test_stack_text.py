@@ -12,7 +12,7 @@ from trimesh._wire.exceptions.frames import program_frame, shown_frames
 from trimesh._wire.exceptions.stack_text import package_of_file, package_of_line
 from trimesh.actor import verbs
 from trimesh.cli.text import program_lines
-from trimesh.observe.merging import program_line
+from trimesh.observe.run_snapshot import program_line
 
 
 @rows(

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import io
+import platform
 import sys
+import time
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
 from cyclopts import Parameter
+from rich.console import Console
 
-from trimesh.cli.calling import wait_lines
-from trimesh.cli.publishing import publication_lines
-from trimesh.cli.text import clean, duration, one_line, size
-from trimesh.observe import Autopsy, DeadProc
+from trimesh.cli.doctor import Finding, findings
+from trimesh.cli.logs import log_lines
+from trimesh.cli.processes import process_tree
+from trimesh.cli.text import call_lines, clean, duration, one_line, publication_lines, size, stack_lines, wait_lines
+from trimesh.errors import ConnectError
+from trimesh.observe import (
+    Autopsy,
+    Culprit,
+    DeadProc,
+    OutputRow,
+    RunSnapshot,
+    SharedStack,
+    WaitGraph,
+    find_run,
+    shared_stacks,
+)
 from trimesh.observe import autopsy as examine
 
 _SHOWN: Final = 20
@@ -107,3 +124,144 @@ def _proc_lines(proc: DeadProc) -> Iterator[str]:
 
 def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")[:-3]
+
+
+# ---- `trimesh report`: all that can be said of a run, as one file that can be sent to others -------------------------
+
+_WIDTH = 240
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All that can be said of a run.
+
+    Attributes:
+        version: Grows when a field is taken away or gets another meaning.
+        made_at: Unix time.
+        python, system: Where it was made.
+        snapshot: Of a running run.
+        culprits: What its calls wait for in the end.
+        stacks: Of it.
+        output: What its processes have written last.
+        autopsy: Of what it has recorded, running or dead.
+        doctor: The machine.
+        missing: What could not be had, and why.
+    """
+
+    version: int = 1
+    made_at: float
+    python: str
+    system: str
+    snapshot: RunSnapshot | None = None
+    culprits: tuple[Culprit, ...] = ()
+    stacks: tuple[SharedStack, ...] = ()
+    output: tuple[OutputRow, ...] = ()
+    autopsy: Autopsy | None = None
+    doctor: tuple[Finding, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def report(
+    file: Path | None = None,
+    /,
+    *,
+    run: Annotated[str, Parameter(name="--run")] = "",
+    pid: Annotated[int | None, Parameter(name="--pid")] = None,
+    json: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> int:
+    """Write all that can be said of a run, living or dead, into one file: state, calls, stacks, output, machine.
+
+    It has names, paths, lines of the program and what processes have printed: read it before you send it.
+
+    Args:
+        file: What is written; else it is printed. A file that is there is not written over.
+        run: Folder of the flight records of a dead run.
+        pid: Of the controller of a run; else the only one that runs, or the newest dead one.
+        json: Write one JSON document instead of text.
+
+    Exit codes: 0, 1 the file cannot be written, 3 there is no run and no record of one.
+    """
+    made = make_report(run, pid)
+    text = msgspec.json.encode(made) + b"\n" if json else "".join(f"{one}\n" for one in report_lines(made)).encode()
+    if file is None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.flush()
+        return 0
+    try:
+        with file.open("xb") as target:
+            target.write(text)
+    except OSError as error:
+        sys.stderr.write(f"trimesh: the report cannot be written: {error}\n")
+        return 1
+    return 0
+
+
+def make_report(run: str = "", pid: int | None = None) -> RunReport:
+    """Return all that can be said of a run.
+
+    Raises:
+        ConnectError: There is neither a run nor a record of one.
+    """
+    missing = list[str]()
+    snapshot: RunSnapshot | None = None
+    output: tuple[OutputRow, ...] = ()
+    if not run:
+        try:
+            with find_run(pid) as one:
+                snapshot = one.snapshot()
+                output = tuple(one.output())
+        except ConnectError as error:
+            missing.append(f"the run itself: {error}")
+    found: Autopsy | None = None
+    try:
+        found = examine(run, pid=pid if snapshot is None or snapshot.job is None else snapshot.job.pid)
+    except ConnectError as error:
+        if snapshot is None:
+            raise
+        missing.append(f"its flight records: {error}")
+    return RunReport(
+        made_at=time.time(),
+        python=platform.python_version(),
+        system=platform.platform(),
+        snapshot=snapshot,
+        culprits=() if snapshot is None else tuple(WaitGraph(snapshot).culprits()),
+        stacks=() if snapshot is None else tuple(shared_stacks(snapshot)),
+        output=output,
+        autopsy=found,
+        doctor=tuple(findings()),
+        missing=tuple(missing),
+    )
+
+
+def report_lines(made: RunReport) -> Iterator[str]:
+    """Yield a report as text: what the commands would say, one after the other."""
+    at = datetime.fromtimestamp(made.made_at).astimezone().isoformat(timespec="seconds")
+    yield f"trimesh report of {at}, Python {made.python}, {made.system}"
+    for one in made.missing:
+        yield f"missing: {one_line(one)}"
+    if made.autopsy is not None:
+        yield from ("", "==== autopsy")
+        yield from autopsy_lines(made.autopsy, shows_all=True)
+    if made.snapshot is not None:
+        yield from _living_lines(made.snapshot, made.stacks)
+    if made.output:
+        yield from ("", "==== output")
+        yield from log_lines(made.output, shows_all=False)
+    yield from ("", "==== machine")
+    yield from (f"{one.verdict:8}{one.name}: {one.text}" for one in made.doctor)
+
+
+def _living_lines(snapshot: RunSnapshot, stacks: tuple[SharedStack, ...]) -> Iterator[str]:
+    yield from ("", "==== processes")
+    with io.StringIO() as text:
+        Console(file=text, highlight=False, width=_WIDTH).print(process_tree(snapshot, shows_all=True))
+        yield from text.getvalue().splitlines()
+    yield from ("", "==== calls")
+    yield from call_lines(snapshot.calls, shows_all=True)
+    yield from ("", "==== who waits for whom")
+    yield from wait_lines(snapshot)
+    yield from ("", "==== stacks")
+    yield from stack_lines(stacks)
+    yield from ("", "==== events")
+    for event in snapshot.events:
+        at = datetime.fromtimestamp(event.at).astimezone().strftime("%H:%M:%S")
+        yield f"{at}  {event.kind}  {clean(event.name)}  {one_line(event.text)}"

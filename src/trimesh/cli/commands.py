@@ -19,21 +19,17 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from trimesh.cli import hosts, kept_jobs
-from trimesh.cli.autopsy import autopsy
-from trimesh.cli.calling import call_lines, is_stuck, stack_lines, wait_lines
+from trimesh.cli.autopsy import autopsy, report
 from trimesh.cli.dashboard import dashboard
 from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
+from trimesh.cli.hosts import run_script
 from trimesh.cli.logs import logs
 from trimesh.cli.members import MemberRefused, NamedMember, choose
 from trimesh.cli.processes import is_wrong, process_tree, stop_lines
-from trimesh.cli.profile import profile
-from trimesh.cli.publishing import publication_lines
-from trimesh.cli.report import report
-from trimesh.cli.running import run_script
-from trimesh.cli.text import clean, one_line
+from trimesh.cli.profile import profile, trace
+from trimesh.cli.text import call_lines, clean, is_stuck, one_line, publication_lines, stack_lines, wait_lines
 from trimesh.cli.top import top
-from trimesh.cli.trace import trace
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
 

@@ -15,7 +15,7 @@ import msgspec
 import trio
 from cyclopts import App, Parameter
 
-from trimesh.cli.running import run_script
+from trimesh.cli.hosts import run_script
 from trimesh.cli.text import clean, one_line
 from trimesh.errors import ConnectError, DeviceMeshError, TrimeshError, leaves
 

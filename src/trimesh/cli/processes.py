@@ -10,10 +10,21 @@ from rich.tree import Tree
 
 from trimesh import limits
 from trimesh.cli.dashboard.problems import problems
-from trimesh.cli.publishing import publication_lines
-from trimesh.cli.text import FINE, clean, common, duration, more, one_line, program_lines, silence, size, state_of
+from trimesh.cli.text import (
+    FINE,
+    clean,
+    common,
+    duration,
+    more,
+    one_line,
+    program_lines,
+    publication_lines,
+    silence,
+    size,
+    state_of,
+)
 from trimesh.observe import ActorRow, CallRow, ProcRow, WaitGraph, kept_versions
-from trimesh.observe.merging import RunSnapshot
+from trimesh.observe.run_snapshot import RunSnapshot
 
 _SHOWN = 20
 """Children of one process that run as they should; those that do not are all shown."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trimesh import limits
 from trimesh._wire.exceptions.frames import shown_frames
 from trimesh._wire.exceptions.stack_text import package_of_line
 from trimesh._wire.observed import HOST_SILENT
-from trimesh.observe import CallRow, ProcRow
-from trimesh.observe.merging import program_line
+from trimesh.observe import (
+    CallRow,
+    KeptVersions,
+    ProcRow,
+    RunSnapshot,
+    SharedStack,
+    UnreadVersions,
+    WaitGraph,
+    kept_versions,
+    unread_versions,
+)
+from trimesh.observe.run_snapshot import program_line
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 FINE: Final = ("running", "starting", "exiting")
@@ -112,3 +123,112 @@ def program_lines(stack: str, lines: int = 3) -> Sequence[str]:
         return [one_line(line)]
     shown = shown_frames(reversed(found), package_of_line, is_inside=True)[::-1]
     return [one_line(line) for line in (shown or found)[:lines]]
+
+
+# ---- calls and stacks as text: what is under way, who waits for whom, what runs where --------------------------------
+
+_SHOWN: Final = 50
+
+
+def is_stuck(call: CallRow, snapshot: RunSnapshot) -> bool:
+    """Return whether a call waits, or its process does not run, for longer than a process may stall."""
+    states = {proc.id: proc.state for proc in snapshot.procs}
+    is_still = call.state in ("queued", "waiting", "sending", "abandoned", "cancelling")
+    return call.age >= limits.STALL_SECONDS and (is_still or states.get(call.proc) not in ("running", None))
+
+
+def call_lines(calls: Sequence[CallRow], *, shows_all: bool) -> Iterator[str]:
+    """Yield a line on each call, oldest first; those that differ in their member only are one."""
+    rows = [group for one in call_groups(calls) for group in ([[call] for call in one] if shows_all else [one])]
+    for count, group in enumerate(rows):
+        if count == _SHOWN and not shows_all:
+            yield more(len(rows) - count, "kinds of calls")
+            return
+        yield f"{call_line(group[0])}{f'  and {len(group) - 1} like it' * (len(group) > 1)}  {clean(group[0].id)}"
+
+
+def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
+    """Return calls that differ in their member only together, in the order of the first of each."""
+    groups = dict[tuple[str, ...], list[CallRow]]()
+    for call in calls:
+        groups.setdefault((call.mesh, call.endpoint, call.state, call.caller, call.at), []).append(call)
+    return list(groups.values())
+
+
+def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:
+    """Yield who waits for whom as a tree, and then what all wait for in the end."""
+    graph = WaitGraph(snapshot)
+    for depth, call, is_known in graph.tree():
+        head = "" if not depth else f"{'   ' * (depth - 1)}└─ waits for "
+        yield f"{head}{call_line(call)}{'  (see above)' * is_known}"
+    states = {proc.id: proc.state for proc in snapshot.procs}
+    for one in graph.culprits()[:_SHOWN]:
+        call = one.call
+        if one.cycle:
+            way = " -> ".join(f"{graph.calls[call_id].name}.{graph.calls[call_id].endpoint}" for call_id in one.cycle)
+            yield f"these wait for each other: {clean(way)} -> {clean(call.name)}.{clean(call.endpoint)}"
+            continue
+        where = f", {one_line(call.at)}" if call.at else ""
+        state = states.get(call.proc, "running")
+        is_said = state == "running" or "its process is" in call.at  # where it is not known where the call runs
+        process = "" if is_said else f", its process is {state}"
+        yield (
+            f"{clean(call.name)}.{clean(call.endpoint)} waits for no call: {call.state} for {duration(call.age)}"
+            f"{process}{where}; {one.waiters} calls wait for it"
+        )
+
+
+def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
+    """Yield stacks with those who have them; equal ones once."""
+    for stack in stacks:
+        few = ", ".join(clean(name) for name in stack.members[:4])
+        rest = f" and {len(stack.members) - 4} more" * (len(stack.members) > 4)
+        yield f"{clean(stack.what)} x{len(stack.members)}: {few}{rest}"
+        for line in stack.lines:
+            yield f"    {one_line(line)}"
+
+
+# ---- publications that do not go on as they should, in words ---------------------------------------------------------
+
+_LINE_CHARS = 300
+
+
+def kept_title(one: KeptVersions) -> str:
+    """Return who keeps which versions, for how long."""
+    has = "has" if len(one.holders) == 1 else "have"
+    numbers = ", ".join(map(str, one.versions))
+    plural = "s" * (len(one.versions) > 1)
+    kept = f"version{plural} {numbers} of {some(one.publishers)}"
+    return f"{some(one.holders)} {has} {kept} pinned, in the way of publish for {duration(one.seconds)}"
+
+
+def kept_text(one: KeptVersions) -> str:
+    """Return what follows from that, what its holder does, and what to do about it."""
+    effect = f"{one.kept} of {one.slots} slots cannot be written to, the latest version is {one.latest}"
+    if one.is_waiting:
+        effect = f"publish waits until one is let go: {effect}"
+    doing = ""
+    if one.call is not None:
+        doing = f"; the oldest call there is {one.call.name}.{one.call.endpoint}, for {duration(one.call.age)}"
+    return f"{effect}{doing}; leave the block of pin() once the tensors are copied, or publish with more slots"
+
+
+def unread_title(one: UnreadVersions) -> str:
+    """Return who publishes, how many versions no process has read, for how long."""
+    versions = f"{one.count} versions in {duration(one.seconds)}"
+    return f"{some(one.publishers)} has published {versions} that no process has read"
+
+
+def unread_text(one: UnreadVersions) -> str:
+    """Return who has read before, what it costs, and what to do about it."""
+    who = f"{some(one.readers)} has read earlier ones" if one.readers else "it has no reader"
+    cost = f"; each is copied, into {size(one.nbytes)} of memory" * bool(one.nbytes)
+    return f"{who}{cost}; look whether the task that follows it has ended, or was never started"
+
+
+def publication_lines(seen: RunSnapshot) -> Iterator[str]:
+    """Yield a line on each publication that does not go on as it should."""
+    for kept in kept_versions(seen):
+        yield one_line(f"pinned: {kept_title(kept)}; {kept_text(kept)}", _LINE_CHARS)
+    for unread in unread_versions(seen):
+        yield one_line(f"unread: {unread_title(unread)}; {unread_text(unread)}", _LINE_CHARS)

@@ -14,11 +14,9 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from trimesh.data.batch import RowBatch
-from trimesh.data.columns import Pad
-from trimesh.data.errors import DataError
+from trimesh.data.columns import DataError, Pad
 from trimesh.data.sources import DataSource, arrow_files, parquet, query, table
-from trimesh.data.stream import DataStream, DataStreamStatistics, open_stream
+from trimesh.data.stream import DataStream, DataStreamStatistics, RowBatch, open_stream
 
 __all__ = [
     "DataError",

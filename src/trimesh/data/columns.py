@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import attrs
 import msgspec
 import torch
 import torch.utils.dlpack
 
-from trimesh.data.arrow import ArrowArray, ArrowSchema, ArrowTable, ArrowType, arrow
-from trimesh.data.errors import DataError
 from trimesh.plain_numbers import whole_number
 
 _DTYPES: Final = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
@@ -168,3 +167,34 @@ def _check_nulls(array: ArrowArray, name: str) -> None:
             f"tensors have no missing values, got {array.null_count} of them in column {name!r}: fill them where the "
             "data are written, or in the query"
         )
+
+
+# ---- pyarrow, imported when rows are read; it has no types of its own, so these are names for people -----------------
+
+ArrowSchema: TypeAlias = Any
+ArrowTable: TypeAlias = Any
+ArrowBatch: TypeAlias = Any
+ArrowArray: TypeAlias = Any
+ArrowType: TypeAlias = Any
+
+
+def arrow(module: str = "pyarrow") -> Any:
+    """Return the module `pyarrow`, or one below it.
+
+    Raises:
+        ModuleNotFoundError: It is not installed; the text says how.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "streams of data need pyarrow, which is not installed here: write `pip install 'trimesh-actors[data]'`",
+            name="pyarrow",
+        ) from error
+
+
+# ---- `DataError`: data that cannot be what a stream gives ------------------------------------------------------------
+
+
+class DataError(ValueError):
+    """A source has something of which there are no tensors, or is not the one that a stream has begun with."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import attrs
 
-from trimesh.data.arrow import ArrowBatch, ArrowSchema, ArrowTable, arrow
-from trimesh.data.errors import DataError
+from trimesh.data.columns import ArrowBatch, ArrowSchema, ArrowTable, DataError, arrow
 
 Paths = str | Path | Sequence[str | Path]
 

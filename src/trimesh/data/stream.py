@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,19 +14,51 @@ from trimesh import limits
 from trimesh._runtime.tasks import in_trio_block, in_trio_taking
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.context_managers import asynccontextmanager
-from trimesh.data.batch import RowBatch
-from trimesh.data.columns import Pad
-from trimesh.data.errors import DataError
+from trimesh.data.columns import DataError, Pad
 from trimesh.data.feeds import Feed, open_feed
-from trimesh.data.order import Position
-from trimesh.data.reading import ReadingPlan
+from trimesh.data.reading import Position, ReadingPlan
 from trimesh.data.sources import DataSource
 from trimesh.errors import ShapeError
 from trimesh.plain_numbers import plain_whole
+from trimesh.tensor import MeshTensor
 from trimesh.tensor.ops.training.rows import team_for_rows
 
 if TYPE_CHECKING:
     from typing import Self
+
+
+class RowBatch(Mapping[str, MeshTensor]):
+    """Some rows, by column: a mapping of names to global tensors.
+
+    Attributes:
+        rows: How many; the last batch of an epoch may have fewer than the others.
+        epoch: From 0.
+        first_row: Number of its first row in the epoch.
+    """
+
+    def __init__(self, tensors: Mapping[str, MeshTensor], rows: int, epoch: int, first_row: int) -> None:
+        self._tensors = tensors
+        self.rows = rows
+        self.epoch = epoch
+        self.first_row = first_row
+
+    def __getitem__(self, name: str) -> MeshTensor:
+        """Return a column: its first dimension are the rows."""
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Return the names of the columns."""
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Return how many columns there are."""
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"<batch of {self.rows} rows from {self.first_row} on of epoch {self.epoch}: {', '.join(self._tensors)}>"
+
+
+# ---- stream ----------------------------------------------------------------------------------------------------------
 
 STATE_VERSION: Final = 1
 

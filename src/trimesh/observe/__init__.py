@@ -19,19 +19,23 @@ from trimesh._wire.observed import (
     PublicationRow,
     WaitRow,
 )
-from trimesh.observe.activity import ProcActivity, activity_between, calls_of
-from trimesh.observe.asking import snapshot, watch
-from trimesh.observe.culprit import Cause
-from trimesh.observe.examining import Autopsy, DeadProc, LastCall, autopsy
-from trimesh.observe.flights import RunRecords, find_records, read_record, read_records
-from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter
-from trimesh.observe.merging import RunSnapshot
-from trimesh.observe.prometheus import prometheus_text
-from trimesh.observe.publishing import KeptVersions, UnreadVersions, kept_versions, unread_versions
-from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs
-from trimesh.observe.stacks import SharedStack, shared_stacks
+from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter, prometheus_text
+from trimesh.observe.post_mortem import Autopsy, Cause, DeadProc, LastCall, autopsy
+from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs, snapshot, watch
+from trimesh.observe.run_snapshot import (
+    ProcActivity,
+    RunRecords,
+    RunSnapshot,
+    SharedStack,
+    activity_between,
+    calls_of,
+    find_records,
+    read_record,
+    read_records,
+    shared_stacks,
+)
 from trimesh.observe.timeline import Timeline, trace_bytes
-from trimesh.observe.waiting import Culprit, WaitGraph
+from trimesh.observe.waiting import Culprit, KeptVersions, UnreadVersions, WaitGraph, kept_versions, unread_versions
 
 __all__ = [
     "ActorRow",

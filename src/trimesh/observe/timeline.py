@@ -16,9 +16,8 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import flight
-from trimesh.observe.culprit import name_of
-from trimesh.observe.examining import OUTCOMES
-from trimesh.observe.flights import RunRecords
+from trimesh.observe.post_mortem import OUTCOMES, name_of
+from trimesh.observe.run_snapshot import RunRecords
 
 _SLACK_SECONDS: Final = 1e-6
 """By which times of two calls may err: Unix times are kept to a quarter of a microsecond, and are sums of such."""

@@ -2,16 +2,23 @@
 
 WG-1 A call that waits for others is no culprit, unless it waits for itself.
 WG-2 What is waited for by most comes first.
+
+UV-1 A pin counts when a `publish` has found it in its way, and that for as long as a process may stall: until then a
+     reader reads, and memory that no `publish` wants does not matter.
+UV-2 Of publications that each rank of a mesh makes, readers may read one for all: they are unread when all of them are.
+UV-3 Publications of one mesh that the same readers keep are told together.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from trimesh import limits
 from trimesh._wire import observed
-from trimesh.observe.merging import RunSnapshot
+from trimesh.observe.run_snapshot import RunSnapshot
 
 
 class Culprit(msgspec.Struct, frozen=True):
@@ -120,3 +127,120 @@ def _reached(start: str, edges: Mapping[str, Sequence[str]]) -> set[str]:
             seen.add(call_id)
             todo += edges.get(call_id, ())
     return seen
+
+
+# ---- publishing ------------------------------------------------------------------------------------------------------
+
+# Publications of a snapshot that do not go on as they should: versions that readers keep, versions without readers.
+
+_Group = tuple[str, str, int]
+
+
+class KeptVersions(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions that readers keep, so that their memory is not written to.
+
+    Attributes:
+        holders: Names of the processes that have pinned them.
+        publishers: Names of the actors, or else processes, that have published them.
+        versions: Their numbers.
+        latest: The latest version.
+        kept, slots: How many of the slots of one publisher they take.
+        seconds: Since a `publish` has found the first of them in its way.
+        is_waiting: Whether a `publish` waits for them.
+        call: The oldest call that runs in a process that has pinned them; None if none does.
+    """
+
+    holders: tuple[str, ...]
+    publishers: tuple[str, ...]
+    versions: tuple[int, ...]
+    latest: int
+    kept: int
+    slots: int
+    seconds: float
+    is_waiting: bool
+    call: observed.CallRow | None = None
+
+
+class UnreadVersions(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions that were published and written over, and that no process has read.
+
+    Attributes:
+        publishers: Names of the actors, or else processes, that have published them.
+        count: How many, since a reader has let one go.
+        seconds: Since the first of them was published.
+        latest: The latest version.
+        readers: Names of the processes that have read earlier ones, and live.
+        nbytes: Memory of the publications.
+    """
+
+    publishers: tuple[str, ...]
+    count: int
+    seconds: float
+    latest: int
+    readers: tuple[str, ...] = ()
+    nbytes: int = 0
+
+
+def kept_versions(seen: RunSnapshot) -> list[KeptVersions]:
+    """Return the versions that are in the way of a `publish`; those for which one waits come first (UV-1)."""
+    procs = {proc.id: proc for proc in seen.procs}
+    groups = defaultdict[tuple[_Group, tuple[str, ...]], list[observed.PublicationRow]](list)
+    for row in seen.publications:
+        pinned_by = dict.fromkeys(pin.proc for pin in _in_the_way(row))
+        if pinned_by:
+            groups[_group(row, procs), tuple(pinned_by)].append(row)
+    found = list[KeptVersions]()
+    for (_, holders), rows in groups.items():
+        pins = [pin for row in rows for pin in _in_the_way(row)]
+        ran = [call for call in seen.calls if call.proc in holders and call.state in ("running", "waiting", "sent")]
+        found.append(
+            KeptVersions(
+                holders=tuple(_name(proc_id, procs) for proc_id in holders),
+                publishers=tuple(row.member or _name(row.proc, procs) for row in rows),
+                versions=tuple(sorted({pin.version for pin in pins})),
+                latest=max(row.latest for row in rows),
+                kept=max(len({pin.version for pin in row.pins} - {row.latest}) for row in rows),
+                slots=max(row.slots for row in rows),
+                seconds=max(pin.seconds for pin in pins),
+                is_waiting=any(row.is_waiting for row in rows),
+                call=max(ran, key=lambda call: call.age, default=None),
+            )
+        )
+    return sorted(found, key=lambda one: (not one.is_waiting, -one.seconds))
+
+
+def unread_versions(seen: RunSnapshot) -> list[UnreadVersions]:
+    """Return the publications whose versions have not been read for long, those of one mesh as one (UV-2)."""
+    procs = {proc.id: proc for proc in seen.procs}
+    groups = defaultdict[_Group, list[observed.PublicationRow]](list)
+    for row in seen.publications:
+        groups[_group(row, procs)].append(row)
+    return [
+        UnreadVersions(
+            publishers=tuple(row.member or _name(row.proc, procs) for row in rows),
+            count=min(row.unread for row in rows),
+            seconds=min(row.unread_seconds for row in rows),
+            latest=max(row.latest for row in rows),
+            readers=tuple(_name(reader, procs) for reader in dict.fromkeys(one for row in rows for one in row.readers)),
+            nbytes=sum(row.nbytes for row in rows),
+        )
+        for rows in groups.values()
+        if all(row.unread > row.slots and row.unread_seconds >= limits.UNREAD_SECONDS for row in rows)
+    ]
+
+
+def _in_the_way(row: observed.PublicationRow) -> Sequence[observed.PinRow]:
+    return [
+        pin for pin in row.pins if pin.seconds and pin.seconds >= limits.STALL_SECONDS and pin.version != row.latest
+    ]
+
+
+def _group(row: observed.PublicationRow, procs: dict[str, observed.ProcRow]) -> _Group:
+    proc = procs.get(row.proc)
+    return "" if proc is None else proc.mesh, row.member.partition("[")[0], row.number
+
+
+def _name(proc_id: str, procs: dict[str, observed.ProcRow]) -> str:
+    """Return how a process is called; a reader may be of another program."""
+    proc = procs.get(proc_id)
+    return f"process {proc_id}" if proc is None else proc.name

@@ -5,8 +5,7 @@ an interpreter of its own, and `await trimesh.spmd.run(procs, train, 0.1)` a fun
 the others; nothing of them outlives the call.
 """
 
-from trimesh.spmd.actor import SPMDActor
-from trimesh.spmd.failure import ScriptFailed
+from trimesh.spmd.actor import ScriptFailed, SPMDActor
 from trimesh.spmd.program import env, run
 
 __all__ = ["SPMDActor", "ScriptFailed", "env", "run"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal as signals
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import trio
 
 from trimesh import limits
@@ -21,10 +24,58 @@ from trimesh._runtime.meshes import Rendezvous
 from trimesh._runtime.system import host_name, run_process
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
-from trimesh.errors import add_note
+from trimesh.errors import MeshError, add_note
 from trimesh.spmd import child
-from trimesh.spmd.environment import HostPlace
-from trimesh.spmd.failure import ScriptFailed
+
+
+class HostPlace(msgspec.Struct, frozen=True):
+    """Where a rank is.
+
+    Attributes:
+        host: Differs between hosts, and is the same for all ranks of one.
+        address: What others reach this host by.
+    """
+
+    host: str
+    address: str
+
+
+def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[dict[str, str]]:
+    """Return the variables of each rank, those that only differ between launchers left out.
+
+    Args:
+        places: Where each rank is.
+        port: On the host of rank 0, for its store.
+        run_id: The same for all ranks, and for no other run.
+    """
+    hosts = list(dict.fromkeys(place.host for place in places))
+    sizes = Counter(place.host for place in places)
+    before: Counter[str] = Counter()
+    found: list[dict[str, str]] = []
+    for rank, place in enumerate(places):
+        variables: Mapping[str, object] = {
+            "RANK": rank,
+            "WORLD_SIZE": len(places),
+            "LOCAL_RANK": before[place.host],
+            "LOCAL_WORLD_SIZE": sizes[place.host],
+            "GROUP_RANK": hosts.index(place.host),
+            "GROUP_WORLD_SIZE": len(hosts),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": len(places),
+            "MASTER_ADDR": places[0].address if len(hosts) > 1 else "127.0.0.1",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 has the store, on the port that is kept for it
+        }
+        before[place.host] += 1
+        found.append({name: str(value) for name, value in variables.items()})
+    return found
+
+
+# ---- actor -----------------------------------------------------------------------------------------------------------
 
 
 class SPMDActor(Actor):
@@ -172,3 +223,37 @@ async def _read(reader: int, into: bytearray) -> None:
     async with trio.lowlevel.FdStream(reader) as stream:
         async for some in stream:
             into += some
+
+
+# ---- what `trimesh.spmd` raises for a rank whose program has failed --------------------------------------------------
+
+
+class ScriptFailed(MeshError):
+    """The program of a rank has failed.
+
+    Attributes:
+        program: What was run.
+        exit_code: Its exit code, or None when a signal ended it.
+        signal: Number of the signal that ended it, or None.
+        stderr_tail: Last lines of its standard error, at most `limits.SPMD_STDERR_TAIL_BYTES`; the traceback, that is,
+            or what `torch.distributed.elastic.multiprocessing.errors.record` has written of it.
+    """
+
+    def __init__(self, program: str, returncode: int, stderr_tail: str = "") -> None:
+        super().__init__(program, returncode, stderr_tail)
+        self.program = program
+        self.exit_code = returncode if returncode >= 0 else None
+        self.signal = -returncode if returncode < 0 else None
+        self.stderr_tail = stderr_tail
+
+    def __str__(self) -> str:
+        how = f"exited with {self.exit_code}" if self.signal is None else f"was ended by {_name(self.signal)}"
+        tail = self.stderr_tail.rstrip()
+        return f"{self.program} {how}" + (f"; the end of its standard error:\n{tail}" if tail else "")
+
+
+def _name(signum: int) -> str:
+    try:
+        return signals.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

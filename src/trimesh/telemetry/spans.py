@@ -17,12 +17,12 @@ from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised
 from trimesh._wire import messages
 from trimesh.shape.point import place_name
-from trimesh.telemetry import names
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Cell
     from trimesh._runtime.calls import OutgoingCall
     from trimesh._runtime.peers import IncomingCall
+
 
 _SCOPE: Final = "trimesh"
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
@@ -47,12 +47,12 @@ class CallSpans:
     ) -> None:
         self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_SCOPE, meter_provider=meter_provider)
-        bounds = list(names.BUCKETS)
+        bounds = list(BUCKETS)
         self._client, self._server = (
             meter.create_histogram(name, unit="s", description=text, explicit_bucket_boundaries_advisory=bounds)
             for name, text in (
-                (names.CLIENT_SECONDS, "from the sending of a call to its outcome"),
-                (names.SERVER_SECONDS, "for which an endpoint has run"),
+                (CLIENT_SECONDS, "from the sending of a call to its outcome"),
+                (SERVER_SECONDS, "for which an endpoint has run"),
             )
         )
         self._sent: dict[OutgoingCall, _Running] = {}
@@ -65,11 +65,11 @@ class CallSpans:
     def sends(self, call: OutgoingCall) -> str:
         request = call.request
         attributes: dict[str, Any] = {
-            names.SYSTEM: _SCOPE,
-            names.METHOD: request.what,
-            names.MESH: request.mesh,
-            names.ENDPOINT: request.endpoint,
-            names.MEMBERS: len(call.targets),
+            SYSTEM: _SCOPE,
+            METHOD: request.what,
+            MESH: request.mesh,
+            ENDPOINT: request.endpoint,
+            MEMBERS: len(call.targets),
         }
         kind = SpanKind.PRODUCER if call.is_broadcast else SpanKind.CLIENT
         span = self._tracer.start_span(request.what, kind=kind, attributes=attributes)
@@ -92,16 +92,16 @@ class CallSpans:
         spec = cell.spec
         method = f"{spec.name}.{call.spec.name}"
         attributes: dict[str, Any] = {
-            names.SYSTEM: _SCOPE,
-            names.METHOD: method,
-            names.MESH: spec.name,
-            names.ENDPOINT: call.spec.name,
-            names.POINT: place_name("", spec.point),
-            names.INCARNATION: spec.incarnation,
-            names.QUEUED: max(0.0, cell.proc.now() - call.received_at),
+            SYSTEM: _SCOPE,
+            METHOD: method,
+            MESH: spec.name,
+            ENDPOINT: call.spec.name,
+            POINT: place_name("", spec.point),
+            INCARNATION: spec.incarnation,
+            QUEUED: max(0.0, cell.proc.now() - call.received_at),
         }
         if call.caller is not None:
-            attributes[names.CALLER] = f"{call.caller.mesh}.{call.caller.endpoint or ''}"
+            attributes[CALLER] = f"{call.caller.mesh}.{call.caller.endpoint or ''}"
         parent = _context_of(self._traces.pop(call, ""))
         if call.is_broadcast:
             sender = trace.get_current_span(parent).get_span_context()
@@ -148,10 +148,10 @@ class CallSpans:
             span.add_link(sender)
 
     def _end(self, running: _Running, error: str, histogram: metrics.Histogram | None) -> None:
-        span, attributes = running.span, {names.SYSTEM: _SCOPE, names.METHOD: running.method}
+        span, attributes = running.span, {SYSTEM: _SCOPE, METHOD: running.method}
         if error:
-            attributes[names.ERROR] = error
-            span.set_attribute(names.ERROR, error)
+            attributes[ERROR] = error
+            span.set_attribute(ERROR, error)
             if error != "cancelled":
                 span.set_status(Status(StatusCode.ERROR))
         if histogram is not None:
@@ -166,7 +166,7 @@ def _error_of(call: OutgoingCall) -> str:
         if isinstance(outcome, LocalFailure):
             return type(outcome.error).__name__
         if isinstance(outcome, Raised | messages.Refused):
-            return names.OTHER
+            return OTHER
     return "cancelled" if any(isinstance(one, messages.CancelAck) or one is None for one in outcomes) else ""
 
 
@@ -186,3 +186,33 @@ def _context_of(text: str) -> Context:
     """Return the context that a trace header names; an empty one for what is none."""
     parent, _, state = text.partition(" ")
     return _PROPAGATOR.extract({"traceparent": parent, "tracestate": state}, Context())
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+# Names of attributes and metrics, as OpenTelemetry's conventions for RPC (1.44) have them: here alone, as they change.
+#
+# Coordinates are on spans alone: a label of a metric must not have a value for each rank.
+
+SYSTEM: Final = "rpc.system.name"
+METHOD: Final = "rpc.method"
+ERROR: Final = "error.type"
+MEMBERS: Final = "trimesh.members"
+MESH: Final = "trimesh.mesh"
+ENDPOINT: Final = "trimesh.endpoint"
+POINT: Final = "trimesh.point"
+INCARNATION: Final = "trimesh.incarnation"
+CALLER: Final = "trimesh.caller"
+QUEUED: Final = "trimesh.queued_seconds"
+
+CLIENT_SECONDS: Final = "rpc.client.call.duration"
+SERVER_SECONDS: Final = "rpc.server.call.duration"
+
+OTHER: Final = "_OTHER"
+"""Of an error whose class is not known here: that of another process, which says it in its own span."""
+
+BUCKETS: Final = (
+    *(0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),
+    *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0),
+)
+"""Bounds in seconds: a call within a host takes some 30 us, where the conventions begin at 5 ms."""

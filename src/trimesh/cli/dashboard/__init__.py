@@ -10,6 +10,6 @@ DX-3 Every text of the run passes `clean` (`encode`): what would steer a termina
 DX-4 A run is asked only while a browser looks, one question at a time.
 """
 
-from trimesh.cli.dashboard.command import dashboard
+from trimesh.cli.dashboard.site import dashboard
 
 __all__ = ["dashboard"]

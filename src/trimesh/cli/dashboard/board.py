@@ -1,19 +1,28 @@
-"""What the page shows of a run at one moment, made of two snapshots; PURE."""
+"""What the page shows of a run at one moment, made of two snapshots; PURE.
+
+GD-1 A process is a letter by its state. An actor is that of its process, unless that is well; then it says what the
+     actor does.
+GD-2 A mesh whose points leave too much out to be drawn as its extent is a row of its members.
+
+WB-1 Calls to members of one mesh that have the same endpoint, state, caller and line are one box, unless they wait for
+     themselves: those are a box each.
+WB-2 A box stands right of all that wait for it. An arrow that would lead back is one of a circle.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from trimesh import limits
-from trimesh.cli.calling import call_groups
-from trimesh.cli.dashboard.grids import Grid, Placed, grids
 from trimesh.cli.dashboard.problems import Problem, problems
-from trimesh.cli.dashboard.waits import WaitPicture, wait_picture
+from trimesh.cli.text import FINE, call_groups
 from trimesh.observe import (
+    ActorRow,
     CallRow,
     Cause,
     EventRow,
@@ -22,10 +31,302 @@ from trimesh.observe import (
     JobRow,
     LinkRow,
     ProcActivity,
+    ProcRow,
     PublicationRow,
     RunSnapshot,
+    WaitGraph,
     activity_between,
 )
+
+PROC_LETTERS: Final = {
+    "running": "r",
+    "starting": "s",
+    "exiting": "e",
+    "stuck": "S",
+    "silent": "L",
+    "stopped": "T",
+    "dead": "D",
+}
+"""Capitals need a look."""
+
+IDLE, BUSY, WAITED_FOR, ENDED, MISSING = "i", "b", "q", "x", "."
+
+_SPARSE: Final = 4
+_MIB: Final = 1 << 20
+
+_Row = TypeVar("_Row", ProcRow, ActorRow)
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """One mesh.
+
+    Attributes:
+        name: Of the mesh.
+        kind: "procs" or "actors".
+        cls: Of the actors.
+        labels, sizes: Its extent, as far as its members show it.
+        letters: One a cell, in order; "." where there is no member.
+        depth: Calls in mailboxes, by cell; empty if all are 0, here and below.
+        memory: MiB, by cell.
+        rate: Messages a second, by cell.
+        age: Seconds of the oldest call under way, by cell.
+        counts: Cells by letter.
+    """
+
+    name: str
+    kind: str
+    cls: str = ""
+    labels: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    letters: str = ""
+    depth: tuple[int, ...] = ()
+    memory: tuple[int, ...] = ()
+    rate: tuple[int, ...] = ()
+    age: tuple[int, ...] = ()
+    counts: dict[str, int] = {}
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """A mesh as drawn, and who is in its cells.
+
+    Attributes:
+        grid: As drawn.
+        procs: Id of the process of each cell; "" for none.
+        names: Of the member of each cell.
+    """
+
+    grid: Grid
+    procs: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def grids(
+    activities: Sequence[ProcActivity], actors: Sequence[ActorRow], calls: Sequence[CallRow]
+) -> tuple[list[Placed], int]:
+    """Return the meshes of a run, those with failures first, and how many more there are."""
+    doing = {one.proc.id: one for one in activities}
+    proc_meshes, actor_meshes = defaultdict[str, list[ProcRow]](list), defaultdict[str, list[ActorRow]](list)
+    for one in activities:
+        proc_meshes[one.proc.mesh or one.proc.name].append(one.proc)
+    for actor in actors:
+        actor_meshes[actor.mesh].append(actor)
+    ages = defaultdict[str, float](float)
+    for call in calls:
+        ages[call.name] = max(ages[call.name], call.age)
+    found = [_proc_grid(name, rows, doing) for name, rows in proc_meshes.items()]
+    found += [_actor_grid(name, rows, doing, ages) for name, rows in actor_meshes.items()]
+    found.sort(key=lambda one: (_failed(one.grid) == 0, one.grid.kind != "procs", -len(one.names), one.grid.name))
+    return found[: limits.PAGE_MESHES_MAX], max(0, len(found) - limits.PAGE_MESHES_MAX)
+
+
+def _failed(grid: Grid) -> int:
+    return sum(count for letter, count in grid.counts.items() if letter.isupper())
+
+
+def _proc_grid(name: str, rows: Sequence[ProcRow], doing: dict[str, ProcActivity]) -> Placed:
+    labels, sizes, cells = _arranged(rows)
+    found = [None if row is None else doing[row.id] for row in cells]
+    letters = "".join(MISSING if one is None else PROC_LETTERS.get(one.proc.state, "r") for one in found)
+    grid = Grid(
+        name=name,
+        kind="procs",
+        labels=labels,
+        sizes=sizes,
+        letters=letters,
+        depth=_numbers([0 if one is None else one.queued for one in found]),
+        memory=_numbers([0 if one is None else one.proc.memory_bytes // _MIB for one in found]),
+        rate=_numbers([0 if one is None else round(one.received + one.sent) for one in found]),
+        age=_numbers([0 if one is None else int(one.oldest) for one in found]),
+        counts=dict(Counter(letters)),
+    )
+    return _placed(
+        grid, ["" if row is None else row.id for row in cells], ["" if row is None else row.name for row in cells]
+    )
+
+
+def _actor_grid(name: str, rows: Sequence[ActorRow], doing: dict[str, ProcActivity], ages: dict[str, float]) -> Placed:
+    labels, sizes, cells = _arranged(rows)
+    letters = "".join(MISSING if row is None else _actor_letter(row, doing.get(row.proc)) for row in cells)
+    grid = Grid(
+        name=name,
+        kind="actors",
+        cls=rows[0].cls,
+        labels=labels,
+        sizes=sizes,
+        letters=letters,
+        depth=_numbers([0 if row is None else row.queued for row in cells]),
+        age=_numbers([0 if row is None else int(ages.get(row.name, 0.0)) for row in cells]),
+        counts=dict(Counter(letters)),
+    )
+    return _placed(
+        grid, ["" if row is None else row.proc for row in cells], ["" if row is None else row.name for row in cells]
+    )
+
+
+def _actor_letter(actor: ActorRow, doing: ProcActivity | None) -> str:
+    if doing is not None and doing.proc.state not in FINE:
+        return PROC_LETTERS.get(doing.proc.state, "r")
+    if actor.state != "serving":
+        return "s" if actor.state == "starting" else ENDED
+    return WAITED_FOR if actor.queued else BUSY if actor.running else IDLE
+
+
+def _numbers(values: list[int]) -> tuple[int, ...]:
+    return tuple(values) if any(values) else ()
+
+
+def _placed(grid: Grid, procs: Sequence[str], names: Sequence[str]) -> Placed:
+    return Placed(grid, tuple(procs), tuple(names))
+
+
+def _arranged(rows: Sequence[_Row]) -> tuple[tuple[str, ...], tuple[int, ...], list[_Row | None]]:
+    """Return labels, sizes and the newest member of each cell."""
+    newest = dict[tuple[tuple[str, int], ...], _Row]()
+    for row in rows:
+        key = tuple(row.point.items())
+        if key not in newest or newest[key].incarnation <= row.incarnation:
+            newest[key] = row
+    labels = tuple(rows[0].point)
+    is_regular = all(tuple(row.point) == labels and min(row.point.values(), default=0) >= 0 for row in newest.values())
+    sizes = tuple(max(row.point[label] for row in newest.values()) + 1 for label in labels) if is_regular else ()
+    count = math.prod(sizes)
+    if not is_regular or count > limits.PAGE_CELLS_MAX or count > _SPARSE * len(newest) + 64:  # GD-2
+        members = list[_Row | None](newest.values())[: limits.PAGE_CELLS_MAX]
+        return ("member",), (len(members),), members
+    cells = list[_Row | None]([None]) * count
+    for row in newest.values():
+        at = 0
+        for label, size in zip(labels, sizes, strict=True):
+            at = at * size + row.point[label]
+        cells[at] = row
+    return labels, sizes, cells
+
+
+# ---- who waits for whom, as boxes and arrows -------------------------------------------------------------------------
+
+
+class WaitBox(msgspec.Struct, frozen=True, kw_only=True):
+    """One call, or several that differ in their member.
+
+    Attributes:
+        name: Of the first member.
+        call: Id of the first call.
+        endpoint, state, at: Of all of them.
+        count: How many.
+        age: Of the oldest, in seconds.
+        left: Of the first deadline, in seconds; None for none.
+        column: 0 for what no call waits for.
+        waiters: How many calls wait for it, directly or not.
+        is_culprit: Whether it waits for no call, while others wait for it.
+        in_circle: Whether it waits for itself.
+    """
+
+    name: str
+    call: str
+    endpoint: str
+    state: str
+    at: str = ""
+    count: int = 1
+    age: float = 0.0
+    left: float | None = None
+    column: int = 0
+    waiters: int = 0
+    is_culprit: bool = False
+    in_circle: bool = False
+
+
+class WaitPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """Who waits for whom.
+
+    Attributes:
+        boxes: Those that wait, and those that are waited for.
+        arrows: From box, to box, and how many calls wait so.
+        left_out: Boxes beyond `limits.PAGE_NODES_MAX`.
+    """
+
+    boxes: tuple[WaitBox, ...] = ()
+    arrows: tuple[tuple[int, int, int], ...] = ()
+    left_out: int = 0
+
+
+def wait_picture(seen: RunSnapshot) -> WaitPicture:
+    graph = WaitGraph(seen)
+    culprits = graph.culprits()
+    in_circle = {call_id for one in culprits for call_id in one.cycle}
+    waiters = {one.call.id: one.waiters for one in culprits}
+    taking_part = set(graph.waits_for) | {other for others in graph.waits_for.values() for other in others}
+    groups = dict[tuple[str, ...], list[CallRow]]()
+    for call_id in [one for one in graph.calls if one in taking_part]:
+        call = graph.calls[call_id]
+        alone = call_id if call_id in in_circle else ""
+        groups.setdefault((call.mesh, call.endpoint, call.state, call.caller, call.at, alone), []).append(call)
+    ranked = sorted(groups.values(), key=lambda calls: -max(waiters.get(call.id, 0) for call in calls))
+    ordered = sorted(ranked, key=lambda calls: calls[0].id not in in_circle)
+    shown = ordered[: limits.PAGE_NODES_MAX]
+    place = {call.id: number for number, calls in enumerate(shown) for call in calls}
+    arrows = Counter(
+        (place[call_id], place[other])
+        for call_id, others in graph.waits_for.items()
+        for other in others
+        if call_id in place and other in place
+    )
+    columns = _columns(len(shown), arrows)
+    boxes = [_box(calls, columns[number], in_circle, waiters) for number, calls in enumerate(shown)]
+    return WaitPicture(
+        boxes=tuple(boxes),
+        arrows=tuple((start, end, count) for (start, end), count in arrows.items()),
+        left_out=len(ordered) - len(shown),
+    )
+
+
+def _box(calls: list[CallRow], column: int, in_circle: set[str], waiters: dict[str, int]) -> WaitBox:
+    first = calls[0]
+    left = [call.left for call in calls if call.left is not None]
+    most = max(waiters.get(call.id, 0) for call in calls)
+    return WaitBox(
+        name=first.name,
+        call=first.id,
+        endpoint=first.endpoint,
+        state=first.state,
+        at=first.at,
+        count=len(calls),
+        age=max(call.age for call in calls),
+        left=min(left) if left else None,
+        column=column,
+        waiters=most,
+        is_culprit=most > 0 and first.id not in in_circle,
+        in_circle=first.id in in_circle,
+    )
+
+
+def _columns(count: int, arrows: Counter[tuple[int, int]]) -> list[int]:
+    """Return the column of each box: right of all that wait for it; each is passed through once on a way (WB-2)."""
+    after = [list[int]() for _ in range(count)]
+    awaited = [0] * count
+    for start, end in arrows:
+        if start != end:
+            after[start].append(end)
+            awaited[end] += 1
+    columns = [0] * count
+    todo = [box for box in range(count) if not awaited[box]]
+    done = set[int]()
+    while len(done) < count:
+        if not todo:  # only circles are left: one is opened where the most has been said already
+            todo = [next(box for box in range(count) if box not in done)]
+        box = todo.pop()
+        if box in done:
+            continue
+        done.add(box)
+        for other in after[box]:
+            if other not in done:
+                columns[other] = max(columns[other], columns[box] + 1)
+                awaited[other] -= 1
+                if awaited[other] <= 0:
+                    todo.append(other)
+    return columns
+
+
+# ---- board -----------------------------------------------------------------------------------------------------------
 
 _LARGEST: Final = 40
 

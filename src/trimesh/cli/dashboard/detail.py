@@ -1,13 +1,23 @@
-"""All that the page knows of one member; PURE."""
+"""All that the page knows of one member; PURE.
+
+TN-1 Calls of one endpoint that follow each other within a bar's width are one bar with a count: a row has at most
+     `limits.PAGE_TASK_BARS` bars a slot.
+TN-2 What overlaps stands in several slots.
+"""
 
 from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 
 from trimesh import limits
+from trimesh._wire import flight
 from trimesh.cli.dashboard.board import SeenRun
 from trimesh.cli.text import clean
-from trimesh.observe import ActorRow, CallRow, EventRow, LinkRow, ProcActivity, calls_of
+from trimesh.observe import ActorRow, CallRow, EventRow, LinkRow, ProcActivity, ProcRow, calls_of, read_record
 
 _MOST = 50
 
@@ -77,3 +87,198 @@ def _proc_id(seen: SeenRun, name: str) -> str:
         if clean(proc.name) == name:
             return proc.id
     return next((actor.proc for actor in seen.snapshot.actors if clean(actor.name) == name), "")
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+# When calls ran, process by process, and how long they took: of flight records, which the run does not notice.
+
+_SLOTS_MAX: Final = 8
+
+
+class TaskBar(msgspec.Struct, frozen=True, array_like=True):
+    """One call, or several short ones of one endpoint.
+
+    Attributes:
+        begin, length: Milliseconds from the start of the time line, and from `begin`.
+        endpoint: Its place in `TaskStream.endpoints`.
+        outcome: The worst: 0 running, 1 returned, 2 raised, 3 cancelled.
+        count: Of calls.
+        slot: In which row of its process.
+    """
+
+    begin: float
+    length: float
+    endpoint: int
+    outcome: int
+    count: int
+    slot: int
+
+
+class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One process.
+
+    Attributes:
+        name: Of the process.
+        slots: Rows that its bars need.
+        bars: Its calls, oldest first.
+        missing: Whether calls of the time are not there any more.
+        error: Why there are none; empty if there are.
+    """
+
+    name: str
+    slots: int = 1
+    bars: tuple[TaskBar, ...] = ()
+    missing: bool = False
+    error: str = ""
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the calls of one endpoint took, from their coming to their end, in seconds.
+
+    Attributes:
+        endpoint: `mesh.endpoint`.
+        count, failed: Calls that have ended, those of them that raised.
+        half, most, longest: What half of them, 99 of 100, and all of them took at most.
+        waited: What half of them waited in the mailbox at most.
+    """
+
+    endpoint: str
+    count: int
+    failed: int
+    half: float
+    most: float
+    longest: float
+    waited: float
+
+
+class TaskStream(msgspec.Struct, frozen=True, kw_only=True):
+    """A time line.
+
+    Attributes:
+        since: Unix time of its start.
+        seconds: Its length.
+        endpoints: `mesh.endpoint`, by number.
+        rows: Processes.
+        latencies: Of these processes, the endpoint with most calls first.
+    """
+
+    since: float
+    seconds: float
+    endpoints: tuple[str, ...] = ()
+    rows: tuple[TaskRow, ...] = ()
+    latencies: tuple[Latency, ...] = ()
+
+
+def task_stream(procs: Sequence[ProcRow], since: float, seconds: float) -> TaskStream:
+    """Return what some processes did from a Unix time on.
+
+    Blocking: some 10 ms a process.
+    """
+    endpoints = dict[str, int]()
+    rows, calls = list[TaskRow](), list[flight.FlightCall]()
+    for proc in procs[: limits.PAGE_TASK_PROCS]:
+        try:
+            found = read_record(proc.record)
+        except ValueError as error:
+            rows.append(TaskRow(name=proc.name, error=str(error)))
+            continue
+        seen = [call for call in found.calls if _is_seen(call, since, since + seconds)]
+        calls += seen
+        missing = bool(found.calls) and found.calls[0].number > 1 and found.calls[0].at > since
+        slots, bars = _bars(seen, since, seconds, endpoints)
+        rows.append(TaskRow(name=proc.name, slots=slots, bars=tuple(bars), missing=missing))
+    return TaskStream(
+        since=since, seconds=seconds, endpoints=tuple(endpoints), rows=tuple(rows), latencies=tuple(latencies(calls))
+    )
+
+
+def _is_seen(call: flight.FlightCall, since: float, until: float) -> bool:
+    if call.name is None or not call.name.mesh:
+        return False
+    return call.at + call.waited < until and (call.outcome == flight.RUNNING or call.at + call.lasted >= since)
+
+
+def _bars(
+    calls: Iterable[flight.FlightCall], since: float, seconds: float, endpoints: dict[str, int]
+) -> tuple[int, list[TaskBar]]:
+    """Return how many slots are needed, and the bars in them."""
+    width = seconds / limits.PAGE_TASK_BARS
+    open_bars = list[
+        tuple[float, float, int, int, int]
+    ]()  # begin, end, endpoint, outcome, count: the last of each slot
+    bars = list[TaskBar]()
+
+    def close(slot: int) -> None:
+        begin, end, endpoint, outcome, count = open_bars[slot]
+        bars.append(
+            TaskBar(round(begin * 1e3, 1), round(max(end - begin, 0.0) * 1e3, 1), endpoint, outcome, count, slot)
+        )
+
+    for call in sorted(calls, key=lambda one: one.at + one.waited):
+        assert call.name is not None
+        endpoint = endpoints.setdefault(f"{call.name.mesh}.{call.name.endpoint}", len(endpoints))
+        begin = max(0.0, call.at + call.waited - since)
+        end = seconds if call.outcome == flight.RUNNING else min(seconds, call.at + call.lasted - since)
+        for slot, (first, last, other, outcome, count) in enumerate(open_bars):
+            is_short = end - begin < width and end - first < 8 * width and abs(begin - last) < width
+            if other == endpoint and is_short and flight.RUNNING not in (outcome, call.outcome):  # TN-1
+                open_bars[slot] = (first, max(last, end), endpoint, max(outcome, call.outcome), count + 1)
+                break
+            if begin >= last - 1e-6:
+                close(slot)
+                open_bars[slot] = (begin, end, endpoint, call.outcome, 1)
+                break
+        else:
+            if len(open_bars) < _SLOTS_MAX:
+                open_bars.append((begin, end, endpoint, call.outcome, 1))
+    for slot in range(len(open_bars)):
+        close(slot)
+    return max(1, len(open_bars)), sorted(bars, key=lambda bar: bar.begin)
+
+
+def latencies(calls: Iterable[flight.FlightCall]) -> list[Latency]:
+    """Return how long calls took, by endpoint, the one with most calls first."""
+    groups = defaultdict[str, list[flight.FlightCall]](list)
+    for call in calls:
+        if call.name is not None and call.outcome != flight.RUNNING:
+            groups[f"{call.name.mesh}.{call.name.endpoint}"].append(call)
+    found = [_latency(endpoint, some) for endpoint, some in groups.items()]
+    return sorted(found, key=lambda one: -one.count)[: limits.PAGE_ROWS_MAX]
+
+
+def _latency(endpoint: str, calls: list[flight.FlightCall]) -> Latency:
+    lasted = sorted(call.lasted for call in calls)
+    waited = sorted(call.waited for call in calls)
+    return Latency(
+        endpoint=endpoint,
+        count=len(calls),
+        failed=sum(call.outcome == flight.RAISED for call in calls),
+        half=lasted[len(lasted) // 2],
+        most=lasted[min(len(lasted) - 1, len(lasted) * 99 // 100)],
+        longest=lasted[-1],
+        waited=waited[len(waited) // 2],
+    )
+
+
+# ---- rows as JSON whose texts steer nothing --------------------------------------------------------------------------
+
+_NUMBERS: Final = {int, float}
+_encode = msgspec.json.Encoder().encode
+
+
+def page_json(value: object) -> bytes:
+    """Return a value as JSON: in every text and name of it, characters that are not to be seen are escapes (DX-3)."""
+    return _encode(_cleaned(msgspec.to_builtins(value)))
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() else clean(value)
+    if isinstance(value, dict):
+        pairs = cast("dict[str, Any]", value).items()
+        return {_cleaned(key): _cleaned(one) for key, one in pairs}
+    if isinstance(value, list | tuple):
+        items = cast("Sequence[Any]", value)
+        return items if set(map(type, items)) <= _NUMBERS else [_cleaned(one) for one in items]
+    return value

@@ -16,8 +16,20 @@ from typing import Final
 import msgspec
 
 from trimesh import limits
-from trimesh.cli.publishing import kept_text, kept_title, unread_text, unread_title
-from trimesh.cli.text import FINE, common, duration, one_line, program_lines, silence, size, some
+from trimesh.cli.text import (
+    FINE,
+    common,
+    duration,
+    kept_text,
+    kept_title,
+    one_line,
+    program_lines,
+    silence,
+    size,
+    some,
+    unread_text,
+    unread_title,
+)
 from trimesh.observe import (
     CallRow,
     Cause,

@@ -21,7 +21,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from trimesh import limits
 from trimesh.cli.text import one_line
-from trimesh.cli.top.rows import COLUMNS, cells, chosen, detail, summary
+from trimesh.cli.top import COLUMNS, cells, chosen, detail, summary
 from trimesh.errors import ConnectError
 from trimesh.observe import ProcActivity, RunSnapshot, activity_between, calls_of
 

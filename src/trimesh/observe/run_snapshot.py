@@ -1,0 +1,490 @@
+"""What the processes of a run say, made one: each thing once, failures first, the rest in a fixed order.
+
+ME-1 A process that has said nothing is there by what its owner knows of it.
+ME-2 A call is told by its caller and by its callee; the callee knows its state, the caller what it is part of.
+ME-3 A table with too many rows is cut at its end, where the least urgent rows are, and says by how many.
+
+UA-1 What a process says itself, and what its owner knows of it, counts; its record, which may be older, fills in.
+UA-2 At most `limits.OBSERVED_RECORDS` records are read for one snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from trimesh import limits
+from trimesh._runtime.recording import RunFolder, files_of, is_alive, is_running, read_file, run_folders
+from trimesh._wire import flight, observed
+from trimesh._wire.exceptions.frames import program_frame
+from trimesh._wire.exceptions.stack_text import package_of_line
+from trimesh._wire.observed import VERSION, CallRow, ProcRow
+from trimesh.errors import ConnectError, ProtocolError
+from trimesh.shape.point import place_name
+
+_FINE: Final = ("running", "starting", "exiting")
+_STATES: Final = ("dead", "silent", "stopped", "stuck", "held", "exiting", "starting", "running")
+
+_Row = TypeVar("_Row")
+
+
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A run at one moment, as its processes have told it.
+
+    Attributes:
+        version: Grows when a field is taken away or gets another meaning.
+        taken_at: Unix time.
+        job: The run itself; None when its controller was not asked.
+        by: "loop"; or "thread", when the Trio loop of the controller does not run.
+        hosts: Its machines.
+        procs: Its processes; those that do not run as they should come first.
+        actors: Its actors, the longest mailbox first.
+        calls: What is under way, oldest first.
+        links: Connections between processes, the one with most bytes waiting first.
+        grants: Memory that others may reach, the largest first.
+        publications: Versions of tensors that are published; those whose `publish` waits come first.
+        events: What happened to members, oldest first.
+        failures: Those of the events that are failures, the first one first.
+        cut: How many rows were left out, by table.
+    """
+
+    version: int = VERSION
+    taken_at: float
+    job: observed.JobRow | None = None
+    by: str = "loop"
+    hosts: tuple[observed.HostRow, ...] = ()
+    procs: tuple[observed.ProcRow, ...] = ()
+    actors: tuple[observed.ActorRow, ...] = ()
+    calls: tuple[observed.CallRow, ...] = ()
+    links: tuple[observed.LinkRow, ...] = ()
+    grants: tuple[observed.GrantRow, ...] = ()
+    publications: tuple[observed.PublicationRow, ...] = ()
+    events: tuple[observed.EventRow, ...] = ()
+    failures: tuple[observed.EventRow, ...] = ()
+    cut: dict[str, int] = {}
+
+
+def merge(
+    views: Sequence[observed.ProcView], taken_at: float, *, by: str = "loop", rows_max: int = limits.OBSERVED_ROWS
+) -> RunSnapshot:
+    """Return what all processes of a run do.
+
+    Args:
+        views: What each has said.
+        taken_at: Unix time.
+        by: As `RunSnapshot.by`.
+        rows_max: Rows of a table.
+    """
+    cut = dict[str, int]()
+    for view in views:
+        for table, count in view.cut.items():
+            cut[table] = cut.get(table, 0) + count
+
+    def few(table: str, rows: Iterable[_Row]) -> tuple[_Row, ...]:
+        found = tuple(rows)
+        if len(found) > rows_max:
+            cut[table] = cut.get(table, 0) + len(found) - rows_max
+        return found[:rows_max]
+
+    events = sorted((event for view in views for event in view.events), key=lambda event: event.at)
+    procs = _procs(views, events)
+    failures = [event for event in events if event.is_failure]
+    job = next((view.job for view in views if view.job is not None), None)
+    return RunSnapshot(
+        taken_at=taken_at,
+        job=job,
+        by=by,
+        hosts=_hosts(procs, () if job is None else job.insecure),
+        procs=few("procs", procs),
+        actors=few("actors", sorted((one for view in views for one in view.actors), key=lambda one: -one.queued)),
+        calls=few("calls", _calls(views, {proc.id: proc for proc in procs})),
+        links=few("links", sorted((one for view in views for one in view.links), key=_busy)),
+        grants=few("grants", sorted((one for view in views for one in view.grants), key=lambda one: -one.nbytes)),
+        publications=few("publications", sorted((one for view in views for one in view.publications), key=_read)),
+        events=tuple(events[-rows_max:]),
+        failures=few("failures", failures),
+        cut={**cut, **({"events": len(events) - rows_max} if len(events) > rows_max else {})},
+    )
+
+
+def _busy(link: observed.LinkRow) -> tuple[int, ...]:
+    return -link.queued_bytes, -link.waiting, -(link.bytes_sent + link.bytes_received)
+
+
+def _read(publication: observed.PublicationRow) -> tuple[bool, int, str, int]:
+    return not publication.is_waiting, -len(publication.pinned), publication.proc, publication.number
+
+
+def _procs(views: Sequence[observed.ProcView], events: Sequence[observed.EventRow]) -> list[observed.ProcRow]:
+    last = {event.name: event for event in events}
+    own = {view.proc.id: view.proc for view in views}
+    found = dict[str, observed.ProcRow]()
+    for view in views:
+        for child in view.children:
+            said = own.get(child.id)
+            found[child.id] = _lost(child) if said is None else _joined(child, said)
+    for proc_id, proc in own.items():
+        found.setdefault(proc_id, proc)
+    rows = [
+        msgspec.structs.replace(row, last_event=f"{event.kind} {event.text}".strip())
+        if (event := last.get(row.name))
+        else row
+        for row in found.values()
+    ]
+    return sorted(
+        rows, key=lambda row: (_STATES.index(row.state), bool(row.parent), row.mesh, tuple(row.point.values()))
+    )
+
+
+def _lost(child: observed.ProcRow) -> observed.ProcRow:
+    """A process that has said nothing, although its owner takes it for running."""
+    return msgspec.structs.replace(child, state="silent") if child.state == "running" else child
+
+
+def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow:
+    """Return what the owner of a process and it itself say."""
+    is_told = child.state == "running" or (said.state == "stuck" and child.state != "held")
+    state = said.state if is_told else child.state
+    return msgspec.structs.replace(
+        child,
+        state=state,
+        stack="" if state == "held" else said.stack,  # it is that of the debugger
+        kernel_state=said.kernel_state if state == "silent" else "",
+        memory_bytes=said.memory_bytes or child.memory_bytes,
+        record=said.record or child.record,
+        stalled_seconds=max(child.stalled_seconds, said.stalled_seconds),
+    )
+
+
+def _hosts(procs: Sequence[observed.ProcRow], insecure: Collection[str]) -> tuple[observed.HostRow, ...]:
+    counts = dict[str, list[int]]()
+    for proc in procs:
+        count = counts.setdefault(proc.host, [0, 0, 0])
+        count[0] += 1
+        count[1] += proc.state not in _FINE
+        count[2] += proc.kernel_state == observed.HOST_SILENT
+    rows = [
+        observed.HostRow(
+            name=name,
+            procs=total,
+            failed=failed,
+            is_insecure=name in insecure,
+            state="silent" if silent == total else "running",
+        )
+        for name, (total, failed, silent) in counts.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.failed, row.name)))
+
+
+def _calls(views: Sequence[observed.ProcView], procs: dict[str, observed.ProcRow]) -> Sequence[observed.CallRow]:
+    made = dict[str, observed.CallRow]()
+    come = dict[str, observed.CallRow]()
+    for view in views:
+        for call in view.calls:
+            (come if call.proc == view.proc.id and call.state not in ("sent", "sending") else made)[call.id] = call
+    rows = list[observed.CallRow]()
+    for call_id in {**made, **come}:
+        here, there = made.get(call_id), come.get(call_id)
+        if there is None or here is None:
+            rows.append(_explained(there or made[call_id], procs))
+            continue
+        state = here.state if here.state in ("cancelling", "abandoned") else there.state
+        left = there.left if here.left is None else here.left
+        age = max(here.age, there.age)
+        both = msgspec.structs.replace(
+            there, state=state, part_of=here.part_of, called=here.called, caller=here.caller, age=age, left=left
+        )
+        rows.append(_explained(both, procs))
+    return sorted(rows, key=lambda row: -row.age)
+
+
+def _explained(call: observed.CallRow, procs: dict[str, observed.ProcRow]) -> observed.CallRow:
+    """Say of a call, if it is not known where it runs, where the main thread of its process is that does not go on."""
+    proc = procs.get(call.proc)
+    if call.at or proc is None or proc.state in _FINE or call.state in ("sending", "queued"):
+        return call
+    return msgspec.structs.replace(call, at=_first_line(proc.stack) or f"its process is {proc.state}")
+
+
+def _first_line(stack: str) -> str:
+    return program_line(stack) or next((line.strip() for line in stack.splitlines() if "File " in line), "")
+
+
+def program_line(stack: str) -> str:
+    """Return the innermost line of a stack that is of a program, or else of a package that it has called."""
+    lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
+    return program_frame(lines, package_of_line) or ""
+
+
+# ---- unanswered ------------------------------------------------------------------------------------------------------
+
+# Processes that do not answer, completed from their flight records: actors, memory, where the record is.
+
+_ALIVE = ("running", "stopped", "held", "exiting")
+
+
+def unanswered(views: Sequence[observed.ProcView]) -> dict[str, observed.ProcRow]:
+    """Return the processes that have not told their tables and keep a flight record, by id, as their owners know them.
+
+    Args:
+        views: What all processes of a run have said.
+    """
+    answered = {view.proc.id for view in views if view.proc.pid}  # an owner gives no more than the stack
+    children = {child.id: child for view in views for child in view.children}
+    found = [child for child in children.values() if child.record and child.state in _ALIVE]
+    return {child.id: child for child in found if child.id not in answered}
+
+
+def with_records(views: Sequence[observed.ProcView]) -> list[observed.ProcView]:
+    """Return the views with what the flight records of silent processes add.
+
+    Blocking: some milliseconds for each process that has not answered.
+    """
+    found = list(views)
+    places = {view.proc.id: index for index, view in enumerate(found)}
+    for proc_id, child in list(unanswered(views).items())[: limits.OBSERVED_RECORDS]:
+        try:
+            record = read_record(child.record)
+        except ValueError:  # it is on another host, or gone
+            continue
+        seen = next((one.view for one in reversed(record.records) if isinstance(one, flight.SeenView)), None)
+        at = places.get(proc_id)
+        said = observed.ProcView(proc=msgspec.structs.replace(child, state="silent")) if at is None else found[at]
+        memory = said.proc.memory_bytes or (0 if seen is None else seen.proc.memory_bytes)
+        proc = msgspec.structs.replace(said.proc, memory_bytes=memory, record=child.record)
+        whole = msgspec.structs.replace(said, proc=proc, actors=_actors(proc_id, record, seen))
+        if at is None:
+            found.append(whole)
+        else:
+            found[at] = whole
+    return found
+
+
+def _actors(proc_id: str, record: flight.Flight, seen: observed.ProcView | None) -> tuple[observed.ActorRow, ...]:
+    """Return the actors that were there at the last look, and those called since: calls are written at once."""
+    rows = {} if seen is None else {actor.name: msgspec.structs.replace(actor, running=0) for actor in seen.actors}
+    for call in record.calls:
+        if call.name is None or not call.name.mesh:
+            continue
+        name = place_name(call.name.mesh, call.name.point)
+        row = rows.get(name) or observed.ActorRow(
+            proc=proc_id, name=name, mesh=call.name.mesh, point=call.name.point, state="serving"
+        )
+        rows[name] = msgspec.structs.replace(row, running=row.running + (call.outcome == flight.RUNNING))
+    return tuple(rows.values())
+
+
+# ---- stacks of a snapshot: of main threads that do not run their loop, and of calls; equal ones are one --------------
+
+
+class SharedStack(msgspec.Struct, frozen=True):
+    """One stack, and who has it.
+
+    Attributes:
+        what: "main thread", or the endpoint that runs.
+        lines: Innermost first.
+        members: Names of the members, in order.
+    """
+
+    what: str
+    lines: tuple[str, ...]
+    members: tuple[str, ...]
+
+
+def shared_stacks(snapshot: RunSnapshot, name: str = "") -> Sequence[SharedStack]:
+    """Return the stacks of a run, those that the fewest members have first: who is alone differs from the rest.
+
+    Args:
+        snapshot: The run.
+        name: Of one process or actor; empty for all.
+    """
+    names = {proc.id: proc.name for proc in snapshot.procs}
+    found = dict[tuple[str, tuple[str, ...]], list[str]]()
+    for proc in snapshot.procs:
+        if proc.stack and name in ("", proc.name):
+            lines = tuple(line.strip() for line in proc.stack.splitlines()[1:])
+            found.setdefault(("main thread", lines), []).append(proc.name)
+    for call in snapshot.calls:
+        if call.stack and name in ("", call.name, names.get(call.proc)):
+            found.setdefault((f"{call.mesh}.{call.endpoint}", call.stack), []).append(call.name)
+    rows = [SharedStack(what, lines, tuple(members)) for (what, lines), members in found.items()]
+    return sorted(rows, key=lambda row: (row.what != "main thread", len(row.members)))
+
+
+# ---- what each process of a run did between two snapshots of it ------------------------------------------------------
+
+
+class ProcActivity(msgspec.Struct, frozen=True, kw_only=True):
+    """One process, and what it did for a while.
+
+    Attributes:
+        proc: The process, as the later snapshot has it.
+        received, sent: Messages a second, over all its links. What went before the first snapshot is not in them.
+        nbytes: Bytes a second, both ways.
+        queued, running: Calls that wait in mailboxes of its actors, and that run there.
+        oldest: Age of the oldest call to it that is under way, in seconds; 0.0 without one.
+    """
+
+    proc: ProcRow
+    received: float = 0.0
+    sent: float = 0.0
+    nbytes: float = 0.0
+    queued: int = 0
+    running: int = 0
+    oldest: float = 0.0
+
+
+def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> list[ProcActivity]:
+    """Return what each process did between two snapshots, in the order of the later one.
+
+    Args:
+        later: The newer one.
+        earlier: The older one; without it nothing is known of rates.
+    """
+    now, before = _counted(later), Counter[tuple[str, str]]() if earlier is None else _counted(earlier)
+    seconds = 0.0 if earlier is None else later.taken_at - earlier.taken_at
+    queued, running, oldest = Counter[str](), Counter[str](), defaultdict[str, float](float)
+    for actor in later.actors:
+        queued[actor.proc] += actor.queued
+        running[actor.proc] += actor.running
+    for call in later.calls:
+        oldest[call.proc] = max(oldest[call.proc], call.age)
+
+    def rate(proc: str, what: str) -> float:
+        """A link that has gone took its counts with it."""
+        return max(0, now[proc, what] - before[proc, what]) / seconds if seconds > 0 else 0.0
+
+    return [
+        ProcActivity(
+            proc=proc,
+            received=rate(proc.id, "received"),
+            sent=rate(proc.id, "sent"),
+            nbytes=rate(proc.id, "bytes"),
+            queued=queued[proc.id],
+            running=running[proc.id],
+            oldest=oldest[proc.id],
+        )
+        for proc in later.procs
+    ]
+
+
+def calls_of(seen: RunSnapshot, proc: str) -> list[CallRow]:
+    """Return the calls to a process that are under way, oldest first."""
+    return [call for call in seen.calls if call.proc == proc]
+
+
+def _counted(seen: RunSnapshot) -> Counter[tuple[str, str]]:
+    found = Counter[tuple[str, str]]()
+    for link in seen.links:
+        found[link.proc, "received"] += link.messages_received
+        found[link.proc, "sent"] += link.messages_sent
+        found[link.proc, "bytes"] += link.bytes_received + link.bytes_sent
+    return found
+
+
+# ---- the flight records of a run, read from its folder ---------------------------------------------------------------
+
+
+class RunRecords(msgspec.Struct, frozen=True):
+    """What the processes of one run have left.
+
+    Attributes:
+        folder: Where.
+        flights: What each has left, by its incarnation.
+        unreadable: Files that are no flight records, and why.
+        is_running: Whether the run goes on.
+    """
+
+    folder: Path
+    flights: dict[str, flight.Flight]
+    unreadable: dict[str, str]
+    is_running: bool
+
+    @property
+    def root(self) -> flight.Flight | None:
+        """Of the controller, if it can be read; it may be on another host."""
+        return next((one for one in self.flights.values() if one.head.job is not None), None)
+
+
+def recorded_runs() -> list[RunFolder]:
+    """Return the folders of flight records of this user on this machine, the newest first.
+
+    Raises:
+        ConnectError: Their folder belongs to another user, or others may enter it.
+    """
+    try:
+        return run_folders()
+    except OSError as error:
+        raise ConnectError(f"flight records of this user cannot be looked for: {error}") from error
+
+
+def read_records(folder: Path) -> RunRecords:
+    """Return what the processes of a run have left.
+
+    Raises:
+        ConnectError: The folder cannot be read, or has no flight record.
+    """
+    flights = dict[str, flight.Flight]()
+    unreadable = dict[str, str]()
+    try:
+        files = files_of(folder)
+    except OSError as error:
+        raise ConnectError(f"flight records cannot be read: {error}") from error
+    lives = False
+    for path in files[: limits.RECORD_FILES_MAX]:
+        try:
+            flights[path.name] = found = flight.read_flight(read_file(path))
+        except (OSError, ProtocolError) as error:
+            unreadable[path.name] = str(error)
+        else:
+            lives = lives or (not found.ended_at and is_running(found.head))
+    if not flights:
+        raise ConnectError(f"there is no flight record in {folder}")
+    return RunRecords(folder, flights, unreadable, lives)
+
+
+def read_record(path: str | Path) -> flight.Flight:
+    """Return what one process has left, or has written so far: the file is `ProcRow.record`.
+
+    Raises:
+        ValueError: It is on another host, is none, or cannot be read.
+    """
+    if not path:
+        raise ValueError("this process keeps no flight record")
+    try:
+        return flight.read_flight(read_file(Path(path)))
+    except FileNotFoundError:
+        raise ValueError("its flight record is not on this machine") from None
+    except (OSError, ProtocolError) as error:
+        raise ValueError(f"its flight record cannot be read: {error}") from error
+
+
+def _is_alive(folder: RunFolder) -> bool:
+    try:
+        return is_alive(folder)
+    except OSError:  # removed meanwhile
+        return True
+
+
+def find_records(where: str = "", pid: int | None = None) -> RunRecords:
+    """Return what the newest run has left that does not go on, or a given one.
+
+    Args:
+        where: The folder of a run; empty for one of this user on this machine.
+        pid: Of its controller; it may go on.
+
+    Raises:
+        ConnectError: There is none.
+    """
+    if where:
+        return read_records(Path(where))
+    for folder in recorded_runs():
+        if pid not in (None, folder.pid) or (pid is None and _is_alive(folder)):
+            continue
+        return read_records(folder.path)
+    whose = "no run that has ended otherwise than well" if pid is None else f"no run of process {pid}"
+    raise ConnectError(f"{whose} has left flight records on this machine; a run that ends well removes its own")
