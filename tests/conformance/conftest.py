@@ -14,7 +14,7 @@ from tests.conformance.meshes import BACKENDS, Backend, params
 from tests.conformance.seeding import mark_seeded, run_seeds
 
 from trimesh.testing.plugin import plan_of
-from trimesh.testing.running.seed_plan import SEEDED
+from trimesh.testing.running import SEEDED
 
 
 @pytest.fixture(params=params(*BACKENDS))

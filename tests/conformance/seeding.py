@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from trimesh.testing.running.seed_plan import SEEDED, SeedPlan
+from trimesh.testing.running import SEEDED, SeedPlan
 
 KEPT = frozenset(("without_collector", "poisoned"))
 """Fixtures that are the same for every seed: they have no state that one seed could leave to the next."""

@@ -15,10 +15,7 @@ from trimesh.testing import simulate
 from trimesh.testing.plans.chaos import KINDS, ChaosPlan, LivenessError
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.running.decorator import Simulated
-from trimesh.testing.running.item_run import ItemRun, NeverReached, RunSettings, run_simulated
-from trimesh.testing.running.seed_plan import SeedPlan
-from trimesh.testing.running.shrinking import smallest
+from trimesh.testing.running import ItemRun, NeverReached, RunSettings, SeedPlan, Simulated, run_simulated, smallest
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 SEEDS = 12

@@ -16,7 +16,7 @@ import trimesh
 from trimesh.testing import is_bit_exact
 from trimesh.testing.plans import determinism
 from trimesh.testing.plans.determinism import run_seeded, stream
-from trimesh.testing.simulated.trace import Trace
+from trimesh.testing.simulated.oracles import Trace
 
 ROOT = Path(__file__).parents[2]
 

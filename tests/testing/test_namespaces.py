@@ -7,8 +7,7 @@ import os
 import pytest
 import trio
 
-from trimesh.testing.real.host_network import why_no_networks
-from trimesh.testing.real.namespaces import NetNamespace
+from trimesh.testing.real.host_network import NetNamespace, why_no_networks
 
 pytestmark = [
     pytest.mark.real,

@@ -12,7 +12,7 @@ import trio
 
 from trimesh import Actor, HostLost, Isolate, ShapeError, endpoint, limits
 from trimesh.testing import UnsupportedFault, open_host_network, simulate, why_no_networks
-from trimesh.testing.real.namespaces import missing_tools
+from trimesh.testing.real.host_network import missing_tools
 
 both = pytest.mark.mesh_backend("sim", "net")
 net = pytest.mark.mesh_backend("net")

@@ -13,7 +13,7 @@ from tests.testing.actors import Worker
 from trimesh import Actor, endpoint
 from trimesh.testing.plans.plan import FaultPlan
 from trimesh.testing.real import run as real_run
-from trimesh.testing.simulated.progress import STEPS_MAX
+from trimesh.testing.simulated.oracles import STEPS_MAX
 from trimesh.testing.simulated.seeded_run import HangError, SeededOptions, run_once
 
 

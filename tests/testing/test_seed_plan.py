@@ -7,8 +7,8 @@ import itertools
 import attrs
 import pytest
 
-from trimesh.testing.running import seed_plan
-from trimesh.testing.running.seed_plan import SEEDED, SeedPlan, read_seed, runs_told
+from trimesh.testing import running
+from trimesh.testing.running import SEEDED, SeedPlan, read_seed, runs_told
 
 
 def test_test_says_how_many_unless_the_command_line_does():
@@ -19,21 +19,21 @@ def test_test_says_how_many_unless_the_command_line_does():
 
 def test_seeds_go_on_until_the_time_is_up(monkeypatch: pytest.MonkeyPatch):
     clock = itertools.count(100.0, 0.5)
-    monkeypatch.setattr(seed_plan.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
 
     assert list(SeedPlan(first=7, seconds=1.5).seeds(99)) == [7, 8, 9]
 
 
 def test_test_that_takes_longer_than_its_time_has_one_seed(monkeypatch: pytest.MonkeyPatch):
     clock = itertools.count(100.0, 10.0)
-    monkeypatch.setattr(seed_plan.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
 
     assert list(SeedPlan(seconds=1.5).seeds(99)) == [0]
 
 
 def test_fresh_seeds_come_after_those_of_the_test(monkeypatch: pytest.MonkeyPatch):
     clock = itertools.count(100.0, 0.5)
-    monkeypatch.setattr(seed_plan.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(running.time, "monotonic", lambda: next(clock))
     plan = SeedPlan(fresh_first=70, fresh_seconds=1.0)
 
     assert list(plan.seeds(3)) == [0, 1, 2, 70, 71]

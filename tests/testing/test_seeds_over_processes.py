@@ -10,9 +10,15 @@ import trio
 
 import trimesh
 from trimesh import Actor, endpoint
-from trimesh.testing.running.decorator import Simulated
-from trimesh.testing.running.item_run import ItemRun, RunSettings, run_over_processes, run_simulated
-from trimesh.testing.running.seed_plan import REAL_SEEDS, SeedPlan
+from trimesh.testing.running import (
+    REAL_SEEDS,
+    ItemRun,
+    RunSettings,
+    SeedPlan,
+    Simulated,
+    run_over_processes,
+    run_simulated,
+)
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 DEPOSITS: Final = 40

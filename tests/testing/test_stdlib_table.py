@@ -28,9 +28,8 @@ from tests.rows import rows
 import trimesh
 from trimesh import Actor, endpoint
 from trimesh.testing import simulate
-from trimesh.testing.simulated.guards import owner_of
+from trimesh.testing.simulated.guards import TABLE, Decisions, owner_of
 from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
-from trimesh.testing.simulated.stdlib_table import TABLE, Decisions
 from trimesh.testing.simulated.time import EPOCH_SECONDS
 
 DOCS = Path(__file__).parents[2] / "docs" / "testing.md"

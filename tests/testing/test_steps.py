@@ -12,10 +12,8 @@ from tests.testing.actors import Worker, run_body
 
 import trimesh
 from trimesh.testing import simulate
-from trimesh.testing.plans.keys import compact, expand
-from trimesh.testing.running.decorator import Simulated
-from trimesh.testing.running.item_run import ItemRun, RunSettings, run_simulated
-from trimesh.testing.running.seed_plan import SeedPlan
+from trimesh.testing.plans.plan import compact, expand
+from trimesh.testing.running import ItemRun, RunSettings, SeedPlan, Simulated, run_simulated
 from trimesh.testing.simulated.seeded_run import SeededOptions
 
 

@@ -10,10 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from trimesh.testing.histories.history import History, Recorded
-    from trimesh.testing.histories.linearizability import NotLinearizable, UndecidedError, check_linearizable
-    from trimesh.testing.histories.model import Model
-    from trimesh.testing.histories.operation import Operation
+    from trimesh.testing.histories import (
+        History,
+        Model,
+        NotLinearizable,
+        Operation,
+        Recorded,
+        UndecidedError,
+        check_linearizable,
+    )
     from trimesh.testing.plans.chaos import Chaos, ChaosPlan, LivenessError
     from trimesh.testing.plans.determinism import NotDeterministicWarning, is_bit_exact
     from trimesh.testing.plans.faults import Faults, UnsupportedFault
@@ -22,44 +27,42 @@ if TYPE_CHECKING:
     from trimesh.testing.real.host_network import HostNetwork, open_host_network, why_no_networks
     from trimesh.testing.real.launcher_cases import LAUNCHER_CASES, LauncherSubject, check_launcher
     from trimesh.testing.real.network_job import NetworkJob
-    from trimesh.testing.running.decorator import simulate
-    from trimesh.testing.running.item_run import NeverFired, NeverReached
-    from trimesh.testing.simulated.dropping import CleanupRunsWarning
-    from trimesh.testing.simulated.oracles import OracleError
+    from trimesh.testing.running import NeverFired, NeverReached, simulate
+    from trimesh.testing.simulated.oracles import Entry, OracleError, Trace
     from trimesh.testing.simulated.seeded_run import HangError
-    from trimesh.testing.simulated.trace import Entry, Trace
+    from trimesh.testing.simulated.tasks import CleanupRunsWarning
 
 _HOMES: Final = {
     "Chaos": "plans.chaos",
     "ChaosPlan": "plans.chaos",
-    "CleanupRunsWarning": "simulated.dropping",
+    "CleanupRunsWarning": "simulated.tasks",
     "HangError": "simulated.seeded_run",
     "HostNetwork": "real.host_network",
-    "History": "histories.history",
+    "History": "histories",
     "LAUNCHER_CASES": "real.launcher_cases",
     "LauncherSubject": "real.launcher_cases",
     "LivenessError": "plans.chaos",
-    "Model": "histories.model",
+    "Model": "histories",
     "NetworkJob": "real.network_job",
-    "NeverFired": "running.item_run",
-    "NeverReached": "running.item_run",
-    "Entry": "simulated.trace",
+    "NeverFired": "running",
+    "NeverReached": "running",
+    "Entry": "simulated.oracles",
     "Faults": "plans.faults",
     "Fired": "plans.vocabulary",
     "NotDeterministicWarning": "plans.determinism",
-    "NotLinearizable": "histories.linearizability",
-    "Operation": "histories.operation",
+    "NotLinearizable": "histories",
+    "Operation": "histories",
     "OracleError": "simulated.oracles",
-    "Recorded": "histories.history",
-    "Trace": "simulated.trace",
-    "UndecidedError": "histories.linearizability",
+    "Recorded": "histories",
+    "Trace": "simulated.oracles",
+    "UndecidedError": "histories",
     "UnfiredFault": "plans.plan",
     "UnsupportedFault": "plans.faults",
     "check_launcher": "real.launcher_cases",
-    "check_linearizable": "histories.linearizability",
+    "check_linearizable": "histories",
     "open_host_network": "real.host_network",
     "is_bit_exact": "plans.determinism",
-    "simulate": "running.decorator",
+    "simulate": "running",
     "why_no_networks": "real.host_network",
 }
 

@@ -14,11 +14,20 @@ from typing import Any, cast
 import pytest
 
 from trimesh.errors import MeshErrorGroup, first_failure, has_origin, leaves
-from trimesh.testing.plans.keys import expand
+from trimesh.testing.plans.plan import expand
 from trimesh.testing.real.host_network import why_no_networks
-from trimesh.testing.running.decorator import OPTIONS, Simulated
-from trimesh.testing.running.item_run import BACKENDS, ItemRun, RunSettings
-from trimesh.testing.running.seed_plan import FRESH, SEEDED, SeedPlan, read_seed, runs_told
+from trimesh.testing.running import (
+    BACKENDS,
+    FRESH,
+    OPTIONS,
+    SEEDED,
+    ItemRun,
+    RunSettings,
+    SeedPlan,
+    Simulated,
+    read_seed,
+    runs_told,
+)
 from trimesh.testing.zombie_guard import guard
 
 _BODY: pytest.StashKey[Any] = pytest.StashKey()

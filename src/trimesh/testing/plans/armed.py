@@ -32,10 +32,8 @@ from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.point import Point, place_name
+from trimesh.testing.plans.disturbances import FailingTransfers, ProcClock, SlowProcessors
 from trimesh.testing.plans.injector import Injector, Rule, dying, run, watched
-from trimesh.testing.plans.proc_clock import ProcClock
-from trimesh.testing.plans.slow_processors import SlowProcessors
-from trimesh.testing.plans.transfers import FailingTransfers
 from trimesh.testing.plans.vocabulary import EndpointFault, LostCall, ProcessorFault, TransferFault
 
 ARMED = -1

@@ -21,7 +21,7 @@ from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.faults import Faults
-from trimesh.testing.plans.keys import checked_series
+from trimesh.testing.plans.plan import checked_series
 from trimesh.testing.plans.vocabulary import (
     Death,
     Fault,

@@ -10,15 +10,18 @@ import functools
 import importlib
 import os
 import reprlib
+import site
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator
+import sysconfig
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, Final
+
+import attrs
 
 from trimesh._runtime.actors.context import execution_context
 from trimesh._runtime.life.current import current_proc, find_proc_anywhere
-from trimesh.testing.simulated.own_modules import Change
-from trimesh.testing.simulated.stdlib_table import TABLE, Refusal
 
 _ELSEWHERE: Final = 'or test it over real processes: `@pytest.mark.mesh_backend("proc")`'
 
@@ -164,3 +167,322 @@ def _only_reads(count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 def _told(args: tuple[Any, ...]) -> str:
     """Return those of the arguments that are short: no objects of methods, no environments."""
     return ", ".join(reprlib.repr(arg) for arg in args if isinstance(arg, int | float | str | bytes))
+
+
+# ---- stdlib table ----------------------------------------------------------------------------------------------------
+
+# Table of the standard library: what each name that reads or changes the world does in a simulated actor.
+#
+# A name is *virtual* (it follows from the seed and the virtual clock), *real* (it reaches the machine, as the docs
+# say), *refused* (it raises, and the text names another way) or *pure* (it has no contact with the world). Constants,
+# exceptions and enums are pure without an entry. A test walks the modules, so a name of a new Python needs a decision.
+
+_SHARED: Final = "all actors of a simulation share one real process"
+_REAL_TIME: Final = "it would go on in real time, beside the virtual clock and not by the seed"
+
+
+@attrs.frozen
+class Refusal:
+    """Why and how names are refused.
+
+    Attributes:
+        what: Completes "a simulated actor cannot".
+        instead: What to write instead.
+        because: The reason.
+        by_name: Whether only the actor's own code is refused: the standard library needs them for other purposes.
+        reads: Number of arguments with which a call only reads; -1 for none. A later argument of None counts as absent.
+    """
+
+    what: str
+    instead: str
+    because: str = _SHARED
+    by_name: bool = False
+    reads: int = -1
+
+
+@attrs.frozen
+class Decisions:
+    """Decisions about one module or class.
+
+    Attributes:
+        virtual: Names that follow from the seed.
+        real: Names that reach the machine.
+        note: What those are, for the docs.
+        refused: Names that raise, by their refusal.
+        through: Names that raise because they use a refused one.
+        pure: Names without contact with the world; "*" for all that remain.
+    """
+
+    virtual: str = ""
+    real: str = ""
+    note: str = ""
+    refused: Mapping[Refusal, str] = attrs.field(factory=dict[Refusal, str])
+    through: str = ""
+    pure: str = ""
+
+
+_KILL = 'plan it from the test: `faults.kill(members, how="sigkill")`, or "sigterm", "sigsegv", "sigstop"'
+
+SIGNAL = Refusal("send signals", _KILL)
+END = Refusal("end its process", 'plan it from the test: `faults.kill(members, how="exit(1)")`, or "abort"')
+HANDLER = Refusal("change the handling of signals", "let the program that runs the mesh handle signals")
+TIMER = Refusal("set a timer of the system", "use `trio.sleep`, `trio.fail_after` or `trio.move_on_after`", _REAL_TIME)
+CHILD = Refusal("start a subprocess", "pass in what it would answer", _REAL_TIME)
+FORK = Refusal("fork", "spawn processes by `trimesh.this_host().spawn_procs`", _REAL_TIME)
+REPLACE = Refusal("replace its program", "pass in what the program would answer")
+REAP = Refusal("wait for children", "the block that has spawned processes waits for them")
+FOLDER = Refusal("change the working directory", "pass absolute paths, or `dir_fd=`")
+MASK = Refusal("change the file mode mask", "pass the mode to `os.open` or `os.chmod`")
+USER = Refusal("change the user or group", "leave it to the program that starts the test")
+FAMILY = Refusal("change its process group, session or namespace", "leave it to the program that starts the test")
+SCHEDULE = Refusal(
+    "change how the kernel schedules it", "bind by `spawn_procs(bind=)`; plan slowness: `faults.processor(members)`"
+)
+PARENT = Refusal("read the number of its parent", "use `trimesh.context()` to find its mesh", by_name=True)
+CLOCK = Refusal("set the clock", "plan it from the test: `faults.clock(members).jump(seconds)`")
+ZONE = Refusal("change the time zone", "pass a time zone: `datetime.now(zoneinfo.ZoneInfo(name))`", by_name=True)
+CPU_CLOCK = Refusal("name the clock of a thread", "use `time.thread_time()`")
+LOCALE = Refusal("change the locale", "format by `str.format`, or set it in the program that runs the test", reads=1)
+ANY_LOCALE = attrs.evolve(LOCALE, reads=-1)
+LIMIT = Refusal("set limits", 'plan scarcity from the test: `faults.resources(members).fails("EMFILE")`')
+SOME_LIMIT = attrs.evolve(LIMIT, reads=2)
+DNS = Refusal("look up hosts", "use calls, streams and `trimesh.open_channel` between actors", _REAL_TIME)
+SOCKET = attrs.evolve(DNS, what="open a socket")
+SOCKETS = Refusal("change the defaults of sockets or the name of the host", "leave it to the program under test")
+THREAD = Refusal("start a thread", "use `thread=True` or `trio.to_thread.run_sync`", _REAL_TIME)
+WAIT = Refusal("wait for another thread", "use `trio.Event`, `trio.Condition` or a channel of Trio", _REAL_TIME)
+POLL = attrs.evolve(DNS, what="poll descriptors")
+ASYNCIO = Refusal("run asyncio", "write the endpoint with Trio", _REAL_TIME)
+WATCHDOG = Refusal("change the handlers of faulthandler", "use `trio.fail_after`")
+MAIN = Refusal("interrupt the main thread", 'plan it from the test: `faults.kill(members, how="sigterm")`')
+
+_FILES = (
+    "access chmod chown close closerange copy_file_range dup dup2 eventfd eventfd_read eventfd_write fchmod fchown "
+    "fdatasync fdopen fpathconf fstat fstatvfs fsync ftruncate fwalk get_blocking get_inheritable get_terminal_size "
+    "getcwd getcwdb getxattr grantpt isatty lchown link listdir listxattr lockf lseek lstat makedirs memfd_create "
+    "mkdir mkfifo mknod open openpty pathconf pidfd_open pipe pipe2 posix_fadvise posix_fallocate posix_openpt pread "
+    "preadv ptsname pwrite pwritev read readinto readlink readv remove removedirs removexattr rename renames replace "
+    "rmdir scandir sendfile set_blocking set_inheritable setxattr splice stat statvfs symlink sync tcgetpgrp truncate "
+    "ttyname unlink unlockpt utime walk write writev"
+)
+_MACHINE = (
+    "confstr cpu_count ctermid get_exec_path getegid geteuid getgid getgrouplist getgroups getloadavg getlogin getpgid "
+    "getpgrp getpriority getresgid getresuid getsid getuid process_cpu_count sched_get_priority_max "
+    "sched_get_priority_min sched_getaffinity sched_getparam sched_getscheduler sched_rr_get_interval sched_yield "
+    "sysconf uname"
+)
+
+TABLE: Final[dict[str, Decisions]] = {
+    "time": Decisions(
+        virtual="asctime clock_gettime clock_gettime_ns ctime gmtime localtime monotonic monotonic_ns perf_counter "
+        "perf_counter_ns process_time process_time_ns sleep strftime thread_time thread_time_ns time time_ns",
+        real="clock_getres get_clock_info mktime",
+        note="resolution of the clocks, the time zone",
+        refused={CLOCK: "clock_settime clock_settime_ns", ZONE: "tzset", CPU_CLOCK: "pthread_getcpuclockid"},
+        pure="strptime struct_time",
+    ),
+    "datetime": Decisions(pure="date datetime datetime_CAPI time timedelta timezone tzinfo"),
+    "datetime.date": Decisions(virtual="today", real="fromtimestamp", note="the time zone", pure="*"),
+    "datetime.datetime": Decisions(
+        virtual="now today utcnow", real="astimezone fromtimestamp timestamp", note="the time zone", pure="*"
+    ),
+    "sched": Decisions(virtual="scheduler", pure="Event"),
+    "random": Decisions(
+        virtual="Random SystemRandom betavariate binomialvariate choice choices expovariate gammavariate gauss "
+        "getrandbits getstate lognormvariate normalvariate paretovariate randbytes randint random randrange sample "
+        "seed setstate shuffle triangular uniform vonmisesvariate weibullvariate",
+        pure="main",
+    ),
+    "secrets": Decisions(
+        virtual="SystemRandom choice randbelow randbits token_bytes token_hex token_urlsafe", pure="compare_digest"
+    ),
+    "uuid": Decisions(virtual="getnode uuid1 uuid4 uuid6 uuid7 uuid8", pure="UUID bytes_ int_ main uuid3 uuid5"),
+    "email.utils": Decisions(
+        virtual="formatdate localtime make_msgid",
+        real="mktime_tz",
+        note="`make_msgid` without `domain=` looks up the name of the host, which is refused",
+        pure="Charset collapse_rfc2231_value decode_params decode_rfc2231 encode_rfc2231 format_datetime formataddr "
+        "getaddresses parseaddr parsedate parsedate_to_datetime parsedate_tz quote unquote",
+    ),
+    "logging": Decisions(
+        virtual="LogRecord makeLogRecord",
+        real="addLevelName basicConfig captureWarnings critical debug disable error exception fatal getHandlerByName "
+        "getHandlerNames getLogRecordFactory getLogger getLoggerClass info log setLogRecordFactory setLoggerClass "
+        "shutdown warn warning FileHandler Logger LoggerAdapter Manager RootLogger StreamHandler",
+        note="handlers and levels, which all processes of the run share; `LogRecord.process`",
+        pure="BufferingFormatter Filter Filterer Formatter Handler NullHandler PercentStyle PlaceHolder "
+        "StrFormatStyle StringTemplateStyle Template currentframe getLevelName getLevelNamesMapping",
+    ),
+    "os": Decisions(
+        virtual="getpid getrandom times urandom",
+        real=f"{_FILES} {_MACHINE} getenv getenvb putenv register_at_fork reload_environ unsetenv",
+        note="files, descriptors, the environment, hooks of forks, users and facts about the machine",
+        refused={
+            SIGNAL: "kill killpg",
+            END: "_exit abort",
+            CHILD: "popen posix_spawn posix_spawnp spawnl spawnle spawnlp spawnlpe spawnv spawnve spawnvp spawnvpe "
+            "system",
+            FORK: "fork forkpty",
+            REPLACE: "execl execle execlp execlpe execv execve execvp execvpe",
+            REAP: "wait wait3 wait4 waitid waitpid",
+            FOLDER: "chdir chroot fchdir",
+            MASK: "umask",
+            USER: "initgroups setegid seteuid setgid setgroups setregid setresgid setresuid setreuid setuid",
+            FAMILY: "login_tty setns setpgid setpgrp setsid tcsetpgrp unshare",
+            SCHEDULE: "nice sched_setaffinity sched_setparam sched_setscheduler setpriority",
+            PARENT: "getppid",
+            TIMER: "timerfd_create timerfd_gettime timerfd_gettime_ns timerfd_settime timerfd_settime_ns",
+        },
+        pure="DirEntry PathLike WCOREDUMP WEXITSTATUS WIFCONTINUED WIFEXITED WIFSIGNALED WIFSTOPPED WSTOPSIG WTERMSIG "
+        "device_encoding fsdecode fsencode fspath major makedev minor sched_param stat_result statvfs_result strerror "
+        "terminal_size times_result uname_result waitid_result waitstatus_to_exitcode",
+    ),
+    "signal": Decisions(
+        real="getitimer getsignal sigpending",
+        note="handlers, timers and pending signals of the test's process",
+        refused={
+            SIGNAL: "pidfd_send_signal pthread_kill raise_signal",
+            TIMER: "alarm setitimer",
+            HANDLER: "pthread_sigmask set_wakeup_fd siginterrupt signal",
+            WAIT: "pause sigtimedwait sigwait sigwaitinfo",
+        },
+        pure="default_int_handler strsignal struct_siginfo valid_signals",
+    ),
+    "socket": Decisions(
+        real="SocketType close dup getdefaulttimeout gethostname getprotobyname getservbyname getservbyport "
+        "has_dualstack_ipv6 if_indextoname if_nameindex if_nametoindex recv_fds send_fds",
+        note="names of the host, its interfaces and services",
+        refused={
+            DNS: "getaddrinfo gethostbyaddr gethostbyname gethostbyname_ex getnameinfo",
+            SOCKET: "fromfd socketpair",
+            SOCKETS: "setdefaulttimeout sethostname",
+        },
+        through="create_connection create_server getfqdn socket",
+        pure="CMSG_LEN CMSG_SPACE SocketIO htonl htons inet_aton inet_ntoa inet_ntop inet_pton ntohl ntohs",
+    ),
+    "socket.socket": Decisions(refused={SOCKET: "__init__"}, pure="*"),
+    "select": Decisions(refused={POLL: "epoll poll select"}),
+    "selectors": Decisions(through="DefaultSelector EpollSelector PollSelector SelectSelector", pure="*"),
+    "selectors._BaseSelectorImpl": Decisions(refused={POLL: "__init__"}, pure="*"),
+    "ssl": Decisions(
+        virtual="RAND_bytes RAND_pseudo_bytes",
+        real="DefaultVerifyPaths RAND_add RAND_status SSLContext create_default_context get_default_verify_paths",
+        note="certificates of the machine; what OpenSSL draws by itself",
+        through="SSLSocket create_connection get_server_certificate wrap_socket",
+        pure="DER_cert_to_PEM_cert MemoryBIO PEM_cert_to_DER_cert SSLObject SSLSession cert_time_to_seconds "
+        "get_protocol_name match_hostname socket",
+    ),
+    "asyncio": Decisions(refused={ASYNCIO: "new_event_loop"}, pure="*"),
+    "asyncio.events": Decisions(refused={ASYNCIO: "new_event_loop"}, pure="*"),
+    "subprocess": Decisions(
+        through="Popen call check_call check_output getoutput getstatusoutput run", pure="CompletedProcess list2cmdline"
+    ),
+    "subprocess.Popen": Decisions(refused={CHILD: "__init__"}, pure="*"),
+    "_posixsubprocess": Decisions(refused={CHILD: "fork_exec"}),
+    "multiprocessing": Decisions(
+        real="Barrier BoundedSemaphore Condition Event JoinableQueue Lock Pipe Queue RLock RawArray RawValue Semaphore "
+        "SimpleQueue active_children allow_connection_pickling cpu_count current_process freeze_support "
+        "get_all_start_methods get_context get_logger get_start_method log_to_stderr parent_process set_executable "
+        "set_forkserver_preload set_start_method Array Value",
+        note="semaphores and pipes of one actor",
+        through="Manager Pool Process",
+    ),
+    "concurrent.futures": Decisions(
+        real="wait as_completed",
+        note="futures that are done; waiting is refused",
+        through="InterpreterPoolExecutor ProcessPoolExecutor ThreadPoolExecutor",
+        pure="Executor Future",
+    ),
+    "threading": Decisions(
+        real="Barrier BoundedSemaphore Condition Event Lock RLock Semaphore activeCount active_count currentThread "
+        "current_thread enumerate excepthook get_ident get_native_id getprofile gettrace local main_thread setprofile "
+        "setprofile_all_threads settrace settrace_all_threads stack_size",
+        note="locks, events and the list of threads, which all processes of the run share; waiting is refused",
+        through="Thread Timer",
+        pure="ExceptHookArgs WeakSet",
+    ),
+    "threading.Thread": Decisions(
+        real="daemon getName ident isDaemon is_alive join name native_id setDaemon setName",
+        note="threads that the test has started",
+        refused={THREAD: "start"},
+        pure="run",
+    ),
+    "threading.Condition": Decisions(
+        real="acquire locked notify notifyAll notify_all release",
+        note="a lock that is free",
+        refused={WAIT: "wait"},
+        through="wait_for",
+    ),
+    "_thread": Decisions(
+        real="LockType RLock allocate allocate_lock exit exit_thread get_ident get_native_id lock set_name stack_size",
+        note="as `threading`",
+        refused={THREAD: "start_joinable_thread start_new start_new_thread", MAIN: "interrupt_main"},
+        pure="daemon_threads_allowed",
+    ),
+    "locale": Decisions(
+        real="atof atoi bind_textdomain_codeset bindtextdomain currency dcgettext delocalize dgettext format "
+        "format_string getdefaultlocale getencoding getlocale getpreferredencoding gettext localeconv localize "
+        "nl_langinfo str strcoll strxfrm textdomain",
+        note="the locale of the test's process",
+        refused={LOCALE: "setlocale", ANY_LOCALE: "resetlocale"},
+        pure="normalize",
+    ),
+    "resource": Decisions(
+        real="getpagesize getrlimit getrusage",
+        note="limits and use of the test's process, its processor time included",
+        refused={LIMIT: "setrlimit", SOME_LIMIT: "prlimit"},
+        pure="struct_rusage",
+    ),
+    "platform": Decisions(real="*", note="the machine"),
+    "tempfile": Decisions(real="*", note="files; their names are not of the seed"),
+    "fcntl": Decisions(real="*", note="files and their locks"),
+    "gc": Decisions(real="*", note="the collector, which all processes of the run share"),
+    "sys": Decisions(real="*", note="the interpreter, which all processes of the run share"),
+    "atexit": Decisions(real="*", note="runs when the process of the test ends"),
+    "faulthandler": Decisions(
+        real="dump_c_stack dump_traceback enable is_enabled",
+        note="the process of the test",
+        refused={WATCHDOG: "cancel_dump_traceback_later disable dump_traceback_later register unregister"},
+    ),
+}
+"""Decisions by module or class. What a Python version lacks is skipped."""
+
+
+# ---- own modules -----------------------------------------------------------------------------------------------------
+
+# Copies of names: `from time import monotonic` in a module of the tested program keeps the function itself.
+
+Change = tuple[Any, str, Any]
+"""An attribute and its new value: owner, name, value."""
+
+_INSTALLED: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages()})
+
+_own: Final[set[str]] = set()
+"""Names of modules of the program that is tested, and of its tests."""
+
+_installed: Final[set[str]] = {"__main__"}
+"""Names of those that a package manager has installed. Thousands, so they are inspected once, not in each run."""
+
+
+def with_copies(changes: Iterable[Change]) -> list[Change]:
+    """Return the changes, and those of the same functions under the names that own modules have imported."""
+    made = list(changes)
+    of_real = {id(getattr(owner, name)): value for owner, name, value in made if isinstance(owner, ModuleType)}
+    for module in _own_modules():
+        names = vars(module)
+        if not of_real.keys().isdisjoint(map(id, names.values())):
+            made += [(module, name, of_real[id(held)]) for name, held in names.items() if id(held) in of_real]
+    return made
+
+
+def _own_modules() -> list[ModuleType]:
+    """Return the modules that no package manager has installed: those of the program that is tested, and its tests."""
+    for name in sys.modules.keys() - _own - _installed:
+        (_own if _is_own(name) else _installed).add(name)
+    main = ("__main__",) if _is_own("__main__") else ()  # a notebook, or a test, gives it another one
+    return [module for name in (*_own, *main) if (module := sys.modules.get(name)) is not None]
+
+
+def _is_own(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return isinstance(file, str) and not file.startswith(_INSTALLED) and name.partition(".")[0] != "trimesh"

@@ -26,7 +26,7 @@ from trimesh._runtime.system.import_watch import when_imported
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh.ids import ProcId
 from trimesh.testing.plans.determinism import stream
-from trimesh.testing.simulated.own_modules import Change
+from trimesh.testing.simulated.guards import Change
 
 _CONTROLLER: Final = ProcId(1)
 

@@ -19,7 +19,7 @@ from trimesh.testing.plans.determinism import run_seeded, virtual_clock
 from trimesh.testing.plans.faults import Faults
 from trimesh.testing.simulated.host import open_world
 from trimesh.testing.simulated.job_host import open_simulated_hosts
-from trimesh.testing.simulated.progress import HANG_SECONDS, STEPS_MAX, Progress, what_it_waits_for
+from trimesh.testing.simulated.oracles import HANG_SECONDS, STEPS_MAX, Progress, what_it_waits_for
 from trimesh.testing.simulated.simulation import Simulation
 
 UNWIND_SECONDS: Final = 60.0

@@ -26,8 +26,7 @@ import trio
 from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh.ids import ProcId
 from trimesh.testing.plans.vocabulary import ClockFault, Place
-from trimesh.testing.simulated.guards import is_in_actor, reads_virtual_clock
-from trimesh.testing.simulated.own_modules import Change
+from trimesh.testing.simulated.guards import Change, is_in_actor, reads_virtual_clock
 
 EPOCH_SECONDS: Final = 1_000_000_000.0
 """What `time.time` says when a simulation begins: the 9th of September 2001."""

@@ -2,23 +2,203 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
+import secrets
 import sys
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import attrs
+import pytest
 
+from trimesh import limits
 from trimesh.errors import add_note, leaves
-from trimesh.testing.plans.keys import compact, rest_after
-from trimesh.testing.plans.plan import FaultPlan
+from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.plan import FaultPlan, compact, rest_after
 from trimesh.testing.real.run import run_net, run_real
-from trimesh.testing.running.decorator import SEEDS_DEFAULT, Simulated
-from trimesh.testing.running.seed_plan import NETWORK_SEEDS, REAL_SEEDS, SeedPlan, real_jitter
-from trimesh.testing.running.shrinking import smallest
+from trimesh.testing.simulated.oracles import STEPS_MAX
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
+
+# ---- `@simulate`: one test, many seeds, each in a world of its own ---------------------------------------------------
+
+F = TypeVar("F", bound=Callable[..., Awaitable[None]])
+
+OPTIONS: Final = "__trimesh_simulate__"
+"""Attribute of a test function that `simulate` has decorated."""
+
+SEEDS_DEFAULT: Final = 20
+"""Seeds of a test that does not say how many: enough to see a race that every tenth schedule has."""
+
+
+@attrs.frozen
+class Simulated:
+    """What `simulate` was told.
+
+    Attributes:
+        seeds: How many.
+        sometimes: Conditions that at least one seed must reach.
+        options: For each run.
+    """
+
+    seeds: int
+    sometimes: tuple[str, ...]
+    options: SeededOptions
+
+
+def simulate(
+    *,
+    seeds: int = SEEDS_DEFAULT,
+    hosts: int = 0,
+    per_host: Mapping[str, int] | None = None,
+    sometimes: tuple[str, ...] = (),
+    steps_max: int = STEPS_MAX,
+    **spawn: Any,
+) -> Callable[[F], F]:
+    """Run an async test under many seeds, each in a simulated mesh of its own, as one test item.
+
+    A seed decides everything that is drawn: the order of tasks, ids, how long messages are under way, faults by chance.
+    A failure names its seed and the command that repeats it: `pytest path::test --mesh-seed=0x2a`.
+
+    Args:
+        seeds: How many; 0, 1, 2, ... `--mesh-seeds` overrides it.
+        hosts: How many hosts there are in the fixture `host_mesh`, on which `mesh` is spawned; 0 for this one alone.
+        per_host: Extent of the fixture `mesh` on each host; by default `{"gpus": 2}`.
+        sometimes: Names given to `chaos.sometimes` of which each must be reached under some seed.
+        steps_max: Steps of tasks after which a run counts as hanging (`HangError`).
+        **spawn: Further arguments of `spawn_procs` for the fixture `mesh`: grace, supervision, setup.
+
+    The test may ask for the fixtures `mesh`, `host_mesh`, `faults`, `fault_log` and `chaos`, and for those of pytest.
+    It needs the plugin `trimesh.testing.plugin`, which an installed trimesh brings.
+
+    Raises:
+        TypeError: The test is no coroutine function.
+        ValueError: `seeds` is below 1, or `hosts` below 0.
+    """
+    if seeds < 1:
+        raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
+    if not 0 <= hosts <= limits.JOB_HOSTS_MAX:
+        raise ValueError(f"hosts= is a number from 0 to {limits.JOB_HOSTS_MAX}, got {hosts!r}")
+    simulated = Simulated(
+        seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max, hosts)
+    )
+
+    def decorate(test: F) -> F:
+        if not inspect.iscoroutinefunction(cast("Any", test)):
+            raise TypeError(f"simulate decorates an async test, got {test!r}")
+        setattr(test, OPTIONS, simulated)
+        return test
+
+    return decorate
+
+
+# ---- which seeds a test runs under, as the command line says it; how many runs came of it ----------------------------
+
+SEEDED: Final = pytest.mark.mesh_seeded
+"""Marks what runs under seeds; as a property of a report, the number of its runs."""
+
+FRESH: Final = "fresh"
+"""As `--mesh-first-seed`: begin where no run has begun before."""
+
+FRESH_BITS: Final = 32
+"""Of a first seed that is drawn: short enough to be typed, and no two runs of a year begin at the same."""
+
+
+REAL_SEEDS: Final = 3
+"""Seeds of a test over real processes whose faults a seed decides: its mesh takes a quarter of a second to start."""
+
+NETWORK_SEEDS: Final = 1
+"""The same over hosts in network namespaces, which take seconds to start."""
+
+
+REAL_JITTERS: Final = (0.001, 0.01, 0.05)
+"""Seconds that a message between real processes may be under way; which of them a run has, its seed decides. The first
+seed leaves links as they are, so that a test without chance is the same by default."""
+
+
+@attrs.frozen
+class SeedPlan:
+    """The seeds of every seeded test of a session.
+
+    Attributes:
+        only: The only one, or None.
+        first: Where to begin.
+        count: How many instead of what a test says, or None.
+        seconds: How long to go on with the next ones, in each test, instead of counting them; None to count.
+        fresh_first: Where seeds that were never run begin.
+        fresh_seconds: How long to go on with those, in each test, after the others.
+    """
+
+    only: int | None = None
+    first: int = 0
+    count: int | None = None
+    seconds: float | None = None
+    fresh_first: int = 0
+    fresh_seconds: float = 0.0
+
+    def seeds(self, asked: int) -> Iterator[int]:
+        """Yield the seeds of a test that asks for so many; the first of them in any case."""
+        if self.only is not None:
+            yield self.only
+            return
+        if self.seconds is None:
+            yield from range(self.first, self.first + (self.count or asked))
+        else:
+            yield from _seeds_for(self.seconds, self.first)
+        if self.fresh_seconds > 0:
+            yield from _seeds_for(self.fresh_seconds, self.fresh_first)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the command line says which seeds, or how many."""
+        return self.only is not None or self.count is not None
+
+    def real_seeds(self, asked: int, most: int) -> Iterator[int]:
+        """Yield the seeds of a test over real processes that asks for so many: those of the command line, or few."""
+        if self.only is not None:
+            yield self.only
+        else:
+            yield from range(self.first, self.first + (self.count or min(asked, most)))
+
+
+def _seeds_for(seconds: float, first: int) -> Iterator[int]:
+    end = time.monotonic() + seconds
+    for seed in itertools.count(first):
+        yield seed
+        if time.monotonic() >= end:
+            return
+
+
+def real_jitter(seed: int) -> float:
+    """Return by how much messages between real processes may be late under a seed."""
+    return stream(seed, "jitter").choice(REAL_JITTERS) if seed else 0.0
+
+
+def read_seed(text: str) -> int:
+    """Return the seed that a text names: `42`, `0x2a`; `fresh` draws one.
+
+    Raises:
+        ValueError: It is no number.
+    """
+    return secrets.randbits(FRESH_BITS) if text == FRESH else int(text, 0)
+
+
+def runs_told(properties: Iterable[Iterable[tuple[str, object]]], first: int, fresh: int | None = None) -> str:
+    """Say how many tests were run under how many seeds, by the properties of their reports; "" for none."""
+    counts = [value for one in properties for name, value in one if name == SEEDED.name and isinstance(value, int)]
+    if not counts:
+        return ""
+    each = f"{min(counts)} to {max(counts)} seeds each, from {first:#x} on"
+    if fresh is not None:
+        each += f", then from {fresh:#x} on"
+    return f"{len(counts)} tests under seeds, {sum(counts)} runs: {each}"
+
+
+# ---- running ---------------------------------------------------------------------------------------------------------
 
 SHRINK_RUNS: Final = 64
 """Runs that are spent on finding the faults that a failure needs, and as many on its steps: a second or so each."""
@@ -230,3 +410,37 @@ BACKENDS: Final[dict[str, Callable[[ItemRun], None]]] = {
     "net": run_over_network,
 }
 """How a mesh test is run, by the name of its back end."""
+
+
+# ---- shrinking -------------------------------------------------------------------------------------------------------
+
+# Find the few faults and steps that a failure needs, by running the same seed without the others. PURE.
+#
+# Delta debugging: leave out half of them, then the other half, then quarters, and so on; what still fails goes on
+# with less. The schedule of tasks is the seed's and stays as it is.
+
+
+def smallest(keys: Sequence[str], fails: Callable[[Sequence[str]], bool], runs_max: int) -> list[str]:
+    """Return a part of `keys` with which it still fails and none of which can be left out.
+
+    Args:
+        keys: Of faults, or of steps; with all of these it fails.
+        fails: Runs it with some of them.
+        runs_max: How often; what has been reached by then is returned.
+    """
+    kept, parts, runs = list(keys), 1, 0
+    while kept and parts <= len(kept):
+        size = -(-len(kept) // parts)
+        for start in range(0, len(kept), size):
+            if runs >= runs_max:
+                return kept
+            runs += 1
+            rest = kept[:start] + kept[start + size :]
+            if fails(rest):
+                kept, parts = rest, max(1, parts - 1)
+                break
+        else:
+            if size == 1:
+                break
+            parts = min(2 * parts, len(kept))
+    return kept

@@ -1,0 +1,579 @@
+"""`History`: what clients asked of an object and what came back, as a test records it, for a check afterwards.
+
+Whether a history is linearizable: one order explains all results, and no operation moves past one before it. PURE.
+
+Each object (`Model.key`) is checked by itself: if each is linearizable, the whole is. The search is that of Wing and
+Gong, with the memory of Lowe: it takes operations, in any order that their times allow, as long as the model answers
+what came back, and goes back when it cannot go on. A pair (operations taken, state) that it has met once is not taken
+again. An operation that has failed is left out; one whose outcome is unknown may be taken at any time after it began,
+with any result, or never.
+
+    event    0      1       2        3        4
+    a        add(1) ......... -> 1                     the first return bounds what may be taken next: whoever began
+    b               read() .................. -> 0     after it comes after it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Literal, NoReturn, Self, cast
+
+import attrs
+import trio
+
+from trimesh import limits
+from trimesh.shape.point import place_name
+
+# ---- histories -------------------------------------------------------------------------------------------------------
+
+
+class History:
+    """The operations of one run, with the times at which they began and ended; simulated or over real processes.
+
+    It stays in the process of the test: clocks of other processes cannot be compared. Record around the calls that the
+    test makes; a client that is an actor is called for each of its operations.
+
+    Example:
+        ```python
+        history = History()
+        with history.invoke(point, "add", 1) as adding:
+            adding.ok(await counter.add.call_one(1))
+        history.check(Model.counter())
+        ```
+    """
+
+    def __init__(self) -> None:
+        self._recorded: list[Recorded] = []
+        self._events = 0
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """What has been recorded, in the order in which it began."""
+        return tuple(one.operation for one in self._recorded)
+
+    def invoke(self, client: Hashable, name: str, *arguments: Any) -> Recorded:
+        """Record that an operation begins now.
+
+        Args:
+            client: Who asks: a point, or any name.
+            name: Of the operation, as the model knows it.
+            arguments: Of the operation.
+
+        Returns:
+            What is told of the end; as a context manager it records an unknown outcome when none was told.
+
+        Raises:
+            RuntimeError: No Trio runs.
+        """
+        made = Recorded(self, Operation(client, (name, *arguments), self._now()))
+        self._recorded.append(made)
+        return made
+
+    def check(self, model: Model) -> None:
+        """Check that the operations are linearizable: `check_linearizable`, with all that it raises."""
+        check_linearizable(self.operations, model)
+
+    def _now(self) -> Moment:
+        self._events += 1
+        return trio.current_time(), self._events
+
+    def __str__(self) -> str:
+        return "\n".join(table(self.operations))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a History stays in the process that records it, as clocks of others cannot be compared with its own: "
+            "record around the calls that the test makes"
+        )
+
+
+class Recorded:
+    """One operation under way: tell what came of it by `ok`, `fail` or `unknown`, once.
+
+    As a context manager it passes every exception on, and records an unknown outcome if nothing was told: a call that
+    raised `ProcDied`, or was cancelled, may have happened all the same, or may happen yet.
+
+    Attributes:
+        operation: What is known of it.
+    """
+
+    def __init__(self, history: History, operation: Operation) -> None:
+        self._history = history
+        self.operation = operation
+
+    def ok(self, result: Any = None) -> None:
+        """Record that it has happened, and what came back."""
+        self._end("ok", result)
+
+    def fail(self) -> None:
+        """Record that it has surely not happened, and never will: it was refused."""
+        self._end("fail", None)
+
+    def unknown(self) -> None:
+        """Record that it is unknown: it may have happened, or may happen at any later time."""
+        self._end("unknown", None)
+
+    def _end(self, status: Status, result: Any) -> None:
+        begun = self.operation
+        if begun.end is not None:
+            raise RuntimeError(f"an operation ends once; {begun} has ended before this {status}")
+        moment = self._history._now()  # noqa: SLF001 - it counts the events for its parts
+        self.operation = Operation(begun.client, begun.call, begun.begin, status, result, moment)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.operation.end is None:
+            self.unknown()
+
+
+# ---- a history as a table: clients are columns, time goes down. PURE -------------------------------------------------
+
+
+def table(operations: Sequence[Operation], marked: Operation | None = None) -> Iterator[str]:
+    """Yield the lines of a table of operations; a client with several at one time has several columns.
+
+    Args:
+        operations: What to show; of long ones the last `limits.HISTORY_ROWS` events.
+        marked: The one whose end gets an arrow.
+    """
+    columns = _columns(operations)
+    names = [client_text(client) for client, _ in columns]
+    events = sorted(
+        [(one.begin, 0, column, one) for column, (_, lane) in enumerate(columns) for one in lane]
+        + [
+            (one.end, 1, column, one) for column, (_, lane) in enumerate(columns) for one in lane if one.end is not None
+        ],
+        key=lambda event: event[:3],
+    )
+    rows: list[tuple[str, list[str], str]] = []
+    running = [False] * len(columns)
+    for moment, kind, column, operation in events:
+        cells = ["|" if is_running else "" for is_running in running]
+        cells[column] = _cut(operation.outcome if kind else call_text(operation.call))
+        running[column] = not kind
+        rows.append((f"{moment[0]:.6f}", cells, "  <--" if kind and operation is marked else ""))
+    shown = rows[-limits.HISTORY_ROWS :]
+    widths = (
+        [max(len(name), *(len(cells[at]) for _, cells, _ in shown)) for at, name in enumerate(names)] if shown else []
+    )
+    yield _line("time", names, widths, "")
+    if len(shown) < len(rows):
+        yield f"{'...':>14}  ({len(rows) - len(shown)} events before)"
+    for time, cells, mark in shown:
+        yield _line(time, cells, widths, mark)
+
+
+def _columns(operations: Sequence[Operation]) -> list[tuple[Hashable, list[Operation]]]:
+    """Return clients in the order in which they came, each with operations of which no two overlap."""
+    lanes: dict[Hashable, list[list[Operation]]] = {}
+    for operation in sorted(operations, key=lambda one: one.begin):
+        own = lanes.setdefault(operation.client, [])
+        free = (lane for lane in own if (end := lane[-1].end) is not None and end <= operation.begin)
+        lane = next(free, None)
+        if lane is None:
+            own.append([operation])
+        else:
+            lane.append(operation)
+    return [(client, lane) for client, own in lanes.items() for lane in own]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= limits.HISTORY_CELL_CHARS else text[: limits.HISTORY_CELL_CHARS - 3] + "..."
+
+
+def _line(time: str, cells: Sequence[str], widths: Sequence[int], mark: str) -> str:
+    columns = "  ".join(f"{cell:{width}}" for cell, width in zip(cells, widths, strict=True))
+    return f"{time:>14}  {columns}".rstrip() + mark
+
+
+# ---- one operation of a history: who asked for what, when, and what came of it. PURE ---------------------------------
+
+Call = tuple[Any, ...]
+"""What was asked: the name of the operation and its arguments, as `("write", "x", 3)`."""
+
+Moment = tuple[float, int]
+"""Seconds, and which of the events of that time it was; two events with equal moments happened in any order."""
+
+Status = Literal["ok", "fail", "unknown"]
+
+
+@attrs.frozen
+class Operation:
+    """One operation.
+
+    Attributes:
+        client: Who asked, as a point or a name; of one client several may be under way.
+        call: What for.
+        begin: When.
+        status: "ok": it has happened, and `result` came back. "fail": it has not happened, and never will. "unknown":
+            it may have happened, or may yet, at any time after `begin`.
+        result: What came back.
+        end: When that was known; None for what is under way still.
+    """
+
+    client: Hashable
+    call: Call
+    begin: Moment
+    status: Status = "unknown"
+    result: Any = None
+    end: Moment | None = None
+
+    def __str__(self) -> str:
+        return f"{client_text(self.client)} {call_text(self.call)} {self.outcome}"
+
+    @property
+    def outcome(self) -> str:
+        """What came of it, for people: `-> 3`, `failed`, `unknown`."""
+        return f"-> {self.result!r}" if self.status == "ok" else "failed" if self.status == "fail" else "unknown"
+
+
+def client_text(client: Hashable) -> str:
+    return place_name("", cast("Mapping[str, int]", client)) if isinstance(client, Mapping) else str(client)
+
+
+def call_text(call: Call) -> str:
+    """Return what was asked, for people: `write('x', 3)`."""
+    return f"{call[0]}({', '.join(map(repr, call[1:]))})"
+
+
+# ---- linearizability -------------------------------------------------------------------------------------------------
+
+# Whether a history is linearizable: one order explains all results, and no operation moves past one before it. PURE.
+
+_END: Final = 0
+"""Number of the entry before the first, which is also the one after the last."""
+
+
+class UndecidedError(RuntimeError):
+    """The search has looked at `limits.LINEARIZATION_STATES_MAX` states, and does not know yet."""
+
+
+class NotLinearizable(AssertionError):
+    """No order of the operations explains what came back.
+
+    Attributes:
+        key: The object that it is about, of a model with keys.
+        prefix: The shortest beginning of its history that no order explains; what had not ended then counts as unknown.
+        culprit: The operation of which the result ends it.
+        order: Operations that explain the history up to there, in their order.
+        state: Of the model after these.
+    """
+
+    def __init__(
+        self,
+        key: Hashable,
+        prefix: tuple[Operation, ...],
+        culprit: Operation,
+        order: tuple[Operation, ...],
+        state: Any,
+    ) -> None:
+        super().__init__(key, prefix, culprit, order, state)
+        self.key, self.prefix, self.culprit, self.order, self.state = key, prefix, culprit, order, state
+
+    def __str__(self) -> str:
+        of = "" if self.key is None else f" of {self.key!r}"
+        taken = ", ".join(map(str, self.order[-limits.HISTORY_ROWS :])) or "of none"
+        return "\n".join(
+            [
+                f"not linearizable: no order of the operations{of} explains {self.culprit}",
+                *table(self.prefix, self.culprit),
+                f"the operations before it are explained by the order {taken}; the state is then {self.state!r}",
+            ]
+        )
+
+
+def check_linearizable(operations: Iterable[Operation], model: Model) -> None:
+    """Check that one order of the operations, within their times, explains what came back of each.
+
+    Args:
+        operations: Of one history, in any sequence.
+        model: What the object does when one operation happens after the other.
+
+    Raises:
+        NotLinearizable: There is no such order. The text shows the shortest beginning of the history that fails.
+        UndecidedError: That cannot be said within `limits.LINEARIZATION_STATES_MAX` states.
+        TypeError: The model's states have no hash, or its `step` returns something else than a pair or None.
+
+    Cost: linear in the history while few operations overlap; exponential in those that do, and in unknown outcomes.
+    """
+    parts: dict[Hashable, list[Operation]] = {}
+    for operation in operations:
+        if operation.status != "fail":
+            key = None if model.key is None else model.key(operation.call)
+            parts.setdefault(key, []).append(operation)
+    failures = [_failure(key, part, model) for key, part in parts.items() if _Search(part, model).order() is None]
+    if failures:
+        raise min(failures, key=lambda failure: failure.culprit.end or failure.culprit.begin)
+
+
+def _failure(key: Hashable, operations: Sequence[Operation], model: Model) -> NotLinearizable:
+    """Find the shortest beginning that fails: if one does, all longer ones do."""
+    ended = sorted((one for one in operations if one.status == "ok"), key=_end)
+    explained, failing = 0, len(ended)  # operations that have returned
+    while failing - explained > 1:
+        middle = (explained + failing) // 2
+        if _Search(_until(operations, _end(ended[middle - 1])), model).order() is None:
+            failing = middle
+        else:
+            explained = middle
+    culprit = ended[failing - 1]
+    prefix = _until(operations, _end(culprit))
+    without = [attrs.evolve(one, status="unknown") if one is culprit else one for one in prefix]
+    search = _Search(without, model)
+    order = tuple(without[number] for number in search.order() or ())
+    return NotLinearizable(key, tuple(prefix), culprit, order, search.state)
+
+
+def _end(operation: Operation) -> Moment:
+    assert operation.end is not None, "an operation that is ok has ended"
+    return operation.end
+
+
+def _until(operations: Iterable[Operation], moment: Moment) -> list[Operation]:
+    """Return the history up to a moment: what ends later is under way."""
+    begun = (operation for operation in operations if operation.begin <= moment)
+    return [
+        one if one.end is None or one.end <= moment else attrs.evolve(one, status="unknown", result=None, end=None)
+        for one in begun
+    ]
+
+
+def _is_pair(answer: object) -> bool:
+    return isinstance(answer, tuple) and len(cast("Any", answer)) == 2
+
+
+class _Search:
+    """The search for one order.
+
+    Attributes:
+        state: Of the model after what is taken.
+    """
+
+    def __init__(self, operations: Sequence[Operation], model: Model) -> None:
+        self._operations = operations
+        self._step = model.step
+        self.state = model.initial
+        self._must = [operation.status == "ok" for operation in operations]
+        events = [(operation.begin, 0, number) for number, operation in enumerate(operations)]
+        events += [(_end(one), 1, number) for number, one in enumerate(operations) if self._must[number]]
+        events.sort()
+        # A ring of entries, 0 is its beginning and its end: what is taken leaves it, and can come back to its place.
+        size = len(events) + 1
+        self._next = [*range(1, size), _END]
+        self._before = [size - 1, *range(size - 1)]
+        self._is_return = [False, *(kind == 1 for _, kind, _ in events)]
+        self._number = [-1, *(number for _, _, number in events)]
+        self._entries: list[list[int]] = [[] for _ in operations]
+        for entry, (_, _, number) in enumerate(events, 1):
+            self._entries[number].append(entry)
+        self._twin = self._twins(events)
+
+    def _twins(self, events: Iterable[tuple[Moment, int, int]]) -> dict[int, int]:
+        """Return, for an unknown operation, an earlier one that asks the same: it may as well be taken first."""
+        last: list[int] = []
+        twins: dict[int, int] = {}
+        for _, _, number in events:
+            if self._must[number]:
+                continue
+            call = self._operations[number].call
+            for place, other in enumerate(last):
+                if self._operations[other].call == call:
+                    twins[number], last[place] = other, number
+                    break
+            else:
+                last.append(number)
+        return twins
+
+    def order(self) -> list[int] | None:
+        """Return numbers of operations in an order that explains all of them, or None.
+
+        Raises:
+            UndecidedError: It takes too many states.
+        """
+        left = sum(self._must)
+        done = 0
+        taken: list[tuple[int, Any]] = []
+        met: set[tuple[int, Any]] = set()
+        entry = self._next[_END]
+        while left:
+            if entry == _END or self._is_return[entry]:
+                if not taken:
+                    return None
+                number, self.state = taken.pop()
+                self._put_back(number)
+                done ^= 1 << number
+                left += self._must[number]
+                entry = self._next[self._entries[number][0]]
+                continue
+            number = self._number[entry]
+            answer = self._take(number, done)
+            if answer is None or self._has_met(met, (done | 1 << number, answer[0])):
+                entry = self._next[entry]
+                continue
+            taken.append((number, self.state))
+            self.state = answer[0]
+            self._take_out(number)
+            done |= 1 << number
+            left -= self._must[number]
+            entry = self._next[_END]
+        return [number for number, _ in taken]
+
+    def _take(self, number: int, done: int) -> tuple[Any, Any] | None:
+        """Return what the model makes of an operation now, or None if that is not what came back."""
+        operation, twin = self._operations[number], self._twin.get(number)
+        if twin is not None and not done >> twin & 1:
+            return None
+        answer: Any = self._step(self.state, operation.call)
+        if answer is None:
+            return None
+        if not _is_pair(answer):
+            raise TypeError(f"the step of a model returns (state, result) or None; for {operation.call!r}: {answer!r}")
+        state, result = answer
+        if self._must[number]:
+            return (state, result) if result == operation.result else None
+        return None if state == self.state else (state, result)  # unknown, and changes nothing: it explains nothing
+
+    @staticmethod
+    def _has_met(met: set[tuple[int, Any]], pair: tuple[int, Any]) -> bool:
+        """Return whether this was met before, and remember it."""
+        before = len(met)
+        try:
+            met.add(pair)
+        except TypeError as error:
+            raise TypeError(
+                f"the state of a model needs a hash, as tuples and frozensets have; got {pair[1]!r}"
+            ) from error
+        if len(met) > limits.LINEARIZATION_STATES_MAX:
+            raise UndecidedError(
+                f"a history is looked at in at most {limits.LINEARIZATION_STATES_MAX:,} states "
+                "(limits.LINEARIZATION_STATES_MAX): let fewer operations overlap or be unknown, or give the model a key"
+            )
+        return len(met) == before
+
+    def _take_out(self, number: int) -> None:
+        for entry in self._entries[number]:
+            self._next[self._before[entry]] = self._next[entry]
+            self._before[self._next[entry]] = self._before[entry]
+
+    def _put_back(self, number: int) -> None:
+        for entry in reversed(self._entries[number]):
+            self._next[self._before[entry]] = entry
+            self._before[self._next[entry]] = entry
+
+
+# ---- what an object does when one operation happens after the other: the measure of a history. PURE ------------------
+
+# state, call  --step-->  next state, result        or None: the call cannot happen in this state
+
+State = Any
+"""Of a model; it must have a hash, as numbers, strings, tuples and frozensets do."""
+
+Step = Callable[[State, Call], "tuple[State, Any] | None"]
+
+
+@attrs.frozen
+class Model:
+    """A sequential model: a state, and a pure function that says what each call makes of it and returns.
+
+    Attributes:
+        initial: State before the first operation.
+        step: `step(state, call)` gives the next state and the result, or None where the call cannot happen. A call is a
+            tuple of the operation's name and its arguments: `match call: case ("add", n): return state + n, state + n`.
+        key: What a call is about, or None. Objects of different keys are independent, each begins with `initial`, and
+            each is checked by itself, which is much faster.
+
+    Example:
+        >>> def step(state, call):
+        ...     match call:
+        ...         case ("add", n):
+        ...             return state + n, state + n
+        ...         case ("read",):
+        ...             return state, state
+        >>> Model(0, step).step(3, ("add", 2))
+        (5, 5)
+    """
+
+    initial: State
+    step: Step
+    key: Callable[[Call], Hashable] | None = None
+
+    def keyed(self) -> Model:
+        """Return the model of many such objects; the first argument of each call says which: `("write", "x", 3)`."""
+        step = self.step
+        return Model(self.initial, lambda state, call: step(state, (call[0], *call[2:])), lambda call: call[1])
+
+    @classmethod
+    def register(cls, initial: Any = None) -> Model:
+        """A value: `read()` returns it, `write(value)` returns None, `cas(old, new)` whether it was `old`."""
+        return cls(initial, _register)
+
+    @classmethod
+    def counter(cls, initial: float = 0) -> Model:
+        """A number: `read()` and `add(n)` return it; what `add` returns holds the new number."""
+        return cls(initial, _counter)
+
+    @classmethod
+    def set(cls) -> Model:
+        """A set, each value by itself: `add(value)` and `discard(value)` return whether it changed, `has(value)` so.
+
+        Calls about the whole set, as its size, need a model of their own: values are checked one by one.
+        """
+        return cls(initial=False, step=_one_value, key=lambda call: call[1])
+
+    @classmethod
+    def queue(cls) -> Model:
+        """First in, first out: `put(value)` returns None, `get()` the oldest, and cannot happen when there is none."""
+        return cls((), _queue)
+
+
+def _register(state: Any, call: Call) -> tuple[Any, Any] | None:
+    match call:
+        case ("read",):
+            return state, state
+        case ("write", value):
+            return value, None
+        case ("cas", old, new):
+            return (new, True) if state == old else (state, False)
+        case _:
+            raise _unknown(call, "read(), write(value), cas(old, new)")
+
+
+def _counter(state: Any, call: Call) -> tuple[Any, Any] | None:
+    match call:
+        case ("read",):
+            return state, state
+        case ("add", n):
+            return state + n, state + n
+        case _:
+            raise _unknown(call, "read(), add(n)")
+
+
+def _one_value(state: Any, call: Call) -> tuple[Any, Any] | None:
+    match call:
+        case ("add", _):
+            return True, not state
+        case ("discard", _):
+            return False, state
+        case ("has", _):
+            return state, state
+        case _:
+            raise _unknown(call, "add(value), discard(value), has(value)")
+
+
+def _queue(state: Any, call: Call) -> tuple[Any, Any] | None:
+    match call:
+        case ("put", value):
+            return (*state, value), None
+        case ("get",):
+            return (state[1:], state[0]) if state else None
+        case _:
+            raise _unknown(call, "put(value), get()")
+
+
+def _unknown(call: Call, known: str) -> ValueError:
+    return ValueError(f"this model has the operations {known}; the history has {call!r}: write a Model of your own")

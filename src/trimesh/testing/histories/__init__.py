@@ -1,1 +1,0 @@
-"""Histories of operations, and whether one order explains them."""

@@ -1,1 +1,0 @@
-"""Tests and their seeds: how one item runs, and what is said of a failure."""

@@ -1,0 +1,399 @@
+"""Threads of simulated actors: a function runs inline after a seeded delay, and sleeps in virtual time (rule S1).
+
+A real thread would go on in real time. So `trio.to_thread.run_sync` of an actor, and what Trio does with it (its files,
+its paths), calls the function in Trio's thread, and so does an endpoint with `thread=True`. The time that the function
+sleeps by `time.sleep` passes when it has returned: until then its caller waits.
+
+End the tasks of a simulated process as SIGKILL would: none of their code runs any more, not even clean-up.
+
+Trio can cancel a task and Python can close a coroutine; both run its `finally`. What a killed process does not do must
+not be done here either, so two private places are used, which are tried out at first use:
+
+    Trio       resumes a task by `task.coro.send`: a task that is dropped has a coroutine that has ended already, and so
+               leaves its nursery in the next tick
+    CPython    throws GeneratorExit into a suspended coroutine or generator when its last reference goes, but only if it
+               is not marked as finalized: those of the dropped tasks are, and their frames are freed as they are
+
+What is freed with the frames still has its destructors (`__del__`). Where an interpreter has no such mark, tasks are
+cancelled, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import functools
+import gc
+import io
+import os
+import random
+import sys
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Final, NoReturn, TypeVar
+
+import attrs
+import trio
+
+from trimesh._runtime.life.current import find_proc_anywhere
+from trimesh._runtime.life.proc import Proc
+from trimesh._transport.interface.base import Link, Transport
+from trimesh.ids import ProcId
+from trimesh.testing.simulated.guards import Change, is_in_actor
+from trimesh.testing.simulated.time import SimTime
+
+T = TypeVar("T")
+
+THREAD_SECONDS: Final = 0.01
+"""A thread starts late by up to this."""
+
+
+@attrs.define(eq=False)
+class SimThreads:
+    """The threads of one simulated run.
+
+    Attributes:
+        draw: Random numbers of the delays.
+        time: The clocks that code in a thread reads.
+    """
+
+    draw: random.Random
+    time: SimTime
+
+    async def run(self, function: Callable[[], T], *, is_left: bool = False) -> T:
+        """Run a function as a thread would.
+
+        Args:
+            function: What.
+            is_left: Whether a caller that is cancelled leaves it behind.
+        """
+        await trio.sleep(self.draw.uniform(0, THREAD_SECONDS))
+        before, self.time.in_thread = self.time.in_thread, 0.0
+        try:
+            result = function()
+        finally:
+            slept, self.time.in_thread = self.time.in_thread, before
+        if slept:
+            with trio.CancelScope(shield=not is_left):
+                await trio.sleep(slept)
+        return result
+
+    def changes(self) -> list[Change]:
+        """Return what runs in this way what actors give to `trio.to_thread`."""
+        real, back, back_sync = trio.to_thread.run_sync, trio.from_thread.run, trio.from_thread.run_sync
+        check = trio.from_thread.check_cancelled
+
+        async def run_sync(
+            function: Callable[..., Any],
+            *args: Any,
+            abandon_on_cancel: bool = False,
+            limiter: trio.CapacityLimiter | None = None,
+            **options: Any,
+        ) -> Any:
+            if not is_in_actor():
+                return await real(function, *args, abandon_on_cancel=abandon_on_cancel, limiter=limiter, **options)
+            slot: AbstractAsyncContextManager[Any] = nullcontext() if limiter is None else limiter
+            async with slot:
+                return await self.run(lambda: function(*args), is_left=abandon_on_cancel)
+
+        def run_back(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            if self.time.in_thread is None:
+                return back(function, *args, **options)
+            raise RuntimeError(
+                "the thread of a simulated actor cannot wait for Trio, in whose own thread it runs: return to the "
+                'endpoint and await there, or test it over real processes: `@pytest.mark.mesh_backend("proc")`'
+            )
+
+        def run_back_sync(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            return back_sync(function, *args, **options) if self.time.in_thread is None else function(*args)
+
+        def check_cancelled() -> None:
+            if self.time.in_thread is None:  # else it runs while nothing else does, a cancel included
+                check()
+
+        path: Any = trio._path  # noqa: SLF001 - it has the function by its own name
+        return [
+            (trio.to_thread, "run_sync", run_sync),
+            (path, "run_sync", run_sync),
+            (trio.from_thread, "run", run_back),
+            (trio.from_thread, "run_sync", run_back_sync),
+            (trio.from_thread, "check_cancelled", check_cancelled),
+        ]
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+# Descriptors of simulated processes: they end with their process, as the system ends those of a real one.
+#
+# All simulated processes share the descriptors of one process of the machine. What an actor opens is remembered as its
+# process's. When that is killed, each becomes a descriptor of nothing at once: locks are free, and what a file object
+# has in its buffer is written nowhere. The file object is closed then; a number without one is closed when the run
+# ends, as an object that is freed until then may close it.
+
+_NUMBERS: Final = ("open", "dup", "pipe", "pipe2", "memfd_create", "eventfd", "openpty", "pidfd_open")
+"""Functions of `os` that return one or two new descriptors."""
+
+Identity = tuple[int, int]
+"""What a descriptor is of: device and number of the file."""
+
+
+@attrs.define(eq=False)
+class _Opened:
+    """A descriptor.
+
+    Attributes:
+        owner: The process that has opened it.
+        identity: Of what; another one says that it was closed, and the number is another's now.
+        file: The file object that closes it; None where there is none.
+    """
+
+    owner: ProcId
+    identity: Identity
+    file: weakref.ref[Any] | None
+
+
+@attrs.define(eq=False)
+class SimFiles:
+    """The descriptors that the actors of one run have opened."""
+
+    _opened: dict[int, _Opened] = attrs.field(factory=dict[int, _Opened])
+    _nothing: int | None = None
+
+    def ended(self, owner: ProcId, *, is_killed: bool) -> None:
+        """Take the descriptors from a process that has ended.
+
+        Args:
+            owner: The process.
+            is_killed: Whether it has ended otherwise than by itself; if not, its file objects close themselves.
+        """
+        for number, opened in list(self._opened.items()):
+            if opened.owner != owner or (opened.file is not None and not is_killed):
+                continue
+            if _identity(number) == opened.identity:
+                nothing = self._of_nothing()
+                os.dup2(nothing, number, inheritable=False)
+                opened.identity = _identity(nothing) or opened.identity
+                file = None if opened.file is None else opened.file()
+                if file is not None:
+                    with suppress(OSError, ValueError):  # of what it was in the midst of
+                        file.close()
+            else:
+                del self._opened[number]
+
+    def _of_nothing(self) -> int:
+        if self._nothing is None:
+            self._nothing = os.memfd_create("ended", os.MFD_CLOEXEC)
+        return self._nothing
+
+    def _note(self, number: int, file: Any = None) -> None:
+        identity = _identity(number)
+        proc = find_proc_anywhere() if is_in_actor() else None
+        if proc is None or identity is None:
+            self._opened.pop(number, None)  # the number of one that was closed
+        else:
+            self._opened[number] = _Opened(proc.proc_id, identity, None if file is None else weakref.ref(file))
+
+    def _opening(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `open` that notes the descriptor of each file object."""
+
+        def open_noted(*args: Any, **kwargs: Any) -> Any:
+            made = real(*args, **kwargs)
+            with suppress(OSError):
+                self._note(made.fileno(), made if kwargs.get("closefd", True) else None)
+            return made
+
+        return open_noted
+
+    def _numbering(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function of `os` that notes the descriptors which it returns."""
+
+        def open_noted(*args: Any, **kwargs: Any) -> Any:
+            made: Any = real(*args, **kwargs)
+            numbers: tuple[int, ...] = (made,) if isinstance(made, int) else made
+            for number in numbers:
+                self._note(number)
+            return made
+
+        return open_noted
+
+    def changes(self) -> list[Change]:
+        """Return what notes the descriptors that actors open."""
+        names = [name for name in _NUMBERS if hasattr(os, name)]
+        opening = self._opening(io.open)
+        changes: list[Change] = [(os, name, self._numbering(getattr(os, name))) for name in names]
+        return [*changes, (builtins, "open", opening), (io, "open", opening)]
+
+    def close(self) -> None:
+        """Close what is left when the run ends."""
+        nothing = None if self._nothing is None else _identity(self._nothing)
+        for number, opened in self._opened.items():
+            if opened.file is None and opened.identity == nothing == _identity(number):
+                os.close(number)
+        if self._nothing is not None:
+            os.close(self._nothing)
+
+
+def _identity(number: int) -> Identity | None:
+    """Return what a descriptor is of, or None when it is closed."""
+    try:
+        status = os.fstat(number)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+# ---- dropping --------------------------------------------------------------------------------------------------------
+
+# End the tasks of a simulated process as SIGKILL would: none of their code runs any more, not even clean-up.
+
+SUSPENDED: Final = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
+
+_NOT_THROUGH: Final = (
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.CodeType,
+    type,
+    trio.lowlevel.Task,
+    trio.Nursery,
+    trio.CancelScope,
+    Link,
+    Proc,
+    Transport,
+)
+"""Where the search for what a process has suspended ends: behind these is what other processes have, too."""
+
+_GC_HEADER_BYTES: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
+_FINALIZED: Final = 1
+"""Bit of the second word of the header that the collector keeps before an object (`_PyGC_PREV_MASK_FINALIZED`)."""
+
+
+class CleanupRunsWarning(UserWarning):
+    """This interpreter cannot free a coroutine as it is: simulated kills run the clean-up of their victims."""
+
+
+class _Ended:
+    """Stands for the coroutine of a task that has ended."""
+
+    cr_frame = cr_await = None
+    cr_running = False
+
+    def send(self, _: object) -> NoReturn:
+        raise StopIteration
+
+    throw = send
+
+
+_ENDED: Final = _Ended()
+
+
+def drop_tasks(root: trio.lowlevel.Task, also: Iterable[object] = ()) -> bool:
+    """End a task and all below it in the next tick; none of them is resumed.
+
+    A task that calls this for a tree that it is part of goes on until it waits. Its scope must be cancelled then.
+
+    Args:
+        root: The task.
+        also: Further objects of the same process, which may have suspended generators.
+
+    Returns:
+        Whether that was possible; if not, nothing was done.
+    """
+    if not can_drop():
+        return False
+    core: Any = trio._core  # noqa: SLF001 - see above
+    runner: Any = core._run.GLOBAL_RUN_CONTEXT.runner  # noqa: SLF001 - the same
+    coroutines: list[object] = []
+    for task in list(_tree(root)):
+        coroutines.append(task.coro)
+        _end(runner, task)
+    for thing in _suspended(*coroutines, *also):
+        _mark_finalized(thing)
+        if isinstance(thing, types.AsyncGeneratorType):
+            runner.asyncgens.alive.discard(thing)  # they are closed at the end of the run otherwise
+    return True
+
+
+@functools.cache
+def can_drop() -> bool:
+    """Tell whether coroutines can be freed as they are; tried out at first use.
+
+    Warns:
+        CleanupRunsWarning: They cannot.
+    """
+    closed: list[int] = []
+
+    def suspended() -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            closed.append(1)
+
+    made = suspended()
+    next(made)
+    if sys.implementation.name == "cpython" and sys.getsizeof(made) - made.__sizeof__() == _GC_HEADER_BYTES:
+        _mark_finalized(made)
+    del made
+    if not closed:
+        return True
+    text = "this interpreter cannot free a suspended coroutine: simulated kills run the clean-up of their victims"
+    warnings.warn(text, CleanupRunsWarning, stacklevel=2)
+    return False
+
+
+def _tree(root: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    yield root
+    for nursery in root.child_nurseries:
+        for child in nursery.child_tasks:
+            yield from _tree(child)
+
+
+def _end(runner: Any, task: Any) -> None:
+    """Let a task end at its next step, and see to it that it has one."""
+    is_parent = False
+    for nursery in task._child_nurseries:  # noqa: SLF001 - see the head of this file
+        is_parent = is_parent or nursery._parent_waiting_in_aexit  # noqa: SLF001
+        nursery._parent_waiting_in_aexit = False  # noqa: SLF001 - no task is woken when the last child has ended
+    task._child_nurseries = []  # noqa: SLF001
+    is_running, task.coro = task.coro.cr_running, _ENDED
+    if is_running:
+        return
+    if task._next_send_fn is not None:  # noqa: SLF001 - it is about to run
+        task._next_send_fn = _ENDED.send  # noqa: SLF001
+        return
+    abort, task._abort_func = task._abort_func, None  # noqa: SLF001
+    if is_parent or (abort is not None and abort(_raise_killed) is trio.lowlevel.Abort.SUCCEEDED):
+        runner.reschedule(task)
+    # What cannot be aborted, a thread of the system, reschedules the task itself when it is over.
+
+
+def _raise_killed() -> NoReturn:
+    raise ProcessLookupError("the simulated process was killed")
+
+
+def _suspended(*roots: object) -> Iterator[object]:
+    """Yield the coroutines and generators that can be reached from some objects of one process."""
+    seen: set[int] = set()
+    ends: dict[type, bool] = {}  # a question to an abstract class is slow, and of thousands of objects few types differ
+    found = list(roots)
+    while found:
+        thing = found.pop()
+        if id(thing) in seen or not gc.is_tracked(thing):
+            continue
+        kind = type(thing)
+        if (is_end := ends.get(kind)) is None:
+            is_end = ends[kind] = issubclass(kind, _NOT_THROUGH)
+        if is_end:
+            continue
+        seen.add(id(thing))
+        if kind in SUSPENDED:
+            yield thing
+        found += gc.get_referents(thing)
+
+
+def _mark_finalized(thing: object) -> None:
+    word = ctypes.c_size_t.from_address(id(thing) - _GC_HEADER_BYTES // 2)
+    word.value |= _FINALIZED
