@@ -104,13 +104,13 @@ def agent() -> None:
 
 def agents() -> None:
     """Be a template of such agents."""
-    from trimesh.jobs.forked import process
+    from trimesh.jobs import local
 
     class Agent:
         main = staticmethod(agent)
 
-    process.agent = Agent  # type: ignore[assignment]
-    process.serve()
+    local.agent = Agent  # type: ignore[assignment]
+    local.serve()
 
 
 @contextmanager
@@ -122,8 +122,8 @@ def copied_agents(template: SpawnerTemplate) -> Generator[None, None, None]:
     if importlib.util.find_spec("cryptography") is None:  # then there are no hosts
         yield
         return
-    from trimesh.jobs import child_agent, local
-    from trimesh.jobs.forked import template as forked
+    from trimesh.jobs import launcher, local
+    from trimesh.jobs import local as forked
     from trimesh.testing.real import network_job
 
     interpreter = sys.executable  # a test may name another one, or one that is not there
@@ -134,7 +134,7 @@ def copied_agents(template: SpawnerTemplate) -> Generator[None, None, None]:
         agent = local.agent_command()
         prefix = list(command)[: -len(agent)]
         if list(command[len(prefix) :]) != agent or not is_apart or sys.executable != interpreter:
-            return await child_agent.start_child(command, host, env, is_apart=is_apart)
+            return await launcher.start_child(command, host, env, is_apart=is_apart)
         await trio.lowlevel.checkpoint()
         network = next((word.removeprefix(NETWORK) for word in prefix if word.startswith(NETWORK)), "")
         return copied(template, f"{__name__}:agent", ["-c"], os.environ if env is None else env, network)

@@ -12,9 +12,8 @@ import trio
 from tests.patience import HANG_SECONDS
 from tests.runtime.processes import parent_of
 
-from trimesh.jobs.child_agent import ChildAgent
-from trimesh.jobs.forked import AgentTemplate
-from trimesh.jobs.local import LocalJob
+from trimesh.jobs.launcher import ChildAgent
+from trimesh.jobs.local import AgentTemplate, LocalJob
 
 
 async def test_forked_agent_leads_a_session_and_ends_with_its_lifeline() -> None:

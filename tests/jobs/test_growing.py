@@ -22,7 +22,7 @@ pytest.importorskip("cryptography")
 
 from trimesh import jobs
 from trimesh._native import tls
-from trimesh.jobs.child_agent import ChildAgent
+from trimesh.jobs.launcher import ChildAgent
 from trimesh.jobs.local import LocalLauncher
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]

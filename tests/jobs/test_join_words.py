@@ -22,10 +22,9 @@ from trimesh import jobs, limits
 from trimesh._native import tls
 from trimesh.ids import ProcId
 from trimesh.jobs.addresses import checked_address
-from trimesh.jobs.child_agent import ChildAgent, start_child
 from trimesh.jobs.connections import CANNOT_JOIN, words_of_host
 from trimesh.jobs.identity import Authority, IdentityError, KeyRequest
-from trimesh.jobs.launcher import AgentExit, AgentOrder
+from trimesh.jobs.launcher import AgentExit, AgentOrder, ChildAgent, start_child
 from trimesh.jobs.local import LocalLauncher
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]

@@ -9,8 +9,8 @@ import sys
 import pytest
 from tests.rows import rows
 
-from trimesh.jobs.remote_python import NO_PYTHON, agent_command, agent_number
-from trimesh.jobs.words.ssh import start_failure
+from trimesh.jobs.launcher import NO_PYTHON, agent_command, agent_number
+from trimesh.jobs.ssh import start_failure
 
 
 @rows(

@@ -1,21 +1,49 @@
-"""Agents on this machine: over real TCP and TLS, for development and tests."""
+"""Agents on this machine: over real TCP and TLS, for development and tests.
+
+A process that has imported what agents do, and forks those of a `LocalJob`: one interpreter starts in place of many.
+
+    program --exec--> template: imports --fork--> agent --fork--> its spawner
+       |                 |<---- streams of an agent, a socket for it
+       |<-- pid, pidfd, then how it has ended
+
+AF-1 A copy becomes what an executed agent is, with a session and a process group of its own and the standard input that
+     is its lifeline, before it does anything; then it runs the same function.
+AF-2 Copies begin as an agent that is executed by the program would: where what it would inherit has changed since, it
+     is executed.
+AF-3 How an agent has ended is told by its parent, the template. If that is killed, the system kills its copies, and
+     that is how they have ended.
+AF-4 An agent is executed, too, where the template has ended: if that could not begin, the agent says why.
+AF-5 The template ends when the program has closed its end of the socket: at once when nothing of it is left, else when
+     the last copy has ended, which its own lifeline sees to.
+"""
 
 from __future__ import annotations
 
+import math
 import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import Final
+from contextlib import ExitStack, suppress
+from typing import Any, Final, NoReturn
 
 import attrs
 import trio
 
-from trimesh._runtime.hosts import marked
-from trimesh._runtime.system import host_name
+from trimesh import limits
+from trimesh._runtime.hosts import import_for_spawners, marked
+from trimesh._runtime.system import close_others, host_name, set_parent_death_signal, set_process_name
 from trimesh.context_managers import asynccontextmanager
-from trimesh.jobs.child_agent import ChildAgent, start_child
-from trimesh.jobs.forked import AgentTemplate, TemplateChild, interpreter_command
+from trimesh.errors import SpawnError
+from trimesh.jobs import agent
 from trimesh.jobs.job import Job, checked_hosts
-from trimesh.jobs.launcher import AgentOrder, Launcher
+from trimesh.jobs.launcher import AgentOrder, ChildAgent, Launcher, start_child
 
 _BOOT: Final = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; from trimesh.jobs.agent import {0}; {0}()"
 
@@ -104,3 +132,305 @@ def agent_command(entry: str = "main") -> list[str]:
         entry: The function of `trimesh.jobs.agent` that it is: `main` or `main_prepared`.
     """
     return interpreter_command(_BOOT.format(entry))
+
+
+# ---- what the program and the template say to each other -------------------------------------------------------------
+
+# A request is one byte with three descriptors: standard input and error of the agent, and the socket of its answers.
+# The first of those is its number, with a pidfd, told by the copy once it leads its session; or why it could not be
+# forked. The last one is its exit code, told by the template.
+
+REQUEST: Final = b"\1"
+REQUEST_FDS: Final = 3
+NUMBER: Final = struct.Struct("<i")
+TEXT_BYTES_MAX: Final = 1 << 12
+
+LEFT_SECONDS: Final = limits.AGENT_LEASE_SECONDS + limits.KILL_SECONDS
+"""An agent whose lifeline is closed has ended by then; one that a signal has stopped has not."""
+
+
+# ---- the template itself: its loop, and what it makes of a copy ------------------------------------------------------
+
+
+def serve() -> NoReturn:
+    """Fork an agent for each request, tell how each has ended, and end."""
+    requests = socket.socket(fileno=os.dup(0))
+    program = os.pidfd_open(os.getppid())
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    set_process_name("trimesh-agents")
+    import_for_spawners()
+    _Template(requests, program).run()
+    os._exit(0)
+
+
+class _Template:
+    """The loop of the template, and the copies that it is the parent of."""
+
+    def __init__(self, requests: socket.socket, program: int) -> None:
+        self._requests = requests
+        self._program = program
+        self._copies: dict[int, tuple[int, socket.socket]] = {}
+        self._poll = select.poll()
+        self._end = math.inf
+
+    def run(self) -> None:
+        """Serve until the program has left, and no copy is left; at most for so long."""
+        for fd in (self._requests.fileno(), self._program):
+            self._poll.register(fd, select.POLLIN)
+        while self._copies or self._end == math.inf:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                return
+            for fd, _ in self._poll.poll(None if left == math.inf else 1000 * left):
+                if fd in self._copies:
+                    self._reap(fd)
+                elif fd == self._program or not self._take():
+                    self._leave()
+
+    def _leave(self) -> None:
+        if self._end == math.inf:
+            self._end = time.monotonic() + LEFT_SECONDS
+            self._poll.unregister(self._requests)
+            self._poll.unregister(self._program)
+
+    def _take(self) -> bool:
+        data, fds, _, _ = socket.recv_fds(self._requests, 1, REQUEST_FDS, socket.MSG_CMSG_CLOEXEC)
+        if len(fds) != REQUEST_FDS:  # it has closed its end, or this process has no room for more
+            for fd in fds:
+                os.close(fd)
+            return bool(data)
+        told = socket.socket(fileno=fds[2])
+        try:
+            self._fork(fds[0], fds[1], told)
+        except OSError as error:
+            with suppress(OSError):
+                told.send(str(error).encode()[:TEXT_BYTES_MAX])
+            told.close()
+        finally:
+            os.close(fds[0])
+            os.close(fds[1])
+        return True
+
+    def _fork(self, stdin: int, stderr: int, told: socket.socket) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _be_copy(stdin, stderr, told, parent)
+            except BaseException:  # noqa: BLE001 - it must not run on as the template
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._copies[pidfd] = pid, told
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, told = self._copies.pop(pidfd)
+        self._poll.unregister(pidfd)
+        os.close(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(OSError):
+            told.send(NUMBER.pack(code))
+        told.close()
+
+
+def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> NoReturn:
+    os.setsid()
+    set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.dup2(stdin, 0)
+    os.dup2(stderr, 2)
+    with suppress(OSError):  # the one that has asked was cancelled: the standard input is closed, too
+        socket.send_fds(told, [NUMBER.pack(os.getpid())], [os.pidfd_open(os.getpid())])
+    close_others({0, 1, 2})
+    set_process_name("trimesh-agent")
+    agent.main()
+
+
+# ---- the template of agents as the program sees it -------------------------------------------------------------------
+
+BOOT: Final = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; from trimesh.jobs.local import serve; serve()"
+
+
+def interpreter_command(program: str) -> list[str]:
+    """Return what runs a program with the interpreter, its options and the paths of this process."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
+    return [sys.executable, *flags, "-c", program, *sys.path]
+
+
+def _surroundings() -> tuple[Any, ...]:
+    """Return what a process that is executed here and now inherits, and may be another one later."""
+    return dict(os.environ), os.getcwd(), list(sys.path), sys.executable
+
+
+class AgentTemplate:
+    """The template as the program sees it. Made by `start`; `close` ends it, when its agents have ended."""
+
+    def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
+        self._requests = requests
+        self._lock = trio.Lock()
+        self._process = process
+        self._pidfd = os.pidfd_open(process.pid)
+        self._surroundings = _surroundings()
+
+    @staticmethod
+    def start() -> AgentTemplate:
+        """Start it; it may be used at once.
+
+        Raises:
+            SpawnError: It cannot be started.
+        """
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.setblocking(False)  # noqa: FBT003
+            try:
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter
+                    interpreter_command(BOOT),
+                    stdin=theirs.fileno(),
+                    env=marked(dict(os.environ)),
+                    start_new_session=True,
+                )
+            except BaseException:
+                ours.close()
+                raise
+            finally:
+                theirs.close()
+        except OSError as error:
+            raise SpawnError(f"cannot start what agents are forked from: {error}") from error
+        return AgentTemplate(ours, process)
+
+    @property
+    def is_like_this(self) -> bool:
+        """Whether an agent that is executed now would inherit what its copies have (AF-2)."""
+        return self._surroundings == _surroundings()
+
+    async def fork(self, host: str) -> TemplateChild | None:
+        """Fork an agent; None where the template has ended. A cancel leaves one that finds its standard input closed.
+
+        Args:
+            host: Its name, for the error.
+
+        Raises:
+            SpawnError: It cannot be forked.
+        """
+        with ExitStack() as ours, ExitStack() as theirs:
+            try:
+                stdin, stdin_there = _pipe(ours, theirs, is_read_there=True)
+                stderr, stderr_there = _pipe(ours, theirs, is_read_there=False)
+                told, told_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours.enter_context(told)
+                theirs.enter_context(told_there)
+                told.setblocking(False)  # noqa: FBT003
+                passed = [stdin_there, stderr_there, told_there.fileno()]
+                await self._ask(passed)
+                theirs.close()
+                await trio.lowlevel.wait_readable(told)
+                data, fds, _, _ = socket.recv_fds(told, TEXT_BYTES_MAX, 1, socket.MSG_CMSG_CLOEXEC)
+            except (BrokenPipeError, ConnectionResetError):
+                return None
+            except OSError as error:
+                raise SpawnError(f"cannot start the agent of {host}: {error}") from error
+            if not data:
+                return None
+            if not fds:
+                is_code = len(data) == NUMBER.size
+                text = f"it has ended: {NUMBER.unpack(data)[0]}" if is_code else data.decode(errors="replace")
+                raise SpawnError(f"cannot start the agent of {host}: {text}")
+            ours.pop_all()
+        in_stream, err_stream = trio.lowlevel.FdStream(stdin), trio.lowlevel.FdStream(stderr)
+        return TemplateChild(NUMBER.unpack(data)[0], fds[0], in_stream, err_stream, told)
+
+    async def _ask(self, fds: Sequence[int]) -> None:
+        async with self._lock:
+            while True:
+                try:
+                    socket.send_fds(self._requests, [REQUEST], fds)
+                except BlockingIOError:
+                    await trio.lowlevel.wait_writable(self._requests)
+                else:
+                    return
+
+    @trio.lowlevel.enable_ki_protection
+    async def close(self) -> None:
+        """End it, and reap it; an agent that is left ends by its lifeline, or is killed. Shielded, bounded."""
+        self._requests.close()
+        with trio.CancelScope(shield=True):
+            for seconds in (LEFT_SECONDS + limits.KILL_SECONDS, limits.KILL_SECONDS):
+                with trio.move_on_after(seconds):
+                    await trio.lowlevel.wait_readable(self._pidfd)
+                    self._process.wait()
+                    break
+                self._process.kill()
+        os.close(self._pidfd)
+
+
+class TemplateChild:
+    """An agent that was forked from the template; has the members of `trio.Process` that `ChildAgent` uses."""
+
+    def __init__(
+        self,
+        pid: int,
+        pidfd: int,
+        stdin: trio.lowlevel.FdStream,
+        stderr: trio.lowlevel.FdStream,
+        told: socket.socket,
+    ) -> None:
+        self.pid = pid
+        self.stdin = stdin
+        self.stderr = stderr
+        self._pidfd = pidfd
+        self._told = told
+        self._lock = trio.Lock()
+        self._returncode: int | None = None
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for a signal, once it has ended and was reaped; else None."""
+        if self._returncode is None:
+            try:
+                data = self._told.recv(NUMBER.size)
+            except BlockingIOError:
+                return None
+            except OSError:
+                data = b""
+            self._returncode = NUMBER.unpack(data)[0] if data else -signal.SIGKILL  # AF-3
+            if not data:
+                self.send_signal(signal.SIGKILL)  # the system does that, too, at some time
+            trio.lowlevel.notify_closing(self._told)
+            self._told.close()
+            os.close(self._pidfd)
+            self._pidfd = -1
+        return self._returncode
+
+    async def wait(self) -> int:
+        """Wait until it was reaped, and return its exit code."""
+        await trio.lowlevel.checkpoint()
+        async with self._lock:
+            while (code := self.returncode) is None:
+                with suppress(trio.ClosedResourceError):
+                    await trio.lowlevel.wait_readable(self._told)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self._pidfd >= 0:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, sig)
+
+
+def _pipe(ours: ExitStack, theirs: ExitStack, *, is_read_there: bool) -> tuple[int, int]:
+    """Return the two ends of a pipe: ours, the agent's."""
+    ends = os.pipe()
+    here, there = reversed(ends) if is_read_there else ends
+    ours.callback(os.close, here)
+    theirs.callback(os.close, there)
+    return here, there

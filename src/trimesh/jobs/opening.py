@@ -14,31 +14,38 @@ JR-3 A spare host takes the place of one host. Where none is left, an agent is s
 JR-4 What was got for a host that could not be had is given back, when nothing of its agent is left.
 JR-5 Why a host is lost is decided once: its launcher says why the agent has ended, and what the agent has said last is
      the reason only where the launcher says nothing within `limits.AGENT_EXIT_SECONDS`.
+
+What a job does before an end of its hosts that is known: it says so, and then leaves their block while they live.
+
+    wait_notice --> `HostMesh.wait_notice` returns
+    wait_end    --> the block fails, and is cancelled
+
+Each once.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Final
 
 import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts import JobHost, RemoteHost, Successors, open_hosts_proc, own_hosts
-from trimesh._runtime.life import JobHosts, OwnedHost, Proc
+from trimesh._runtime.life import HostsNotice, JobHosts, OwnedHost, Proc
 from trimesh._runtime.tasks import run_to_end
 from trimesh._runtime.watch import ShownProgress, showing
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import MeshErrorGroup, Origin, SpawnError, leaves, set_origin
+from trimesh.errors import HostLost, MeshErrorGroup, Origin, SpawnError, leaves, set_origin
 from trimesh.jobs.connections import ListenAddress
 from trimesh.jobs.door import HostLinks, JoinedHost, open_host_links, own_credentials
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
-from trimesh.jobs.limit_watch import LimitWatch
 from trimesh.shape.extent import Extent
 from trimesh.shape.point import Point
 from trimesh.shape.region import Region
@@ -443,3 +450,34 @@ def _text_of(ended: AgentExit, farewell: str) -> str:
     last = ended.last_words or farewell
     words = f"; its last words: {last}" if last else ""
     return f"its agent has ended ({ended.text}){words}"
+
+
+# ---- limit watch -----------------------------------------------------------------------------------------------------
+
+# What a job does before an end of its hosts that is known: it says so, and then leaves their block while they live.
+
+_log: Final = logging.getLogger("trimesh")
+_REASON: Final = "time limit"
+"""See `HostLost.reason`."""
+
+
+class LimitWatch:
+    """The watch over one run of a job; `notice` tells the program."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.notice = HostsNotice()
+        self._launcher = launcher
+
+    async def run(self, fail: Callable[[Exception], None]) -> None:
+        """Tell the program, then end its block in order, by `fail`; until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell)
+            text = await self._launcher.wait_end()
+            self.notice.tell(text)
+            fail(HostLost(f"the block of the hosts is left while they live: {text}", reason=_REASON))
+            nursery.cancel_scope.cancel(reason="it is too late for a notice")
+
+    async def _tell(self) -> None:
+        text = await self._launcher.wait_notice()
+        _log.warning("%s", text)
+        self.notice.tell(text)

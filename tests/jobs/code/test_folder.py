@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trimesh.jobs.code.folder import CodeFolder
-from trimesh.jobs.code.manifest import CodeFile, Manifest, digest_of
+from trimesh.jobs.code.scanning import CodeFile, Manifest, digest_of
 
 
 @pytest.fixture

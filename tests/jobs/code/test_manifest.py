@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.rows import rows
 
 from trimesh.errors import ProtocolError
-from trimesh.jobs.code.manifest import CodeFile, Manifest, decoded, digest_of, is_inside
+from trimesh.jobs.code.scanning import CodeFile, Manifest, decoded, digest_of, is_inside
 
 DIGEST = digest_of(b"text")
 GOOD = CodeFile("src/a.py", DIGEST, 4)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from trimesh import limits
-from trimesh.jobs.code.manifest import digest_of
-from trimesh.jobs.code.scanning import Scanner
+from trimesh.jobs.code.scanning import Scanner, digest_of
 
 has_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

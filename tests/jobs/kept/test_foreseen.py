@@ -17,7 +17,7 @@ pytest.importorskip("cryptography")
 
 from trimesh._native import tls
 from trimesh.config import reread
-from trimesh.jobs.kept.foreseen import ForeseenEnd
+from trimesh.jobs.kept.kept_job import ForeseenEnd
 from trimesh.jobs.local import LocalLauncher
 
 

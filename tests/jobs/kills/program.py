@@ -11,7 +11,7 @@ import trio
 from tests.runtime.processes import parent_of
 
 from trimesh import Actor, endpoint, jobs, leaves
-from trimesh.jobs.forked import template
+from trimesh.jobs import local
 
 
 class Worker(Actor):
@@ -43,7 +43,7 @@ async def run(job: jobs.Job, stage: str) -> None:
 def main() -> None:
     """Run, and say what came of it."""
     expression, stage = sys.argv[1:]
-    template.BOOT = "import sys; sys.path[:] = sys.argv[1:]; from tests.jobs.kills.staged_agent import serve; serve()"
+    local.BOOT = "import sys; sys.path[:] = sys.argv[1:]; from tests.jobs.kills.staged_agent import serve; serve()"
     job = eval(expression, {"jobs": jobs})
     seen: list[BaseException] = []
     try:

@@ -91,8 +91,7 @@ def main() -> None:
 
 def serve() -> None:
     """Be the template of agents."""
-    from trimesh.jobs import agent
-    from trimesh.jobs.forked import process
+    from trimesh.jobs import agent, local
 
     be_agent: Any = agent.main
 
@@ -101,7 +100,7 @@ def serve() -> None:
         be_agent()
 
     vars(agent)["main"] = be_staged
-    process.serve()
+    local.serve()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from trimesh.jobs.packages.environment import Environment, prune
+from trimesh.jobs.packages import Environment, prune
 
 
 def made(folder: Path, name: str) -> Environment:

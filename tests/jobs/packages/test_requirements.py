@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trimesh import limits
-from trimesh.jobs.packages.requirements import read_requirements
+from trimesh.jobs.packages import read_requirements
 
 
 def test_files_that_are_taken_in_go_with_it(tmp_path: Path) -> None:

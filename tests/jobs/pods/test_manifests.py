@@ -18,7 +18,7 @@ import kubernetes_validate
 import yaml
 from tests.jobs.pods.jobset_schema import KUBERNETES, check_manifest
 
-from trimesh.jobs.kubernetes.manifests import (
+from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     INDEX_LABEL,
     PodsOfRun,
@@ -26,9 +26,9 @@ from trimesh.jobs.kubernetes.manifests import (
     checked_template,
     manifests_of,
     more_manifests,
+    yaml_text,
 )
-from trimesh.jobs.kubernetes.yaml_text import yaml_text
-from trimesh.jobs.words.kubernetes import place_of
+from trimesh.jobs.kubernetes.pods import place_of
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "ml"}, "annotations": {"note": "yes"}},

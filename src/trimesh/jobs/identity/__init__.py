@@ -4,9 +4,8 @@ Certificates are made by `cryptography` (extra `hosts`), which is imported when 
 machines read no clock: the caller hands in the time.
 """
 
-from trimesh.jobs.identity.authority import Authority, KeyRequest
-from trimesh.jobs.identity.credentials import PLAIN, Credentials, IdentityError, name_of
-from trimesh.jobs.identity.own_pki import ForeignAuthority, read_own_pki
+from trimesh.jobs.identity.authority import PLAIN, Authority, Credentials, IdentityError, KeyRequest, name_of
+from trimesh.jobs.identity.certificates import ForeignAuthority, read_own_pki
 from trimesh.jobs.identity.tokens import JoinToken, TokenLedger, proof_of
 
 __all__ = [

@@ -18,7 +18,7 @@ import msgspec
 from trimesh import limits
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
-from trimesh.jobs.identity.credentials import IdentityError
+from trimesh.jobs.identity.authority import IdentityError
 
 _PREFIX: Final = "trimesh-join-1"
 _PLAIN_PREFIX: Final = "trimesh-plain-1"

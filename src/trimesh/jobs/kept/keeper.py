@@ -10,6 +10,15 @@ KK-2 One program at a time has the hosts. They are the next one's when each agen
 KK-3 The lease counts while the machine sleeps. Its end ends all that is attached, and this process; where that does not
      come to an end in `limits.KEPT_END_SECONDS`, a thread without Python ends it.
 KK-4 Before the job is kept, the end of standard input takes all back: nothing is left of a `keep` that was given up.
+
+Where a kept host waits for programs: an actor that has an agent ready, and gives it the order of who attaches.
+
+    keeper --its own session--> agent of the host --> seat --standard input--> agent for one program --> its processes
+
+KT-1 An agent serves one program, and then ends with all that it has started. The next one is ready before it is asked
+     for, also by a program that attaches as soon as the one before has left: it is started while that runs. It and its
+     spawner have loaded their modules, and nothing of a program has ever been in them.
+KT-2 The standard input of that agent is held here: with this process it ends, also when both are killed.
 """
 
 from __future__ import annotations
@@ -20,36 +29,51 @@ import pickle
 import signal
 import sys
 import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.hosts import marked
 from trimesh._runtime.system import host_name, start_of
 from trimesh._runtime.tasks import open_heard_signals
 from trimesh._supervision.policy import Restart
 from trimesh._transport.native.host_identity import boot_id
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import configured
-from trimesh.errors import ConnectError, ProtocolError, TrimeshError, leaves
+from trimesh.errors import ConnectError, HostLost, ProtocolError, SpawnError, TrimeshError, leaves
 from trimesh.jobs.job import Job
 from trimesh.jobs.kept import state as states
-from trimesh.jobs.kept.attachment import HeldHosts
-from trimesh.jobs.kept.foreseen import ForeseenEnd
-from trimesh.jobs.kept.messages import (
+from trimesh.jobs.kept.kept_job import ForeseenEnd
+from trimesh.jobs.kept.state import (
+    AgentEnded,
     Attach,
+    Attached,
+    BeginAgent,
+    EndAgent,
     Extend,
+    HostReplaced,
+    HostsGranted,
+    HostsNoticed,
     JobSeen,
     KeeperRefused,
+    KeptState,
     Lines,
     LookAtJob,
     Question,
+    ReplaceHost,
     check_user,
     listen,
 )
-from trimesh.jobs.kept.seat import Seat
-from trimesh.jobs.kept.state import KeptState
+from trimesh.jobs.launcher import AgentOrder, ChildAgent, start_child
+from trimesh.jobs.local import agent_command
+from trimesh.jobs.on_hosts.commands import host_environment
 from trimesh.jobs.opening import JobRun, open_job_run
 
 _BYTES_MAX: Final = 1 << 24
@@ -312,3 +336,250 @@ def main() -> NoReturn:
         _tell(KeeperTold(os.getpid(), failure=repr(error)))
     sys.stderr.flush()
     os._exit(code)
+
+
+# ---- the hosts of a kept job in its keeper, and the program that has them --------------------------------------------
+
+
+class HeldHosts:
+    """The hosts, and who is attached.
+
+    Args:
+        seats: Actors, one on each host.
+        interface: Where programs that attach listen.
+        has_spares: Tells whether the job has a host to replace another one by.
+
+    Attributes:
+        attached: Who has them; None while they are free.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        seats: Any,
+        hosts: Any,
+        host_ids: Sequence[str],
+        interface: str,
+        foreseen: ForeseenEnd,
+        has_spares: Callable[[], bool],
+    ) -> None:
+        self.attached: Attached | None = None
+        self._job = job
+        self._seats = seats
+        self._hosts = hosts
+        self._host_ids = tuple(host_ids)
+        self._interface = interface
+        self._foreseen = foreseen
+        self._has_spares = has_spares
+        self._leaving = trio.Event()
+        self._free = trio.Event()
+        self._ending: tuple[str, str] | None = None
+        self._scopes: dict[int, trio.CancelScope] = {}
+        self._has_ended = trio.Event()
+
+    async def serve(self, lines: Lines, pid: int, grace: float | None) -> None:
+        """Let a program have the hosts until its connection ends, or refuse it."""
+        refusal = await self._wait_turn()
+        if refusal is not None:
+            await lines.send(KeeperRefused(refusal))
+            return
+        self.attached = Attached(host_name(), pid, time.time())
+        self._leaving = trio.Event()
+        self._free = trio.Event()
+        try:
+            parts = dict(self._job.parts)
+            await lines.send(
+                HostsGranted(
+                    tuple(self._hosts.names),
+                    parts,
+                    self._job.is_named,
+                    self._host_ids,
+                    self._interface,
+                    self._job.pickle,
+                    self._job.pki,
+                    replaces=True,
+                    insecure=self._job.insecure,
+                )
+            )
+            async with trio.open_nursery() as nursery:
+                if grace is not None:
+                    nursery.start_soon(_tell_program, lines, self._foreseen.wait_notice, False)  # noqa: FBT003
+                    nursery.start_soon(_tell_program, lines, partial(self._foreseen.wait_end, grace), True)  # noqa: FBT003
+                await self._take_orders(lines, nursery)
+                self._leaving.set()
+                nursery.cancel_scope.cancel(reason="the program that was attached has left")
+        finally:
+            self.attached = None
+            self._free.set()
+
+    async def _wait_turn(self) -> str | None:
+        """Wait while the hosts are being cleaned; return why they cannot be had."""
+        if self.attached is not None:
+            with trio.move_on_after(limits.KEPT_PATIENCE_SECONDS):
+                await self._leaving.wait()
+        with trio.move_on_after(limits.KEPT_CLEAN_SECONDS):
+            while self.attached is not None and self._leaving.is_set():
+                await self._free.wait()
+        if self._ending is not None:
+            return self._ending[1]
+        if self.attached is None:
+            return None
+        who = self.attached
+        at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(who.since))
+        if self._leaving.is_set():
+            seconds = f"limits.KEPT_CLEAN_SECONDS ({limits.KEPT_CLEAN_SECONDS:g} s)"
+            return f"its hosts are not yet clean, after {seconds}, of process {who.pid}, which was attached: try again"
+        return (
+            f"one program at a time has the hosts of a kept job, and process {who.pid} on {who.host} has had them "
+            f"since {at}: end that, or wait for it"
+        )
+
+    async def _take_orders(self, lines: Lines, nursery: trio.Nursery) -> None:
+        while (record := await lines.receive(BeginAgent | EndAgent | ReplaceHost)) is not None:
+            match record:
+                case BeginAgent(number=number, rank=rank, order=order) if 0 <= rank < len(self._host_ids):
+                    scope = self._scopes[number] = trio.CancelScope()
+                    nursery.start_soon(self._run_agent, lines, number, rank, order, scope)
+                case EndAgent(number=number) if number in self._scopes:
+                    self._scopes[number].cancel(reason="the program has told its agent to end")
+                case ReplaceHost(rank=rank) if 0 <= rank < len(self._host_ids):
+                    nursery.start_soon(self._replace, lines, rank)
+                case _:
+                    pass
+
+    async def _replace(self, lines: Lines, rank: int) -> None:
+        """Have another machine at a place, if there is a spare one; else the seat there gives a new agent anyway."""
+        failure = ""
+        if self._has_spares():
+            failure = f"it is not there after limits.KEPT_REPLACE_SECONDS ({limits.KEPT_REPLACE_SECONDS:g} s)"
+            with trio.move_on_after(limits.KEPT_REPLACE_SECONDS):
+                try:
+                    await self._hosts.replace({"hosts": rank})
+                    failure = ""
+                except SpawnError as error:
+                    failure = str(error)
+        await _send(lines, HostReplaced(rank, self._hosts.names[rank], failure))
+
+    async def _run_agent(self, lines: Lines, number: int, rank: int, order: str, scope: trio.CancelScope) -> None:
+        ended = AgentEnded(number, "it was told to end", "", "agent exit")
+        with scope:
+            seat = self._seats.slice(hosts=rank).serve.options(abandon_after=limits.KEPT_CLEAN_SECONDS)
+            try:
+                ended = AgentEnded(number, *(await seat.call_one(order)))
+            except Exception as error:  # noqa: BLE001 - whatever it is, the program has lost this host
+                ended = AgentEnded(number, *_words_of(error))
+        if self._ending is not None:
+            reason, text = self._ending
+            ended = AgentEnded(number, text, "", reason)
+        with trio.CancelScope(shield=True), trio.move_on_after(limits.KEPT_ANSWER_SECONDS):
+            await _send(lines, ended)
+        del self._scopes[number]
+        self._has_ended.set()
+
+    async def end(self, reason: str, text: str) -> None:
+        """End all agents of the program that is attached, for a reason, and let no other in; wait until none is left.
+
+        `reason` is that of `HostLost.reason`, `text` the same in words.
+        """
+        self._ending = (reason, text)
+        for scope in self._scopes.values():
+            scope.cancel(reason=text)
+        with trio.move_on_after(limits.KEPT_CLEAN_SECONDS):
+            while self._scopes:
+                self._has_ended = trio.Event()
+                await self._has_ended.wait()
+
+
+async def _tell_program(lines: Lines, wait: Callable[[], Awaitable[str]], is_end: bool) -> None:  # noqa: FBT001
+    await _send(lines, HostsNoticed(await wait(), is_end))
+
+
+async def _send(lines: Lines, record: AgentEnded | HostsNoticed | HostReplaced) -> None:
+    """Send a record to a program that may have gone."""
+    try:
+        await lines.send(record)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+
+
+def _words_of(error: Exception) -> tuple[str, str, str]:
+    first = next(iter(leaves(error)))
+    reason = first.reason if isinstance(first, HostLost) else "agent exit"
+    return f"{type(first).__name__}: {first}", "", reason or "agent exit"
+
+
+# ---- seat ------------------------------------------------------------------------------------------------------------
+
+# Where a kept host waits for programs: an actor that has an agent ready, and gives it the order of who attaches.
+
+
+class Seat(Actor):
+    """Has an agent ready on its host."""
+
+    def __init__(self) -> None:
+        self._ready: WaitingAgent | None = None
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        """Have an agent ready while this actor lives."""
+        self._ready = await _start()
+        try:
+            yield
+        finally:
+            await self._end_ready()
+
+    async def _end_ready(self) -> None:
+        agent, self._ready = self._ready, None
+        if agent is not None:
+            await agent.stop()
+
+    @endpoint
+    async def serve(self, order: str) -> tuple[str, str, str]:
+        """Give an order to the agent, and return how it has ended, see `AgentExit`: text, last words, reason.
+
+        Cancelled, it ends the agent. Either way nothing that the agent has started is left, and another one is ready.
+
+        Raises:
+            SpawnError: No agent can be started here.
+        """
+        agent, self._ready = self._ready, None
+        if agent is not None and agent.has_ended:  # the system was out of memory, say
+            await agent.stop()
+            agent = None
+        if agent is None:
+            agent = await _start()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._prepare, limits.KEPT_PREPARE_SECONDS)
+                await agent.tell(AgentOrder.parse(order.encode()))
+                ended = await agent.wait()
+                nursery.cancel_scope.cancel(reason="the program has left")
+        finally:
+            await agent.stop()
+            with trio.CancelScope(shield=True):
+                await self._prepare()
+        return ended.text, ended.last_words, ended.reason
+
+    async def _prepare(self, seconds: float = 0.0) -> None:
+        """Have an agent ready, after so many seconds; where it cannot be had the next program is told."""
+        await trio.sleep(seconds)
+        with trio.CancelScope(shield=True):
+            if self._ready is None:
+                try:
+                    self._ready = await _start()
+                except SpawnError:
+                    pass
+
+
+class WaitingAgent(ChildAgent):
+    """An agent that has been started and waits for its order."""
+
+    async def end(self) -> None:
+        """See `ChildAgent.end`: its standard input is closed, so it ends what it has started, and then itself."""
+        await self.ended()
+
+
+async def _start() -> WaitingAgent:
+    # In the process group of this process, whose end kills the group: also an agent that a signal has stopped.
+    command, host = agent_command("main_prepared"), host_name()
+    return WaitingAgent(await start_child(command, host, marked(host_environment()), is_apart=False))

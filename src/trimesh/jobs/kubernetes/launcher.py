@@ -27,22 +27,21 @@ from trimesh import limits
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards, is_loopback
+from trimesh.jobs.kubernetes import pods as words
 from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, open_cluster
-from trimesh.jobs.kubernetes.job import KubernetesJob
-from trimesh.jobs.kubernetes.manifests import (
+from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     JOBSET_VERSION,
     RUN_LABEL,
+    KubernetesJob,
     Manifest,
     Manifests,
     agent_name,
     manifests_of,
     more_manifests,
 )
-from trimesh.jobs.kubernetes.pod_batch import PodBatch
 from trimesh.jobs.kubernetes.pods import PodSeen, PodWatch
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
-from trimesh.jobs.words import kubernetes as words
 
 _log: Final = logging.getLogger("trimesh")
 _OLDEST: Final = (1, 29)
@@ -405,3 +404,55 @@ def _not_taken(error: ApiError) -> SpawnError:
 
 def _encoded(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+# ---- pod batch -------------------------------------------------------------------------------------------------------
+
+# Pods of one Job, as their launcher knows them: those of the beginning of a run, or such as come later.
+
+
+class PodBatch:
+    """Pods that get their tokens at once: one change of the Secret, one look of each pod.
+
+    Args:
+        name: Of the Secret.
+        ranks: Their places among the pods of the run.
+
+    Attributes:
+        made: Kinds and names of the objects that it has, or may have.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int]) -> None:
+        self.name = name
+        self.ranks = ranks
+        self.made: list[tuple[str, str]] = []
+        self._tokens: dict[int, str] = {}
+        self._given = trio.Event()
+        self._refused: ApiError | None = None
+
+    def take(self, rank: int, token: str) -> dict[int, str] | None:
+        """Keep the token of a pod; return those of all by their index, once they are there.
+
+        Raises:
+            SpawnError: The pod has had one; it is used up.
+        """
+        index = rank - self.ranks[0]
+        if index in self._tokens:
+            raise SpawnError("its pod has ended, and a pod has one token")
+        self._tokens[index] = token
+        return self._tokens if len(self._tokens) == len(self.ranks) else None
+
+    def gave(self, refused: ApiError | None) -> None:
+        """Learn that all have got their tokens, or why they have not."""
+        self._refused = refused
+        self._given.set()
+
+    async def wait_given(self) -> None:
+        """Wait until all have got their tokens.
+
+        Raises:
+            SpawnError: They cannot be given them.
+        """
+        await self._given.wait()
+        if self._refused is not None:
+            raise SpawnError(f"the pods of {self.name} cannot be given their tokens: {self._refused}")

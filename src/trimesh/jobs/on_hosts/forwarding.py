@@ -1,21 +1,34 @@
-"""The program's side of `HostMesh.forward`: a port of this machine that leads to one of a host."""
+"""The program's side of `HostMesh.forward`: a port of this machine that leads to one of a host.
+
+A TCP connection whose other half is in another process: its bytes go by two channels.
+
+    socket --receive--> port ......> receiver --send--> socket      and the same in the other direction
+
+CA-1 An empty item says that a direction has ended, and the other socket is told so while its own direction goes on.
+CA-2 A direction that ends without it has failed, and so has the connection: it is reset, never ended as if whole.
+CA-3 `limits.FORWARD_CHUNKS` of `limits.FORWARD_CHUNK_BYTES` are under way in a direction; then its socket is not read.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
+import struct
 from collections import deque
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any, Final
 
 import trio
 
 from trimesh import limits
+from trimesh._runtime.channels import Port, Receiver
+from trimesh.actor.actor import Actor
 from trimesh.actor.channel import open_channel
+from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.context_managers import asynccontextmanager
-from trimesh.jobs.on_hosts.carrying import carry, reset
-from trimesh.jobs.on_hosts.tunnel import PortTunnel
 from trimesh.plain_numbers import whole_number
 
 _ADDRESS: Final = "127.0.0.1"
@@ -140,3 +153,103 @@ def _checked_port(number: Any, *, least: int) -> int:
     if not least <= found < 1 << 16:
         raise ValueError(f"a port is a number from {least} to 65535, got {found}")
     return found
+
+
+# ---- the host's side of `HostMesh.forward`: the actor that connects to a service there -------------------------------
+
+
+class PortTunnel(Actor):
+    """Connects to one address as this host sees it, for each connection to a port of the program."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = host
+        self._port = port
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        """Keep the connections; what is open at the end is reset."""
+        async with trio.open_nursery() as self._nursery:
+            yield
+            self._nursery.cancel_scope.cancel(reason="the block of the forwarded port is left")
+
+    @endpoint(group="connect", concurrency=limits.FORWARD_CONNECTIONS_MAX)
+    async def connect(self, received: Port[bytes]) -> Port[bytes]:
+        """Connect, and return where bytes for the service are sent to.
+
+        Args:
+            received: Gets what the service sends.
+
+        Raises:
+            OSError: There is no service, or it does not answer within `limits.FORWARD_CONNECT_SECONDS`.
+        """
+        try:
+            with trio.fail_after(limits.FORWARD_CONNECT_SECONDS):
+                stream = await trio.open_tcp_stream(self._host, self._port)
+        except trio.TooSlowError:
+            received.close()
+            seconds = f"{limits.FORWARD_CONNECT_SECONDS:g} s"
+            raise TimeoutError(f"{self._host}:{self._port} does not take a connection within {seconds}") from None
+        except OSError:
+            received.close()
+            raise
+        sent: Port[bytes] = await self._nursery.start(partial(self._carry, stream, received))
+        return sent
+
+    async def _carry(
+        self, stream: trio.SocketStream, received: Port[bytes], *, task_status: trio.TaskStatus[Port[bytes]]
+    ) -> None:
+        async with open_channel(bytes, capacity=limits.FORWARD_CHUNKS) as (port, receiver):
+            task_status.started(port.clone())
+            port.close()
+            await carry(stream, received, receiver)
+
+
+# ---- a TCP connection whose other half is in another process: its bytes go by two channels ---------------------------
+
+_END: Final = b""
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+async def carry(stream: trio.SocketStream, port: Port[bytes], receiver: Receiver[bytes]) -> None:
+    """Carry the bytes of a connection until both directions have ended, or one has failed; close it."""
+    is_whole = False
+    try:
+        async with trio.open_nursery() as nursery:
+            failed = nursery.cancel_scope
+            nursery.start_soon(_send_on, stream, port, failed)
+            nursery.start_soon(_take, receiver, stream, failed)
+        is_whole = not failed.cancel_called
+    finally:
+        port.close()
+        if not is_whole:
+            reset(stream)
+        else:
+            stream.socket.close()
+
+
+def reset(stream: trio.SocketStream) -> None:
+    """Close a connection so that the other side learns that it was not ended in order."""
+    if stream.socket.fileno() >= 0:
+        stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        stream.socket.close()
+
+
+async def _send_on(stream: trio.SocketStream, port: Port[bytes], failed: trio.CancelScope) -> None:
+    try:
+        while data := await stream.receive_some(limits.FORWARD_CHUNK_BYTES):
+            await port.send(bytes(data))
+        await port.send(_END)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        failed.cancel(reason="a forwarded connection was reset")
+
+
+async def _take(receiver: Receiver[bytes], stream: trio.SocketStream, failed: trio.CancelScope) -> None:
+    try:
+        async for data in receiver:
+            if not data:
+                await stream.send_eof()
+                return
+            await stream.send_all(data)
+    except (trio.BrokenResourceError, trio.ClosedResourceError):
+        pass
+    failed.cancel(reason="a forwarded connection was reset")

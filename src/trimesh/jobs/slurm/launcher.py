@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -30,19 +31,17 @@ from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards
-from trimesh.jobs.child_agent import ChildAgent, start_child
-from trimesh.jobs.launcher import AgentOrder, Launcher
-from trimesh.jobs.remote_python import agent_command
-from trimesh.jobs.slurm.agent import SlurmAgent
-from trimesh.jobs.slurm.asking import ask, own_environment
+from trimesh.jobs.launcher import AgentExit, AgentOrder, ChildAgent, FarAgent, Launcher, agent_command, start_child
 from trimesh.jobs.slurm.job import SlurmJob
-from trimesh.jobs.words.slurm import (
+from trimesh.jobs.slurm.output import (
     QUEUE_FORMAT,
+    JobState,
     ahead_of,
     granted,
     job_state,
     last_words,
     node_address,
+    node_words,
     queued_job,
 )
 
@@ -263,3 +262,70 @@ class _Holder(ChildAgent):
 
     async def end(self) -> None:
         os.killpg(self.pid, signal.SIGKILL)  # it is not reaped, so the number is its own
+
+
+# ---- an agent in a step of Slurm, and how it has ended in the words of Slurm -----------------------------------------
+
+
+class SlurmAgent(FarAgent):
+    """A step of Slurm that carries an agent; see `StartedAgent`."""
+
+    def __init__(self, process: trio.Process, node: str, job: str, srun: Sequence[str]) -> None:
+        super().__init__(process, (*srun, "sh", "-c"), own_environment())
+        self._node = node
+        self._job = job
+
+    async def exit_of(self, code: int) -> AgentExit:
+        """See `ChildAgent.exit_of`: what Slurm says, where that is why."""
+        ended = await super().exit_of(code)
+        try:
+            said = job_state(await ask("scontrol", "-o", "show", "job", self._job))
+        except SpawnError:
+            said = JobState("")
+        node = await self._node_words(said)
+        if said.is_alive:
+            if self.number is None:
+                return AgentExit(f"srun: {ended.text}{node}", ended.last_words, "refused")
+            return AgentExit(f"{ended.text}{node}", ended.last_words, "node failed" if node else ended.reason)
+        return AgentExit(f"{said.text}{node}; srun: {ended.text}", ended.last_words, said.reason)
+
+    async def _node_words(self, said: JobState) -> str:
+        """Return what Slurm says of the node, where that may be why; else ""."""
+        if not said.is_alive and said.reason != "node failed":
+            return ""
+        try:
+            words = node_words(await ask("scontrol", "-o", "show", "node", self._node))
+        except SpawnError:
+            return ""
+        return f"; Slurm says that {self._node} is {words}" if words.startswith(("DOWN", "FAIL", "NOT")) else ""
+
+
+# ---- the commands of Slurm, asked once, and the environment that they get --------------------------------------------
+
+_OF_OTHERS: Final = re.compile(
+    r"SLURM_(NTASKS|NPROCS|NNODES|JOB_NUM_NODES|NTASKS_PER_NODE|CPUS_PER_TASK|TASKS_PER_NODE|DISTRIBUTION|EXCLUSIVE"
+    r"|EXACT|MEM_PER_(NODE|CPU|GPU)|CPU_BIND|TRES_PER_TASK|HET_SIZE|PACK_SIZE|\w+_(HET|PACK)_GROUP_\d+)"
+)
+"""Variables of the batch script around the program, which srun would take for options of ours."""
+
+_OF_TEXT: Final = re.compile(r"(SQUEUE|SCONTROL|SINFO)_\w+|SLURM_(TIME_FORMAT|JSON|YAML)")
+"""Variables by which users change what the commands write."""
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment of srun."""
+    return {name: value for name, value in os.environ.items() if not _OF_OTHERS.fullmatch(name)}
+
+
+async def ask(*command: str) -> str:
+    """Run a command of Slurm, and return what it writes.
+
+    Raises:
+        SpawnError: It failed; with its words.
+    """
+    env = {name: value for name, value in os.environ.items() if not _OF_TEXT.fullmatch(name)}
+    done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=env)
+    if done.returncode != 0:
+        words = last_words(done.stderr.decode(errors="replace").splitlines())
+        raise SpawnError(f"{' '.join(command)} failed: {words}")
+    return done.stdout.decode(errors="replace")

@@ -13,9 +13,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts import marked
-from trimesh.jobs.child_agent import ChildAgent, start_child
 from trimesh.jobs.job import Job
-from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
+from trimesh.jobs.launcher import AgentExit, AgentOrder, ChildAgent, Launcher, start_child
 from trimesh.jobs.local import agent_command
 from trimesh.testing.plans.vocabulary import HostFault
 from trimesh.testing.real.host_network import CONTROLLER, HostNetwork

@@ -20,8 +20,8 @@ from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ProtocolError, SpawnError
 from trimesh.jobs.job import Job, Pickle
-from trimesh.jobs.kept.keeping import asked, reached
-from trimesh.jobs.kept.messages import (
+from trimesh.jobs.kept.kept_job import asked, reached
+from trimesh.jobs.kept.state import (
     AgentEnded,
     Answer,
     Attach,
@@ -32,8 +32,8 @@ from trimesh.jobs.kept.messages import (
     HostsNoticed,
     Lines,
     ReplaceHost,
+    checked_kept_name,
 )
-from trimesh.jobs.kept.state import checked_kept_name
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 from trimesh.jobs.opening import open_job
 from trimesh.jobs.pki import OwnPKI

@@ -1,1 +1,0 @@
-"""What commands of others print, and what it means."""
