@@ -12,8 +12,7 @@ from trimesh._wire.memory.regions import memory_at
 from trimesh.rdma.buffers.buffer import buffer_by
 from trimesh.rdma.memory.device import DeviceMemory
 from trimesh.rdma.memory.device_transfer import post_ticket
-from trimesh.rdma.memory.handle import Handle
-from trimesh.rdma.memory.ticket import Ticket
+from trimesh.rdma.memory.handle import Handle, Ticket
 
 SPACE = "cuda:00000000-0000-0000-0000-000000000000"
 """A device that no machine has."""

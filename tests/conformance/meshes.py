@@ -31,7 +31,7 @@ from trimesh._transport.in_memory.transport import MemoryNetwork
 from trimesh._transport.interface.base import Lane
 from trimesh.errors import TrimeshInternalError
 from trimesh.ids import AGENT, ProcId
-from trimesh.rdma.publications.registry import publications_of
+from trimesh.rdma.publications.publisher import publications_of
 from trimesh.testing.plans.determinism import scheduled_by
 from trimesh.testing.simulated.host import World, open_world
 

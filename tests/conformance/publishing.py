@@ -12,7 +12,7 @@ from trimesh import Actor, endpoint
 from trimesh._runtime.actors.cell import find_cell
 from trimesh._runtime.life.current import current_proc
 from trimesh.rdma import Published, VersionGone
-from trimesh.rdma.publications.registry import publications_of
+from trimesh.rdma.publications.publisher import publications_of
 
 
 def version_of(number: int, size: int = 3000) -> dict[str, bytes]:

@@ -14,9 +14,8 @@ from trimesh._transport.interface.mover import MemoryKind, Right, Span
 from trimesh.rdma.buffers.buffer import buffer_by
 from trimesh.rdma.memory.device import DeviceMemory
 from trimesh.rdma.memory.device_transfer import register
-from trimesh.rdma.memory.handle import Handle
+from trimesh.rdma.memory.handle import Handle, Ticket
 from trimesh.rdma.memory.local import address_of
-from trimesh.rdma.memory.ticket import Ticket
 
 SIZE = 300_000
 

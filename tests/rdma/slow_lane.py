@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from trimesh._transport.interface.mover import Span
+from trimesh.rdma.memory.device import PLACES
 from trimesh.rdma.memory.local import address_of
-from trimesh.rdma.memory.staging import PLACES
 
 PIECE = 10
 

@@ -28,7 +28,7 @@ from trimesh import LinkLost, RDMABuffer, limits, this_host, untried
 from trimesh._runtime.life.current import current_proc
 from trimesh._transport.interface.mover import MemoryKind, Span, TransferKind
 from trimesh.rdma.buffers.buffer import buffer_by
-from trimesh.rdma.memory import adapters, device_transfer
+from trimesh.rdma.memory import device_transfer
 from trimesh.rdma.memory.local import Memory, address_of
 
 pytestmark = pytest.mark.real
@@ -44,8 +44,8 @@ class Rig:
         self.recording.install(monkeypatch)
         self.patch = monkeypatch
         self.flushed = list[int]()
-        monkeypatch.setattr(adapters, "settle_writes", self.flushed.append)
-        monkeypatch.setattr(adapters, "_said", set[str]())
+        monkeypatch.setattr(device_transfer, "settle_writes", self.flushed.append)
+        monkeypatch.setattr(device_transfer, "_said", set[str]())
         monkeypatch.setattr(untried, "_said", set[str]())
 
     @asynccontextmanager
@@ -158,9 +158,9 @@ async def test_what_is_refused_here_goes_through_memory_of_the_host(rig: Rig, is
         why = "too old"
 
         def refuse(_index: int) -> None:
-            raise adapters.DriverError("the CUDA driver is too old")
+            raise device_transfer.DriverError("the CUDA driver is too old")
 
-        rig.patch.setattr(adapters, "settle_writes", refuse)
+        rig.patch.setattr(device_transfer, "settle_writes", refuse)
     lanes = Lanes(rig.patch)
     async with rig.open(changes={"RECORDING_UCP_MAP": "0"}) as owner:
         buffers = await owner.handles.call_one()

@@ -8,7 +8,7 @@ from tests.rows import rows
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
-from trimesh.rdma.publications.layout import ALIGN_BYTES, TensorEntry, layout_of, read_layout
+from trimesh.rdma.publications.board import ALIGN_BYTES, TensorEntry, layout_of, read_layout
 
 
 def test_tensors_lie_apart_after_the_layout() -> None:

@@ -11,7 +11,7 @@ from tests.conformance.vault import pattern
 from tests.rdma.slow_lane import PIECE, SlowLane
 
 from trimesh import limits
-from trimesh.rdma.memory.staging import drain, feed, pieces, until
+from trimesh.rdma.memory.device import drain, feed, pieces, until
 
 SIZES = [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 5 * PIECE + 3]
 

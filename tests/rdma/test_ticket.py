@@ -11,8 +11,8 @@ from tests.rows import rows
 
 from trimesh import limits
 from trimesh.errors import ProtocolError
-from trimesh.rdma.memory.driver import Driver, DriverError
-from trimesh.rdma.memory.ticket import Ticket, is_device, read_ticket, write_ticket
+from trimesh.rdma.memory.device import Driver, DriverError
+from trimesh.rdma.memory.handle import Ticket, is_device, read_ticket, write_ticket
 
 SPACE = "cuda:4d0a63c2-7f7c-4b2a-9d6e-0123456789ab"
 GOOD: dict[str, Any] = {

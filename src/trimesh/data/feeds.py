@@ -31,7 +31,7 @@ from trimesh.data.reading import (
 from trimesh.data.sources import DataSource
 from trimesh.errors import LimitExceeded, MeshError, MeshErrorGroup, ProcDied, leaves, origin
 from trimesh.rdma.buffers.buffer import RDMABuffer
-from trimesh.rdma.memory.allocation import allocate
+from trimesh.rdma.memory.local import allocate
 from trimesh.tensor.ops.training.rows import LyingRows, RowMemory, row_memory, rows_of_others
 from trimesh.tensor.protocol.placement import Cut
 

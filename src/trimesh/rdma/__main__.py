@@ -9,13 +9,164 @@ Those two end with status 0 if all they have looked at is as it must be, else wi
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+import re
 import sys
+import time
 from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
+import attrs
 import trio
 
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
+from trimesh.actor.host_mesh import this_host
+from trimesh.config import current
+from trimesh.errors import LinkLost
+from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.buffers.gpudirect import ask, serve
-from trimesh.rdma.buffers.report import CARRIERS, NBYTES, describe_machine, try_carrier
+from trimesh.rdma.memory.local import allocate
+
+NBYTES = 64 << 20
+ROUNDS = 5
+
+CARRIERS = {
+    "shm": "memory from allocate, mapped by the reader",
+    "cma": "any memory of a process of this host, by process_vm_readv",
+    "tcp": "any memory of any process that listens, over two connections",
+    "ucx": "InfiniBand, RoCE and EFA, by libucp",
+    "cuda_ipc": "memory of a CUDA device, by a process of this host that sees it",
+}
+
+
+@attrs.frozen
+class Trial:
+    """What came of trying a carrier.
+
+    Attributes:
+        carrier: Its name.
+        backend: What buffers call it; "none" when it does not work.
+        seconds: Of one read of `NBYTES`; None when it does not work.
+        why_not: Why it does not.
+    """
+
+    carrier: str
+    backend: str
+    seconds: float | None = None
+    why_not: str = ""
+
+    def __str__(self) -> str:
+        if self.seconds is None:
+            return f"  {self.carrier:<8}   no    {self.why_not}"
+        text = f"  {self.carrier:<8}   yes   {NBYTES / self.seconds / 1e9:.1f} GB/s   {CARRIERS[self.carrier]}"
+        return text if self.backend == self.carrier else f"{text}; here {self.backend}"
+
+
+class _Owner(Actor):
+    """Has memory."""
+
+    def __init__(self) -> None:
+        memory = allocate(NBYTES)
+        memory[:] = bytes(NBYTES)
+        self.buffer = RDMABuffer(memory, writable=False)
+
+    @endpoint
+    async def handle(self) -> RDMABuffer:
+        return self.buffer
+
+
+class _DeviceOwner(Actor):
+    """Has memory on a device, if it can."""
+
+    @endpoint
+    async def make(self) -> RDMABuffer | str:
+        """Return it, or why there is none."""
+        try:
+            return RDMABuffer(await _on_device(), writable=False)
+        except (ImportError, RuntimeError, AssertionError, ValueError) as error:
+            return str(error)
+
+
+class _Reader(Actor):
+    """Reads it."""
+
+    @endpoint
+    async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
+        local = await _on_device() if carrier == "cuda_ipc" else bytearray(NBYTES)
+        try:
+            await buffer.read_into(local)
+        except LinkLost as error:
+            return Trial(carrier, "none", why_not=_about(carrier, str(error)))
+        best = float("inf")
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            await buffer.read_into(local)
+            best = min(best, time.perf_counter() - start)
+        return Trial(carrier, buffer.backend, best)
+
+
+async def _on_device() -> Any:
+    torch = await trio.to_thread.run_sync(importlib.import_module, "torch")  # seconds, on a busy machine
+    return torch.zeros(NBYTES, dtype=torch.uint8, device="cuda")
+
+
+async def try_carrier(carrier: str) -> Trial:
+    """Read some memory of one new process by another, with one carrier."""
+    if carrier == "cuda_ipc":
+        return await _try_device(carrier)
+    async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
+        owner = await procs.slice(procs=0).spawn("owner", _Owner)
+        reader = await procs.slice(procs=1).spawn("reader", _Reader)
+        return await reader.read.call_one(await owner.handle.call_one(), carrier)
+
+
+async def _try_device(carrier: str) -> Trial:
+    async with this_host().spawn_procs({"procs": 2}) as procs:
+        owner = await procs.slice(procs=0).spawn("owner", _DeviceOwner)
+        reader = await procs.slice(procs=1).spawn("reader", _Reader)
+        made = await owner.make.call_one()
+        if isinstance(made, str):
+            return Trial(carrier, "none", why_not=made)
+        return await reader.read.call_one(made, carrier)
+
+
+_SETTINGS: Final = ("rdma", "rdma_address", "host_id", "ucx")
+
+
+def describe_machine() -> list[str]:
+    """Say what of this machine decides about carriers."""
+    yama = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "not there"
+    try:
+        devices = ", ".join(sorted(os.listdir("/sys/class/infiniband"))) or "none"
+    except OSError:
+        devices = "none"
+    lines = [
+        f"Linux {os.uname().release}, {os.uname().machine}",
+        f"yama ptrace_scope: {yama}",
+        f"RDMA devices: {devices}",
+        f"NVIDIA driver: {'there' if Path('/proc/driver/nvidia/version').exists() else 'none'}",
+    ]
+    chosen = current()
+    return lines + [f"{name}: {value}" for name in _SETTINGS if (value := getattr(chosen, name))]
+
+
+def _about(carrier: str, why: str) -> str:
+    """Return what a text about all carriers says of one."""
+    found = re.search(rf"(?:^| ){carrier}: ([^;]+)", why)
+    return found[1] if found else why
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+# ----   main   --------------------------------------------------------------------------------------------------------
 
 
 async def main() -> None:

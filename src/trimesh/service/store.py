@@ -28,10 +28,9 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import LimitExceeded, MeshErrorGroup, leaves
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.rdma.buffers.buffer import RDMABuffer
-from trimesh.rdma.memory.allocation import allocate
-from trimesh.rdma.memory.local import memory_of
-from trimesh.rdma.publications.layout import layout_of, read_layout
-from trimesh.rdma.publications.snapshot import Snapshot
+from trimesh.rdma.memory.local import allocate, memory_of
+from trimesh.rdma.publications.board import layout_of, read_layout
+from trimesh.rdma.publications.reading import Snapshot
 from trimesh.service.accounts import KEY_OVERHEAD_BYTES, StoreAccount, StoredVersion, estimate_bytes
 from trimesh.service.owner_calls import StreamHolds, certainly, held
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,6 @@ from trimesh._transport.interface.mover import Right, Span, Transfer, TransferDo
 from trimesh._wire.memory.regions import memory_at
 from trimesh.errors import Origin
 from trimesh.plain_numbers import plain_whole
-from trimesh.rdma.buffers.view import mapped
 from trimesh.rdma.memory import device_transfer
 from trimesh.rdma.memory.device import find_device, queued_before, share
 from trimesh.rdma.memory.handle import Handle, handle_of
@@ -25,6 +25,7 @@ from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from typing import Self
+
 
 _WORD: Final = 1 << 64
 _BOTH: Final = Right.READ | Right.WRITE
@@ -428,3 +429,26 @@ def _bound(end: Any, default: int, nbytes: int) -> int:
     if not -nbytes <= found <= nbytes:
         raise IndexError(f"a part must lie within the buffer of {nbytes} bytes, got {found}")
     return found + nbytes if found < 0 else found
+
+
+# ---- memory of others, looked at where it lies, for as long as a block -----------------------------------------------
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def mapped(handle: Handle, *, writable: bool, is_shared: bool = False) -> AsyncGenerator[memoryview, None]:
+    """Give the memory of a handle to a block; see `RDMABuffer.map`, and `Attachment.view` for `is_shared`."""
+    if not handle.granted.block or handle.is_on_device:
+        raise ValueError(
+            "only memory from trimesh.rdma.allocate can be mapped, got a buffer over other memory: "
+            "copy it by read_into, or let the owner make it of allocate"
+        )
+    bulk = current_proc().bulk
+    view = await bulk.view(handle.granted, handle.offset, handle.nbytes, writable=writable, is_shared=is_shared)
+    try:
+        yield view
+    finally:
+        with suppress(BufferError):  # an array over it goes on looking: it keeps the memory
+            view.release()
+        del view
+    await trio.lowlevel.checkpoint()

@@ -11,8 +11,7 @@ import torch
 
 from trimesh._runtime.actors import set_proc_of_task
 from trimesh.rdma.publications.published import rebuild
-from trimesh.rdma.publications.publisher import Publisher
-from trimesh.rdma.publications.registry import publications_of
+from trimesh.rdma.publications.publisher import Publisher, publications_of
 from trimesh.tensor.dtensor.sharding import is_first_replica, part_on_rank
 from trimesh.tensor.kernels.global_tensors import refreshed
 from trimesh.tensor.protocol.box import Box

@@ -12,8 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh.errors import MeshError, MeshErrorGroup, ProtocolError, TrimeshError
-from trimesh.rdma.publications.following import Following
-from trimesh.rdma.publications.published import Published
+from trimesh.rdma.publications.published import Following, Published
 from trimesh.rdma.publications.reading import VersionGone
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.answers import answers

@@ -13,10 +13,9 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
-from trimesh.rdma.buffers.buffer import RDMABuffer
-from trimesh.rdma.buffers.view import mapped
-from trimesh.rdma.publications.layout import TensorEntry
-from trimesh.rdma.publications.snapshot import Snapshot
+from trimesh.rdma.buffers.buffer import RDMABuffer, mapped
+from trimesh.rdma.publications.board import TensorEntry
+from trimesh.rdma.publications.reading import Snapshot
 from trimesh.tensor.controller.shard_of import ShardOf, shard_of
 from trimesh.tensor.protocol.new_memory import new_tensor
 from trimesh.tensor.protocol.state_layout import LAYOUT
