@@ -25,7 +25,7 @@ PLANTED = [
     ("Only the floors of tensors and data import torch", "_wire/pickled/payload.py", "import torch"),
     ("Rooms of _runtime", "_runtime/actors/cell.py", "from trimesh._runtime.life import proc"),
     ("Rooms of tensor", "tensor/controller/team.py", "from trimesh.tensor.session import mesh"),
-    ("The ranks' rooms of tensor", "tensor/kernels/moves.py", "from trimesh.tensor.controller import team"),
+    ("The ranks' rooms of tensor", "tensor/kernels/values.py", "from trimesh.tensor.controller import team"),
     ("Rooms of testing", "testing/plans/armed.py", "from trimesh.testing.real import links"),
 ]
 

@@ -24,8 +24,8 @@ from trimesh.service.weights import (  # noqa: E402 - needs torch
     open_relays,
     publication_of,
 )
-from trimesh.tensor.controller.shard_of import shard_of  # noqa: E402 - needs torch
-from trimesh.tensor.publications.reshard_plan import reshard_plans  # noqa: E402 - needs torch
+from trimesh.tensor.controller.shapes import shard_of  # noqa: E402 - needs torch
+from trimesh.tensor.publications.state_snapshot import reshard_plans  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.torch
 both = pytest.mark.mesh_backend("sim", "proc")

@@ -16,7 +16,7 @@ from trimesh import ConfigError, MeshErrorGroup, current_rank, leaves, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.groups.addresses import (  # noqa: E402 - after the skip
+from trimesh.tensor.groups.group import (  # noqa: E402 - after the skip
     Interface,
     RankPlace,
     interfaces_here,

@@ -11,8 +11,8 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch.distributed.tensor import Shard  # noqa: E402
 
-from trimesh.tensor.protocol.box import Box  # noqa: E402
-from trimesh.tensor.rank.parts import PartReading, fill, lay_out, part_of  # noqa: E402
+from trimesh.tensor.protocol.placement import Box  # noqa: E402
+from trimesh.tensor.rank.moves import PartReading, fill, lay_out, part_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

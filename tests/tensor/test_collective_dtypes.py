@@ -11,7 +11,7 @@ torch: Any = pytest.importorskip("torch", reason="torch is an extra")
 
 import trimesh  # noqa: E402 - after the skip
 from trimesh import this_host  # noqa: E402
-from trimesh.tensor.groups.known_dtypes import by_known_dtypes  # noqa: E402
+from trimesh.tensor.groups.group import by_known_dtypes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

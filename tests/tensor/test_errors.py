@@ -12,8 +12,8 @@ from trimesh import MeshErrorGroup, ProcMesh, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.controller.call import call_kernel  # noqa: E402 - needs torch
-from trimesh.tensor.session.mesh import team_of  # noqa: E402
+from trimesh.tensor.controller.team import call_kernel  # noqa: E402 - needs torch
+from trimesh.tensor.session.opening import team_of  # noqa: E402
 
 CPU = torch.device("cpu")
 

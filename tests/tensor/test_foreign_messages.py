@@ -23,17 +23,15 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from trimesh.shape.extent import Extent  # noqa: E402
-from trimesh.tensor.controller import expected  # noqa: E402
-from trimesh.tensor.controller.answers import values_of  # noqa: E402
-from trimesh.tensor.controller.engine import RankRequest  # noqa: E402
+from trimesh.tensor.controller import shapes  # noqa: E402
+from trimesh.tensor.controller.engine import RankRequest, values_of  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol import messages  # noqa: E402
 from trimesh.tensor.protocol.arguments import read  # noqa: E402
 from trimesh.tensor.rank.function_parts import LocalMeta, Operand  # noqa: E402
+from trimesh.tensor.rank.kernel import define  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
-from trimesh.tensor.rank.reader import CommandReader  # noqa: E402
-from trimesh.tensor.rank.sequence_reader import SequenceReader  # noqa: E402
-from trimesh.tensor.rank.signature import define  # noqa: E402
+from trimesh.tensor.rank.reader import CommandReader, SequenceReader  # noqa: E402
 from trimesh.tensor.session import service  # noqa: E402
 
 assert service, "it puts the kernels into their table"
@@ -108,8 +106,8 @@ def test_streams(definitions: list[tuple[Any, ...]], stream: list[Any]) -> None:
 
 _LIKE = SimpleNamespace(size=(2,), dtype=torch.float32)
 FORMS = st.sampled_from(
-    [expected.ANYTHING, expected.ONE_TENSOR, expected.RNG_STATE, expected.RESULTS, expected.layout_along(1),
-     expected.metas_of(1), expected.tensors_like([_LIKE] * 2), expected.tensors_like([_LIKE], only_first=True)]
+    [shapes.ANYTHING, shapes.ONE_TENSOR, shapes.RNG_STATE, shapes.RESULTS, shapes.layout_along(1),
+     shapes.metas_of(1), shapes.tensors_like([_LIKE] * 2), shapes.tensors_like([_LIKE], only_first=True)]
 )  # fmt: skip
 METADATA = st.builds(LocalMeta, st.tuples(LEAVES), st.tuples(LEAVES), LEAVES) | st.tuples(
     st.lists(st.integers(-1, 2), max_size=2), st.lists(st.integers(-1, 2), max_size=2), WORDS
@@ -124,7 +122,7 @@ ANSWERS = st.recursive(
 )
 
 
-def _request(form: expected.Expected) -> RankRequest:
+def _request(form: shapes.Expected) -> RankRequest:
     engine = SimpleNamespace(
         proc=SimpleNamespace(values=Values(ProcId(1))), failure=lambda team, number: None, name="procs"
     )
@@ -133,7 +131,7 @@ def _request(form: expected.Expected) -> RankRequest:
 
 
 @given(FORMS, st.integers(0, 1), ANSWERS | st.binary(max_size=60), st.none() | st.tuples(st.integers(), st.integers()))
-def test_answers(form: expected.Expected, place: int, sent: Any, failed_at: Any) -> None:
+def test_answers(form: shapes.Expected, place: int, sent: Any, failed_at: Any) -> None:
     """What a rank sends is of the form that was asked for, or breaks the protocol."""
     request = _request(form)
     payload, bodies = sent, []

@@ -73,7 +73,7 @@ class Gate(Actor):
 
 
 def _gated(tensor: Any, held: int) -> Any:
-    from trimesh.tensor.controller.call import call_kernel
+    from trimesh.tensor.controller.team import call_kernel
 
     [made] = call_kernel(tensor._held.team, "test_gate", tensor, held, outputs=[tensor._meta])
     return made

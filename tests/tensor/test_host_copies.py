@@ -18,14 +18,14 @@ pytestmark = [pytest.mark.torch]
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take tensors of the host for such ones."""
-    from trimesh.tensor.groups import host_copies
+    from trimesh.tensor.groups import group as host_copies
 
     monkeypatch.setattr(host_copies, "DEVICES", {"cpu"})
 
 
 @pytest.mark.usefixtures("devices")
 def test_copies_take_part_and_what_is_given_comes_back() -> None:
-    from trimesh.tensor.groups.host_copies import on_host
+    from trimesh.tensor.groups.group import on_host
 
     waited: list[bool] = []
     work = SimpleNamespace(wait=lambda: waited.append(True))
@@ -67,7 +67,7 @@ def test_a_device_that_waits_for_one_that_has_left_is_given_up() -> None:
 
 
 def _reach_nothing(t: torch.Tensor) -> torch.Tensor:
-    from trimesh.tensor.groups import host_copies
+    from trimesh.tensor.groups import group as host_copies
 
     host_copies.DEVICES.add("cpu")
     return t

@@ -22,8 +22,8 @@ from tests.tensor.operator_table import CASES  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
-from trimesh.tensor.rank import layout as rank_layout  # noqa: E402
-from trimesh.tensor.rank.signature import define  # noqa: E402
+from trimesh.tensor.rank import kernel as rank_layout  # noqa: E402
+from trimesh.tensor.rank.kernel import define  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

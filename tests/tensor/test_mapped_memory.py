@@ -12,8 +12,7 @@ from tests.patience import HANG_SECONDS
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.publications.mapped_memory import flat_over, rows_of  # noqa: E402 - needs torch
-from trimesh.tensor.publications.state_snapshot import run_all  # noqa: E402 - needs torch
+from trimesh.tensor.publications.state_snapshot import flat_over, rows_of, run_all  # noqa: E402 - needs torch
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - after t
 
 from trimesh import limits  # noqa: E402
 from trimesh._wire.memory import large_bytes  # noqa: E402
-from trimesh.tensor.protocol.new_memory import new_tensor  # noqa: E402
+from trimesh.tensor.protocol.arguments import new_tensor  # noqa: E402
 
 HUGE = 1 << 21
 

@@ -9,10 +9,9 @@ from tests.rows import rows
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.protocol.layers import NAMESPACE  # noqa: E402 - after the skip
-from trimesh.tensor.rules.composed import COMPOSED  # noqa: E402
+from trimesh.tensor.protocol.tracing import NAMESPACE  # noqa: E402 - after the skip
+from trimesh.tensor.rules.composed import COMPOSED, draw_of  # noqa: E402
 from trimesh.tensor.rules.cuts import SUM, dense_strides, has_empty_part, local_part  # noqa: E402
-from trimesh.tensor.rules.draws import draw_of  # noqa: E402
 from trimesh.tensor.rules.operators.view import groups_of  # noqa: E402
 from trimesh.tensor.rules.table import ROWS, written_into  # noqa: E402
 

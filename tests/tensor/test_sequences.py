@@ -24,11 +24,9 @@ from trimesh.shape.extent import Extent  # noqa: E402
 from trimesh.tensor.kernels.table import KERNELS  # noqa: E402
 from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT, describe  # noqa: E402
 from trimesh.tensor.protocol.messages import DEFINE, FREE  # noqa: E402
-from trimesh.tensor.rank.poison import Poison  # noqa: E402
+from trimesh.tensor.rank.kernel import Poison  # noqa: E402
 from trimesh.tensor.rank.rank import Rank, TeamOnRank  # noqa: E402
-from trimesh.tensor.rank.reader import CommandReader  # noqa: E402
-from trimesh.tensor.rank.sequence import SequenceRun  # noqa: E402
-from trimesh.tensor.rank.sequence_reader import SequenceReader  # noqa: E402
+from trimesh.tensor.rank.reader import CommandReader, SequenceReader, SequenceRun  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,7 @@ from trimesh.errors import ProtocolError
 
 pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.groups.team_table import Found, TeamTable
+from trimesh.tensor.groups.stores import Found, TeamTable
 
 GROUP = "gpus"
 

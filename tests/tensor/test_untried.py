@@ -10,7 +10,7 @@ from trimesh import untried
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 
-from trimesh.tensor.protocol.device import default_device  # noqa: E402 - it needs torch
+from trimesh.tensor.protocol.arguments import default_device  # noqa: E402 - it needs torch
 
 pytestmark = pytest.mark.torch
 

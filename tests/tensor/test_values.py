@@ -45,8 +45,8 @@ async def test_values_without_await() -> None:
 
 def own_place(procs: ProcMesh) -> Any:
     """Return 0 on the first rank and 1 on the second."""
-    from trimesh.tensor.controller.call import call_kernel
-    from trimesh.tensor.session.mesh import team_of
+    from trimesh.tensor.controller.team import call_kernel
+    from trimesh.tensor.session.opening import team_of
 
     team = team_of(procs, "for tests:")
     meta = team.engine.shapes.meta((), (), torch.int64, torch.device("cpu"))

@@ -32,7 +32,7 @@ from trimesh.data.sources import DataSource
 from trimesh.errors import LimitExceeded, MeshError, MeshErrorGroup, ProcDied, leaves, origin
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.memory.local import allocate
-from trimesh.tensor.ops.training.rows import LyingRows, RowMemory, row_memory, rows_of_others
+from trimesh.tensor.ops.rows import LyingRows, RowMemory, row_memory, rows_of_others
 from trimesh.tensor.protocol.placement import Cut
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from trimesh.data.sources import DataSource
 from trimesh.errors import ShapeError
 from trimesh.plain_numbers import plain_whole
 from trimesh.tensor import MeshTensor
-from trimesh.tensor.ops.training.rows import team_for_rows
+from trimesh.tensor.ops.rows import team_for_rows
 
 if TYPE_CHECKING:
     from typing import Self

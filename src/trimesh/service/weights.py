@@ -3,11 +3,14 @@
 `from trimesh.service.weights import ShardOf, ShardPublisher, publication_of`.
 """
 
-from trimesh.tensor.controller.shard_of import ShardOf
-from trimesh.tensor.publications.elastic_publication import elastic_publication
+from trimesh.tensor.controller.shapes import ShardOf
 from trimesh.tensor.publications.relay import open_relays
-from trimesh.tensor.publications.shard_publisher import ShardPublisher, publication_of
-from trimesh.tensor.publications.state_publication import Publication
+from trimesh.tensor.publications.state_publication import (
+    Publication,
+    ShardPublisher,
+    elastic_publication,
+    publication_of,
+)
 from trimesh.tensor.publications.state_snapshot import StateSnapshot
 
 __all__ = [

@@ -15,34 +15,28 @@ from trimesh.tensor.checkpoint.loading import load_checkpoint
 from trimesh.tensor.checkpoint.safetensors import load_safetensors, save_safetensors
 from trimesh.tensor.checkpoint.saving import save_checkpoint
 from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.issue.display import inspect, show
 from trimesh.tensor.issue.fetching import fetch, fetch_shard
-from trimesh.tensor.issue.showing import inspect, show
 from trimesh.tensor.ops.compiled import compile  # noqa: A004 - as torch's own
-from trimesh.tensor.ops.fallbacks import Fallbacks, fallbacks
 from trimesh.tensor.ops.function import RemoteFunction, call_on_shard_and_fetch, remote
 from trimesh.tensor.ops.global_tensor import distribute, placements, redistribute, replicate
-from trimesh.tensor.ops.gradients import grad_generator
-from trimesh.tensor.ops.profiling import Profile, profile
-from trimesh.tensor.ops.publishing import rdma_buffers
+from trimesh.tensor.ops.gradients import get_rng_state, grad_generator, manual_seed, set_rng_state
+from trimesh.tensor.ops.modules import module_to_mesh, optimizer_to_mesh
+from trimesh.tensor.ops.movement import slice_mesh, to_mesh
+from trimesh.tensor.ops.pipeline import Pipeline
+from trimesh.tensor.ops.profiling import Collectives, Fallbacks, Profile, Traffic, fallbacks, profile, traffic
 from trimesh.tensor.ops.reduction import broadcast, reduce, reduce_
-from trimesh.tensor.ops.references import rref
-from trimesh.tensor.ops.seeding import get_rng_state, manual_seed, set_rng_state
-from trimesh.tensor.ops.traffic import Collectives, Traffic, traffic
-from trimesh.tensor.ops.training.modules import module_to_mesh, optimizer_to_mesh
-from trimesh.tensor.ops.training.pipeline import Pipeline
-from trimesh.tensor.ops.trees import slice_mesh, to_mesh
+from trimesh.tensor.ops.references import rdma_buffers, rref
 from trimesh.tensor.parallel.explanation import Explanation
 from trimesh.tensor.parallel.plan import ParallelPlan
-from trimesh.tensor.parallel.stages import PipelineExplanation
-from trimesh.tensor.protocol.errors import RecordingError
+from trimesh.tensor.parallel.schedule import PipelineExplanation
+from trimesh.tensor.protocol.messages import RecordingError
 from trimesh.tensor.protocol.placement import Placements
 from trimesh.tensor.publications.state_publication import Publication, publication
 from trimesh.tensor.session.activation import active_mesh, no_mesh
-from trimesh.tensor.session.mesh import activate
-from trimesh.tensor.simulation.device import Device, RankLink
-from trimesh.tensor.simulation.measuring import measure_device
-from trimesh.tensor.simulation.mesh import SimulatedMesh, simulate
-from trimesh.tensor.simulation.report import LineCost, SimulationReport
+from trimesh.tensor.session.opening import activate
+from trimesh.tensor.simulation.device import Device, RankLink, measure_device
+from trimesh.tensor.simulation.mesh import LineCost, SimulatedMesh, SimulationReport, simulate
 
 _assemble()
 

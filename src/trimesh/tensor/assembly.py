@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from trimesh._wire.memory.reducers import register_reducer
-from trimesh.tensor.controller.lending import reduce_tensor
-from trimesh.tensor.controller.operations import Operations
-from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.controller.team import Operations
+from trimesh.tensor.controller.tensor import MeshTensor, reduce_tensor
 from trimesh.tensor.controller.upload import upload
-from trimesh.tensor.issue.blocking import list_now
-from trimesh.tensor.issue.issue import issue
-from trimesh.tensor.issue.showing import formatted_now, text_now
-from trimesh.tensor.ops.global_factories import make_global, put_global
-from trimesh.tensor.ops.global_tensor import to_global, to_local, whole
-from trimesh.tensor.ops.movement import slice_mesh, to_mesh
+from trimesh.tensor.issue.display import formatted_now, text_now
+from trimesh.tensor.issue.issue import issue, list_now
+from trimesh.tensor.ops.global_tensor import make_global, put_global, to_global, to_local, whole
+from trimesh.tensor.ops.movement import slice_tensor, tensor_to_mesh
 from trimesh.tensor.ops.reduction import reduce, reduce_
 
 
@@ -26,8 +23,8 @@ def assemble() -> None:
         whole=whole,
         reduce=reduce,
         reduce_=reduce_,
-        slice_mesh=slice_mesh,
-        to_mesh=to_mesh,
+        slice_mesh=slice_tensor,
+        to_mesh=tensor_to_mesh,
         to_local=to_local,
         to_global=to_global,
         list_now=list_now,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from trimesh.actor.proc_mesh import ProcMesh
-    from trimesh.tensor.groups.process_group import ProcessGroup, RanksDeviceMesh
+    from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh
     from trimesh.tensor.ops import on_mesh
 
 R = TypeVar("R")

@@ -15,24 +15,25 @@ from torch import nn
 
 from trimesh._runtime.tasks import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.tensor.checkpoint.directory import check_is_there
-from trimesh.tensor.checkpoint.metadata import Path_, StoredValue, nested, read_metadata
-from trimesh.tensor.checkpoint.optimizer_state import (
+from trimesh.tensor.checkpoint.metadata import (
+    Path_,
+    StoredValue,
+    check_is_there,
     is_on_mesh,
     load_by_name,
+    nested,
     parameter_names,
     parameters_by_name,
+    read_metadata,
 )
 from trimesh.tensor.checkpoint.saving import GENERATORS
-from trimesh.tensor.controller.answers import answers
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.expected import READ
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.engine import answers
+from trimesh.tensor.controller.shapes import READ
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.global_tensor import global_meta
-from trimesh.tensor.ops.seeding import get_rng_state, set_rng_state
-from trimesh.tensor.protocol.box import Box
-from trimesh.tensor.protocol.stored import Wanted, read_box
+from trimesh.tensor.ops.gradients import get_rng_state, set_rng_state
+from trimesh.tensor.protocol.placement import Box, Wanted, read_box
 
 
 async def load_checkpoint(

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
+import trio
+from torch import nn
 
-from trimesh.tensor.checkpoint.directory import METADATA
-from trimesh.tensor.protocol.stored import Stored
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.protocol.placement import Stored
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import Metadata
+
 
 Path_ = tuple[Any, ...]
 """Where a value is in a nested state: keys of dicts, numbers of places in lists."""
@@ -151,3 +158,149 @@ class _Records(pickle.Unpickler):
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         raise ValueError(f"the metadata of a checkpoint has records of torch only, got {module}.{name}")
+
+
+# ---- the state of an optimizer by names of parameters, as `torch.distributed.checkpoint` has it ----------------------
+
+
+def parameter_names(modules: Mapping[str, nn.Module]) -> dict[int, str]:
+    """Return the name of each parameter, in the first module that has it, by its identity."""
+    found: dict[int, str] = {}
+    for module in modules.values():
+        for name, parameter in module.named_parameters():
+            found.setdefault(id(parameter), name)
+    return found
+
+
+def state_by_name(key: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    """Return the state of an optimizer, with names of parameters instead of numbers.
+
+    Raises:
+        ValueError: A parameter is in no module that is saved, or two have one name.
+    """
+    groups = []
+    every: list[str] = []
+    for group in optimizer.param_groups:
+        missing = [tuple(one.size()) for one in group["params"] if id(one) not in names]
+        if missing:
+            raise ValueError(
+                f"an optimizer is saved beside the modules whose parameters it has, {key!r} has parameters of sizes "
+                f"{missing[:4]} that are in none: give their module, too"
+            )
+        own = [names[id(one)] for one in group["params"]]
+        every += own
+        groups.append({**{name: value for name, value in group.items() if name != "params"}, "params": own})
+    if len(set(every)) != len(every):
+        raise ValueError(f"parameters of one optimizer have names of their own, got some twice in {key!r}")
+    kept = {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()}
+    return {"state": kept, "param_groups": groups}
+
+
+def parameters_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
+    return {names[id(one)]: (one, group) for group in optimizer.param_groups for one in group["params"]}
+
+
+_COUNTED: Final = frozenset({"step", "eta", "mu", "mu_product"})
+"""Names of numbers that torch's optimizers count in this process, unless they are fused or capturable."""
+
+
+def is_on_mesh(name: str, size: tuple[int, ...], parameter: Any, group: Mapping[str, Any]) -> bool:
+    """Whether what an optimizer keeps of a parameter under some name is on the parameter's mesh."""
+    if not isinstance(parameter, MeshTensor):
+        return False
+    return bool(size) or name not in _COUNTED or bool(group.get("fused") or group.get("capturable"))
+
+
+def load_by_name(
+    key: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
+) -> None:
+    """Give an optimizer the state that `state_by_name` has returned.
+
+    Raises:
+        ValueError: Its groups have other parameters.
+    """
+    wanted = [[names[id(one)] for one in group["params"]] for group in optimizer.param_groups]
+    found = [list(group["params"]) for group in state["param_groups"]]
+    if [sorted(one) for one in wanted] != [sorted(one) for one in found]:
+        raise ValueError(
+            f"an optimizer is loaded with the groups of parameters that it was saved with, {key!r} has {wanted} and "
+            f"the checkpoint {found}"
+        )
+    numbers = {name: number for number, name in enumerate(name for group in wanted for name in group)}
+    groups = []
+    for group, own in zip(state["param_groups"], wanted, strict=True):
+        groups.append({**group, "params": [numbers[name] for name in own]})
+    kept = {numbers[name]: value for name, value in state.get("state", {}).items()}
+    optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+# ---- the directory of a checkpoint: there when all of it is on disk, and not before ----------------------------------
+
+METADATA = ".metadata"
+"""What torch has in the directory of a checkpoint beside the files of parts."""
+
+
+@asynccontextmanager
+async def new_directory(path: Path) -> AsyncGenerator[Path]:
+    """Make the directory of a checkpoint under another name; it gets its own with the end of the block.
+
+    Yields:
+        It, empty. Files in it must be synced to disk by who writes them.
+
+    Raises:
+        FileExistsError: There is something at `path`.
+    """
+    unfinished = _begin(path)
+    try:
+        yield unfinished
+        with trio.CancelScope(shield=True):  # milliseconds; a cancel in between would leave it half named
+            await trio.to_thread.run_sync(_finish, unfinished, path)
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(lambda: shutil.rmtree(unfinished, ignore_errors=True))
+        raise
+
+
+def _begin(path: Path) -> Path:
+    if path.exists():
+        raise FileExistsError(f"a checkpoint is written to a path where nothing is, got {str(path)!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.parent / f".{path.name}.{token_hex(4)}.unfinished"
+    unfinished.mkdir()
+    return unfinished
+
+
+def _finish(unfinished: Path, path: Path) -> None:
+    _sync(unfinished)
+    unfinished.rename(path)  # fails if a checkpoint has come there meanwhile
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def write_synced(path: Path, parts: Mapping[str, bytes] | bytes) -> dict[str, tuple[int, int]]:
+    """Write bytes, or those of several names one after another; return where each begins and how many they are."""
+    places: dict[str, tuple[int, int]] = {}
+    with path.open("wb") as file:
+        for name, data in ({"": parts} if isinstance(parts, bytes) else parts).items():
+            places[name] = file.tell(), len(data)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return places
+
+
+def check_is_there(path: Path) -> None:
+    """Raise unless there is a checkpoint at a path.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    if not (path / METADATA).is_file():
+        raise FileNotFoundError(f"there is no checkpoint at {str(path)!r}: it has no file {METADATA!r}")

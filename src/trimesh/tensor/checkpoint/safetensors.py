@@ -22,7 +22,7 @@ from trimesh._runtime.tasks import in_trio
 from trimesh.tensor.checkpoint.loading import CheckpointReading
 from trimesh.tensor.checkpoint.metadata import StoredValue
 from trimesh.tensor.issue.fetching import fetch
-from trimesh.tensor.protocol.stored import RAW_SUFFIX, Stored
+from trimesh.tensor.protocol.placement import RAW_SUFFIX, Stored
 
 _DTYPES: Final = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,

@@ -15,17 +15,23 @@ from torch import nn
 
 from trimesh._runtime.tasks import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.tensor.checkpoint.directory import METADATA, new_directory, write_synced
-from trimesh.tensor.checkpoint.metadata import Path_, StoredValue, flattened, metadata_bytes
-from trimesh.tensor.checkpoint.optimizer_state import parameter_names, state_by_name
-from trimesh.tensor.controller.answers import answers
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.engine import RankRequest
-from trimesh.tensor.controller.expected import WRITTEN
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.checkpoint.metadata import (
+    METADATA,
+    Path_,
+    StoredValue,
+    flattened,
+    metadata_bytes,
+    new_directory,
+    parameter_names,
+    state_by_name,
+    write_synced,
+)
+from trimesh.tensor.controller.engine import RankRequest, answers
+from trimesh.tensor.controller.shapes import WRITTEN
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
-from trimesh.tensor.ops.seeding import get_rng_state
-from trimesh.tensor.protocol.stored import Stored
+from trimesh.tensor.ops.gradients import get_rng_state
+from trimesh.tensor.protocol.placement import Stored
 
 GENERATORS = "generators"
 """The key of what draws random numbers."""

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import torch
 
-from trimesh.tensor.protocol.errors import RecordingError
-from trimesh.tensor.protocol.messages import DEFINE, FREE, MOVE_OPERANDS
+from trimesh.tensor.protocol.messages import DEFINE, FREE, MOVE_OPERANDS, RecordingError
 
 if TYPE_CHECKING:
-    from trimesh.tensor.controller.plan import Line, Plan
+    from trimesh.tensor.controller.shapes import Line, Plan
     from trimesh.tensor.controller.team import Team
 
 
@@ -365,3 +365,34 @@ class _Correspondence:
             f"in {code.co_qualname}: a value that changes must be a tensor (an argument, or the state of a fused "
             "optimizer), not a number of Python"
         )
+
+
+# ---- compiling -------------------------------------------------------------------------------------------------------
+
+# `torch.compile` around mesh tensors is refused: it has no operations to compile, and reorders what Python code does.
+#
+# The compiler cannot trace a tensor without memory. It would run each operation by itself, and our own functions, which
+# number commands and send them, as compiled ones: nothing would be faster, and no order would be sure.
+
+is_traced: Final[Any] = torch.compiler.is_dynamo_compiling
+"""Whether the code that asks is read by the compiler rather than run."""
+
+_compiler: Final[Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[attr-defined, unused-ignore]
+
+
+def check_not_compiled() -> None:
+    """Refuse operations on mesh tensors in a compiled function.
+
+    Raises:
+        TypeError: The code that runs was given to `torch.compile`.
+    """
+    if _compiler():
+        raise TypeError(
+            "torch.compile cannot compile operations on tensors of a mesh, got some in a compiled function or module: "
+            "compile what runs on the ranks, in a function under @trimesh.remote, and record a whole step by "
+            "trimesh.compile"
+        )
+
+
+# Nor does the compiler read this: it warns of functions in C that it does not know.
+check_not_compiled._torchdynamo_disable = True  # type: ignore[attr-defined]

@@ -7,17 +7,81 @@ remembered, so that a loop with a new learning rate each step finds its plans ag
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import CodeType
+from typing import Any, Final
 
 import attrs
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 
 from trimesh import limits
-from trimesh.tensor.controller.plan import Meta, Plan
 from trimesh.tensor.controller.recording import Recorder
+from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.protocol.messages import kinds_of
+from trimesh.tensor.protocol.placement import Box
 from trimesh.tensor.protocol.tracing import quiet
+from trimesh.tensor.rank.function_parts import LocalMeta, Operand
+
+Line = tuple[CodeType, int]
+"""Where a command was issued: the code and the line in it."""
+
+FRESH: Final = -1
+"""A leaf of a result that is a new tensor; others are a tensor among the arguments, or a value."""
+
+
+@attrs.frozen(eq=False)
+class Meta:
+    """The metadata of a tensor; equal metadata is the same object, so they are compared by identity.
+
+    Attributes:
+        size, stride, dtype, device: As torch's.
+        is_global: Whether the ranks hold parts of one tensor, rather than a tensor each.
+    """
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    is_global: bool = False
+
+
+@attrs.frozen(eq=False)
+class Plan:
+    """One operation with arguments of a certain signature.
+
+    Attributes:
+        number: The code of its commands.
+        name: Of the operator.
+        description: What ranks are told of it.
+        metas: Of the new tensors.
+        leaves: For each leaf of the result: `FRESH`, or the place among the tensors of the arguments, or a value.
+        tree: How leaves become the result.
+        has_alias: By leaf, whether it is a place.
+        is_single: Whether the result is just one new tensor.
+        counted: Places among the tensors of what it writes to and torch does not count as written.
+        kinds: "r", "n" or "b" for each operand of its commands.
+    """
+
+    number: int
+    name: str
+    description: list[Any]
+    metas: Sequence[Meta]
+    leaves: Sequence[Any]
+    has_alias: Sequence[bool]
+    tree: pytree.TreeSpec
+    is_single: bool = False
+    counted: Sequence[int] = ()
+    kinds: str = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        _, args, kwargs, *_ = self.description
+        object.__setattr__(self, "kinds", kinds_of(args) + kinds_of(kwargs))
+
+
+# ---- shapes ----------------------------------------------------------------------------------------------------------
 
 
 @attrs.define(eq=False)
@@ -87,3 +151,254 @@ class Shapes:
         """Run an operation on fake tensors."""
         with quiet(), self.fake, torch.no_grad():
             return function(*args, **kwargs)
+
+
+# ---- `Expected`: what a request takes for an answer. Whatever else a rank sends breaks the protocol ------------------
+
+
+@attrs.frozen
+class Expected:
+    """The form of an answer.
+
+    Attributes:
+        what: For people.
+        is_form: Whether a value that the rank at some place has sent has it.
+        is_ours: Whether there is nothing of a user's in it, so that bytes that cannot be decoded break the protocol.
+    """
+
+    what: str
+    is_form: Callable[[Any, int], bool]
+    is_ours: bool = True
+
+    def fits(self, value: Any, place: int) -> bool:
+        """Return whether a value has this form; what is asked of an object of a stranger's class may raise."""
+        try:
+            return self.is_form(value, place)
+        except Exception:  # noqa: BLE001
+            return False
+
+
+ANYTHING: Final = Expected("any value", lambda _value, _place: True, is_ours=False)
+"""What a function of the user's has returned."""
+
+ONE_TENSOR: Final = Expected("a tensor", lambda value, _place: isinstance(value, torch.Tensor))
+
+LARGE: Final = Expected(
+    "which parts of tensors it has", lambda value, _place: type(value) in (list, tuple) and len(value) == 3
+)
+"""What `gathering` asks for, and looks at more closely."""
+
+RNG_STATE: Final = Expected("the bytes of generators", lambda value, _place: _is_bytes(value))
+
+FALLBACKS: Final = Expected(
+    "how often which operators ran",
+    lambda value, _place: (
+        type(value) is tuple
+        and len(value) == 2
+        and type(value[0]) is dict
+        and all(type(name) is str and type(count) is int for name, count in value[0].items())
+        and type(value[1]) is int
+    ),
+)
+
+TRAFFIC: Final = Expected(
+    "which collectives it took part in",
+    lambda value, _place: _is_list(
+        value,
+        lambda one: _is_list(one, lambda _: True, 4) and [type(part) for part in one] == [str, str, int, int],
+    ),
+)
+
+CLOCK: Final = Expected(
+    "the boot and the time of its machine",
+    lambda value, _place: type(value) is tuple and [type(part) for part in value] == [str, int],
+)
+
+PROFILE: Final = Expected("what it has done, and when", lambda value, _place: _is_profile(*value))
+
+WRITTEN: Final = Expected(
+    "which parts of tensors it has written, and where",
+    lambda value, _place: _is_list(value, lambda one: _is_list(one, lambda _: True, 6) and _is_stored(*one)),
+)
+
+READ: Final = Expected("how many tensors it has read", lambda value, _place: type(value) is int)
+
+RESULTS: Final = Expected(
+    "the metadata of results, and what they are parts of",
+    lambda value, _place: (
+        type(value) is tuple
+        and len(value) == 2
+        and _is_list(value[0], _is_meta)
+        and _places_in(value[1]) == list(range(len(value[0])))
+    ),
+    is_ours=False,
+)
+"""What "inspect" asks for; the results may be parts of an object of the user's."""
+
+
+def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected:
+    """Expect a tensor for each of some metadata; with `only_first`, none from other ranks than the first."""
+
+    def is_form(value: Any, place: int) -> bool:
+        wanted: Sequence[Meta] = [] if only_first and place else metas
+        return _is_list(value, lambda one: isinstance(one, torch.Tensor), len(wanted)) and all(
+            tuple(one.size()) == meta.size and one.dtype is meta.dtype for one, meta in zip(value, wanted, strict=True)
+        )
+
+    return Expected(f"{len(metas)} tensors of the metadata that was announced", is_form)
+
+
+def layout_along(dims: int) -> Expected:
+    """Expect, for each dimension of a device mesh, which of a tensor is cut along it, and what is to be done to sum."""
+    return Expected(
+        "how a tensor lies, in two lists",
+        lambda value, _place: (
+            type(value) is tuple
+            and len(value) == 2
+            and _is_list(value[0], lambda one: type(one) is int, dims)
+            and _is_list(value[1], lambda one: type(one) is str, dims)
+        ),
+    )
+
+
+def metas_of(count: int) -> Expected:
+    """Expect size, stride and dtype of some tensors."""
+    return Expected(f"the metadata of {count} tensors", lambda value, _place: _is_list(value, _is_named_meta, count))
+
+
+def _is_list(value: Any, fits: Callable[[Any], bool], length: int | None = None) -> bool:
+    return type(value) is list and length in (None, len(value)) and all(map(fits, value))
+
+
+def _is_sizes(value: Any) -> bool:
+    return type(value) in (list, tuple) and all(type(one) is int and one >= 0 for one in value)
+
+
+def _is_stored(index: Any, file: Any, offset: Any, length: Any, start: Any, size: Any) -> bool:
+    return _is_sizes([index, offset, length]) and type(file) is str and _is_sizes(start) and _is_sizes(size)
+
+
+def _is_profile(names: Any, rows: Any, missing: Any) -> bool:
+    return (
+        _is_list(names, lambda one: type(one) is str)
+        and type(rows) is torch.Tensor
+        and rows.dtype is torch.int64
+        and rows.ndim == 2
+        and rows.size(1) == 7
+        and type(missing) is int
+        and (not rows.numel() or (int(rows[:, 1].min()) >= 0 and int(rows[:, 1].max()) < len(names)))
+    )
+
+
+def _is_bytes(value: Any) -> bool:
+    return type(value) is torch.Tensor and value.dtype is torch.uint8 and value.ndim == 1
+
+
+def _is_named_meta(value: Any) -> bool:
+    if type(value) is not tuple or len(value) != 3:
+        return False
+    size, stride, dtype = value
+    return (
+        _is_sizes(size)
+        and _is_sizes(stride)
+        and len(size) == len(stride)
+        and type(dtype) is str
+        and isinstance(getattr(torch, dtype, None), torch.dtype)
+    )
+
+
+def _is_meta(value: Any) -> bool:
+    return (
+        type(value) is LocalMeta
+        and _is_sizes(value.size)
+        and _is_sizes(value.stride)
+        and len(value.size) == len(value.stride)
+        and isinstance(value.dtype, torch.dtype)
+    )
+
+
+def _places_in(parts: Any) -> list[Any]:
+    """Return the places of the tensors in a result that was taken apart, and whatever else is a leaf of it."""
+    leaves = (one for one in pytree.tree_leaves(parts) if one is not None)
+    return [one.index if isinstance(one, Operand) else one for one in leaves]
+
+
+# ---- `ShardOf`: a part of a tensor that this process has, and which part it is ---------------------------------------
+
+
+class ShardOf:
+    """A rectangular part of a larger tensor: `ShardOf(weight, size=(4096, 1024), start=(1024, 0))`.
+
+    Args:
+        tensor: The part, on this process.
+        size: Of the whole.
+        start: Where the part begins, in each dimension.
+        is_first: Whether this process publishes it; of the replicas of a part exactly one does.
+
+    Raises:
+        TypeError: `tensor` is no tensor of this process.
+        ValueError: The part does not lie within the whole.
+
+    Attributes:
+        tensor: As given.
+        size: As given.
+        box: Which part it is.
+        is_first: As given.
+    """
+
+    __slots__ = ("box", "is_first", "size", "tensor")
+
+    def __init__(
+        self, tensor: torch.Tensor, *, size: Sequence[int], start: Sequence[int], is_first: bool = True
+    ) -> None:
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, MeshTensor):
+            raise TypeError(f"a part of a published tensor is a tensor of this process, got {tensor!r:.100}")
+        part = tuple(tensor.size())
+        fits = len(part) == len(size) == len(start) and all(
+            0 <= begin <= begin + length <= most for begin, length, most in zip(start, part, size, strict=True)
+        )
+        if not fits:
+            raise ValueError(f"a part must lie within the whole, {tuple(size)}, got {part} from {tuple(start)} on")
+        self.tensor = tensor
+        self.size = tuple(size)
+        self.box = Box(tuple(start), part)
+        self.is_first = is_first
+
+    def __repr__(self) -> str:
+        return f"<part of {self.size}: {self.box.size} from {self.box.start} on>"
+
+
+def shard_of(value: Any) -> ShardOf:
+    """Return which part of what a value is: a `ShardOf`, a `DTensor`, or a whole tensor.
+
+    Raises:
+        TypeError: It is none of these; or a `DTensor` whose values are not all there (`Partial`), or do not lie in one
+            box on each rank.
+    """
+    if isinstance(value, ShardOf):
+        return value
+    if hasattr(value, "placements") and hasattr(value, "to_local"):
+        return _of_dtensor(value)
+    if not isinstance(value, torch.Tensor):
+        raise TypeError(f"a tensor, a ShardOf or a DTensor has parts of published tensors, got {value!r:.100}")
+    return ShardOf(value, size=value.size(), start=(0,) * value.dim())
+
+
+def _of_dtensor(value: Any) -> ShardOf:
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise TypeError("a DTensor is published by the ranks of its device mesh, got one of others")
+    box, is_first = Box.of_all(value.size()), True
+    for dim, (placement, place) in enumerate(zip(value.placements, coordinate, strict=True)):
+        kind = type(placement).__name__
+        if kind == "Shard":
+            box = box.cut(placement.dim, mesh.size(dim), place)
+        elif kind == "Replicate":
+            is_first = is_first and place == 0
+        else:
+            raise TypeError(f"a DTensor of {placement} has no parts that make up the whole: redistribute it first")
+    local = value.to_local()
+    if tuple(local.size()) != box.size and math.prod(local.size()):
+        raise TypeError(f"a DTensor must lie as torch cuts it, {box.size} on this rank, got {tuple(local.size())}")
+    return ShardOf(local.reshape(box.size), size=value.size(), start=box.start, is_first=is_first)

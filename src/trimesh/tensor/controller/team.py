@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from torch.utils import _pytree as pytree
 
 from trimesh import limits
 from trimesh._transport.interface.base import Buffer
 from trimesh.shape.region import Region
-from trimesh.tensor.controller.plan import Line
-from trimesh.tensor.protocol.messages import DEFINE, FREE, RESET
+from trimesh.tensor.controller.recording import check_not_compiled
+from trimesh.tensor.controller.shapes import FRESH, Line, Meta, Plan
+from trimesh.tensor.controller.tensor import MeshTensor, check_views, has_changed_bases, make
+from trimesh.tensor.protocol import arguments
+from trimesh.tensor.protocol.arguments import BODY_SLOT, NUMBER_SLOT, SLOT
+from trimesh.tensor.protocol.messages import DEFINE, FIRST_SIGNATURE, FREE, RESET
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers import Peer
     from trimesh.errors import Origin
     from trimesh.tensor.controller.engine import Engine
-    from trimesh.tensor.controller.plan import Plan
 
 
 @attrs.define(eq=False)
@@ -259,3 +263,99 @@ def issuing_line() -> Line:
         frame = frame.f_back
     here = sys._getframe(0)
     return here.f_code, here.f_lineno
+
+
+# ---- issue a kernel of ours, as `issue` does an operator of torch ----------------------------------------------------
+
+_LEAF = pytree.tree_structure(0)
+
+
+def call_kernel(
+    team: Team, name: str, *args: Any, outputs: Sequence[Meta] = (), writes: Sequence[int] = ()
+) -> list[MeshTensor]:
+    """Run a kernel on every rank of a team.
+
+    Args:
+        team: The ranks.
+        name: Of the kernel.
+        args: Mesh tensors of the team, in lists and tuples if need be; memoryviews, which go as bodies; and data.
+            Whole numbers vary from command to command.
+        outputs: Metadata of what it returns.
+        writes: Places, among the tensors, bodies and numbers of `args`, of tensors that it changes.
+
+    Returns:
+        The new tensors.
+    """
+    check_not_compiled()
+    if outputs and has_changed_bases():  # also with gradients off: so our differentiable functions call this
+        check_views(name, [one for one in pytree.tree_leaves(args) if type(one) is MeshTensor])
+    operands: list[Any] = []
+    key: list[Any] = [name]
+
+    def slot(value: Any) -> Any:
+        kind = type(value)
+        if kind is MeshTensor:
+            operands.append(value._held.ref)
+            key.append(MeshTensor)
+            return SLOT
+        if kind is memoryview:
+            operands.append(team.add_body(value))
+            key.append(memoryview)
+            return BODY_SLOT
+        if kind is int:
+            operands.append(value)
+            key.append(int)
+            return NUMBER_SLOT
+        if kind is list or kind is tuple:
+            key.extend((kind, len(value)))
+            return kind([slot(item) for item in value])
+        key.extend((kind, value))
+        return value
+
+    described = [slot(value) for value in args]
+    shapes = team.engine.shapes
+    key += (tuple(outputs), tuple(writes))
+    plan = shapes.plans.get(tuple(key))
+    if plan is None:
+        description = [
+            f"trimesh::{name}", arguments.describe(described), ["d"], list(range(len(outputs))) or [-1], list(writes)
+        ]  # fmt: skip
+        number = FIRST_SIGNATURE + shapes.new_number()
+        leaves = [FRESH] * len(outputs)
+        plan = Plan(number, name, description, outputs, leaves, [False] * len(outputs), _LEAF)
+        shapes.remember(tuple(key), plan)
+    first = team.emit(plan, operands, len(outputs))
+    return [make(meta, team, first + index) for index, meta in enumerate(outputs)]
+
+
+# ---- `Operations`: what a mesh tensor is asked for, and rooms above this one do --------------------------------------
+
+
+@attrs.frozen
+class Operations:
+    """Functions that take a mesh tensor first, or what becomes one; `assembly.py` hands them in.
+
+    Attributes:
+        issue: Runs an operator of torch on the ranks.
+        make_global: Runs a factory of torch, which makes a global tensor.
+        upload: Puts a tensor of this process on every rank.
+        put_global: Puts one on the ranks as a global tensor.
+        whole: Makes a tensor that each rank has a global one.
+        reduce, reduce_, slice_mesh, to_mesh, to_local, to_global: See `MeshTensor`.
+        list_now, text_now, formatted_now: The values, waited for here.
+    """
+
+    issue: Callable[..., Any]
+    make_global: Callable[..., Any]
+    upload: Callable[..., Any]
+    put_global: Callable[..., Any]
+    whole: Callable[..., Any]
+    reduce: Callable[..., Any]
+    reduce_: Callable[..., Any]
+    slice_mesh: Callable[..., Any]
+    to_mesh: Callable[..., Any]
+    to_local: Callable[..., Any]
+    to_global: Callable[..., Any]
+    list_now: Callable[..., Any]
+    text_now: Callable[..., str]
+    formatted_now: Callable[..., str]

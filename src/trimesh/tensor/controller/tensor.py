@@ -3,22 +3,107 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import Callable, Collection, Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
+import attrs
 import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils.weak import WeakIdKeyDictionary
 
-from trimesh.tensor.controller.binary import WithOperators
-from trimesh.tensor.controller.changed_bases import note_change
-from trimesh.tensor.controller.compiling import check_not_compiled
+from trimesh._runtime.life import rebuild
+from trimesh._runtime.services import TENSORS
+from trimesh._runtime.values import Guarded
+from trimesh._wire.memory.reducers import Sink
+from trimesh.tensor.controller.recording import check_not_compiled, is_traced
 
 if TYPE_CHECKING:
     from trimesh.actor.proc_mesh import ProcMesh
-    from trimesh.tensor.controller.operations import Operations
-    from trimesh.tensor.controller.plan import Meta
-    from trimesh.tensor.controller.team import Team
+    from trimesh.tensor.controller.shapes import Meta
+    from trimesh.tensor.controller.team import Operations, Team
     from trimesh.tensor.protocol.placement import Cut
 
+
+# Python's binary operators on mesh tensors: torch's, but with the error that says what is wrong.
+#
+# Torch turns a `TypeError` of `t + other` into `NotImplemented`, of which Python makes "unsupported operand type(s)",
+# and of `t == other` even False. So an operation that was refused is tried again by its function, which raises.
+
+
+def _operator(name: str, function: Callable[[Any, Any], Any]) -> Any:
+    plain = getattr(torch.Tensor, name)
+
+    def operator(self: torch.Tensor, other: Any) -> Any:
+        if is_traced():  # the compiler takes `plain` for this very function, and calls it for ever
+            return function(self, other)
+        result = plain(self, other)
+        if result is NotImplemented and isinstance(other, torch.Tensor):
+            return function(self, other)
+        return result
+
+    return operator
+
+
+def _swapped(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda one, other: function(other, one)
+
+
+class WithOperators(torch.Tensor):
+    """A tensor whose binary operators raise what their functions do."""
+
+    __slots__ = ()
+
+    __add__ = _operator("__add__", torch.add)
+    __sub__ = _operator("__sub__", torch.sub)
+    __mul__ = _operator("__mul__", torch.mul)
+    __truediv__ = _operator("__truediv__", torch.true_divide)
+    __floordiv__ = _operator("__floordiv__", torch.floor_divide)
+    __mod__ = _operator("__mod__", torch.remainder)
+    __pow__ = _operator("__pow__", torch.pow)
+    __matmul__ = _operator("__matmul__", torch.matmul)
+    __and__ = _operator("__and__", torch.bitwise_and)
+    __or__ = _operator("__or__", torch.bitwise_or)
+    __xor__ = _operator("__xor__", torch.bitwise_xor)
+    __lshift__ = _operator("__lshift__", torch.bitwise_left_shift)
+    __rshift__ = _operator("__rshift__", torch.bitwise_right_shift)
+    __eq__ = _operator("__eq__", torch.eq)
+    __ne__ = _operator("__ne__", torch.ne)
+    __lt__ = _operator("__lt__", torch.lt)
+    __le__ = _operator("__le__", torch.le)
+    __gt__ = _operator("__gt__", torch.gt)
+    __ge__ = _operator("__ge__", torch.ge)
+    __hash__ = torch.Tensor.__hash__  # a class that says what is equal has none of its own
+
+    __radd__ = _operator("__radd__", _swapped(torch.add))
+    __rsub__ = _operator("__rsub__", _swapped(torch.sub))
+    __rmul__ = _operator("__rmul__", _swapped(torch.mul))
+    __rtruediv__ = _operator("__rtruediv__", _swapped(torch.true_divide))
+    __rfloordiv__ = _operator("__rfloordiv__", _swapped(torch.floor_divide))
+    __rmod__ = _operator("__rmod__", _swapped(torch.remainder))
+    __rpow__ = _operator("__rpow__", _swapped(torch.pow))
+    __rmatmul__ = _operator("__rmatmul__", _swapped(torch.matmul))
+    __rand__ = _operator("__rand__", _swapped(torch.bitwise_and))
+    __ror__ = _operator("__ror__", _swapped(torch.bitwise_or))
+    __rxor__ = _operator("__rxor__", _swapped(torch.bitwise_xor))
+    __rlshift__ = _operator("__rlshift__", _swapped(torch.bitwise_left_shift))
+    __rrshift__ = _operator("__rrshift__", _swapped(torch.bitwise_right_shift))
+
+    __iadd__ = _operator("__iadd__", torch.Tensor.add_)
+    __isub__ = _operator("__isub__", torch.Tensor.sub_)
+    __imul__ = _operator("__imul__", torch.Tensor.mul_)
+    __itruediv__ = _operator("__itruediv__", torch.Tensor.div_)
+    __ifloordiv__ = _operator("__ifloordiv__", torch.Tensor.floor_divide_)
+    __imod__ = _operator("__imod__", torch.Tensor.remainder_)
+    __ipow__ = _operator("__ipow__", torch.Tensor.pow_)
+    __iand__ = _operator("__iand__", torch.Tensor.bitwise_and_)
+    __ior__ = _operator("__ior__", torch.Tensor.bitwise_or_)
+    __ixor__ = _operator("__ixor__", torch.Tensor.bitwise_xor_)
+    __ilshift__ = _operator("__ilshift__", torch.Tensor.bitwise_left_shift_)
+    __irshift__ = _operator("__irshift__", torch.Tensor.bitwise_right_shift_)
+
+
+# ---- tensor ----------------------------------------------------------------------------------------------------------
 
 _DATA: Any = torch.Tensor.data
 
@@ -312,3 +397,124 @@ def make_held(meta: Meta, held: Held) -> MeshTensor:
     made._meta = meta
     made._held = held
     return made
+
+
+# ---- lending ---------------------------------------------------------------------------------------------------------
+
+# Mesh tensors as arguments of actors' endpoints: each actor gets what the rank beside it, in its process, has.
+
+
+class _Loan(Guarded):
+    """Keeps a tensor on the ranks until the call that it is an argument of has ended."""
+
+    def __init__(self, tensor: MeshTensor) -> None:
+        self._held = tensor._held
+        self._text = repr(tensor)
+
+    def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
+        if is_broadcast:
+            raise TypeError(
+                f"a mesh tensor is kept for an endpoint until its call has ended, which broadcast does not learn, "
+                f"got {self._text}: write `await ep.call(...)`"
+            )
+        strangers = peers - set(self._held.team.peers)
+        if strangers:
+            raise TypeError(
+                f"an endpoint gets a mesh tensor as its own rank has it, got {self._text} for actors of which "
+                f"{len(strangers)} live in other processes: write t.to_mesh(their processes), "
+                "or send the value, `await trimesh.fetch(t)`"
+            )
+
+
+def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
+    """Say how a mesh tensor travels to the actors beside its ranks."""
+    if tensor._meta.is_global:
+        raise TypeError(
+            f"an endpoint takes a tensor that each rank has, got {tensor!r}: write t.local(), or a function under "
+            "@trimesh.remote, which gets a DTensor"
+        )
+    team = tensor._held.team
+    team.check()
+    team.engine.flush_team(team)  # what computes it goes ahead of the call
+    sink.attach(_Loan(tensor))
+    engine = team.engine
+    return rebuild, (TENSORS, engine.proc.proc_id, engine.number, team.number, team.issued, tensor._held.ref)
+
+
+# ---- tensors whose shape was changed in place, and views of them that gradients cannot follow any more ---------------
+
+# When a view, or what it is a view of, has been written to, autograd finds the history of the view anew. For tensors
+# that have memory of their own it does so by their strides; for handles it makes the view again of its base. That is
+# another view where the shape of the base, or that of the view, was changed in place since.
+
+_CHANGED: Final[Any] = WeakIdKeyDictionary()
+
+NOTE: Final = "a view that was taken before the shape of its base was changed in place (t_, unsqueeze_) is made again"
+"""On an error that may be of such a view."""
+
+
+@attrs.frozen
+class _Change:
+    """The last change of the shape of a tensor, or of one of its views.
+
+    Attributes:
+        ref: Tensors with a lower one were there before.
+        version: Of the memory, after it; -1 if views find their histories anew even so.
+        is_moved: Whether any change may have been to another place of the memory, or to other memory.
+    """
+
+    ref: int
+    version: int
+    is_moved: bool
+
+
+def note_change(tensor: MeshTensor, *, version: int, is_moved: bool) -> None:
+    """Remember that the shape of a tensor was changed in place."""
+    base = tensor if tensor._base is None else tensor._base
+    before = _CHANGED.get(base)
+    _CHANGED[base] = _Change(tensor._held.ref, version, is_moved or (before is not None and before.is_moved))
+
+
+def has_changed_bases() -> bool:
+    return bool(_CHANGED.data)
+
+
+def is_changed_base(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value in _CHANGED
+
+
+def check_views(name: str, tensors: Sequence[MeshTensor], written: Collection[int] = ()) -> None:
+    """Refuse an operation on a view that gradients cannot follow.
+
+    Args:
+        name: Of the operation.
+        tensors: What it is given.
+        written: Places among them that it writes to.
+
+    Raises:
+        RuntimeError: There is such a view among them.
+    """
+    for place, tensor in enumerate(tensors):
+        base = tensor._base
+        change: _Change | None = None if base is None else _CHANGED.get(base)
+        if base is None or change is None or not any(one.requires_grad for one in (base, *tensors)):
+            continue
+        is_current = tensor._held.ref >= change.ref and base._version == change.version
+        if (is_current and place not in written) or (not change.is_moved and _is_made_again(tensor, base)):
+            continue
+        raise RuntimeError(
+            f"gradients follow a view only while it and its base keep their shapes, got {name} of {tensor!r}, a view "
+            f"of {base!r}, one of which was changed in place (t_, transpose_, unsqueeze_, ...): write the operation "
+            "that returns a new tensor (base = base.t()), or take the view again"
+        )
+
+
+def _is_made_again(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Whether the same steps make the same view of a base as it is now."""
+    with no_dispatch(), torch.no_grad():
+        plain = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype, device="meta")
+        try:
+            made: torch.Tensor = view._view_func_unsafe(plain)
+        except RuntimeError:  # the base has too few dimensions for it
+            return False
+    return made.size() == view.size() and made.stride() == view.stride()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from trimesh.tensor.controller.plan import Line
+    from trimesh.tensor.controller.shapes import Line
 
 
 def shown(line: Line) -> str:

@@ -7,25 +7,29 @@ lies: each rank reads its part, and nothing of it passes through links.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch
 import trio
+from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh import limits
 from trimesh._wire.memory.regions import memory_at
 from trimesh.errors import LimitExceeded
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.plan import Meta
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
-from trimesh.tensor.protocol.box import Box, contiguous_strides
-from trimesh.tensor.protocol.new_memory import new_tensor
-from trimesh.tensor.rank.moves import Moves, moves_of
-from trimesh.tensor.rank.parts import Part, fill
+from trimesh.tensor.protocol.arguments import new_tensor
+from trimesh.tensor.protocol.placement import Box, contiguous_strides
+from trimesh.tensor.rank.moves import Moves, Part, fill, moves_of
+
+if TYPE_CHECKING:
+    from trimesh.tensor.controller.engine import Engine
 
 
 class Sizes(tuple[int, ...]):
@@ -130,3 +134,129 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
         copy = new_tensor(tensor.size(), tensor.dtype).copy_(tensor.detach())
         flat = copy.reshape(-1).view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
         return memory_at(flat.data_ptr(), flat.numel(), flat)  # torch's own way needs numpy, which need not be there
+
+
+# ---- the state that `torch.get_rng_state` returns takes that of the ranks' generators along --------------------------
+
+# What computes again what it has computed before (`torch.utils.checkpoint`), or undoes what it has drawn
+# (`torch.random.fork_rng`), takes the state of torch's generator in this process and sets it back later. The numbers of
+# a mesh are drawn on its ranks. So while this process has meshes of tensors, `torch.get_rng_state` has the ranks keep
+# the states of theirs under a name that lives as long as the tensor that it returns, and `torch.set_rng_state` of that
+# very tensor gives them back: in order with the operations around it, without waiting for anything.
+#
+# Torch has no hook there, so both functions are replaced in the namespaces of torch while there is a mesh of tensors.
+# They are the whole process's, and so is what follows; whatever it does is for meshes of the thread that calls.
+
+_NAMESPACES: Final[tuple[Any, ...]] = (torch, torch.random)
+
+
+class _Kept:
+    """The states of the ranks' generators at one moment.
+
+    GS-1 A team that is made later has drawn nothing at that moment: what it has when it is made is what it had then,
+    but for the generators of processes that are in a team of that moment, whose state these have kept.
+
+    Attributes:
+        by_team: A tensor on the ranks, and the places of ranks whose own generator it does not count for.
+    """
+
+    __slots__ = ("_peers", "_thread", "by_team")
+
+    def __init__(self) -> None:
+        self.by_team: dict[Team, tuple[MeshTensor, Sizes]] = {}
+        self._peers: set[Any] = set()
+        self._thread = get_ident()
+
+    def keep(self, team: Team) -> None:
+        """Let the ranks of a team keep theirs."""
+        if team.engine.thread != self._thread or team in self.by_team:
+            return
+        known = Sizes(tuple(place for place, peer in enumerate(team.peers) if peer in self._peers))
+        nothing = team.engine.shapes.meta((0,), (1,), torch.uint8, team.engine.device)  # its size is the ranks' affair
+        [states] = call_kernel(team, "keep_generators", outputs=[nothing])
+        self.by_team[team] = states, known
+        self._peers.update(team.peers)
+
+    def give_back(self) -> None:
+        """Let the ranks set theirs back."""
+        for team, (states, known) in self.by_team.items():
+            if not team.is_lost and _may_issue(team.engine):
+                call_kernel(team, "give_generators_back", states, known)
+
+
+class _Followed:
+    """The meshes of tensors of this process, and the states that were taken while there were some."""
+
+    def __init__(self) -> None:
+        self._engines: list[Engine] = []
+        self._kept: Any = WeakIdKeyDictionary()
+        self._replaced: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
+
+    def follow(self, engine: Engine) -> None:
+        """Take the generators of a mesh along, until `forget`."""
+        if not self._engines:
+            self._replace("get_rng_state", self._getting)
+            self._replace("set_rng_state", self._setting)
+        self._engines.append(engine)
+
+    def forget(self, engine: Engine) -> None:
+        """Take them along no more; with the last mesh torch's functions are its own again."""
+        self._engines.remove(engine)
+        if not self._engines:
+            for space, name, own, ours in self._replaced:
+                if getattr(space, name) is ours:  # others may have put theirs around it
+                    setattr(space, name, own)
+            self._replaced.clear()
+
+    def joined(self, team: Team) -> None:
+        """Learn of a team that is new."""
+        for kept in list(self._kept.values()):
+            kept.keep(team)
+
+    def _replace(self, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        ours = make(getattr(torch, name))
+        for space in _NAMESPACES:
+            self._replaced.append((space, name, getattr(space, name), ours))
+            setattr(space, name, ours)
+
+    def _getting(self, own: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        @wraps(own)
+        def get_rng_state() -> torch.Tensor:
+            state = own()
+            teams = [team for engine in self._usable() for team in engine.teams if not team.is_lost]
+            if teams or any(engine.thread == get_ident() for engine in self._engines):
+                kept = self._kept[state] = _Kept()
+                for team in teams:
+                    kept.keep(team)
+            return state
+
+        return get_rng_state
+
+    def _setting(self, own: Callable[[torch.Tensor], None]) -> Callable[[torch.Tensor], None]:
+        @wraps(own)
+        def set_rng_state(new_state: torch.Tensor) -> None:
+            own(new_state)
+            kept = self._kept.get(new_state)
+            if kept is not None:
+                kept.give_back()
+
+        return set_rng_state
+
+    def _usable(self) -> Iterator[Engine]:
+        return filter(_may_issue, list(self._engines))
+
+
+def _may_issue(engine: Engine) -> bool:
+    """Whether commands may be issued from here: by the thread of the mesh, or one of autograd that it waits for."""
+    if engine.is_closed:
+        return False
+    return engine.thread == get_ident() or (
+        engine.device.type != "cpu" and torch._C._current_graph_task_id() != -1  # only devices have threads of autograd
+    )
+
+
+_followed: Final = _Followed()
+
+follow = _followed.follow
+forget = _followed.forget
+joined = _followed.joined

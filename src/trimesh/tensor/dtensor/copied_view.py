@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from trimesh.tensor.rank.poison import memory_of
+from trimesh.tensor.rank.kernel import memory_of
 from trimesh.tensor.rank.rank import Rank
 from trimesh.tensor.rules.engine import RuleEngine, engine_of
 

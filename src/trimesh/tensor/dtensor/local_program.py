@@ -7,17 +7,16 @@ LP-3 A command that cannot be taken apart (a function of the user's, a move) run
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import torch
 
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.rank.layout import global_tensor
-from trimesh.tensor.rank.poison import Poison, local_of
-from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank
-from trimesh.tensor.rank.replay import execute
+from trimesh.tensor.rank.kernel import Poison, global_tensor, local_of
+from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank, execute
 from trimesh.tensor.rules.cuts import SUM, cuts_of
 from trimesh.tensor.rules.engine import engine_of
 
@@ -372,3 +371,104 @@ def _fail(rank: Rank, team: TeamOnRank, step: Step, error: BaseException) -> Non
     operands = [rank.values[one] if kind == "r" else one for one, kind in zip(step.operands, kinds, strict=True)]
     rank.fail(team, step, operands, error)
     team.steps += 1
+
+
+# ---- operators on parts, as they were noted during a replay by the rules, and what does them again -------------------
+
+
+@attrs.frozen
+class PartSlot:
+    """Stands for a part among the arguments of an operator."""
+
+    number: int
+
+
+@attrs.frozen
+class NotedCall:
+    """An operator on parts.
+
+    Attributes:
+        operator: Of torch.
+        args, kwargs: Its arguments, with a `PartSlot` for each part.
+        outs: The slots of what it makes; -1 for what was there.
+        is_list: Whether it returns several.
+    """
+
+    operator: Any
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    outs: Sequence[int]
+    is_list: bool
+
+
+@attrs.frozen
+class Relayout:
+    """A global tensor that lies otherwise from here on: its number, and how."""
+
+    number: int
+    made: Made
+
+
+def slots_in(value: Any) -> Iterator[int]:
+    """Yield the numbers of the parts in an argument."""
+    if type(value) is PartSlot:
+        yield value.number
+    elif isinstance(value, list):
+        for one in value:
+            yield from slots_in(one)
+
+
+def op_of(call: NotedCall | Relayout, dropped: Sequence[int]) -> Op:
+    """Return what does again what was seen, and lets slots go that nothing needs after it."""
+    op = _again(call)
+    if not dropped:
+        return op
+
+    def run(slots: Slots) -> None:
+        op(slots)
+        for slot in dropped:
+            slots[slot] = None
+
+    return run
+
+
+def _again(call: NotedCall | Relayout) -> Op:
+    if isinstance(call, Relayout):
+        number, slot, spec = call.number, call.made.slot, call.made.layout.spec
+        return lambda slots: slots.lay(number, slot, spec)
+    function, kwargs, outs = call.operator, call.kwargs, call.outs
+    tensors = list(slots_in([call.args, list(kwargs.values())]))
+    leading = [one.number for one in takewhile(lambda one: type(one) is PartSlot, call.args[:2])]
+    if len(outs) == 1 and not call.is_list and outs[0] >= 0 and leading == tensors and tensors:
+        return _simple(function, leading, call.args[len(leading) :], kwargs, outs[0])
+
+    def run(slots: Slots) -> None:
+        named = {name: _filled(one, slots) for name, one in kwargs.items()}
+        result = function(*_filled(call.args, slots), **named)
+        if call.is_list:
+            for one, out in zip(result, outs, strict=True):
+                if out >= 0:
+                    slots[out] = one
+        elif outs[0] >= 0:
+            slots[outs[0]] = result
+
+    return run
+
+
+def _simple(function: Any, tensors: Sequence[int], rest: Sequence[Any], kwargs: dict[str, Any], out: int) -> Op:
+    """Return an operator that takes one part or two, then what is no part, and makes one: nearly all do."""
+    first, second = tensors[0], tensors[-1]
+
+    def on_one(slots: Slots) -> None:
+        slots[out] = function(slots[first], *rest, **kwargs)
+
+    def on_two(slots: Slots) -> None:
+        slots[out] = function(slots[first], slots[second], *rest, **kwargs)
+
+    return on_one if len(tensors) == 1 else on_two
+
+
+def _filled(value: Any, slots: Slots) -> Any:
+    if type(value) is PartSlot:
+        return slots[value.number]
+    return [_filled(one, slots) for one in value] if type(value) is list else value

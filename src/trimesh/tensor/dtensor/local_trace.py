@@ -11,16 +11,28 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from trimesh import limits
 from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.dtensor.local_program import LocalProgram, LocalStep, Made, Named, is_in_parts, layout_of
-from trimesh.tensor.dtensor.noted_calls import NotedCall, PartSlot, Relayout, op_of, slots_in
-from trimesh.tensor.rank.poison import Poison, local_of, memory_of
-from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank
-from trimesh.tensor.rank.replay import VaryingCommand, execute, is_of_operators
+from trimesh.tensor.dtensor.local_program import (
+    LocalProgram,
+    LocalStep,
+    Made,
+    Named,
+    NotedCall,
+    PartSlot,
+    Relayout,
+    is_in_parts,
+    layout_of,
+    op_of,
+    slots_in,
+)
+from trimesh.tensor.rank.kernel import Poison, local_of, memory_of
+from trimesh.tensor.rank.rank import Command, Free, Rank, Step, TeamOnRank, VaryingCommand, execute, is_of_operators
 from trimesh.tensor.rules.engine import OperatorCounts, engine_in
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
+
 
 _PLAIN: Final = (
     int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -404,3 +416,40 @@ def _refs_of(command: Command) -> list[int]:
 
 def _outs_of(command: Command) -> list[int]:
     return [command.first + out for out in command.signature.outs if out >= 0]
+
+
+# ---- learnt replay ---------------------------------------------------------------------------------------------------
+
+# `LearntReplay`: the replays of one recording, or sequence, which run by what this rank has learnt before.
+
+
+@attrs.define(eq=False)
+class LearntReplay:
+    """What a part of a recording, or a sequence, learns from its replays, to do the next ones sooner.
+
+    A replay whose tensors lie as those of no replay before runs by the rules, and is learnt from.
+
+    Attributes:
+        is_counted: Whether each command counts, rather than all of a replay as one.
+    """
+
+    is_counted: bool = False
+    _programs: list[LocalProgram] = attrs.field(factory=list["LocalProgram"])
+    _learnt: int = 0
+
+    def run(self, rank: Rank, team: TeamOnRank, steps: Sequence[Step], first_move: int) -> int:
+        """Do some of the first steps; return how many. Never raises."""
+        if type(rank) is not Rank or has_copied_views(rank):  # one that is profiled, or simulated, has its own ways
+            return 0
+        engine = engine_in(rank)
+        for program in self._programs:
+            if program.fits(rank.values, engine):
+                return program.run(rank, team, first_move, is_counted=self.is_counted)
+        if self._learnt >= limits.TENSOR_REPLAYS_LEARNT:
+            return 0
+        self._learnt += 1
+        try:
+            self._programs.append(LocalTrace(rank, team, is_counted=self.is_counted).run(steps, first_move))
+        except NotLocal:
+            pass
+        return len(steps)

@@ -32,12 +32,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trimesh import limits
 from trimesh.errors import ConfigError, ShapeError
-from trimesh.tensor.groups.addresses import machine_here
-from trimesh.tensor.groups.group import COLLECTIVES, POINT_TO_POINT, NamedGroup
+from trimesh.tensor.groups.group import COLLECTIVES, POINT_TO_POINT, NamedGroup, machine_here, on_host
 from trimesh.tensor.groups.groups import register, unregister
-from trimesh.tensor.groups.host_copies import on_host
-from trimesh.tensor.groups.team_store import TeamStore
-from trimesh.tensor.groups.team_table import Found
+from trimesh.tensor.groups.stores import Found, TeamStore
 
 __all__ = ["DeviceMesh", "EpochGroup", "MemberGroups"]
 

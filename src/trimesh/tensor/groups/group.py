@@ -11,31 +11,39 @@ host.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import ipaddress
 import os
+import socket
+import struct
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import msgspec
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
+from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh._runtime.system import host_name
+from trimesh._transport.native.host_identity import boot_id
 from trimesh.config import current
-from trimesh.errors import CollectiveFailed
-from trimesh.tensor.groups.addresses import RankPlace, meeting_place, place_here
-from trimesh.tensor.groups.host_copies import DEVICES, on_host
-from trimesh.tensor.groups.known_dtypes import by_known_dtypes
-from trimesh.tensor.groups.team_store import TeamStore
-from trimesh.tensor.groups.traffic import TrafficCounts
+from trimesh.errors import CollectiveFailed, ConfigError
+from trimesh.tensor.groups.stores import TeamStore
 
 if TYPE_CHECKING:
     from trimesh.tensor.rank.rank import Rank, TeamOnRank
+
 
 _c10d: Any = _distributed_c10d  # whose stub leaves out much
 
@@ -306,3 +314,334 @@ def _inner(store: Any, group: Group, place: RankPlace, *, has_nccl: bool) -> dis
         backend = _c10d.ProcessGroupNCCL(_c10d.PrefixStore("nccl", store), rank, size, nccl)
         made._register_backend(torch.device("cuda"), kinds.NCCL, backend)
     return made
+
+
+# ---- collectives of tensors that the backend cannot reach: copies of them on the host take part ----------------------
+
+DEVICES: Final = {"cuda"}
+"""Where tensors are that take part as copies."""
+
+
+@attrs.frozen(eq=False)
+class _WorkOnCopies:
+    """What a collective of copies is waited for by.
+
+    Attributes:
+        work: Of the backend.
+        outputs: Tensors that it gives, each with its copy.
+    """
+
+    work: Any
+    outputs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+    def wait(self) -> None:
+        """Wait, once, and write to the tensors."""
+        self.work.wait()
+        for one, copy in self.outputs:
+            one.copy_(copy)
+
+
+def on_host(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, gives: bool) -> Any:
+    """Call a method of a process group, with copies of the tensors of devices.
+
+    Args:
+        call: The method.
+        args: For it.
+        kwargs: For it.
+        gives: Whether it writes to the tensors that are, or are in, its first argument.
+
+    Returns:
+        What it returns: None, or something to be waited for, which then has written to the tensors.
+    """
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copied(one: torch.Tensor) -> torch.Tensor:
+        if one.device.type not in DEVICES:
+            return one
+        copy = one.to("cpu", copy=True)
+        pairs.append((one, copy))
+        return copy
+
+    first = pytree.tree_map_only(torch.Tensor, copied, list(args[:1]))
+    outputs = pairs[:] if gives else []
+    rest, named = pytree.tree_map_only(torch.Tensor, copied, (list(args[1:]), kwargs))
+    work = call(*first, *rest, **named)
+    return None if work is None else _WorkOnCopies(work, outputs)
+
+
+# ---- known dtypes ----------------------------------------------------------------------------------------------------
+
+# Collectives of dtypes that back ends lack: such tensors travel as bytes, or are reduced as wider ones.
+
+REDUCING: Final = frozenset(
+    {
+        "allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+        "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced",
+    }
+)  # fmt: skip
+"""Collectives that compute; others only move bytes."""
+
+_KNOWN: Final = frozenset(
+    {
+        torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+        torch.float64,
+    }
+)  # fmt: skip
+
+_WIDER: Final = {
+    torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,  # the same bits
+    torch.float8_e4m3fn: torch.float32,
+    torch.float8_e5m2: torch.float32,
+}
+
+
+@attrs.frozen(eq=False)
+class _WorkOnWider:
+    """What a collective of wider tensors is waited for by.
+
+    Attributes:
+        work: Of the back end.
+        outputs: Tensors that it gives, each with the wider one.
+        is_turned: Whether the sign of what stands for unsigned numbers is turned, so that their order is theirs.
+    """
+
+    work: Any
+    outputs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    is_turned: bool
+
+    def wait(self) -> None:
+        """Wait, once, and write to the tensors."""
+        self.work.wait()
+        for one, wide in self.outputs:
+            one.copy_(_turned(wide).view(one.dtype) if self.is_turned else wide)
+
+
+def by_known_dtypes(name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a method of a process group with tensors of dtypes that its back end has.
+
+    Args:
+        name: Of the method.
+        call: The method.
+        args: For it; it writes to the tensors that are, or are in, the first of them.
+        kwargs: For it.
+
+    Returns:
+        What it returns: None, or something to be waited for, which then has written to the tensors.
+    """
+    leaves = pytree.tree_leaves((args, kwargs))
+    if all(one.dtype in _KNOWN for one in leaves if isinstance(one, torch.Tensor)):
+        return call(*args, **kwargs)
+    if name not in REDUCING:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _as_bytes, (args, kwargs))
+        return call(*args, **kwargs)
+    has_order = any(_orders(getattr(one, "reduceOp", None)) for one in leaves)
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def widened(one: torch.Tensor) -> torch.Tensor:
+        wider = _WIDER.get(one.dtype)  # torch adds up complex numbers itself
+        if wider is None:
+            return one
+        is_turned = has_order and one.dtype is torch.uint64
+        wide = _turned(one.view(wider)) if is_turned else one.to(wider)
+        pairs.append((one, wide))
+        return wide
+
+    first = pytree.tree_map_only(torch.Tensor, widened, list(args[:1]))
+    outputs = pairs[:]
+    rest, named = pytree.tree_map_only(torch.Tensor, widened, (list(args[1:]), kwargs))
+    work = call(*first, *rest, **named)
+    is_turned = has_order and any(one.dtype is torch.uint64 for one, _ in outputs)
+    return None if work is None else _WorkOnWider(work, outputs, is_turned)
+
+
+def _orders(operation: Any) -> bool:
+    return bool(operation == dist.ReduceOp.MIN or operation == dist.ReduceOp.MAX)  # noqa: PLR1714 - not the other way
+
+
+def _as_bytes(one: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a tensor, in a further dimension: the sizes along all others are the same."""
+    return one if one.dtype in _KNOWN else one.unsqueeze(-1).view(torch.uint8)
+
+
+def _turned(wide: torch.Tensor) -> torch.Tensor:
+    """Return numbers that order as unsigned ones with the same bits do, or back."""
+    return wide ^ torch.iinfo(torch.int64).min
+
+
+# ---- what a rank has sent in collectives, counted as rings would send it ---------------------------------------------
+
+_GATHERED: Final = frozenset(
+    {
+        "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "all_gather_single",
+        "all_gather_single_coalesced",
+    }
+)  # fmt: skip
+"""Their second argument is this rank's part, which goes to each other rank."""
+
+_SCATTERED: Final = frozenset(
+    {
+        "alltoall", "alltoall_base", "all_to_all_single", "reduce_scatter", "_reduce_scatter_base",
+        "reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced",
+    }
+)  # fmt: skip
+"""Their second argument has a part for each rank, of which all but its own leave it."""
+
+_REDUCED: Final = frozenset({"allreduce", "allreduce_coalesced"})
+"""Their first argument is scattered so, and gathered."""
+
+
+@attrs.define(eq=False)
+class TrafficCounts:
+    """Of one rank: how often it took part in which collective, and the bytes that it has sent, by labels of the mesh.
+
+    Attributes:
+        by_labels: For each group of labels ("dp", "dp,tp"), by name of the collective.
+    """
+
+    by_labels: dict[str, dict[str, list[int]]] = attrs.field(factory=dict[str, dict[str, list[int]]])
+
+    def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...], begun: int = 0) -> None:
+        """Count one collective among some ranks; `begun` is when, which only a profile asks."""
+        del begun
+        found = self.by_labels.setdefault(labels, {}).setdefault(name, [0, 0])
+        found[0] += 1
+        found[1] += sent_bytes(name, ranks, args)
+
+
+def sent_bytes(name: str, ranks: int, args: tuple[Any, ...]) -> int:
+    """Return how many bytes a rank sends, by a ring: what other kinds of algorithms send is not known here.
+
+    Collectives that only one rank gives something to, or gets something from, and messages between two, count all that
+    they are given.
+    """
+    if name == "barrier":
+        return 0
+    if name in _GATHERED:
+        return _nbytes(args[1]) * (ranks - 1)
+    if name in _SCATTERED:
+        return _nbytes(args[1]) * (ranks - 1) // ranks
+    if name in _REDUCED:
+        return 2 * _nbytes(args[0]) * (ranks - 1) // ranks
+    return _nbytes(args[0])
+
+
+def _nbytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_nbytes, value)) if isinstance(value, Iterable) else 0
+
+
+# ---- addresses -------------------------------------------------------------------------------------------------------
+
+# Where the ranks of a process group listen for each other: on this machine, or on a network that a setting names.
+#
+# Each rank says which machine it is on, and its address there. On one machine all take 127.0.0.1. Otherwise each takes
+# the address of the setting `collectives`, and there is no group without: neither gloo nor NCCL encrypts, or asks who
+# connects, so the network must be one that the user has named.
+
+LOOPBACK: Final = "127.0.0.1"
+_SIOCGIFADDR: Final = 0x8915
+_IPV6: Final = Path("/proc/net/if_inet6")
+_NAME_BYTES_MAX: Final = 15
+_NO_MACHINE: Final = "a rank has said something else than its machine and address"
+
+
+@attrs.frozen
+class Interface:
+    """An address of this machine, and the name of the interface that has it."""
+
+    name: str
+    address: str
+
+
+class RankPlace(msgspec.Struct, frozen=True, array_like=True):
+    """What a rank says to the others of its group.
+
+    Attributes:
+        machine: The same for ranks that reach each other by 127.0.0.1.
+        address: That it would listen on for those of other machines; "" for none.
+        interface: Name of the interface that has it.
+    """
+
+    machine: str
+    address: str = ""
+    interface: str = ""
+
+
+def interfaces_here() -> list[Interface]:
+    """Return the addresses of this machine, loopback first: interfaces are numbered in the order that they came."""
+    found = list[Interface]()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # it has none of version 4
+                said = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:_NAME_BYTES_MAX]))
+                found.append(Interface(name, socket.inet_ntoa(said[20:24])))
+    with suppress(OSError):  # a kernel without version 6
+        for line in _IPV6.read_text(encoding="ascii").splitlines():
+            digits, *_, scope, _, name = line.split()
+            if scope != "20":  # of the link alone: means nothing without an interface
+                found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
+    return found
+
+
+def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> RankPlace:
+    """Return what this rank says.
+
+    Args:
+        wanted: Setting `collectives`: an address, a network, or an interface of this machine; "" for none.
+        interfaces: Those of this machine, unless it is to be asked.
+
+    Raises:
+        ConfigError: This machine has nothing of that.
+    """
+    if not wanted:
+        return RankPlace(machine_here())
+    known = list(interfaces_here() if interfaces is None else interfaces)
+    for one in known:
+        if wanted == one.name or _is_in(one.address, wanted):
+            return RankPlace(machine_here(), one.address, one.name)
+    has = ", ".join(f"{one.name} {one.address}" for one in known)
+    raise ConfigError(
+        f"the setting collectives must name an address, a network or an interface of each host, got {wanted!r} on "
+        f"{host_name()}, which has {has or 'no address'}"
+    )
+
+
+def meeting_place(own: RankPlace, said: Sequence[bytes]) -> RankPlace:
+    """Return where this rank listens, with the address and the interface, "" if that is loopback.
+
+    Args:
+        own: What it has said.
+        said: What all ranks of the group have said, encoded.
+
+    Raises:
+        ConfigError: They are on several machines, and one has no address for the others.
+    """
+    try:
+        places = [msgspec.json.decode(one, type=RankPlace) for one in said]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{_NO_MACHINE}: {error}") from None
+    if all(place.machine == own.machine for place in places):
+        return RankPlace(own.machine, LOOPBACK)
+    for index, place in enumerate(places):
+        if not place.address or ipaddress.ip_address(place.address).is_loopback:
+            raise ConfigError(
+                "a process group of ranks on several machines needs the setting collectives, got "
+                f"{place.address or 'nothing'} at rank {index}: gloo and NCCL neither encrypt nor ask who connects, "
+                'so name a network that is trusted, as env={"TRIMESH_COLLECTIVES": "eth0"}, or "10.0.0.0/8"'
+            )
+    return own
+
+
+def _is_in(address: str, wanted: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(address) in ipaddress.ip_network(wanted, strict=False)
+    return False
+
+
+def machine_here() -> str:
+    """Name what has this loopback interface: a boot of a kernel, and a namespace of networks."""
+    return hashlib.sha256(f"{boot_id()} {os.stat('/proc/thread-self/ns/net').st_ino}".encode()).hexdigest()[:16]

@@ -2,29 +2,349 @@
 
 A team's store lives in the process of its first rank, and the others have a link of their own to it: neither the
 controller, whose Python may be busy, nor a port that must be chosen takes part.
+
+    ME-1  A generation is made of joins of all ranks for one operation.
+    ME-2  A join that some rank will never answer, for it has left or gone on, fails; no rank waits for one that does
+          not come.
+
+`TeamTable`: what the ranks of one team tell each other to make process groups, at the team's first rank. Pure.
+
+    set [key] [value]; get [key]; wait [key, ...]; check [key, ...]; delete [key]; count
+    add [key] number; swap [key] [expected, desired]         as `torch.distributed.Store` has them
+
+    join [group] [place, number, members...]    take part in an operation in a new generation: answers the generation
+    leave [] [error] [place, number]            take no part in an operation
+    why [group] [place, number, members...]     fails if one of them has left the operation
+
+When a group breaks in operation `m`, each rank asks why: if one has left at `m`, `m` has failed, at every rank, with
+what that one said. Otherwise it was broken before, or by itself: all join again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
+from datetime import timedelta
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
+from torch.distributed import distributed_c10d
 
+from trimesh import limits
 from trimesh._runtime.services import TENSORS
 from trimesh.errors import CollectiveFailed, MeshError, Origin, ProtocolError, origin
 from trimesh.ids import ProcId
-from trimesh.tensor.groups.meeting import Leave
-from trimesh.tensor.groups.team_table import Found, TeamTable
 from trimesh.tensor.protocol import messages
-from trimesh.tensor.protocol.errors import PROCESS_ENDED
+from trimesh.tensor.protocol.messages import PROCESS_ENDED
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
     from trimesh._runtime.peers import Peer
+    from trimesh.tensor.protocol.messages import Answer
+
+
+# `Meeting`: where the ranks of one process group agree that they make it. Pure.
+#
+# All ranks of a team execute the same operations, so the number of one means the same everywhere. For a collective in
+# operation `m` a rank that has no group *joins* with `m`; when all have joined with the same number, the next
+# generation of the group is made.
+#
+# Invariants:
+
+
+@attrs.frozen
+class Leave:
+    """A rank could not take part.
+
+    Attributes:
+        place: Of the rank in the team.
+        error: Why, or None where it has just gone on.
+    """
+
+    place: int
+    error: Any
+
+
+@attrs.frozen(eq=False)
+class _Join:
+    number: int
+    made: Callable[[int], None]
+    failed: Callable[[Leave], None]
+
+
+@attrs.define(eq=False)
+class Meeting:
+    """The joins of one process group.
+
+    Attributes:
+        places: Of its ranks in the team.
+        generation: Of the group that was made last; 0 before the first.
+        made_for: The operation that it was made for.
+    """
+
+    places: frozenset[int]
+    generation: int = 0
+    made_for: int = -1
+    _joins: dict[int, _Join] = attrs.field(factory=dict[int, _Join])
+
+    def join(self, place: int, number: int, made: Callable[[int], None], failed: Callable[[Leave], None]) -> None:
+        """Take part in the next generation, for an operation; one of the functions is called, now or later.
+
+        Args:
+            place: Of the rank; who has left this operation, or a later one, was asked before.
+            number: Of the operation.
+            made: Called with the generation when all have joined.
+            failed: Called with why it will not be made for this operation.
+        """
+        self._joins[place] = _Join(number, made, failed)
+        latest = max(self._joins.values(), key=lambda join: join.number).number
+        ahead = next(place for place, join in self._joins.items() if join.number == latest)
+        self._fail(latest - 1, Leave(ahead, None))
+        if self._joins.keys() == self.places:
+            joins, self._joins = self._joins, {}
+            self.generation += 1
+            self.made_for = number
+            for join in joins.values():
+                join.made(self.generation)
+
+    def left(self, number: int, why: Leave) -> None:
+        """Learn that one of the ranks has left at an operation."""
+        if why.place in self.places:
+            self._joins.pop(why.place, None)
+            self._fail(number, why)
+
+    def lose(self, why: Leave) -> None:
+        """Fail all joins."""
+        joins, self._joins = self._joins, {}
+        for join in joins.values():
+            join.failed(why)
+
+    def _fail(self, number: int, why: Leave) -> None:
+        """Fail the joins for operations up to one (ME-2)."""
+        for place, join in list(self._joins.items()):
+            if join.number <= number:
+                del self._joins[place]
+                join.failed(why)
+
+
+# ---- `Departures`: which ranks of a team have left which operations. Pure --------------------------------------------
+
+# A rank that has nothing to bring to operation `m` (its input is poisoned, or it failed) *leaves* it: it will not take
+# part in what the others do together in `m`, in any group.
+
+
+@attrs.define(eq=False)
+class Departures:
+    """What is known at the store of a team; of long ago nothing is."""
+
+    _leaves: dict[int, list[Leave]] = attrs.field(factory=dict[int, list[Leave]])
+    _last: dict[int, tuple[int, Leave]] = attrs.field(factory=dict[int, "tuple[int, Leave]"])
+
+    def add(self, place: int, number: int, error: Any) -> Leave:
+        """Note that a rank has left an operation.
+
+        Args:
+            place: Of the rank in the team.
+            number: Of the operation.
+            error: Why; None for the reason of its last time.
+        """
+        _, before = self._last.get(place, (0, None))
+        leave = Leave(place, before.error if error is None and before is not None else error)
+        self._last[place] = number, leave
+        self._leaves.setdefault(number, []).append(leave)
+        if len(self._leaves) > limits.GROUP_LEAVES:
+            del self._leaves[next(iter(self._leaves))]
+        return leave
+
+    def at(self, number: int, places: Collection[int], asker: int) -> Leave | None:
+        """Return which of some ranks was the first to leave an operation, other than the asker."""
+        for leave in self._leaves.get(number, ()):
+            if leave.place in places and leave.place != asker:
+                return leave
+        return None
+
+    def since(self, number: int, places: Collection[int], asker: int) -> Leave | None:
+        """Return one of some ranks, other than the asker, that has left an operation or is further."""
+        found = self.at(number, places, asker)
+        if found is not None:
+            return found
+        for place, (last, leave) in self._last.items():
+            if last > number and place in places and place != asker:
+                return leave
+        return None
+
+
+# ---- team table ------------------------------------------------------------------------------------------------------
+
+# `TeamTable`: what the ranks of one team tell each other to make process groups, at the team's first rank. Pure.
+
+
+@attrs.frozen
+class Found:
+    """The answer to a question.
+
+    Attributes:
+        number: As the verb says.
+        values: As the verb says.
+        failure: Why there is none.
+    """
+
+    number: int = 0
+    values: Sequence[bytes] = ()
+    failure: Leave | None = None
+
+
+Take = Callable[[Found], None]
+"""Takes the answer to a question, now or later."""
+
+
+@attrs.frozen(eq=False)
+class _Waiter:
+    asker: Hashable
+    keys: Sequence[str]
+    is_get: bool
+    take: Take
+
+
+@attrs.define(eq=False)
+class TeamTable:
+    """The keys and meetings of one team."""
+
+    _values: dict[str, bytes] = attrs.field(factory=dict[str, bytes])
+    _waiters: list[_Waiter] = attrs.field(factory=list[_Waiter])
+    _meetings: dict[str, Meeting] = attrs.field(factory=dict[str, Meeting])
+    _departures: Departures = attrs.field(factory=Departures)
+    _lost: Leave | None = None
+
+    def ask(
+        self,
+        asker: Hashable,
+        verb: str,
+        keys: Sequence[str],
+        values: Sequence[Any],
+        numbers: Sequence[int],
+        take: Take,
+    ) -> None:
+        """Answer a question.
+
+        Raises:
+            ProtocolError: It is none.
+        """
+        if self._lost is not None:
+            take(Found(failure=self._lost))
+            return
+        match verb, keys, values, numbers:
+            case "set", [key], [bytes(value)], []:
+                self._put(key, value)
+                take(Found())
+            case (("get" | "wait"), [_, *_], [], []):
+                self._wait(_Waiter(asker, keys, verb == "get", take))
+            case "check", _, [], []:
+                take(Found(int(all(key in self._values for key in keys))))
+            case "delete", [key], [], []:
+                take(Found(int(self._values.pop(key, None) is not None)))
+            case "count", [], [], []:
+                take(Found(len(self._values)))
+            case "add", [key], [], [amount]:
+                total = _number(self._values.get(key, b"0")) + amount
+                self._put(key, str(total).encode())
+                take(Found(total))
+            case "swap", [key], [bytes(expected), bytes(desired)], []:
+                take(Found(values=[self._swap(key, expected, desired)]))
+            case _:
+                self._meet(verb, keys, values, numbers, take)
+
+    def gone(self, asker: Hashable) -> None:
+        """Forget what is waited for."""
+        self._waiters = [waiter for waiter in self._waiters if waiter.asker != asker]
+
+    def lose(self, why: Leave) -> None:
+        """Fail what waits, and all that will be asked."""
+        self._lost = why
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.take(Found(failure=why))
+        for meeting in self._meetings.values():
+            meeting.lose(why)
+
+    # ---- keys ------------------------------------------------------------------------------------------------
+
+    def _put(self, key: str, value: bytes) -> None:
+        if key not in self._values and len(self._values) >= limits.GROUP_KEYS:
+            raise ProtocolError(f"a store holds at most limits.GROUP_KEYS ({limits.GROUP_KEYS}) keys, got {key!r}")
+        self._values[key] = value
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            self._wait(waiter)
+
+    def _swap(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        found = self._values.get(key)
+        if found == expected or (found is None and not expected):
+            self._put(key, desired)
+            return desired
+        return expected if found is None else found
+
+    def _wait(self, waiter: _Waiter) -> None:
+        if all(key in self._values for key in waiter.keys):
+            waiter.take(Found(values=[self._values[key] for key in waiter.keys] if waiter.is_get else []))
+        else:
+            self._waiters.append(waiter)
+
+    # ---- groups ----------------------------------------------------------------------------------------------
+
+    def _meet(self, verb: str, keys: Sequence[str], values: Sequence[Any], numbers: Sequence[int], take: Take) -> None:
+        match verb, keys, values, numbers:
+            case "join", [group], [], [place, number, *places] if place in places:
+                self._join(group, place, number, frozenset(places), take)
+            case "leave", [], [error], [place, number]:
+                self._leave(place, number, error)
+                take(Found())
+            case "why", [_], [], [place, number, *places]:
+                take(Found(failure=self._departures.at(number, places, place)))
+            case _:
+                raise ProtocolError(f"a store has no question {verb!r} of {keys!r}, {len(values)} values, {numbers!r}")
+
+    def _join(self, group: str, place: int, number: int, places: frozenset[int], take: Take) -> None:
+        meeting = self._meetings.get(group)
+        if meeting is None:
+            meeting = self._meetings[group] = Meeting(places)
+        why = self._departures.since(number, places, place)
+        if why is not None:
+            take(Found(failure=why))
+            return
+        self._forget_before(group, meeting.generation)
+        meeting.join(place, number, lambda generation: take(Found(generation)), lambda why: take(Found(failure=why)))
+
+    def _forget_before(self, group: str, generation: int) -> None:
+        """Forget the keys of a generation that is being replaced."""
+        old = [key for key in self._values if key.startswith(f"{group}/{generation}/")]
+        for key in old:
+            del self._values[key]
+
+    def _leave(self, place: int, number: int, error: Any) -> None:
+        why = self._departures.add(place, number, error)
+        for group, meeting in self._meetings.items():
+            meeting.left(number, why)
+            if place in meeting.places and number == meeting.made_for:  # those that make it wait for keys in vain
+                self._fail_waiters(f"{group}/", why)
+
+    def _fail_waiters(self, prefix: str, why: Leave) -> None:
+        waiting = [waiter for waiter in self._waiters if waiter.keys[0].startswith(prefix)]
+        self._waiters = [waiter for waiter in self._waiters if waiter not in waiting]
+        for waiter in waiting:
+            waiter.take(Found(failure=why))
+
+
+def _number(value: bytes) -> int:
+    try:
+        return int(value)
+    except ValueError as error:
+        raise ProtocolError(f"only a number can be added to, got {value[:40]!r}") from error
+
+
+# ---- stores ----------------------------------------------------------------------------------------------------------
 
 Key = tuple[ProcId, int, int]
 """The controller, its engine, the team."""
@@ -192,3 +512,63 @@ class Stores:
 
 def _team_lost() -> MeshError:
     return CollectiveFailed(PROCESS_ENDED)
+
+
+# ---- `TeamStore`: the `torch.distributed.Store` of a team, over the links of its processes ---------------------------
+
+_c10d: Any = distributed_c10d  # whose stub leaves out the stores
+
+
+class TeamStore(_c10d.Store):  # type: ignore[misc]
+    """The keys of one team; may be used from any thread but that of Trio's loop.
+
+    Args:
+        ask: Asks the store: takes a verb, keys, values, numbers and `seconds`; see `TeamTable`.
+    """
+
+    def __init__(self, ask: Callable[..., Answer]) -> None:
+        super().__init__()
+        self._ask = ask
+        self._seconds = limits.COLLECTIVE_SECONDS
+
+    def set(self, key: str, value: Any) -> None:
+        self._ask("set", [key], [_bytes(value)])
+
+    def get(self, key: str) -> bytes:
+        """Wait until there is a key; return its value."""
+        return self._ask("get", [key], seconds=self._seconds).values[0]
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until there are some keys."""
+        self._ask("wait", list(keys), seconds=self._seconds if timeout is None else timeout.total_seconds())
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Tell whether there are some keys, now."""
+        return bool(self._ask("check", list(keys)).number)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number; return the sum."""
+        return self._ask("add", [key], [], [amount]).number
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a key that has an expected value, or that there is none of; return what it is then."""
+        return self._ask("swap", [key], [_bytes(expected), _bytes(desired)]).values[0]
+
+    def delete_key(self, key: str) -> bool:
+        """Forget a key; tell whether there was one."""
+        return bool(self._ask("delete", [key]).number)
+
+    deleteKey = delete_key  # noqa: N815 - what torch calls from C++
+
+    def num_keys(self) -> int:
+        return self._ask("count", []).number
+
+    getNumKeys = num_keys  # noqa: N815 - what torch calls from C++
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Wait this long for keys."""
+        self._seconds = timeout.total_seconds()
+
+
+def _bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)

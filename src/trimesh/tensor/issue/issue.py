@@ -5,21 +5,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
+from torch.utils._mode_utils import no_dispatch
 
-from trimesh.tensor.controller.changed_bases import NOTE, check_views, has_changed_bases, is_changed_base
-from trimesh.tensor.controller.plan import FRESH, Meta, Plan
-from trimesh.tensor.controller.shapes import Shapes
-from trimesh.tensor.controller.team import Team
-from trimesh.tensor.controller.tensor import MeshTensor, make
-from trimesh.tensor.issue import checks, own_formulas
-from trimesh.tensor.issue.asking import issue_asking
-from trimesh.tensor.issue.replaced import REPLACED, is_composite
+from trimesh.tensor.controller.engine import answers_now
+from trimesh.tensor.controller.shapes import FRESH, Meta, Plan, Shapes, metas_of
+from trimesh.tensor.controller.team import Team, call_kernel
+from trimesh.tensor.controller.tensor import (
+    NOTE,
+    MeshTensor,
+    check_views,
+    has_changed_bases,
+    is_changed_base,
+    make,
+    make_held,
+    note_change,
+)
+from trimesh.tensor.issue import temporaries
+from trimesh.tensor.issue.fetching import same_now, scalar_now, values_now
 from trimesh.tensor.issue.temporaries import LocalTensor, adopted
 from trimesh.tensor.protocol import arguments
 from trimesh.tensor.protocol.arguments import NUMBER_SLOT, SLOT
@@ -115,7 +124,7 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
     assert team is not None, "an operator without tensors is issued for the active team"
     for tensor in tensors:
         if tensor._held.team is not team:
-            raise checks.explain(func, args, kwargs)
+            raise explain(func, args, kwargs)
     shapes = team.engine.shapes
     key = tuple(call.key)
     plan = shapes.plans.get(key)
@@ -137,8 +146,8 @@ def _see_to_gradients(func: Any, plan: Plan, tensors: Sequence[MeshTensor]) -> N
     """Refuse a call through which gradients would go astray; let those be on the ranks that torch makes here."""
     if has_changed_bases() and func is not aten.detach.default:
         check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
-    if plan.name in own_formulas.OF_ZEROS:
-        own_formulas.keep_gradients(tensors)
+    if plan.name in temporaries.OF_ZEROS:
+        temporaries.keep_gradients(tensors)
 
 
 def _new_plan(
@@ -149,9 +158,9 @@ def _new_plan(
     if is_composite(func):  # torch takes those apart itself, but not in inference mode
         REPLACED[func] = func.decompose
         return func.decompose(*args, **kwargs)
-    if own_formulas.is_product_of_mask(func, args):
-        if own_formulas.is_shared_out():
-            return own_formulas.filled(*args)
+    if temporaries.is_product_of_mask(func, args):
+        if temporaries.is_shared_out():
+            return temporaries.filled(*args)
         key = (*key, None)  # the one above is asked for again in that formula, and must not be found then
         found = shapes.plans.get(key)
         if found is not None:
@@ -177,13 +186,13 @@ def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], acti
     }
     team, is_global = max(seen, key=lambda pair: pair[1], default=(active, False))
     assert team is not None
-    is_one_hot = own_formulas.is_one_hot(func, args)
+    is_one_hot = temporaries.is_one_hot(func, args)
     try:
         args, kwargs = adopted(func, args, kwargs, team, is_global=is_global)
     except LocalTensor:
-        raise checks.explain(func, args, kwargs) from None
+        raise explain(func, args, kwargs) from None
     if is_one_hot:
-        return own_formulas.one_hot(args[0], args[1].numel())
+        return temporaries.one_hot(args[0], args[1].numel())
     return issue(func, args, kwargs, active)
 
 
@@ -237,7 +246,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
     result, fakes = traced(func, known, filled, shapes.fake)
     is_global = any(tensor._meta.is_global for tensor in call.tensors)
-    checks.check_in_place(func, fakes, call.tensors)
+    check_in_place(func, fakes, call.tensors)
     leaves, tree = pytree.tree_flatten(result)
     metas: list[Meta] = []
     found: list[Any] = []
@@ -250,7 +259,7 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
             found.append(place)
             outs.append(-1)
         elif isinstance(leaf, torch.Tensor):
-            checks.check_dense(func, leaf)
+            check_dense(func, leaf)
             outs.append(len(metas))
             device = known[0][3] if fakes and fakes[0].device.type == "meta" else leaf.device
             metas.append(shapes.meta(leaf.size(), leaf.stride(), leaf.dtype, device, is_global=is_global))
@@ -332,3 +341,264 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]
             elif key in varying and type(leaf) in (int, float):
                 at += 1
     return writes
+
+
+# ---- inplace views ---------------------------------------------------------------------------------------------------
+
+# The operators that give a tensor another shape in place without touching its data, as `squeeze_` does.
+#
+# The ranks make a view instead, and the handle goes over to it: the memory is the same, and a part of a global tensor
+# could not change its shape in place.
+
+_VIEWS: Final[dict[Any, Any]] = {
+    aten.as_strided_.default: aten.as_strided.default,
+    aten.detach_.default: aten.detach.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
+def _change(func: Any, view: Any, tensor: MeshTensor, *args: Any, **kwargs: Any) -> MeshTensor:
+    viewed = view(tensor, *args, **kwargs)
+    _relook(func, (tensor, *args), kwargs)
+    tensor._held, tensor._meta = viewed._held, viewed._meta
+    if func is not aten.detach_.default and not tensor.is_inference():
+        is_moved = func is aten.as_strided_.default and (*args, *kwargs.values())[2:] not in ((), (None,))
+        # Torch counts it when this is done. Without gradients it finds the history of a view anew after it.
+        note_change(tensor, version=tensor._version + 1 if torch.is_grad_enabled() else -1, is_moved=is_moved)
+    return tensor
+
+
+def _relook(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Run the very operator on the handle, which has no data, so that it looks as the view does.
+
+    Torch's own wrapper subclasses do so in `return_and_correct_aliasing`.
+    """
+    with no_dispatch():
+        was = torch._C._meta_in_tls_dispatch_include()
+        torch._C._set_meta_in_tls_dispatch_include(True)  # noqa: FBT003 - torch takes it so
+        try:
+            func(*args, **kwargs)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(was)
+
+
+INPLACE_VIEWS: Final[dict[Any, Callable[..., MeshTensor]]] = {
+    func: partial(_change, func, view) for func, view in _VIEWS.items()
+}
+"""What is called in the place of each."""
+
+
+# ---- the operators of torch whose result is a value of Python, which must be waited for here (rule N2) ---------------
+
+
+def list_now(tensor: MeshTensor) -> Any:
+    """Return a tensor as lists of numbers, as `Tensor.tolist` does.
+
+    Raises:
+        ValueError: The ranks have different values.
+    """
+    return same_now(tensor).tolist()
+
+
+def _allclose(one: Any, other: Any, *tolerances: Any, **named: Any) -> bool:
+    close: Any = torch.isclose(one, other, *tolerances, **named)
+    return _on_all(close)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if one.size() != other.size():
+        return False
+    return _on_all(torch.eq(one, other))
+
+
+def _on_all(tensor: Any) -> bool:
+    """Return whether a tensor of booleans is true everywhere, on every rank."""
+    return all(bool(value) for value in values_now(tensor.all()))
+
+
+WAITING: Final[dict[Any, Callable[..., Any]]] = {
+    aten._local_scalar_dense.default: scalar_now,
+    aten.equal.default: _equal,
+    aten.allclose.default: _allclose,
+}
+
+
+# ---- the operators of torch that are not issued as they are ----------------------------------------------------------
+
+REPLACED: Final[dict[Any, Callable[..., Any]]] = {
+    **WAITING,
+    **INPLACE_VIEWS,
+    # Views that a bit of the tensor tells from what they view: handles do not have that bit, and are copies instead.
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+"""What is called in place of an operator. Composite ones join when they are met."""
+
+
+def is_composite(func: Any) -> bool:
+    """Return whether an operator is defined by others, on every device."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+# ---- asking ----------------------------------------------------------------------------------------------------------
+
+# Operators whose results have shapes that follow from values: issued, and then the ranks are asked (rule N2).
+
+_LEAF: Final = pytree.tree_structure(0)
+
+
+def issue_asking(
+    func: Any, described: list[Any], key: tuple[Any, ...], operands: Sequence[Any], team: Team, *, is_global: bool
+) -> Any:
+    """Run an operator like `nonzero`, and wait until the ranks have said what metadata its results have.
+
+    Args:
+        func: The operator.
+        described: Its name and arguments, for the ranks.
+        key: What these depend on.
+        operands: Of the command.
+        team: The ranks.
+        is_global: Whether the arguments are parts of one tensor.
+
+    Raises:
+        TypeError: It returns something else than new tensors, or they differ in shape between the ranks.
+        MeshErrorGroup: It has failed; see `answers_now` for the others.
+    """
+    returns = func._schema.returns
+    if any(str(one.type) != "Tensor" or one.alias_info is not None for one in returns):
+        raise explain_data_dependent(func)
+    shapes = team.engine.shapes
+    unknown = shapes.meta((0,), (1,), torch.float32, team.engine.device, is_global=is_global)
+    plan = shapes.plans.get(("asking", *key))
+    if plan is None:
+        outs = list(range(len(returns)))
+        number = FIRST_SIGNATURE + shapes.new_number()
+        metas, leaves = [unknown] * len(outs), [FRESH] * len(outs)
+        plan = Plan(number, func.name(), [*described, outs, []], metas, leaves, [False] * len(outs), _LEAF)
+        shapes.remember(("asking", *key), plan)
+    first = team.emit(plan, operands, len(returns))
+    made = [make(unknown, team, first + index) for index in range(len(returns))]
+    places = range(len(team.peers))
+    request = team.engine.ask(
+        team, places, lambda number: call_kernel(team, "metadata", number, *made), metas_of(len(made))
+    )
+    found = answers_now(request)
+    if any(found[place] != found[0] for place in places):
+        sizes = ", ".join(str([tuple(size) for size, *_ in found[place]]) for place in places[:8])
+        raise explain_data_dependent(func, f"of sizes {sizes}")
+    results: list[torch.Tensor] = []
+    for tensor, (size, stride, dtype) in zip(made, found[0], strict=True):
+        meta = shapes.meta(size, stride, getattr(torch, dtype), team.engine.device, is_global=is_global)
+        results.append(make_held(meta, tensor._held))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+# ---- whether the arguments of an operation belong together, and the words for it when they do not --------------------
+
+
+def explain(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> TypeError:
+    """Return the error for arguments that do not belong together, with a mark at each that is wrong."""
+    leaves = [(None, value) for value in args] + list(kwargs.items())
+    first = next((one for _, value in leaves for one in _tensors(value) if isinstance(one, MeshTensor)), None)
+    lines: list[str] = []
+    for name, value in leaves:
+        faults = [fault for one in _tensors(value) for fault in [_fault(one, first)] if fault]
+        label = "" if name is None else f"{name}="
+        lines.append(f"{' -> ' if faults else '    '}{label}{_shown(value)}," + (f"   # {faults[0]}" if faults else ""))
+    called = func.name().partition("::")[2]
+    body = "\n".join(lines)
+    return TypeError(f"the tensors of an operation must be on the same ranks:\n{called}(\n{body}\n)")
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [one for item in value for one in _tensors(item)]
+    return []
+
+
+def _fault(tensor: torch.Tensor, first: MeshTensor | None) -> str | None:
+    if not isinstance(tensor, MeshTensor):
+        return (
+            "a tensor of this process: make it inside `with mesh.activate():`, "
+            "or write trimesh.replicate(t, mesh) or trimesh.distribute(t, mesh, [...])"
+        )
+    assert first is not None
+    team, expected = tensor._held.team, first._held.team
+    if team is not expected:
+        if team.engine is not expected.engine:
+            return f"on {team.name}, not on {expected.name}: write t.to_mesh(mesh)"
+        return f"on other ranks of {team.engine.name}: write t.slice_mesh(...) or t.to_mesh(view)"
+    if tensor._meta.is_global is not first._meta.is_global:
+        return (
+            f"{'parts of one global tensor' if tensor._meta.is_global else 'a tensor on each rank'}, "
+            f"the first is {'global' if first._meta.is_global else 'one on each rank'}: "
+            "write trimesh.replicate(t, mesh) or t.local()"
+        )
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        left, right = "[]" if isinstance(value, list) else "()"
+        return f"{left}{', '.join(map(_shown, value))}{right}"
+    if isinstance(value, torch.Tensor) and not isinstance(value, MeshTensor):
+        return f"<local tensor {str(value.dtype).removeprefix('torch.')}{list(value.size())}>"
+    return repr(value)
+
+
+def explain_data_dependent(func: Any, got: str = "where it follows from their values") -> TypeError:
+    """Return the error for an operation whose result cannot be described without knowing the data.
+
+    Args:
+        func: The operation.
+        got: What the ranks have made of it, if they were asked.
+    """
+    name = func.name().partition("::")[2].partition(".")[0]
+    return TypeError(
+        f"the shape of what an operation returns must be the same on every rank, got {name}, {got}: "
+        "write torch.where(mask, a, b) instead of a[mask], call "
+        f"{name} in a function under @trimesh.remote, or on what `await trimesh.fetch(t)` returns"
+    )
+
+
+def check_dense(func: Any, fake: torch.Tensor) -> None:
+    """Refuse to make a tensor that a handle cannot describe by its size and stride.
+
+    Raises:
+        TypeError: It is sparse, quantized or nested.
+    """
+    if fake.layout is not torch.strided or fake.is_quantized:
+        name = func.name().partition("::")[2].partition(".")[0]
+        kind = "quantized" if fake.is_quantized else str(fake.layout).removeprefix("torch.")
+        raise TypeError(
+            f"a mesh tensor must be dense, got one that is {kind} from {name}: "
+            "use it inside a function under @trimesh.remote"
+        )
+
+
+def check_in_place(func: Any, fakes: Sequence[torch.Tensor], tensors: Sequence[MeshTensor]) -> None:
+    """Refuse an operation that gives a tensor another shape, or other memory, in place.
+
+    Raises:
+        TypeError: It does: the handle here would show the old one.
+    """
+    if func.overloadpacket is torch.ops.aten.set_:
+        raise TypeError(
+            f"an operation must not give a mesh tensor other memory in place, got set_ of {tensors[0]!r}: "
+            "write tensor.data = other"
+        )
+    for fake, tensor in zip(fakes, tensors, strict=True):
+        meta = tensor._meta
+        if tuple(fake.size()) != meta.size or tuple(fake.stride()) != meta.stride:
+            name = func.name().partition("::")[2].partition(".")[0]
+            raise TypeError(
+                f"an operation must not change the shape of a mesh tensor in place, got {name} of {meta.size} to "
+                f"{tuple(fake.size())}: write the one that returns a new tensor, {name.rstrip('_')}"
+            )

@@ -11,14 +11,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh._wire.memory.regions import STOP
-from trimesh.tensor.dtensor.own_dtensors import adopted, lent_to_function
+from trimesh.tensor.dtensor.sharding import adopted, lent_to_function
 from trimesh.tensor.groups.groups import device_mesh
-from trimesh.tensor.protocol.box import contiguous_strides
+from trimesh.tensor.protocol.placement import contiguous_strides
 from trimesh.tensor.rank.function_parts import LocalMeta, Named, OnRank, meta_of, put_together, take_apart
-from trimesh.tensor.rank.kernel import Kernel
-from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.rank.kernel import Kernel, Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
-from trimesh.tensor.rules.arguments import is_global
+from trimesh.tensor.rules.call import is_global
 
 Body = memoryview
 

@@ -5,23 +5,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Final
 
-from trimesh.tensor.dtensor.global_operator import operator_on_globals
-from trimesh.tensor.dtensor.learnt_replay import LearntReplay
-from trimesh.tensor.kernels import (
-    checkpoints,
-    collectives,
-    exchanges,
-    fallbacks,
-    functions,
-    global_moves,
-    global_tensors,
-    moves,
-    profiling,
-    rows,
-    seeding,
-    state,
-    values,
-)
+from trimesh.tensor.dtensor.local_trace import LearntReplay
+from trimesh.tensor.dtensor.operators import operator_on_globals
+from trimesh.tensor.kernels import collectives, functions, global_tensors, profiling, state, values
 from trimesh.tensor.rank.kernel import Kernels
 
 KERNELS: Final = Kernels(
@@ -30,16 +16,16 @@ KERNELS: Final = Kernels(
         for one in (
             *values.KERNELS,
             *collectives.KERNELS,
-            *moves.KERNELS,
+            *values.KERNELS_MOVES,
             *global_tensors.KERNELS,
-            *global_moves.KERNELS,
+            *global_tensors.KERNELS_GLOBAL_MOVES,
             *functions.KERNELS,
-            *seeding.KERNELS,
+            *profiling.KERNELS_SEEDING,
             *state.KERNELS,
-            *fallbacks.KERNELS,
-            *checkpoints.KERNELS,
-            *exchanges.KERNELS,
-            *rows.KERNELS,
+            *profiling.KERNELS_FALLBACKS,
+            *state.KERNELS_CHECKPOINTS,
+            *collectives.KERNELS_EXCHANGES,
+            *values.KERNELS_ROWS,
             *profiling.KERNELS,
         )
     },

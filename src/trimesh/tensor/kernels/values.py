@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
+import traceback
+from collections.abc import Sequence
 from typing import Any, Final
 
+import msgspec
 import torch
 
-from trimesh.tensor.protocol.box import Box
-from trimesh.tensor.rank.delivery import arrived, deliver
-from trimesh.tensor.rank.kernel import Kernel
-from trimesh.tensor.rank.poison import Poison
+from trimesh import limits
+from trimesh._transport.interface.mover import Transfer, TransferKind
+from trimesh.errors import ProtocolError
+from trimesh.ids import ProcId
+from trimesh.rdma.memory.handle import Handle, handle_of
+from trimesh.rdma.memory.local import memory_of
+from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, placements_by_label
+from trimesh.tensor.groups.groups import device_mesh
+from trimesh.tensor.protocol.arguments import new_tensor
+from trimesh.tensor.protocol.placement import Box
+from trimesh.tensor.rank.kernel import Kernel, Poison
+from trimesh.tensor.rank.moves import Part, PartReading, arrived, deliver, moves_of
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 
@@ -77,3 +89,140 @@ KERNELS: Final = (
     Kernel("metadata", metadata, takes_poison=True),
     Kernel("index", index),
 )
+
+
+# ---- the two halves of a move on the ranks, and the part of a mesh as a tensor has it --------------------------------
+
+Routes = Sequence[Sequence[int]]
+"""By place in the team, the processes that a rank sends to, or receives from."""
+
+
+def same(_: Rank, __: TeamOnRank, value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a larger team for a part of its ranks: the very same."""
+    return value
+
+
+def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes, waits: bool) -> None:  # noqa: FBT001
+    """Offer a copy of a tensor, or its error, to the processes of some ranks; for `waits` see `Moves.stage`."""
+    outside = rank.outside
+    moves = moves_of(outside.proc)
+    here = outside.proc.proc_id
+    key = outside.controller.proc_id, move
+    targets = [ProcId(target) for target in routes[team.index]]
+    if here in targets:
+        moves.kept[key] = value if isinstance(value, Poison) else _contiguous(value)
+        targets.remove(here)
+    if not targets:
+        return
+    what, name = value, "trimesh::send"
+    if isinstance(value, Poison):
+        name = value.what
+    else:
+        nbytes = math.prod(value.size()) * value.element_size()
+        is_small = nbytes <= limits.TENSOR_INLINE_BYTES
+        memory = memoryview(bytearray(nbytes)) if is_small else outside.run_in_trio(moves.stage, nbytes, waits)
+        if nbytes:
+            torch.frombuffer(memory, dtype=value.dtype).view(value.size()).copy_(value)
+        what = bytes(memory) if is_small else memory
+    outside.tell(moves.send, key, outside.engine, targets, what, outside.origin(name))
+
+
+def receive(rank: Rank, team: TeamOnRank, move: int, routes: Routes, dtype: torch.dtype, size: Sequence[int]) -> Any:
+    """Return the tensor that comes from the processes of some ranks: their sum if several, zeros if none."""
+    outside = rank.outside
+    moves = moves_of(outside.proc)
+    key = outside.controller.proc_id, move
+    total: torch.Tensor | None = None
+    poison: Poison | None = None
+    for source in routes[team.index]:
+        if source == outside.proc.proc_id:
+            found = moves.kept.pop(key)
+        else:
+            there = new_tensor(size, dtype)
+            found = outside.run_in_trio(moves.receive, key, ProcId(source), there) or there.to(rank.device)
+        if isinstance(found, Poison):
+            poison = poison or found
+        elif total is None:
+            total = found
+        else:
+            total += found
+    if poison is not None:
+        return poison
+    return torch.zeros(size, dtype=dtype, device=rank.device) if total is None else total
+
+
+def _contiguous(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty(value.size(), dtype=value.dtype, device=value.device).copy_(value)
+
+
+KERNELS_MOVES: Final = (
+    Kernel("same", same),
+    Kernel("send", send, takes_poison=True),
+    Kernel("receive", receive),
+)
+
+
+# ---- the kernel behind `rows_of_others`: this rank's rows, read from where they lie ----------------------------------
+
+
+def read_rows(
+    rank: Rank,
+    team: TeamOnRank,
+    data: memoryview,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    cuts: tuple[int, ...],
+    request: int,
+) -> torch.Tensor | Poison:
+    """Make a global tensor of rows in memory of other processes, and say when this rank has read its own.
+
+    What fails is told by the answer alone: the controller may try again, and then nothing has failed.
+    """
+    made: torch.Tensor | Poison
+    try:
+        made = _read(rank, team, data, dtype, size, cuts)
+    except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+        traceback.clear_frames(error.__traceback__)  # they hold tensors
+        made = Poison(team.number, team.done, "trimesh::read_rows", error)
+    rank.outside.reply(request, made if isinstance(made, Poison) else 1)
+    return made
+
+
+def _read(
+    rank: Rank,
+    team: TeamOnRank,
+    data: memoryview,
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    cuts: tuple[int, ...],
+) -> torch.Tensor:
+    mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
+    box = box_by_placements(size, mesh, placements)
+    there = new_tensor(box.size, dtype)
+    readings: list[tuple[Handle, PartReading]] = []
+    for first, rows, fields in msgspec.msgpack.decode(data):
+        part = Part(Box((first, *[0] * (len(size) - 1)), (rows, *size[1:])), dtype, 0)
+        handle = handle_of(*fields)
+        if handle.nbytes != part.nbytes:
+            raise ProtocolError(f"{rows} rows must be lent whole, {part.nbytes} bytes, got {handle.nbytes}")
+        reading = PartReading()
+        reading.add(part, there, box)
+        if reading.pieces:
+            readings.append((handle, reading))
+    rank.outside.run_in_trio(_pull, rank, readings)
+    for _, reading in readings:
+        reading.finish()
+    return assemble(there.to(rank.device), mesh, placements, torch.empty(size, device="meta"))
+
+
+async def _pull(rank: Rank, readings: Sequence[tuple[Handle, PartReading]]) -> None:
+    bulk: Any = rank.outside.proc.bulk
+    for handle, reading in readings:
+        for offset, destination in reading.pieces:
+            span = memory_of(destination, "what rows are read into").span
+            await bulk.move(
+                handle.granted, Transfer(TransferKind.READ, handle.granted.grant, handle.offset + offset, span)
+            )
+
+
+KERNELS_ROWS: Final = (Kernel("read_rows", read_rows),)

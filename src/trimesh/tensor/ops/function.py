@@ -17,19 +17,17 @@ from trimesh import limits
 from trimesh._wire.pickled.by_value import find, is_by_value
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.shape.value_mesh import ValueMesh
-from trimesh.tensor.controller import expected
-from trimesh.tensor.controller.answers import answers, answers_now
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.plan import Meta
-from trimesh.tensor.controller.shapes import Shapes
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller import shapes as expected
+from trimesh.tensor.controller.engine import answers, answers_now
+from trimesh.tensor.controller.shapes import Meta, Shapes
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes
-from trimesh.tensor.groups.process_group import ProcessGroup, RanksDeviceMesh, SentDeviceMesh, SentGroup
-from trimesh.tensor.issue import checks
+from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh, SentDeviceMesh, SentGroup
+from trimesh.tensor.issue import issue as checks
 from trimesh.tensor.issue.fetching import place_of
 from trimesh.tensor.ops.global_tensor import checked_team
-from trimesh.tensor.protocol.box import contiguous_strides
+from trimesh.tensor.protocol.placement import contiguous_strides
 from trimesh.tensor.rank.function_parts import LocalMeta, Named, Operand, put_together, take_apart
 from trimesh.tensor.session.activation import active_team, nothing_active
 

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
 
 import torch
 
 from trimesh._runtime.tasks import in_trio
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
-from trimesh.tensor.controller.answers import answers, answers_now
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.engine import RankRequest
-from trimesh.tensor.controller.expected import layout_along
-from trimesh.tensor.controller.plan import Meta
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.engine import RankRequest, answers, answers_now
+from trimesh.tensor.controller.shapes import Meta, layout_along
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes, supplied
 from trimesh.tensor.issue.fetching import checked
-from trimesh.tensor.protocol.box import contiguous_strides
+from trimesh.tensor.issue.issue import issue
 from trimesh.tensor.protocol.placement import (
     WHOLE,
     Cut,
     Placements,
     Where,
+    contiguous_strides,
     cuts_by_label,
     placements_by_name,
     placements_of,
 )
-from trimesh.tensor.session.mesh import team_of
+from trimesh.tensor.session.opening import team_of
 
 
 def distribute(
@@ -252,3 +251,122 @@ def checked_team(team: Team) -> Team:
 def global_meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
     """Return the metadata of a global tensor."""
     return team.engine.shapes.meta(size, contiguous_strides(size), dtype, team.engine.device, is_global=True)
+
+
+# ---- the factories of torch under `mesh.activate(global_tensors=True)`: one tensor, whole on every rank --------------
+
+aten = torch.ops.aten
+
+_FILLERS: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
+    "rand": (aten.uniform_.default, ()),
+    "randn": (aten.normal_.default, ()),
+    "randint": (getattr(aten.random_, "from"), ("low", "high")),
+    "normal": (aten.normal_.default, ("mean", "std")),
+}
+"""What fills an empty tensor with the numbers that a factory draws, and its arguments."""
+
+_OPTIONS: Final = ("dtype", "layout", "device", "pin_memory")
+
+
+def make_global(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -> MeshTensor:
+    """Return what a factory makes, the same on every rank, as one global tensor."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _drawn(func, args, kwargs, team)
+    made: MeshTensor = issue(func, args, kwargs, team)
+    return whole(made, team)
+
+
+def put_global(tensor: torch.Tensor, team: Team) -> MeshTensor:
+    """Return data of this process as one global tensor."""
+    return put(tensor, team, None)
+
+
+def _drawn(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -> MeshTensor:
+    """Draw from the generator of the ranks' global tensors, which each of them has: their own ones differ."""
+    names = [one.name for one in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    name = func._schema.name.partition("::")[2]
+    if name not in _FILLERS or given.get("generator") is not None:
+        raise NotImplementedError(
+            f"global tensors draw from a generator that the ranks share, by rand, randn, randint and normal, got {name}"
+            f"{' with a generator' if given.get('generator') is not None else ''}: "
+            "write trimesh.replicate(...) of what torch draws outside of activate(), or torch.rand(n).argsort()"
+        )
+    filler, bounds = _FILLERS[name]
+    options = {key: given[key] for key in _OPTIONS if given.get(key) is not None}
+    if name == "randint":
+        options.setdefault("dtype", torch.int64)
+        given.setdefault("low", 0)
+    made: MeshTensor = whole(issue(aten.empty.memory_format, (given["size"],), options, team), team)
+    issue(filler, (made, *(given[one] for one in bounds)), {})
+    return made
+
+
+# ---- global tensors from one mesh to another: every rank there reads, of the parts here, what it needs ---------------
+
+
+def global_to_mesh(tensor: MeshTensor, target: Team) -> MeshTensor:
+    """Return a global tensor on other ranks; see `MeshTensor.to_mesh`.
+
+    Raises:
+        ShapeError: Some ranks of the target are missing in their extent.
+        RuntimeError: The processes are simulated.
+    """
+    checked_team(target)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        apply: Any = _MoveParts.apply
+        made: MeshTensor = apply(tensor, target, None)
+        return made
+    return send_global(tensor, target)[0]()
+
+
+def send_global(
+    tensor: MeshTensor, target: Team, like: MeshTensor | None = None, *, waits: bool = True
+) -> tuple[Callable[[], MeshTensor], MeshTensor]:
+    """Send a tensor; return what lets the target take it, to be called once, and how it lay.
+
+    Args:
+        tensor: What moves.
+        target: The ranks.
+        like: How another one lay, which it is to lie as; None to be cut along the labels that the target has, too.
+        waits: Whether ranks of the source wait where much that they have sent was not read yet: where other commands
+            come before the target takes it, only if none of these waits for the source.
+
+    Raises:
+        RuntimeError: The processes are simulated.
+    """
+    source = tensor._held.team
+    engine = source.engine
+    ids = [[peer.proc_id for peer in team.peers] for team in (source, target)]
+    if engine.has_values and engine.proc.is_simulated and set(ids[0]) != set(ids[1]):
+        raise RuntimeError("tensors of a simulated mesh cannot move to other processes: use real ones for this test")
+    nothing = engine.shapes.meta((0,), (1,), torch.uint8, tensor.device)
+    meta = global_meta(target, tensor._meta.size, tensor.dtype)
+    labels = list(source.region.extent)
+    same = Sizes(labels.index(label) if label in labels else WHOLE for label in target.region.extent)
+    move = engine.shapes.new_number()
+    [layout] = call_kernel(source, "send_parts", tensor, move, Sizes(ids[1]), waits, outputs=[nothing])
+    # The target may be waited for without anything else being sent: what it waits for must be under way.
+    engine.flush_team(source)
+    layouts = [] if like is None else [like]
+    receive = partial(
+        call_kernel, target, "receive_parts", move, Sizes(ids[0]), same, meta.dtype, Sizes(meta.size), layouts,
+        outputs=[meta],
+    )  # fmt: skip
+    return lambda: receive()[0], layout
+
+
+class _MoveParts(torch.autograd.Function):
+    """The gradient moves back, and lies there as the tensor that it is of."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: MeshTensor, target: Team, like: MeshTensor | None) -> MeshTensor:
+        ctx.source = tensor._held.team
+        receive, ctx.layout = send_global(tensor, target, like)
+        return receive()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        [grad] = grads
+        apply: Any = _MoveParts.apply
+        return apply(grad, ctx.source, ctx.layout), None, None

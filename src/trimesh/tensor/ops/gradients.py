@@ -18,7 +18,15 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import get_gradient_edge
 
-from trimesh.tensor.issue.own_formulas import executing
+from trimesh._runtime.tasks import in_trio
+from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.shape.value_mesh import ValueMesh
+from trimesh.tensor.controller import shapes
+from trimesh.tensor.controller.engine import answers
+from trimesh.tensor.controller.team import Team, call_kernel
+from trimesh.tensor.controller.upload import bytes_of
+from trimesh.tensor.issue.temporaries import executing
+from trimesh.tensor.session.opening import team_of
 
 _Edge = tuple[Any, int]
 """A node of the graph, and which of its inputs."""
@@ -182,3 +190,72 @@ def _as_expected(edge: _Edge, grad: torch.Tensor) -> torch.Tensor:
     if grad.is_complex() and not meta.dtype.is_complex:
         grad = grad.real
     return grad if grad.dtype is meta.dtype else grad.to(meta.dtype)
+
+
+# ---- random numbers on the ranks: seeds, and the state of their generators -------------------------------------------
+
+
+def manual_seed(seed: int, mesh: ProcMesh, *, same: bool = False) -> None:
+    """Seed torch's generators on the ranks, in order with the operations on their tensors.
+
+    `torch.manual_seed` seeds those of this process only. A rank's generator is shared by all that runs in its process.
+    Global tensors of this view draw from one of their own, the same on every rank: it gets `seed`, and gives the
+    numbers that torch gives here after `torch.manual_seed(seed)`, however the tensors lie.
+
+    Args:
+        seed: Of the first rank of the view; the others have one more each.
+        mesh: The processes.
+        same: Whether all have the same seed instead.
+
+    Raises:
+        RuntimeError: The mesh is a reference, or `this_proc()`.
+    """
+    call_kernel(team_of(mesh, "generators are seeded on"), "seed", seed, 0 if same else 1)
+
+
+async def get_rng_state(mesh: ProcMesh) -> ValueMesh[torch.Tensor]:
+    """Return the state of torch's generator on each rank, after what was issued so far.
+
+    It is followed, in the same tensor, by the state of the generator that global tensors of this view draw from.
+
+    Raises:
+        MeshErrorGroup: A process has ended.
+        RuntimeError: The mesh is a reference, or `this_proc()`.
+
+    Blocking: a checkpoint, cancellable.
+    """
+    team = team_of(mesh, "the state of generators is asked of")
+    found = await in_trio(_states)(team)
+    return ValueMesh(team.region, found)
+
+
+def set_rng_state(states: ValueMesh[torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor, mesh: ProcMesh) -> None:
+    """Give the ranks' generators a state, in order with the operations on their tensors.
+
+    The generator of global tensors gets that of the first rank's state, on all ranks: they draw alike.
+
+    Args:
+        states: What `get_rng_state` has returned, or one for all. One of `torch.get_rng_state()` leaves the generator
+            of global tensors as it is.
+        mesh: The processes.
+
+    Raises:
+        ValueError: There are not as many as ranks.
+        RuntimeError: The mesh is a reference, or `this_proc()`.
+    """
+    team = team_of(mesh, "the state of generators is set on")
+    each = [states] if isinstance(states, torch.Tensor) else list(_each(states))
+    if len(each) not in (1, len(team.peers)):
+        raise ValueError(f"there must be one state for all ranks or one for each of {len(team.peers)}, got {len(each)}")
+    call_kernel(team, "set_generator", [bytes_of(state) for state in each])
+
+
+async def _states(team: Team) -> list[Any]:
+    places = range(len(team.peers))
+    request = team.engine.ask(team, places, lambda number: call_kernel(team, "get_generator", number), shapes.RNG_STATE)
+    found = await answers(request)
+    return [found[place] for place in places]
+
+
+def _each(states: ValueMesh[torch.Tensor] | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return list(states.values()) if isinstance(states, ValueMesh) else states

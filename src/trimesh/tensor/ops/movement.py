@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.utils import _pytree as pytree
 
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import ShapeError
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.plan import Meta
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes
 from trimesh.tensor.issue.fetching import checked
-from trimesh.tensor.ops.global_movement import global_to_mesh, send_global
-from trimesh.tensor.ops.global_tensor import checked_team
-from trimesh.tensor.protocol.box import contiguous_strides
-from trimesh.tensor.session.mesh import team_of
+from trimesh.tensor.ops.global_tensor import checked_team, global_to_mesh, send_global
+from trimesh.tensor.protocol.placement import contiguous_strides
+from trimesh.tensor.session.opening import team_of
 
 Pairs = tuple[tuple[int, int], ...]
 """Places in the source and in the target that a tensor moves between."""
@@ -31,7 +30,7 @@ class Routes(tuple[Sizes, ...]):
     __slots__ = ()
 
 
-def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> MeshTensor:
+def slice_tensor(tensor: torch.Tensor, **selection: int | slice) -> MeshTensor:
     """Return a tensor as a part of its ranks have it; see `MeshTensor.slice_mesh`."""
     found = _local(tensor, "slice_mesh")
     team = found._held.team
@@ -44,7 +43,7 @@ def slice_mesh(tensor: torch.Tensor, **selection: int | slice) -> MeshTensor:
     return _sliced(found, part)
 
 
-def to_mesh(tensor: torch.Tensor, target: ProcMesh) -> MeshTensor:
+def tensor_to_mesh(tensor: torch.Tensor, target: ProcMesh) -> MeshTensor:
     """Return a copy of a tensor on other ranks; see `MeshTensor.to_mesh`."""
     found = checked(tensor)
     source = found._held.team
@@ -175,3 +174,42 @@ class _Move(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         [grad] = grads
         return _applied(_Move, grad, ctx.source, tuple((other, one) for one, other in ctx.pairs)), None, None
+
+
+# ---- `to_mesh` and `slice_mesh` of whole trees of tensors ------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def to_mesh(tree: T, target: ProcMesh) -> T:
+    """Return copies on other ranks of all tensors of a tree: `t.to_mesh(target)` of each, in order.
+
+    Args:
+        tree: A tensor on a mesh, or any nesting of lists, tuples and dicts with some; anything else in it stays.
+        target: The ranks.
+
+    Raises:
+        ShapeError: The ranks do not fit those of a tensor.
+        TypeError: A tensor is of this process.
+
+    Blocking: no checkpoint; see `MeshTensor.to_mesh`.
+    """
+    moved: T = pytree.tree_map_only(torch.Tensor, lambda one: tensor_to_mesh(one, target), tree)
+    return moved
+
+
+def slice_mesh(tree: T, **selection: int | slice) -> T:
+    """Return all tensors of a tree as a part of their ranks has them: `t.slice_mesh(...)` of each.
+
+    Args:
+        tree: See `to_mesh`; with a tensor on each rank.
+        **selection: Index or slice by label.
+
+    Raises:
+        ShapeError: The ranks have no such part.
+        TypeError: A tensor is of this process, or a global one.
+
+    Blocking: no checkpoint; nothing moves.
+    """
+    sliced: T = pytree.tree_map_only(torch.Tensor, lambda one: slice_tensor(one, **selection), tree)
+    return sliced

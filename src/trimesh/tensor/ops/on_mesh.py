@@ -11,7 +11,7 @@ from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.function import RemoteFunction
-from trimesh.tensor.session.mesh import activate, device_mesh, process_group, rank_tensor, team_of
+from trimesh.tensor.session.opening import activate, device_mesh, process_group, rank_tensor, team_of
 
 __all__ = ["activate", "device_mesh", "process_group", "rank_tensor", "run"]
 

@@ -19,16 +19,15 @@ from trimesh._runtime.tasks import in_trio
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.shape.point import place_name
-from trimesh.tensor.controller import expected
-from trimesh.tensor.controller.answers import answers
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.engine import Engine
-from trimesh.tensor.controller.team import Team, issuing_line
+from trimesh.tensor.controller import shapes
+from trimesh.tensor.controller.engine import Engine, answers
+from trimesh.tensor.controller.team import Team, call_kernel, issuing_line
 from trimesh.tensor.controller.trace import named, shown, span, trace_bytes, track
-from trimesh.tensor.session.mesh import team_of
+from trimesh.tensor.session.opening import team_of
 
 if TYPE_CHECKING:
-    from trimesh.tensor.controller.plan import Line, Plan
+    from trimesh.tensor.controller.shapes import Line, Plan
+
 
 _PINGS: Final = 3
 """Questions by which the clock of another machine is found: the one that was answered fastest counts."""
@@ -191,9 +190,7 @@ async def _clocks(team: Team, found: Profile) -> list[int]:
     best = [(0.0, 0)] * len(places)
     for ping in range(_PINGS):
         asked = time.monotonic_ns()
-        request = team.engine.ask(
-            team, places, lambda number: call_kernel(team, "profile_clock", number), expected.CLOCK
-        )
+        request = team.engine.ask(team, places, lambda number: call_kernel(team, "profile_clock", number), shapes.CLOCK)
         told = await answers(request)
         now = time.monotonic_ns()
         for place in places:
@@ -208,8 +205,113 @@ async def _clocks(team: Team, found: Profile) -> list[int]:
 
 async def _take(team: Team, found: Profile, offsets: Sequence[int]) -> None:
     places = range(len(team.peers))
-    request = team.engine.ask(team, places, lambda number: call_kernel(team, "profile_end", number), expected.PROFILE)
+    request = team.engine.ask(team, places, lambda number: call_kernel(team, "profile_end", number), shapes.PROFILE)
     told = await answers(request)
     for place, origin in zip(places, team.origins, strict=True):
         names, rows, missing = told[place]
         found.done(place_name(team.engine.name, origin.point), names, rows.tolist(), missing, offsets[place])
+
+
+# ---- what the ranks of a mesh have sent to each other in collectives -------------------------------------------------
+
+
+@attrs.frozen
+class Collectives:
+    """Collectives of one kind along one dimension of a mesh.
+
+    Attributes:
+        label: The dimension; several with commas between them.
+        name: As methods of torch's process groups are called: `"allreduce"`, `"_allgather_base"`.
+        count: How many.
+        sent: Bytes that the first rank has sent in them, counted as a ring sends them: to bring B bytes together among
+            n ranks, or to scatter them, B (n - 1) / n; to add B bytes up for all twice that.
+    """
+
+    label: str
+    name: str
+    count: int
+    sent: int
+
+
+class Traffic(tuple[Collectives, ...]):
+    """What the first rank of a mesh has sent in collectives in its life; `sent` adds it up."""
+
+    __slots__ = ()
+
+    def sent(self, label: str | None = None) -> int:
+        """Return the bytes along one dimension of the mesh, or along all."""
+        return sum(one.sent for one in self if label in (None, one.label))
+
+
+async def traffic(mesh: ProcMesh) -> Traffic:
+    """Return what collectives the first rank of a mesh took part in, and the bytes that it has sent, so far.
+
+    Those of global tensors, of `reduce` and of remote functions with a process group; tensors that `to_mesh` and
+    `fetch` move are read from memory, and not counted. Ask before a step and after it.
+
+    Args:
+        mesh: The processes. Counts are of the life of the first of them.
+
+    Raises:
+        MeshErrorGroup: A process has ended.
+        RuntimeError: The mesh is a reference, or `this_proc()`.
+
+    Blocking: a checkpoint, cancellable.
+
+    Example:
+        >>> (await trimesh.tensor.traffic(procs)).sent("dp")
+        1288
+    """
+    team = team_of(mesh, "collectives are counted on")
+    found: Traffic = await in_trio(_asked)(team)
+    return found
+
+
+async def _asked(team: Team) -> Traffic:
+    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "traffic", number), shapes.TRAFFIC)
+    return Traffic(Collectives(*one) for one in (await answers(request))[0])
+
+
+# ---- which operators ran on whole tensors, for the table has no rule for them ----------------------------------------
+
+
+class Fallbacks(dict[str, int]):
+    """How often each operator was run on whole tensors, by name.
+
+    Attributes:
+        operators: How many operators on global tensors there were in all.
+    """
+
+    def __init__(self, found: dict[str, int], operators: int) -> None:
+        super().__init__(found)
+        self.operators = operators
+
+
+async def fallbacks(mesh: ProcMesh) -> Fallbacks:
+    """Return which operators on global tensors had no rule for parts, and how often they ran.
+
+    Their arguments were gathered, every rank computed the whole, and results were cut again: right, and slow. What was
+    asked of tensors of which all ranks had the whole anyhow does not count.
+
+    Args:
+        mesh: The processes; the first of them tells, as all run the same operators. Counts are of its life.
+
+    Raises:
+        MeshErrorGroup: A process has ended.
+        RuntimeError: The mesh is a reference, or `this_proc()`.
+
+    Blocking: a checkpoint, cancellable.
+
+    Example:
+        >>> await trimesh.tensor.fallbacks(procs)
+        {'aten::_linalg_eigh': 1}
+    """
+    team = team_of(mesh, "the operators without a rule are asked of")
+    found: Fallbacks = await in_trio(_asked_fallbacks)(team)
+    return found
+
+
+async def _asked_fallbacks(team: Team) -> Fallbacks:
+    request = team.engine.ask(team, [0], lambda number: call_kernel(team, "fallbacks", number), shapes.FALLBACKS)
+    found: tuple[Any, Any] = (await answers(request))[0]
+    return Fallbacks(*found)

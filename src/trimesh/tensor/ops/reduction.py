@@ -18,11 +18,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trimesh.errors import ShapeError
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.plan import Meta
+from trimesh.tensor.controller.shapes import Meta
+from trimesh.tensor.controller.team import call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked
-from trimesh.tensor.protocol.box import contiguous_strides
+from trimesh.tensor.protocol.placement import contiguous_strides
 
 T = TypeVar("T")
 

@@ -37,7 +37,7 @@ from typing import Any, Final
 import msgspec
 
 from trimesh._wire.waits import NodeRef
-from trimesh.errors import ProtocolError
+from trimesh.errors import ProtocolError, TrimeshError
 
 DEFINE: Final = 0
 FREE: Final = 1
@@ -268,3 +268,13 @@ def kinds_of(described: Any) -> str:
             return "".join(map(kinds_of, parts[1::2]))
         case _:
             return ""
+
+
+# ---- errors of the tensor engine that have no better name elsewhere --------------------------------------------------
+
+PROCESS_ENDED: Final = "a process of the group has ended"
+"""What `CollectiveFailed` says where that is why."""
+
+
+class RecordingError(TrimeshError):
+    """A function cannot be recorded, or not be replayed with such arguments: see the text."""

@@ -6,11 +6,21 @@ dimension that is cut along it, or `WHOLE`.
 
 from __future__ import annotations
 
+import io
+import math
+import mmap
+import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import IO, Any, Final
 
-from trimesh.errors import ShapeError
+import attrs
+import msgspec
+import torch
+
+from trimesh.errors import ProtocolError, ShapeError
 from trimesh.plain_numbers import whole_number
+from trimesh.tensor.protocol.arguments import new_tensor
 
 WHOLE: Final = -1
 """All ranks along a label have the same."""
@@ -132,3 +142,207 @@ def placements_of(cuts: Sequence[int], partial: Sequence[str], ndim: int, labels
         along = tuple(label for label, cut in zip(labels, cuts, strict=True) if cut == dim)
         by_dim.append(along if len(along) > 1 else along[0] if along else None)
     return Placements(by_dim, {label: kind for label, kind in zip(labels, partial, strict=True) if kind})
+
+
+# ---- `Box`: a rectangular part of a tensor, and where that lies in memory. Pure --------------------------------------
+
+
+@attrs.frozen
+class Box:
+    """Some indices of each dimension of a tensor, which lie side by side.
+
+    Attributes:
+        start: The first of each dimension.
+        size: How many of each.
+    """
+
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @classmethod
+    def of_all(cls, size: Sequence[int]) -> Box:
+        """Return the whole of a tensor."""
+        return cls((0,) * len(size), tuple(size))
+
+    @property
+    def count(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.size)
+
+    def cut(self, dim: int, pieces: int, index: int) -> Box:
+        """Return one piece of it: as torch cuts, all but the last ones of a size, and those smaller or empty."""
+        length = -(-self.size[dim] // pieces)
+        begin = min(index * length, self.size[dim])
+        length = min(length, self.size[dim] - begin)
+        start = (*self.start[:dim], self.start[dim] + begin, *self.start[dim + 1 :])
+        return Box(start, (*self.size[:dim], length, *self.size[dim + 1 :]))
+
+    def overlap(self, other: Box) -> Box | None:
+        """Return what both have, or None if that is nothing."""
+        start = tuple(map(max, self.start, other.start))
+        ends = [min(a + n, b + m) for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True)]
+        size = tuple(end - begin for end, begin in zip(ends, start, strict=True))
+        return Box(start, size) if all(length > 0 for length in size) else None
+
+    def strides(self) -> tuple[int, ...]:
+        """Return how far apart, in elements, its indices are in memory of its own, row-major."""
+        return contiguous_strides(self.size)
+
+    def slices(self, inner: Box) -> tuple[slice, ...]:
+        """Return what a part of it is to a tensor that has all of it."""
+        begins = [begin - first for begin, first in zip(inner.start, self.start, strict=True)]
+        return tuple(slice(begin, begin + length) for begin, length in zip(begins, inner.size, strict=True))
+
+    def span(self, inner: Box) -> tuple[int, int]:
+        """Return where a part of it, which is not empty, begins in its memory, and how many elements on it ends."""
+        strides = self.strides()
+        begin = sum((a - b) * step for a, b, step in zip(inner.start, self.start, strides, strict=True))
+        return begin, 1 + sum((length - 1) * step for length, step in zip(inner.size, strides, strict=True))
+
+    def is_whole_in(self, outer: Box) -> bool:
+        """Whether it lies in one piece, without gaps, in the memory of what it is a part of."""
+        return outer.span(self)[1] == self.count
+
+
+def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a row-major tensor."""
+    strides: list[int] = []
+    step = 1
+    for length in reversed(size):
+        strides.append(step)
+        step *= max(1, length)
+    return tuple(reversed(strides))
+
+
+# ---- what a rank says, beside the parts of tensors that it publishes, of how they make up the whole ------------------
+
+LAYOUT: Final = "trimesh/layout"
+"""Name of what says so, among the published tensors."""
+
+
+class PartOfState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One tensor of a state, as one rank has it.
+
+    Attributes:
+        name: Its name.
+        is_global: Whether the ranks have parts of one.
+        dtype: As torch writes it.
+        size: Of the whole.
+        start, part: Which part of it: first index and length, by dimension.
+        is_here: Whether this rank publishes that part; otherwise another one does, or it is empty.
+    """
+
+    name: str
+    is_global: bool
+    dtype: str
+    size: tuple[int, ...]
+    start: tuple[int, ...]
+    part: tuple[int, ...]
+    is_here: bool
+
+    @property
+    def box(self) -> Box:
+        return Box(self.start, self.part)
+
+
+_DECODER: Final = msgspec.msgpack.Decoder(list[PartOfState])
+
+
+def read_parts(data: bytearray) -> list[PartOfState]:
+    """Return what a rank has said.
+
+    Raises:
+        ProtocolError: It is nothing of that kind.
+    """
+    try:
+        parts = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+        raise ProtocolError(f"the layout of a published state cannot be read: {error}") from error
+    for one in parts:
+        whole = zip(one.start, one.part, one.size, strict=False)
+        if not len(one.start) == len(one.part) == len(one.size) or any(
+            begin < 0 or length < 0 or begin + length > size for begin, length, size in whole
+        ):
+            raise ProtocolError(f"a published part must lie within its tensor, got {one}")
+    return parts
+
+
+# ---- where the parts of tensors of a checkpoint are: a file of each rank, and places in it ---------------------------
+
+RAW_SUFFIX: Final = ".safetensors"
+"""Of files whose parts are their elements."""
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """One part of a tensor in a file, as `torch.save` writes it; in one of safetensors its elements, in order.
+
+    Attributes:
+        file: Its name in the directory of the checkpoint.
+        offset: Where its bytes begin.
+        length: How many they are.
+        start: The first index of each dimension of the tensor.
+        size: How many of each.
+    """
+
+    file: str
+    offset: int
+    length: int
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+
+    @property
+    def box(self) -> Box:
+        """Which part of the tensor it is."""
+        return Box(self.start, self.size)
+
+    def read(self, directory: Path, dtype: torch.dtype) -> torch.Tensor:
+        """Return the part; of a file of safetensors, pages of it that are read when they are looked at.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: There is something else in it.
+        """
+        with (directory / self.file).open("rb") as file:
+            if self.file.endswith(RAW_SUFFIX):
+                return self._mapped(file, dtype)
+            file.seek(self.offset)
+            found = torch.load(io.BytesIO(file.read(self.length)), map_location="cpu", weights_only=True)
+        if not isinstance(found, torch.Tensor) or tuple(found.size()) != self.size:
+            raise ValueError(f"a part of size {self.size} is to be at {self.offset} of {self.file}, got {found!r:.80}")
+        return found
+
+    def _mapped(self, file: IO[bytes], dtype: torch.dtype) -> torch.Tensor:
+        count = math.prod(self.size)
+        if self.length != count * dtype.itemsize or os.fstat(file.fileno()).st_size < self.offset + self.length:
+            raise ValueError(f"{self.file} has not {count} elements of {dtype} at {self.offset}")
+        if not count:
+            return torch.empty(self.size, dtype=dtype)
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants memory that can be written to
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=self.offset).view(self.size)
+
+
+class Wanted(msgspec.Struct, frozen=True, array_like=True):
+    """What the ranks read: a directory, and for each tensor the parts that there are."""
+
+    directory: str
+    parts: list[list[Stored]]
+
+
+def read_box(directory: Path, parts: Sequence[Stored], box: Box, dtype: torch.dtype) -> torch.Tensor:
+    """Return a part of a tensor, put together of those that files have.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: There is something else in it, or the parts are not all of it.
+    """
+    made = new_tensor(box.size, dtype)
+    count = 0
+    for part in parts:
+        common = box.overlap(part.box)
+        if common is None:
+            continue
+        made[box.slices(common)] = part.read(directory, dtype)[part.box.slices(common)]
+        count += math.prod(common.size)
+    if count != box.count:
+        raise ValueError(f"the parts of a checkpoint must be all of a tensor, got {count} of {box.count} elements")
+    return made

@@ -24,8 +24,7 @@ from trimesh.actor.endpoint import endpoint
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import LinkLost, MeshError, MeshStopped, ProcDied, ProtocolError
 from trimesh.rdma.publications.published import Published
-from trimesh.tensor.publications.shard_publisher import ShardPublisher, publication_of
-from trimesh.tensor.publications.state_publication import Publication
+from trimesh.tensor.publications.state_publication import Publication, ShardPublisher, publication_of
 from trimesh.tensor.publications.state_snapshot import StateSnapshot
 
 _ENDS = (ProcDied, MeshStopped, LinkLost, trio.ClosedResourceError)

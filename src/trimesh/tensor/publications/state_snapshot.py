@@ -2,32 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
+from typing import TypeVar
 
 import attrs
 import torch
 import trio
 
 from trimesh import limits
+from trimesh._native.lib import load
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
+from trimesh._wire.memory.regions import memory_at
+from trimesh.errors import ProtocolError
 from trimesh.rdma.buffers.buffer import RDMABuffer, mapped
+from trimesh.rdma.memory.local import address_of
 from trimesh.rdma.publications.board import TensorEntry
 from trimesh.rdma.publications.reading import Snapshot
-from trimesh.tensor.controller.shard_of import ShardOf, shard_of
-from trimesh.tensor.protocol.new_memory import new_tensor
-from trimesh.tensor.protocol.state_layout import LAYOUT
-from trimesh.tensor.publications.mapped_memory import RowCopy, flat_over, rows_of
-from trimesh.tensor.publications.reshard_plan import (
-    PlannedRead,
-    ReshardPlan,
-    ReshardPlans,
-    StateParts,
-    dtype_of,
-    reshard_plans,
-)
+from trimesh.tensor.controller.shapes import ShardOf, shard_of
+from trimesh.tensor.protocol.arguments import new_tensor
+from trimesh.tensor.protocol.placement import LAYOUT, Box, PartOfState, read_parts
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class StateParts:
+    """What the ranks of a publication have published, as each says it.
+
+    Attributes:
+        sizes: By name: the size of the whole tensor.
+        by_name: By name: what each rank has of it, in the order of the ranks.
+    """
+
+    sizes: Mapping[str, tuple[int, ...]]
+    by_name: Mapping[str, Sequence[PartOfState]]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the parts make up each tensor that is one over all ranks."""
+        return all(
+            sum(one.box.count for one in found if one.is_here) == Box.of_all(found[0].size).count
+            for found in self.by_name.values()
+            if found[0].is_global
+        )
+
+
+@attrs.frozen
+class PlannedRead:
+    """One range of one rank.
+
+    Attributes:
+        rank: Which.
+        offset: Where the range begins in the part of that rank, in elements.
+        length: How many elements on it ends, those between that are not wanted included.
+        size: Of what is wanted of it.
+        strides: How that lies in the range.
+        target: Where it belongs in the tensor of the reader.
+        has_gaps: Whether it does not lie in one piece, there or here.
+    """
+
+    rank: int
+    offset: int
+    length: int
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    target: tuple[slice, ...]
+    has_gaps: bool
+
+
+@attrs.frozen
+class ReshardPlan:
+    """What is to be read for a request.
+
+    Attributes:
+        reads: By name.
+        dtypes: By name: as it was published.
+    """
+
+    reads: Mapping[str, Sequence[PlannedRead]]
+    dtypes: Mapping[str, torch.dtype]
+
+
+class ReshardPlans:
+    """The plans of a process that reads publications, by whatever handles; those that were used last are kept.
+
+    Attributes:
+        computed: How many were computed.
+    """
+
+    def __init__(self) -> None:
+        self.computed = 0
+        self._parts: OrderedDict[Hashable, StateParts] = OrderedDict()
+        self._plans: OrderedDict[Hashable, ReshardPlan] = OrderedDict()
+
+    def parts(self, layouts: tuple[bytes, ...]) -> StateParts:
+        """Return what ranks have published.
+
+        Args:
+            layouts: What each says of it.
+
+        Raises:
+            ProtocolError: They do not say the same of a tensor.
+        """
+        found = self._parts.get(layouts)
+        return _keep(self._parts, layouts, _parts_of(layouts) if found is None else found)
+
+    def plan(self, layouts: tuple[bytes, ...], wanted: Mapping[str, Box]) -> ReshardPlan:
+        """Return how to read some boxes of tensors.
+
+        Raises:
+            ProtocolError: What the ranks have is not all of one of them.
+        """
+        key = layouts, tuple((name, box.start, box.size) for name, box in wanted.items())
+        found = self._plans.get(key)
+        if found is None:
+            self.computed += 1
+            found = _plan_of(self.parts(layouts), wanted)
+        return _keep(self._plans, key, found)
+
+
+def reshard_plans() -> ReshardPlans:
+    """Return the plans of this process.
+
+    Raises:
+        RuntimeError: No mesh is open here.
+    """
+    found = current_proc().above.setdefault(ReshardPlans, ReshardPlans())
+    assert isinstance(found, ReshardPlans)
+    return found
+
+
+def _keep(kept: OrderedDict[Hashable, T], key: Hashable, value: T) -> T:
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > limits.RESHARD_PLANS:
+        kept.popitem(last=False)
+    return value
+
+
+def _parts_of(layouts: Sequence[bytes]) -> StateParts:
+    by_name: dict[str, list[PartOfState]] = {}
+    for layout in layouts:
+        for one in read_parts(bytearray(layout)):
+            by_name.setdefault(one.name, []).append(one)
+    for name, told in by_name.items():
+        if len(told) != len(layouts) or any((one.size, one.dtype) != (told[0].size, told[0].dtype) for one in told):
+            raise ProtocolError(f"all ranks must publish the same tensor {name!r}, got {told!r:.300}")
+    return StateParts({name: found[0].size for name, found in by_name.items()}, by_name)
+
+
+def _plan_of(parts: StateParts, wanted: Mapping[str, Box]) -> ReshardPlan:
+    reads: dict[str, list[PlannedRead]] = {}
+    for name, place in wanted.items():
+        reads[name] = found = [
+            _read_of(rank, one.box, common, place)
+            for rank, one in enumerate(parts.by_name[name])
+            if one.is_here and (common := one.box.overlap(place)) is not None
+        ]
+        count = sum(Box.of_all(one.size).count for one in found)
+        if count > place.count:
+            ranks = [one.rank for one in found]
+            raise ProtocolError(
+                f"each part of a published tensor must come from one rank, got {name!r} from the ranks {ranks!r:.100}: "
+                "of replicas all but one publish it as ShardOf(..., is_first=False)"
+            )
+        if count != place.count:
+            raise ProtocolError(f"the published parts of {name!r} must be all of it: {count} of {place.count} elements")
+    return ReshardPlan(reads, {name: dtype_of(parts.by_name[name][0]) for name in wanted})
+
+
+def _read_of(rank: int, box: Box, common: Box, place: Box) -> PlannedRead:
+    offset, length = box.span(common)
+    has_gaps = length != common.count or not common.is_whole_in(place)
+    return PlannedRead(rank, offset, length, common.size, box.strides(), place.slices(common), has_gaps)
+
+
+def dtype_of(one: PartOfState) -> torch.dtype:
+    """Return the type of a published tensor.
+
+    Raises:
+        ProtocolError: It is none of torch.
+    """
+    found = getattr(torch, one.dtype, None)
+    if not isinstance(found, torch.dtype):
+        raise ProtocolError(f"a published tensor must be of a type of torch, got {one.dtype!r}")
+    return found
+
+
+# ---- state snapshot --------------------------------------------------------------------------------------------------
 
 
 @attrs.define(eq=False)
@@ -222,3 +388,114 @@ async def state_snapshot(version: int, ranks: Sequence[Snapshot]) -> StateSnapsh
         layouts.append(bytes(data))
     told, plans = tuple(layouts), reshard_plans()
     return StateSnapshot(version, plans.parts(told).sizes, ranks, told, plans)
+
+
+# ---- mapped memory ---------------------------------------------------------------------------------------------------
+
+# Tensors over memory that is only to be read, which torch has none of: they must not be written to. Copies from there.
+#
+# torch copies with as many threads as it computes with. Where several processes of a host read at once, as the ranks of
+# a mesh do, those fight for the same cores: a copy then takes three times the processor time of one thread (measured:
+# four readers on two cores). So what only has to be copied is by `RowCopy`, in the thread that asks, and past the
+# caches.
+
+
+def flat_over(view: memoryview, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
+    """Return some elements that lie in a view; they are only to be read, and not after the view was released.
+
+    Args:
+        view: Of bytes.
+        dtype: Of the elements.
+        offset: In bytes.
+        count: Of elements, at least one.
+    """
+    assert offset + count * dtype.itemsize <= view.nbytes, "elements lie within their view"
+    return torch.frombuffer(memory_at(address_of(view) + offset, count * dtype.itemsize, None), dtype=dtype)
+
+
+@attrs.frozen
+class RowCopy:
+    """Rows of equal length that are copied from one tensor into another: one call of the native library.
+
+    Attributes:
+        into, source: Where the first row begins.
+        row_bytes: Of each.
+        rows: How many.
+        into_step, source_step: Bytes from the beginning of a row to that of the next.
+    """
+
+    into: int
+    source: int
+    row_bytes: int
+    rows: int
+    into_step: int
+    source_step: int
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows."""
+        return self.row_bytes * self.rows
+
+    def cut(self, nbytes: int) -> list[RowCopy]:
+        """Return it as pieces of at most so many bytes, or of one row."""
+        rows = max(1, nbytes // self.row_bytes)
+        return [
+            attrs.evolve(
+                self,
+                into=self.into + begin * self.into_step,
+                source=self.source + begin * self.source_step,
+                rows=min(rows, self.rows - begin),
+            )
+            for begin in range(0, self.rows, rows)
+        ]
+
+    def run(self, *, is_huge: bool) -> None:
+        """Copy, without the GIL.
+
+        Args:
+            is_huge: Whether the caches do not hold all that is copied, of which this may be a part.
+        """
+        library = load()
+        ffi = library.ffi
+        into, source = ffi.cast("uint8_t *", self.into), ffi.cast("uint8_t *", self.source)
+        library.lib.tm_copy_rows(
+            into, self.into_step, source, self.source_step, self.row_bytes, self.rows, int(is_huge)
+        )
+
+
+def rows_of(target: torch.Tensor, source: torch.Tensor) -> RowCopy | None:
+    """Return how to copy a tensor into another one as rows; None if they do not lie so, or values would change.
+
+    Args:
+        target: Of the same size.
+        source: As `flat_over` has given it, perhaps with strides.
+    """
+    if type(target) is not torch.Tensor or target.dtype != source.dtype or target.device.type != "cpu":
+        return None
+    if target.layout is not torch.strided or target.is_conj() or target.is_neg() or not target.numel():
+        return None
+    dims = _merged(target.shape, target.stride(), source.stride())
+    width = target.element_size()
+    length = 1
+    if dims and dims[-1][1:] == (1, 1):
+        length = dims.pop()[0]
+    if len(dims) > 1 or length * width < limits.RESHARD_ROW_BYTES_MIN:
+        return None
+    rows, into_step, source_step = dims[0] if dims else (1, length, length)
+    if into_step < length:
+        return None  # an expanded tensor, which torch refuses
+    address = target.data_ptr()
+    return RowCopy(address, source.data_ptr(), length * width, rows, into_step * width, source_step * width)
+
+
+def _merged(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return length and strides of the dimensions of two tensors, those that lie as one as one."""
+    found: list[tuple[int, int, int]] = []
+    for length, a, b in zip(size, one, other, strict=True):
+        if length == 1:
+            continue
+        if found and found[-1][1:] == (length * a, length * b):
+            found[-1] = (found[-1][0] * length, a, b)
+        else:
+            found.append((length, a, b))
+    return found

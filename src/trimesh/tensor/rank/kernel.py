@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import attrs
+import torch
+
+from trimesh.errors import ProtocolError
+from trimesh.tensor.protocol.arguments import Build, read
+from trimesh.tensor.protocol.messages import kinds_of
 
 if TYPE_CHECKING:
-    from trimesh.tensor.dtensor.learnt_operator import LearntOperator
-    from trimesh.tensor.dtensor.learnt_replay import LearntReplay
+    from torch.distributed.tensor import DTensor
+
+    from trimesh.tensor.dtensor.local_trace import LearntReplay
+    from trimesh.tensor.dtensor.operators import LearntOperator
+    from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 
 @attrs.frozen
@@ -46,3 +55,316 @@ class Kernels:
     families: dict[str, Callable[[str, Callable[..., Any]], Kernel]]
     local_replay: Callable[[], LearntReplay]
     local_sequence: Callable[[], LearntReplay]
+
+
+# ---- poison ----------------------------------------------------------------------------------------------------------
+
+# `Poison`, which stands for a tensor that could not be computed, and what heals one that was only to be written to.
+#
+# An operation in place that has failed, or was not run, leaves memory behind it. Its poison keeps that: a command that
+# overwrites all of it makes the tensor right again, whatever was in it.
+
+OnKept = Literal["", "overwrites", "views"]
+"""What an operation does with the memory of its target, or of what it views, that is safe if that is poisoned."""
+
+_OVERWRITING: Final = frozenset(
+    (
+        "copy_", "fill_", "zero_", "_foreach_copy_", "_foreach_zero_", "bernoulli_", "cauchy_", "exponential_",
+        "geometric_", "log_normal_", "normal_", "random_", "uniform_",
+    )
+)  # fmt: skip
+"""Operators that write all of their target, and read nothing of it."""
+
+_SAME: Final = frozenset({"alias", "detach"})
+"""Views of a global tensor that no rank needs another for."""
+
+
+@attrs.frozen(eq=False)
+class Poison:
+    """Stands in the place of a tensor that could not be computed.
+
+    Attributes:
+        team, number: The command that has failed first.
+        what: Name of its operation.
+        error: What it has raised.
+        kept: What was to be written to in place, as it is now; None for what was never made.
+    """
+
+    team: int
+    number: int
+    what: str
+    error: BaseException
+    kept: torch.Tensor | None = None
+
+    def of_result(self) -> Poison:
+        """Return the poison of what was to be made of this: there is no memory of it."""
+        return self if self.kept is None else attrs.evolve(self, kept=None)
+
+
+def on_kept_of(operator: Any, *, is_global: bool) -> OnKept:
+    """Return what an operator of torch does with the memory of something poisoned; "" if it must not be run."""
+    schema = getattr(operator, "_schema", None)
+    if schema is None:
+        return ""
+    name = schema.name.partition("::")[2]
+    if name in _OVERWRITING:
+        return "overwrites"
+    is_view = name in _SAME if is_global else bool(operator.is_view)
+    return "views" if is_view else ""
+
+
+def heal(table: MutableMapping[int, Any], written: torch.Tensor) -> None:
+    """Give tensors of a table back that are poisoned, and share no memory but what was just overwritten."""
+    memory = memory_of(written)
+    begin, end = span_of(written)
+    if local_of(written).nbytes < end - begin:  # there are gaps in it, which hold what they held
+        begin = end
+    for ref, found in table.items():
+        kept = kept_of(found)
+        if type(found) is Poison and kept is not None and memory_of(kept) == memory:
+            first, last = span_of(kept)
+            if kept is written or (begin <= first and last <= end):
+                table[ref] = kept
+
+
+def kept_of(value: Any) -> Any:
+    """Return a tensor, or what is left of a poisoned one."""
+    return value.kept if type(value) is Poison else value
+
+
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a global tensor, or the tensor itself."""
+    local: torch.Tensor = getattr(value, "_local_tensor", value)
+    return local
+
+
+def memory_of(value: Any) -> int | None:
+    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    local = local_of(value)
+    return local.untyped_storage()._cdata if type(local) is torch.Tensor else None
+
+
+def span_of(value: torch.Tensor) -> tuple[int, int]:
+    """Return the bytes of memory in which a tensor, or this rank's part, begins and ends."""
+    local = local_of(value)
+    begin = int(local.storage_offset())
+    steps = sum((length - 1) * step for length, step in zip(local.size(), local.stride(), strict=True))
+    end = begin + steps + 1 if local.numel() else begin
+    return begin * local.element_size(), end * local.element_size()
+
+
+# ---- signature -------------------------------------------------------------------------------------------------------
+
+# What an operation is, on the rank: a function and how its arguments come out of the operands of a command.
+
+
+@attrs.frozen
+class Signature:
+    """One operation.
+
+    Attributes:
+        name: Of the operator of torch, or of a kernel of ours: "aten::add.Tensor", "trimesh::fetch".
+        arity: How many operands it takes.
+        kinds: "r", "n" or "b" by operand.
+        outs: For each leaf of its result, the index among the new tensors, or -1 for what has a name already.
+        writes: The operands that it changes in place.
+        strides: For each new tensor how it is to lie, as far as it matters; none of any for what makes views.
+        kernel: Set for one of ours.
+        has_info: Whether one of its results says whether the others are right, for another operation to check.
+        on_kept: What it does with memory that is left of something poisoned.
+    """
+
+    name: str
+    arity: int
+    kinds: str
+    outs: Sequence[int]
+    writes: Sequence[int]
+    strides: Sequence[tuple[int, ...]]
+    kernel: Kernel | None
+    has_info: bool
+    on_kept: OnKept
+    _function: Callable[..., Any]
+    _args: Sequence[tuple[Build | None, Any]]
+    _kwargs: Sequence[tuple[str, Build | None, Any]]
+
+    def run(self, operands: Sequence[Any], *first: Any) -> Any:
+        """Call it, with `first` before its own arguments."""
+        return self.call(self._function, operands, *first)
+
+    def call(self, function: Callable[..., Any], operands: Sequence[Any], *first: Any) -> Any:
+        args = [constant if build is None else build(operands) for build, constant in self._args]
+        if not self._kwargs:
+            return function(*first, *args)
+        kwargs = {name: constant if build is None else build(operands) for name, build, constant in self._kwargs}
+        return function(*first, *args, **kwargs)
+
+    def take_kept(self, operands: Sequence[Any]) -> bool:
+        """Put what is left of poisoned operands into their place, if it may be run on that; return whether."""
+        if not self.on_kept:
+            return False
+        places = self.writes if self.on_kept == "overwrites" else [self.kinds.index("r")]
+        poisoned = [index for index, kind in enumerate(self.kinds) if kind == "r" and type(operands[index]) is Poison]
+        if any(index not in places or operands[index].kept is None for index in poisoned):
+            return False
+        assert isinstance(operands, list)
+        for index in poisoned:
+            operands[index] = operands[index].kept
+        return True
+
+
+def define(description: Any, device: torch.device, kernels: Kernels) -> Signature:
+    """Understand a description: [name, args, kwargs, outs, writes], and strides, if any matter.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    match description:
+        case [str(name), ["l", *args], ["d", *kwargs], [*outs], [*writes]]:
+            strides: list[tuple[int, ...]] = []
+        case [str(name), ["l", *args], ["d", *kwargs], [*outs], [*writes], [*told]]:
+            strides = _strides(told, max(outs, default=-1) + 1)
+        case _:
+            raise ProtocolError(f"an operation must be described by a name, arguments and outputs, got {description!r}")
+    if not all(isinstance(number, int) for number in (*outs, *writes)):
+        raise ProtocolError(f"outputs and writes must be numbers, got {outs!r}, {writes!r}")
+    at = 0
+    positional: list[tuple[Build | None, Any]] = []
+    for part in args:
+        build, constant, at = read(part, at, device)
+        positional.append((build, constant))
+    named: list[tuple[str, Build | None, Any]] = []
+    for key, part in zip(kwargs[::2], kwargs[1::2], strict=True):
+        build, constant, at = read(part, at, device)
+        named.append((str(key), build, constant))
+    kinds = "".join(map(kinds_of, (*args, *kwargs[1::2])))
+    if any(not 0 <= index < len(kinds) for index in writes) or at != len(kinds):
+        raise ProtocolError(f"{name} is described with operands that it does not have")
+    name, kernel = _kernel(name, kernels)
+    function = kernel.function if kernel is not None else _operator(name)
+    operator = function if kernel is None else kernel.operator
+    schema = getattr(operator, "_schema", None)
+    has_info = schema is not None and any(result.name == "info" for result in schema.returns)
+    on_kept = on_kept_of(operator, is_global=kernel is not None)
+    return Signature(name, at, kinds, outs, writes, strides, kernel, has_info, on_kept, function, positional, named)
+
+
+def _strides(told: Sequence[Any], count: int) -> list[tuple[int, ...]]:
+    if len(told) != count or not all(
+        isinstance(one, list | tuple) and all(isinstance(step, int) and step >= 0 for step in one) for one in told
+    ):
+        raise ProtocolError(f"an operation must say of each new tensor how it lies, got {told!r:.100}")
+    return [tuple(one) for one in told]
+
+
+def _kernel(name: str, kernels: Kernels) -> tuple[str, Kernel | None]:
+    """Return a kernel, if it is one, and its name, or that of the operator that it is for."""
+    space, _, rest = name.partition("::")
+    family = kernels.families.get(space)
+    if family is not None:
+        return rest, family(rest, _operator(rest))
+    return name, kernels.by_name.get(rest) if space == "trimesh" else None
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    """Return an operator of torch; one that this process does not have fails when it is called, as any operation."""
+    space, _, rest = name.partition("::")
+    operator, _, overload = rest.partition(".")
+    try:
+        found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), operator), overload or "default")
+    except (AttributeError, RuntimeError) as error:
+        text = f"the process of the rank has no operator {name}: {error}"
+
+        def missing(*_: Any, **__: Any) -> Any:
+            raise NotImplementedError(text)
+
+        return missing
+    return _WithGradients(found) if name in _ASKING else found
+
+
+_ASKING: Final = frozenset({"aten::mkldnn_rnn_layer.default", "aten::mkldnn_rnn_layer"})
+"""Operators that make what their derivative needs only where gradients are on, as they are not on a rank."""
+
+
+class _WithGradients:
+    """An operator that runs with gradients on; all else of it is its own."""
+
+    def __init__(self, operator: Any) -> None:
+        self._operator = operator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._operator, name)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        with torch.enable_grad():
+            return self._operator(*args, **kwargs)
+
+
+# ---- what an operator makes lies in memory as the controller believes ------------------------------------------------
+
+# The controller finds strides without data, where torch's kernels now and then choose others: which kernel runs depends
+# on the device and the build. Torch asks for a contiguous copy only where it sees that one is needed; a kernel that is
+# given what is not contiguous after all reads it in a wrong order.
+
+
+def laid_out(made: Any, strides: Sequence[int]) -> Any:
+    """Return a tensor with these strides: itself, if it has them.
+
+    Args:
+        made: A tensor, or a global one, which no other shares memory with; anything else is returned as it is.
+        strides: Of the whole; none for what need not be looked at.
+    """
+    if not strides or not isinstance(made, torch.Tensor):
+        return made
+    found = made.stride()
+    if found == strides or len(found) != len(strides):
+        return made
+    pairs = zip(made.size(), found, strides, strict=True)
+    if all(size <= 1 or one == other for size, one, other in pairs) or not made.numel():
+        return made
+    local = getattr(made, "_local_tensor", None)
+    if local is None:
+        return torch.empty_strided(made.size(), strides, dtype=made.dtype, device=made.device).copy_(made)
+    return _global_laid_out(made, local, strides)
+
+
+def _global_laid_out(made: Any, local: torch.Tensor, strides: Sequence[int]) -> Any:
+    """Return a global tensor, with its parts in the order of the whole."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415
+
+    order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+    back = [order.index(dim) for dim in range(len(order))]
+    part = local.permute(order).contiguous().permute(back)
+    spec = made._spec
+    known = TensorMeta(made.size(), tuple(strides), made.dtype)
+    laid = DTensorSpec(spec.mesh, spec.placements, tensor_meta=known)
+    return global_tensor(part, laid)
+
+
+def global_tensor(part: torch.Tensor, spec: Any) -> DTensor:
+    """Return the global tensor that torch knows so, of which this rank has a part."""
+    kind = _dtensor()
+    made: DTensor = kind.__new__(kind, part, spec, requires_grad=False)  # its `__init__` does nothing, in 6 us
+    return made
+
+
+@cache
+def _dtensor() -> Any:
+    from torch.distributed.tensor import DTensor  # noqa: PLC0415 - takes a while
+
+    return DTensor
+
+
+# ---- random ----------------------------------------------------------------------------------------------------------
+
+# The random numbers of global tensors: one generator for each team, in the same state on all of its ranks.
+
+
+def generator_of(rank: Rank, team: TeamOnRank) -> torch.Generator:
+    """Return the generator of a team; all ranks draw from it alike. Torch's own seed until it is given another."""
+    found = team.above.get(torch.Generator)
+    if found is None:
+        found = team.above[torch.Generator] = torch.Generator(rank.device)
+    assert isinstance(found, torch.Generator)
+    return found

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import msgspec
 import torch
 import trio
 
@@ -36,11 +37,15 @@ from trimesh.ids import ProcId
 from trimesh.rdma.memory.handle import Handle, handle_of
 from trimesh.rdma.memory.local import address_of, memory_of
 from trimesh.tensor.protocol import messages
-from trimesh.tensor.rank.poison import Poison
+from trimesh.tensor.protocol.arguments import new_tensor
+from trimesh.tensor.protocol.placement import Box
+from trimesh.tensor.rank.kernel import Poison
+from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
     from trimesh._runtime.peers import Peer
+
 
 Move = tuple[ProcId, int]
 """The controller, and the number that it has given to the move, or to the request that it answers."""
@@ -378,3 +383,170 @@ def moves_of(proc: Proc) -> Moves:
     found = proc.above[Moves]
     assert isinstance(found, Moves)
     return found
+
+
+# ---- delivery --------------------------------------------------------------------------------------------------------
+
+# Large tensors between the controller and a rank, on the rank: read from there, and lent to be read there.
+
+
+def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: Sequence[int], box: Box) -> torch.Tensor:
+    """Return a part of a tensor of the controller, in memory of its own.
+
+    Args:
+        rank: This one.
+        data: Body of the command.
+        move: Number of the move by which the tensor is lent, to be read as `data` says; 0 if `data` are its bytes.
+        dtype: Of the tensor.
+        size: Of the tensor.
+        box: The part.
+    """
+    whole = Box.of_all(size)
+    there = new_tensor(box.size, dtype)
+    if not move:
+        if box.count:
+            flat = torch.frombuffer(data, dtype=dtype)
+            there.copy_(flat.view(tuple(size))[whole.slices(box)])
+        return there.to(rank.device)
+    part = Part(whole, dtype, 0)
+    reading = PartReading()
+    reading.add(part, there, box)
+    outside = rank.outside
+    moves, key = moves_of(outside.proc), (outside.controller.proc_id, move)
+    handle = msgspec.msgpack.decode(data)
+    outside.run_in_trio(moves.pull, outside.controller, outside.engine, key, handle, reading.pieces, part.nbytes)
+    reading.finish()
+    return there.to(rank.device)
+
+
+def unneeded(rank: Rank, move: int) -> None:
+    """Say that a tensor that the controller has lent is not needed."""
+    if move:
+        outside = rank.outside
+        key = outside.controller.proc_id, move
+        outside.tell(moves_of(outside.proc).leave, outside.controller, outside.engine, key)
+
+
+def deliver(rank: Rank, team: TeamOnRank, request: int, found: Sequence[tuple[int, Box, torch.Tensor]]) -> None:
+    """Send parts of tensors to the controller: a copy of them, which it reads.
+
+    Args:
+        rank: This one.
+        team: Of the command.
+        request: What is answered.
+        found: For each part which of the tensors that were asked for it is of, which part, and its values.
+    """
+    outside = rank.outside
+    try:
+        parts, nbytes = lay_out((box, value.dtype) for _, box, value in found)
+        memory = outside.run_in_trio(moves_of(outside.proc).stage_if_room, nbytes) if nbytes else None
+        is_staged = memory is not None
+        if memory is None:
+            memory = memoryview(bytearray(nbytes))
+        for part, (_, _, value) in zip(parts, found, strict=True):
+            fill(memory, part, value.detach())
+    except (RuntimeError, MemoryError, OSError) as error:  # whoever waits must hear of that
+        outside.reply(request, Poison(team.number, team.done, "trimesh::fetch", error))
+        return
+    described = [[index, *part.fields()] for (index, _, _), part in zip(found, parts, strict=True)]
+    outside.reply_lent(request, described, memory, is_staged=is_staged)
+
+
+# ---- parts -----------------------------------------------------------------------------------------------------------
+
+# Parts of tensors in memory that was lent: how they lie there, and how they are read to where they belong.
+
+ALIGN_BYTES: Final = 64
+"""Where a part begins: a cache line, and the widest vector load."""
+
+
+@attrs.frozen
+class Part:
+    """A part of a tensor in lent memory.
+
+    Attributes:
+        box: Which part.
+        dtype: Of the tensor.
+        offset: Where it begins, in bytes; from there it lies row-major.
+    """
+
+    box: Box
+    dtype: torch.dtype
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.box.count * self.dtype.itemsize
+
+    def fields(self) -> tuple[Any, ...]:
+        """Return it as plain values."""
+        return list(self.box.start), list(self.box.size), str(self.dtype).removeprefix("torch."), self.offset
+
+
+def part_of(fields: Any, nbytes: int) -> Part:
+    """Return the part that `Part.fields` has described.
+
+    Raises:
+        ProtocolError: It is none that lies within `nbytes`.
+    """
+    try:
+        start, size, dtype, offset = fields
+        found = Part(Box(tuple(start), tuple(size)), getattr(torch, dtype), offset)
+        numbers = [*start, *size, offset]
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"part of a tensor must be described by its box, type and place, got {fields!r}") from error
+    if not isinstance(found.dtype, torch.dtype) or not all(type(number) is int and number >= 0 for number in numbers):
+        raise ProtocolError(f"part of a tensor must be described by whole numbers and a type, got {fields!r}")
+    if len(start) != len(size) or offset + found.nbytes > nbytes:
+        raise ProtocolError(f"part of a tensor must lie within the {nbytes} bytes that were lent, got {fields!r}")
+    return found
+
+
+def lay_out(boxes: Iterable[tuple[Box, torch.dtype]]) -> tuple[list[Part], int]:
+    """Return how parts lie one after the other, and how many bytes they take."""
+    parts: list[Part] = []
+    at = 0
+    for box, dtype in boxes:
+        parts.append(Part(box, dtype, at))
+        at = -(-(at + parts[-1].nbytes) // ALIGN_BYTES) * ALIGN_BYTES
+    return parts, at
+
+
+def fill(memory: memoryview, part: Part, value: torch.Tensor) -> None:
+    """Write a part to where it is to lie."""
+    if part.nbytes:
+        flat = torch.frombuffer(memory, dtype=part.dtype, count=part.box.count, offset=part.offset)
+        flat.view(part.box.size).copy_(value)
+
+
+class PartReading:
+    """What is to be read of lent memory to fill tensors, and what is left to be done when it has been read.
+
+    Attributes:
+        pieces: What to read.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def add(self, part: Part, target: torch.Tensor, place: Box) -> None:
+        """Read what a part has of the box that a contiguous tensor stands for."""
+        common = part.box.overlap(place)
+        if common is None:
+            return
+        begin, length = part.box.span(common)
+        offset = part.offset + begin * part.dtype.itemsize
+        there = target[place.slices(common)]
+        if length == common.count and common.is_whole_in(place):
+            self.pieces.append((offset, there))
+            return
+        # With its gaps: one copy of what lies between costs less than a read for each run of bytes.
+        flat = new_tensor([length], part.dtype)
+        self.pieces.append((offset, flat))
+        self._later.append((there, flat.as_strided(common.size, part.box.strides())))
+
+    def finish(self) -> None:
+        """Put into place what was read with gaps."""
+        for target, value in self._later:
+            target.copy_(value)

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rank.poison import memory_of
-from trimesh.tensor.rules.collectives import all_reduced, all_summed
-from trimesh.tensor.rules.cuts import SUM, Cuts, added_up, cuts_of, dense_strides, placements_of
+from trimesh.tensor.rank.kernel import memory_of
+from trimesh.tensor.rules.cuts import (
+    SUM,
+    Cuts,
+    added_up,
+    all_reduced,
+    all_summed,
+    cuts_of,
+    dense_strides,
+    placements_of,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

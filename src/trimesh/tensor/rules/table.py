@@ -5,34 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from trimesh.tensor.rules.call import Row
 from trimesh.tensor.rules.composed import COMPOSED
-from trimesh.tensor.rules.operators import (
-    attention,
-    dimension,
-    factory,
-    index,
-    linear,
-    listed,
-    matmul,
-    network,
-    pointwise,
-    reduction,
-    view,
-)
-from trimesh.tensor.rules.row import Row
+from trimesh.tensor.rules.operators import dimension, index, matmul, network, pointwise, reduction, view
 
 ROWS: Final[Sequence[Row]] = (
     *pointwise.ROWS,
     *reduction.ROWS,
     *matmul.ROWS,
-    *linear.ROWS,
+    *matmul.ROWS_LINEAR,
     *dimension.ROWS,
-    *attention.ROWS,
+    *network.ROWS_ATTENTION,
     *network.ROWS,
     *view.ROWS,
     *index.ROWS,
-    *factory.ROWS,
-    *listed.ROWS,
+    *pointwise.ROWS_FACTORY,
+    *pointwise.ROWS_LISTED,
 )
 
 _BY_NAME: Final[dict[str, list[Row]]] = {}

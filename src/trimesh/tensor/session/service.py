@@ -20,13 +20,12 @@ from trimesh.tensor.groups.groups import Disband
 from trimesh.tensor.groups.stores import Key, Stores
 from trimesh.tensor.kernels.table import KERNELS
 from trimesh.tensor.protocol import messages
-from trimesh.tensor.protocol.device import rank_device
+from trimesh.tensor.protocol.arguments import rank_device
+from trimesh.tensor.rank.kernel import Poison
 from trimesh.tensor.rank.moves import moves_of, open_moves
-from trimesh.tensor.rank.poison import Poison
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
-from trimesh.tensor.rank.reader import CommandReader
+from trimesh.tensor.rank.reader import CommandReader, SequenceReader
 from trimesh.tensor.rank.runner import Runner
-from trimesh.tensor.rank.sequence_reader import SequenceReader
 
 if TYPE_CHECKING:
     from trimesh._runtime.channels import CarriedPorts

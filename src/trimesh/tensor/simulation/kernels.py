@@ -3,16 +3,138 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import torch
+from torch._C import _distributed_c10d
 
-from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, boxed, placements_by_label
+from trimesh._runtime.values import Values
+from trimesh.ids import ProcId
+from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, boxed, part_on_rank, placements_by_label
+from trimesh.tensor.groups.group import Group, TrafficCounts, sent_bytes
+from trimesh.tensor.groups.groups import device_mesh
+from trimesh.tensor.kernels.global_tensors import KeptPlacements, refreshed
 from trimesh.tensor.kernels.table import KERNELS
+from trimesh.tensor.protocol.placement import WHOLE
 from trimesh.tensor.rank.kernel import Kernel, Kernels
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
-from trimesh.tensor.simulation import moving
-from trimesh.tensor.simulation.moving import mesh_of, meter_of
+from trimesh.tensor.session.opening import WithoutProcesses
+from trimesh.tensor.simulation.meter import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from trimesh.shape.region import Region
+    from trimesh.tensor.simulation.device import Device, RankLink
+
+
+@attrs.frozen
+class _Sent:
+    """What a view has sent.
+
+    Attributes:
+        at: When, in seconds.
+        cuts: How it lay, of a global tensor.
+    """
+
+    at: float
+    cuts: Sequence[int] = ()
+
+
+class Sent(dict[int, _Sent]):
+    """What is on its way between the ranks of one simulation, by number of the move."""
+
+
+def meter_of(rank: Rank) -> Meter:
+    found = rank.above[Meter]
+    assert isinstance(found, Meter)
+    return found
+
+
+def mesh_of(rank: Rank, team: TeamOnRank) -> Any:
+    """Return the device mesh of a team, whose tables of ranks have values."""
+    with meter_of(rank).paused():
+        return device_mesh(rank, team)
+
+
+def _sent(rank: Rank) -> Sent:
+    found = rank.above[Sent]
+    assert isinstance(found, Sent)
+    return found
+
+
+def send(rank: Rank, _: TeamOnRank, value: torch.Tensor, move: int, *_how: Any) -> None:
+    meter = meter_of(rank)
+    meter.copy_out(value.numel() * value.element_size())
+    _sent(rank)[move] = _Sent(meter.now)
+
+
+def receive(
+    rank: Rank, team: TeamOnRank, move: int, routes: Sequence[Sequence[int]], dtype: torch.dtype, size: Sequence[int]
+) -> Any:
+    meter, own = meter_of(rank), proc_id_of(rank.number)
+    sources = routes[team.index]
+    made = meter.made(size, dtype)
+    sent = _sent(rank).pop(move)
+    for source in sources:
+        if source != own:
+            _read(rank, sent, [rank_of(source)], prod(size) * dtype.itemsize)
+    for _ in sources[1:]:
+        made.add_(made)
+    return made
+
+
+def send_parts(rank: Rank, team: TeamOnRank, value: Any, move: int, *_how: Any) -> KeptPlacements:
+    del team
+    layout = KeptPlacements(value.placements)
+    _, local, lying = part_on_rank(refreshed(rank, value))
+    meter = meter_of(rank)
+    meter.copy_out(local.numel() * local.element_size())
+    cuts = [getattr(one, "dim", WHOLE) for one in lying.placements]
+    _sent(rank)[move] = _Sent(meter.now, cuts)
+    return layout
+
+
+def receive_parts(
+    rank: Rank,
+    team: TeamOnRank,
+    move: int,
+    sources: Sequence[int],
+    same: Sequence[int],
+    dtype: torch.dtype,
+    size: tuple[int, ...],
+    like: Sequence[KeptPlacements],
+) -> Any:
+    sent = _sent(rank).pop(move)
+    mesh = mesh_of(rank, team)
+    placements = placements_by_label([WHOLE if place == WHOLE else sent.cuts[place] for place in same])
+    for layout in like:
+        placements = boxed(layout.placements)
+    box = box_by_placements(size, mesh, placements)
+    there = meter_of(rank).made(box.size, dtype)
+    if proc_id_of(rank.number) not in sources:
+        _read(rank, sent, [rank_of(source) for source in sources], box.count * dtype.itemsize)
+    return assemble(there, mesh, placements, torch.empty(size, dtype=dtype, device="meta"))
+
+
+def _read(rank: Rank, sent: _Sent, sources: Sequence[int], nbytes: int) -> None:
+    """Wait for what others have sent, and let it come."""
+    meter = meter_of(rank)
+    link = link_between(meter.device, [rank.number, *sources])
+    meter.receive("to_mesh", sent.at, link, nbytes)
+
+
+MOVES: Final = (
+    Kernel("send", send),
+    Kernel("receive", receive),
+    Kernel("send_parts", send_parts),
+    Kernel("receive_parts", receive_parts),
+)
+
+
+# ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
 def put(
@@ -90,7 +212,7 @@ SIMULATED: Final = Kernels(
                 Kernel("put", put),
                 Kernel("distribute", distribute),
                 Kernel("distribute_like", distribute_like),
-                *moving.KERNELS,
+                *MOVES,
                 Kernel("to_global", to_global),
                 Kernel("seed", _nothing),
                 Kernel("set_generator", _nothing),
@@ -104,3 +226,134 @@ SIMULATED: Final = Kernels(
     KERNELS.local_replay,
     KERNELS.local_sequence,
 )
+
+
+# ---- process groups of simulated ranks: what goes through them is counted, and does not go anywhere ------------------
+
+_c10d: Any = _distributed_c10d  # whose stub leaves out much
+
+
+class MeteredCounts(TrafficCounts):
+    """The collectives of one simulated rank, which take time.
+
+    Args:
+        meter: Of the rank.
+        links: By label of the mesh, where the program has said what joins the ranks along it.
+    """
+
+    def __init__(self, meter: Meter, links: Mapping[str, RankLink]) -> None:
+        super().__init__()
+        self._meter = meter
+        self._links = links
+        self.ranks: Sequence[int] = ()
+
+    def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...], begun: int = 0) -> None:
+        super().count(labels, name, ranks, args, begun)
+        link = self._link(labels.split(","))
+        self._meter.collective(name, labels, link, ranks, sent_bytes(name, ranks, args))
+
+    def _link(self, labels: Sequence[str]) -> RankLink:
+        """Return what joins the ranks: of several dimensions the slowest."""
+        device = self._meter.device
+        found = [self._links[label] for label in labels if label in self._links]
+        if len(found) < len(labels):
+            found.append(link_between(device, self.ranks))
+        return min(found, key=lambda one: one.bytes_per_second)
+
+
+def link_between(device: Device, ranks: Sequence[int]) -> RankLink:
+    """Return what joins some ranks, which are numbered host by host."""
+    hosts = {rank // device.per_host for rank in ranks}
+    return device.link if len(hosts) < 2 else device.network
+
+
+class SimulatedGroup(Group):
+    """A process group of which one rank is simulated."""
+
+    def run(self, function: Callable[..., Any], *, may_repeat: bool = True) -> Any:
+        """Do nothing together: what comes of it has the shape that it has."""
+        del function, may_repeat
+        counts = self._counts
+        assert isinstance(counts, MeteredCounts)
+        counts.ranks = [self._team.ranks[place] for place in self.places]
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(None)
+        return _c10d._create_work_from_future(done)
+
+    def leave(self, error: BaseException) -> None:
+        """Nothing: no other rank waits."""
+
+    def destroy(self) -> None:
+        """Nothing: it has no connection."""
+
+
+# ---- process ---------------------------------------------------------------------------------------------------------
+
+# What stands for processes where there are none: their numbers, and how values travel to nowhere and back.
+
+CONTROLLER: Final = ProcId(1)
+_FIRST_RANK: Final = 2
+
+
+def proc_id_of(rank: int) -> ProcId:
+    """Return the number of the process that a rank would have."""
+    return ProcId(_FIRST_RANK + rank)
+
+
+def rank_of(proc: int) -> int:
+    return proc - _FIRST_RANK
+
+
+class _NoDeadlocks:
+    """Nothing waits for anything."""
+
+    def end_search_now(self) -> None:
+        """Nothing."""
+
+
+class SimulatedController:
+    """The process of the controller, as far as an engine without ranks asks it for anything.
+
+    Attributes:
+        is_simulated: That nothing of it may be waited for, nor lent.
+        proc_id: Its number.
+        values: Encodes what is answered.
+    """
+
+    is_simulated = True
+    proc_id = CONTROLLER
+
+    def __init__(self) -> None:
+        self.values = Values(CONTROLLER)
+        self.deadlocks = _NoDeadlocks()
+
+
+@attrs.define(eq=False)
+class SimulatedPeer:
+    """The process of one rank.
+
+    Attributes:
+        proc_id: Its number.
+        link: Anything but None, which would say that it is gone.
+        death: None.
+    """
+
+    proc_id: ProcId
+    link: object = attrs.field(factory=object)
+    death: None = None
+
+    def define(self, definitions: object) -> None:
+        """Nothing: this process has them."""
+
+
+class SimulatedProcs(WithoutProcesses):
+    """What stands for the processes that a mesh owns.
+
+    Attributes:
+        name: Of the mesh.
+        whole: All of it.
+    """
+
+    def __init__(self, name: str, whole: Region) -> None:
+        self.name = name
+        self.whole = whole

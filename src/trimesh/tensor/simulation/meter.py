@@ -11,8 +11,9 @@ XM-2 Clocks go forward: that of the rank's Python, and of an asynchronous device
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -21,15 +22,17 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed import distributed_c10d
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
+from trimesh import limits
+from trimesh.tensor.controller.trace import named, shown, span, trace_bytes, track
 from trimesh.tensor.protocol.tracing import traced
-from trimesh.tensor.rules.arguments import tensors_in
-from trimesh.tensor.simulation.cost import dtype_of, moved_bytes, operations_of
+from trimesh.tensor.rules.call import tensors_in
 
 if TYPE_CHECKING:
-    from trimesh.tensor.controller.plan import Line
+    from trimesh.tensor.controller.shapes import Line
     from trimesh.tensor.simulation.device import Device, RankLink
-    from trimesh.tensor.simulation.timeline import SimulatedTimeline
+
 
 _META: Final = torch.device("meta")
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
@@ -314,3 +317,136 @@ _WAITING: Final = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
 
 def _takes_device(func: Any) -> bool:
     return any(one.name == "device" for one in func._schema.arguments)
+
+
+# ---- what an operator computes, reads and writes, by the sizes of its arguments and results --------------------------
+
+aten = torch.ops.aten
+
+
+def operations_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> float:
+    """Return how many operations of arithmetic an operator takes: those of products by torch's own table.
+
+    Of anything else it is one for each element that it makes, which never counts beside the bytes of that.
+    """
+    counted = flop_registry.get(func.overloadpacket)
+    if counted is not None:
+        return float(counted(*args, **kwargs, out_val=result))
+    own = _OWN.get(func.overloadpacket)
+    if own is not None:
+        return float(own(*args))
+    return float(sum(one.numel() for one in tensors_in(result)))
+
+
+def moved_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
+    """Return how many bytes an operator reads and writes: each argument once, what it makes or changes once."""
+    if func.overloadpacket in _WRITE_ONLY:
+        return sum(map(_nbytes, tensors_in(result)))
+    seen: dict[int, int] = {}
+    for one in tensors_in((args, kwargs)):
+        seen[id(one)] = _nbytes(one)
+    moved = sum(seen.values())
+    for one in tensors_in(result):
+        moved += _nbytes(one)
+    return moved
+
+
+def dtype_of(args: Any, result: Any) -> str:
+    """Return the dtype that an operator computes in: that of its first argument with numbers of floating point."""
+    found = ""
+    for one in tensors_in((args, result)):
+        found = found or str(one.dtype).removeprefix("torch.")
+        if one.is_floating_point():
+            return str(one.dtype).removeprefix("torch.")
+    return found
+
+
+def _nbytes(one: torch.Tensor) -> int:
+    """Return the bytes of memory that an element of a tensor is in: what was expanded is there once."""
+    sizes = (size for size, stride in zip(one.size(), one.stride(), strict=True) if stride or not size)
+    return prod(sizes) * one.element_size()
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> float:
+    batch, heads, length, width = query.shape
+    return 2.0 * batch * heads * length * key.shape[-2] * (width + value.shape[-1])
+
+
+def _attention_backward(
+    _grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any
+) -> float:
+    return 2.5 * _attention(query, key, value)
+
+
+def _layer(given: torch.Tensor, weight: torch.Tensor, *_: Any) -> float:
+    return 2.0 * given.numel() * weight.shape[0]
+
+
+_OWN: Final[dict[Any, Any]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten.linear: _layer,
+    aten.mv: lambda matrix, _: 2.0 * matrix.numel(),
+    aten.dot: lambda one, _: 2.0 * one.numel(),
+}
+
+_WRITE_ONLY: Final = frozenset(
+    (
+        aten.fill_,
+        aten.zero_,
+        aten.empty,
+        aten.empty_like,
+        aten.zeros_like,
+        aten.ones_like,
+        aten.full_like,
+        aten.new_zeros,
+    )
+)
+"""Those that do not read the values of their arguments."""
+
+
+# ---- `SimulatedTimeline`: when simulated ranks would do what, as a trace that Perfetto shows -------------------------
+
+
+class SimulatedTimeline:
+    """What ranks have done, at most `limits.TENSOR_TRACE_EVENTS_MAX` of it.
+
+    Attributes:
+        missing: Events beyond the bound, which are not kept.
+    """
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self._events: list[tuple[int, str, Line | None, float, float, int, bool]] = []
+
+    def add(
+        self, rank: int, name: str, line: Line | None, begun: float, seconds: float, sent: int, *, is_sending: bool
+    ) -> None:
+        """Take one event."""
+        if len(self._events) >= limits.TENSOR_TRACE_EVENTS_MAX:
+            self.missing += 1
+            return
+        self._events.append((rank, name, line, begun, seconds, sent, is_sending))
+
+    def clear(self) -> None:
+        self.missing = 0
+        self._events.clear()
+
+    def trace(self, names: Sequence[tuple[int, str]]) -> Iterator[bytes]:
+        """Yield a file in the JSON trace event format.
+
+        Args:
+            names: Ranks, and what they are called.
+        """
+        return trace_bytes(self._all(names), {"missing": self.missing})
+
+    def _all(self, names: Sequence[tuple[int, str]]) -> Iterator[dict[str, Any]]:
+        for rank, name in names:
+            yield from track(rank + 1, 1, name, ("operators", "collectives"))
+        for rank, name, line, begun, seconds, sent, is_sending in self._events:
+            arguments: dict[str, Any] = {} if line is None else {"line": shown(line)}
+            kind, thread = "operator", 1
+            if is_sending:
+                arguments["sent_bytes"] = sent
+                kind, thread = "collective", 2
+            yield span(rank + 1, thread, kind, named(name, line), begun, seconds, arguments)

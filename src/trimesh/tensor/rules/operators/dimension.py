@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy, localized
-from trimesh.tensor.rules.row import Row, words
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Row, Strategy, localized, words
 
 Used = Callable[[OperatorCall], Sequence[int]]
 """The dimensions that a call computes along."""

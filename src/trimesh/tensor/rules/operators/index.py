@@ -8,9 +8,8 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Chosen, OperatorCall, Strategy
+from trimesh.tensor.rules.call import Chosen, OperatorCall, Row, Strategy, words
 from trimesh.tensor.rules.cuts import SUM
-from trimesh.tensor.rules.row import Row, words
 
 
 def _offer_embedding(call: OperatorCall, _dim: int) -> Iterable[Strategy]:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
 
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import GlobalMeta, OperatorCall, Strategy
-from trimesh.tensor.rules.cuts import SUM
-from trimesh.tensor.rules.row import Row, words
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Row, Strategy, localized, words
+from trimesh.tensor.rules.cuts import SUM, dense_strides
 
 _PLAIN: Final = words("""
     abs acos acosh addcdiv addcmul angle asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not
@@ -140,6 +139,99 @@ ROWS: Final = (
         _offer_cast,
         _CUT,
         "parts of a sum stay so where the dtype loses nothing",
+        numbers_vary=True,
+    ),
+)
+
+
+# ---- operators that take the metadata of a tensor and not its values -------------------------------------------------
+
+
+def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
+    meta = call.metas[0]
+    cut = meta.cuts[dim]
+    is_same = call.result.size == meta.size
+    yield call.strategy({0: cut}, [cut if is_same and cut != SUM else WHOLE])
+
+
+def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
+    if not call.name.startswith("new_"):
+        return None
+    made = call.result
+    size = chosen.result_size(0, made)
+    if call.name != "new_empty_strided":
+        return localized(call, size=size)
+    return localized(call, size=size, stride=list(dense_strides(size, made.size, made.stride) or made.stride))
+
+
+ROWS_FACTORY: Final = (
+    Row(
+        "factory",
+        words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty"),
+        _offer,
+        "as the tensor that it looks like, where sizes are the same",
+        "the result is never in parts",
+        _localize,
+    ),
+)
+
+
+# ---- operators on lists of tensors, as optimizers use them: each place of the lists by itself ------------------------
+
+_FOREACH: Final = tuple(
+    f"_foreach_{name}"
+    for name in words("""
+        abs acos add addcdiv addcmul asin atan ceil clamp_max clamp_min copy cos cosh div erf erfc exp expm1 floor frac
+        lerp lgamma log log10 log1p log2 maximum minimum mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt
+        sub tan tanh trunc zero
+    """)
+)
+
+
+def _lists(call: OperatorCall) -> list[Sequence[object]]:
+    return [
+        value
+        for value in call.arguments.values()
+        if isinstance(value, list | tuple) and any(isinstance(one, GlobalMeta) for one in value)
+    ]
+
+
+def _offer_listed(call: OperatorCall, dim: int) -> Iterable[Strategy]:
+    """The tensors of one place lie alike: as the first, which is what is written to if anything is."""
+    lists = _lists(call)
+    if not lists:
+        return
+    args: dict[int, int] = {}
+    made: list[int] = []
+    for place in range(len(lists[0])):
+        metas = [one for each in lists if place < len(each) and isinstance(one := each[place], GlobalMeta)]
+        first = metas[0]
+        cut = max(first.cuts[dim], WHOLE)
+        if cut == WHOLE and not call.written:
+            cut = max(WHOLE, *(one.cuts[dim] for one in metas if one.size == first.size))
+        for meta in metas:
+            args[meta.index] = cut if meta.size == first.size else WHOLE
+        if any(meta.size != first.size and meta.ndim for meta in metas) and cut != WHOLE:
+            return  # broadcast
+        made.append(cut)
+    yield call.strategy(args, made if call.results else [])
+
+
+ROWS_LISTED: Final = (
+    Row(
+        "list of tensors",
+        _FOREACH,
+        _offer_listed,
+        "each place of the lists as it likes",
+        "added up first",
+        numbers_vary=True,
+    ),
+    Row(
+        "optimizer",
+        words("_fused_adam _fused_adamw _fused_sgd _fused_adagrad"),
+        _offer_listed,
+        "each parameter as it likes, its gradient and state as it",
+        "added up first",
         numbers_vary=True,
     ),
 )

@@ -8,10 +8,8 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy
-from trimesh.tensor.rules.collectives import all_gathered
-from trimesh.tensor.rules.cuts import SUM
-from trimesh.tensor.rules.row import Row, words
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Row, Strategy, words
+from trimesh.tensor.rules.cuts import SUM, all_gathered
 
 
 def _reduced(call: OperatorCall) -> list[int]:

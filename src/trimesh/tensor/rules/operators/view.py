@@ -8,9 +8,8 @@ from typing import Any, Final
 import torch
 
 from trimesh.tensor.protocol.placement import WHOLE
-from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Strategy, localized
+from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Row, Strategy, localized
 from trimesh.tensor.rules.cuts import SUM, part_of
-from trimesh.tensor.rules.row import Row
 
 Mapping = Callable[[OperatorCall, int], int | None]
 """Where a dimension of the argument that is cut is in the results; None where these cannot be cut so."""

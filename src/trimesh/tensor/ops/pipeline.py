@@ -14,10 +14,18 @@ from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import MeshError
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.ops.global_tensor import distribute
-from trimesh.tensor.ops.movement import send_to_mesh, to_mesh
-from trimesh.tensor.ops.training.modules import module_to_mesh
-from trimesh.tensor.parallel.schedule import Schedule, issue_order, needs_one_place
-from trimesh.tensor.parallel.stages import PipelineExplanation, Plans, explained, places_of, plans_of
+from trimesh.tensor.ops.modules import module_to_mesh
+from trimesh.tensor.ops.movement import send_to_mesh, tensor_to_mesh
+from trimesh.tensor.parallel.schedule import (
+    PipelineExplanation,
+    Plans,
+    Schedule,
+    explained,
+    issue_order,
+    needs_one_place,
+    places_of,
+    plans_of,
+)
 from trimesh.tensor.protocol.placement import Cut
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -301,7 +309,7 @@ class _Step:
 
 
 def _at(tensor: Any, mesh: ProcMesh) -> torch.Tensor:
-    moved: torch.Tensor = to_mesh(tensor, mesh)
+    moved: torch.Tensor = tensor_to_mesh(tensor, mesh)
     return moved
 
 

@@ -1,4 +1,4 @@
-"""`LearntOperator`: the commands of one signature, which run on the parts of this rank as they did when they lay so.
+"""The operators of torch on global tensors, on the ranks: by the table of `rules`, or on whole tensors.
 
 LW-1 The rules alone find how an operator runs. Here is remembered which function that was, for global tensors with
      the same specs and, where they matter, the same numbers; and only if nothing is moved or added up for it.
@@ -7,20 +7,98 @@ LW-2 What a function has made is looked at each time: if it lies otherwise than 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
 
 from trimesh import limits
-from trimesh.tensor.dtensor.copied_view import has_copied_views
-from trimesh.tensor.rank.layout import global_tensor
+from trimesh.tensor.dtensor.copied_view import CopiedViews, copied_views, has_copied_views, is_dense
+from trimesh.tensor.rank.kernel import Kernel, Signature, global_tensor, span_of
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
-from trimesh.tensor.rank.signature import Signature
-from trimesh.tensor.rules.arguments import is_global
+from trimesh.tensor.rules.call import globals_in, is_global, replaced, written_in
+from trimesh.tensor.rules.composed import draw_of
 from trimesh.tensor.rules.cuts import SUM
 from trimesh.tensor.rules.engine import OperatorWay, engine_of
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+Operator = Callable[..., Any]
+
+
+def operator_on_globals(name: str, operator: Operator) -> Kernel:
+    schema = getattr(operator, "_schema", None)
+    if schema is None:  # this process does not have it: it says so when it is called
+        return Kernel(name, lambda _rank, _team, *args, **kwargs: operator(*args, **kwargs), takes_poison=False)
+    draw = draw_of(operator)
+    shares = [one.alias_info is not None for one in schema.arguments]
+    writes = any(one.alias_info is not None and one.alias_info.is_write for one in schema.arguments)
+    makes_views = any(shares) and not writes
+    overlaps = schema.name == "aten::unfold"
+
+    def compute(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        engine = engine_of(rank)
+        if draw is not None:
+            return draw(engine, rank, team, args, kwargs)
+        return engine.run(operator, args, kwargs)
+
+    def run(rank: Rank, team: TeamOnRank, *args: Any, **kwargs: Any) -> Any:
+        views = copied_views(rank)
+        if views:
+            for one in globals_in((args, kwargs)):
+                views.refresh(one)
+        if writes:
+            written = list(written_in(operator, args, kwargs).values()) if views else []
+            if len(written) > 1 and isinstance(args[0], list | tuple) and views.has(globals_in((args, kwargs))):
+                for at_place, named in _places(args, kwargs):
+                    run(rank, team, *at_place, **named)
+                return None
+            check_overlap(views, operator, args, kwargs, written)
+            result = compute(rank, team, *args, **kwargs)
+            for one in written:
+                views.written(one)
+            return result
+        result = compute(rank, team, *args, **kwargs)
+        if makes_views and is_global(args[0]):
+            view = partial(_again, rank, team, compute, args[1:], kwargs)
+            views.made(args[0], list(_parts(result)), view, overlaps=overlaps)
+        return result
+
+    learnt = None if draw is not None or overlaps else LearntOperator(operator, run, makes_views)
+    return Kernel(name, run, takes_poison=False, operator=operator, learnt=learnt)
+
+
+def _places(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
+    """Yield the arguments of an operator on lists for each place of these.
+
+    What is written at one place is read at the next, where that is a view of it.
+    """
+
+    def at(place: int, value: Any) -> Any:
+        return value[place : place + 1] if isinstance(value, list | tuple) else value
+
+    for place in range(len(args[0])):
+        yield [at(place, one) for one in args], {name: at(place, one) for name, one in kwargs.items()}
+
+
+def _again(
+    rank: Rank, team: TeamOnRank, compute: Operator, rest: Sequence[Any], kwargs: dict[str, Any], base: Any
+) -> list[Any]:
+    """Make views of a tensor that has been written to, or of a whole one, again."""
+    return list(_parts(compute(rank, team, base, *rest, **kwargs)))
+
+
+def _parts(value: Any) -> Sequence[torch.Tensor]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+# ---- learnt operator -------------------------------------------------------------------------------------------------
+
+# `LearntOperator`: the commands of one signature, which run on the parts of this rank as they did when they lay so.
 
 _is_alias_of: Final[Callable[[torch.Tensor, torch.Tensor], bool]] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
@@ -152,3 +230,53 @@ class LearntOperator:
 def _shares(result: Any, base: torch.Tensor) -> bool:
     """Whether all that an operator has made shares memory with a tensor."""
     return all(_is_alias_of(one, base) for one in ([result] if isinstance(result, torch.Tensor) else result))
+
+
+# ---- overlaps --------------------------------------------------------------------------------------------------------
+
+# Whether what an operator writes to, and what it reads, share some places of memory, as torch asks before it writes.
+#
+# Torch refuses `t.sub_(t[0])`. Of global tensors the view may be a copy on the ranks, so that their kernels see nothing
+# of it; here torch looks at tensors that lie as the whole ones do in one process.
+
+
+def check_overlap(
+    views: CopiedViews, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[DTensor]
+) -> None:
+    """Refuse an operator that torch would refuse as it writes to a part of what it reads.
+
+    It costs nothing unless an argument is a copied view of what is written to, or the other way round, and they overlap
+    in part. Then the operator runs on zeros in this process, of `limits.TENSOR_TRIED_BYTES_MAX` at most.
+
+    Raises:
+        RuntimeError: What torch raises.
+    """
+    if not written:
+        return
+    tensors = globals_in((args, kwargs))
+    if not any(
+        views.share(one, other) and overlap_in_part(*views.laid_out_as((one, other), torch.device("meta")))
+        for one in written
+        for other in tensors
+        if other is not one and views.has((one, other))
+    ):
+        return
+    if sum(one.numel() * one.dtype.itemsize for one in tensors) > limits.TENSOR_TRIED_BYTES_MAX:
+        return
+    plain = iter(views.laid_out_as(tensors, torch.device("cpu")))
+    with torch.no_grad():
+        operator(*replaced(tuple(args), plain), **replaced(kwargs, plain))
+
+
+def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one memory have some of its places in common and some not, as far as torch sees it.
+
+    As torch does, this leaves out tensors with gaps between their elements.
+    """
+    if not (one.numel() and other.numel() and is_dense(one) and is_dense(other)):
+        return False
+    begin, end = span_of(one)
+    first, last = span_of(other)
+    if (begin, end) == (first, last):
+        return one.stride() != other.stride()
+    return begin < last and first < end

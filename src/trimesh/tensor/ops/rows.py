@@ -13,16 +13,15 @@ import torch
 from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.rdma.buffers.buffer import RDMABuffer
-from trimesh.tensor.controller import expected
-from trimesh.tensor.controller.answers import answers
-from trimesh.tensor.controller.call import call_kernel
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller import shapes
+from trimesh.tensor.controller.engine import answers
+from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.controller.upload import Sizes, lent
 from trimesh.tensor.ops.global_tensor import checked_team, global_meta
 from trimesh.tensor.protocol.placement import Cut, cuts_by_label
 from trimesh.tensor.rank.moves import moves_of
-from trimesh.tensor.session.mesh import team_of
+from trimesh.tensor.session.opening import team_of
 
 LyingRows = tuple[int, int, RDMABuffer]
 """The first row, how many there are, and where they lie."""
@@ -117,7 +116,7 @@ async def rows_of_others(
             operands = (data, meta.dtype, Sizes(meta.size), Sizes(cuts), number)
             tensors.extend(call_kernel(team, "read_rows", *operands, outputs=[meta]))
 
-        requests.append(team.engine.ask(team, range(len(team.peers)), issue, expected.READ))
+        requests.append(team.engine.ask(team, range(len(team.peers)), issue, shapes.READ))
     for request in requests:
         await answers(request)
     return tensors

@@ -1,1 +1,0 @@
-"""What plans do to modules and optimizers on a mesh while they train."""
