@@ -35,7 +35,7 @@ from typing import Any, NoReturn, Self
 
 from trimesh._runtime.spawner import process as spawner_process
 from trimesh._runtime.system import prctl
-from trimesh.config import scope as settings
+from trimesh.config import layers as settings
 
 ROOT = str(Path(__file__).parents[1])
 

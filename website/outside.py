@@ -59,7 +59,7 @@ def repository_path(page: str) -> str:
 SOURCES = {
     "src/trimesh/actor": "reference/api/actors.md",
     "src/trimesh/errors.py": "reference/api/errors.md",
-    "src/trimesh/events/records.py": "reference/events.md",
+    "src/trimesh/events.py": "reference/events.md",
     "src/trimesh/limits.py": "reference/limits.md",
 }
 """Pages that are made from sources: links in the repository lead to those, on the site to the pages."""

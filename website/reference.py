@@ -142,7 +142,7 @@ def is_event(record: ast.ClassDef) -> bool:
 def events_page() -> str:
     """Return the page of all events."""
     rows = []
-    for node in parsed("trimesh.events.records").body:
+    for node in parsed("trimesh.events").body:
         if not isinstance(node, ast.ClassDef) or not is_event(node):
             continue
         said = (ast.get_docstring(node) or "").split("Attributes:")

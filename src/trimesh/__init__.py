@@ -17,8 +17,7 @@ from trimesh._runtime.life import dump
 from trimesh._runtime.system import run_process
 from trimesh._runtime.tasks import cancel_on
 from trimesh._runtime.watch import MailboxStatistics, MemberStatistics, MeshStatistics, progress
-from trimesh._supervision.backoff import Backoff
-from trimesh._supervision.policy import FailFast, Isolate, Restart
+from trimesh._supervision.policy import Backoff, FailFast, Isolate, Restart
 from trimesh._transport.interface.base import LinkStatistics
 from trimesh._wire.pickled.by_value import by_value
 from trimesh.actor.actor import Actor
@@ -67,7 +66,7 @@ from trimesh.errors import (
     leaves,
     origin,
 )
-from trimesh.events.records import (
+from trimesh.events import (
     Died,
     Failed,
     Failure,
@@ -79,8 +78,7 @@ from trimesh.events.records import (
     Started,
     Unacknowledged,
 )
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -91,7 +89,7 @@ if TYPE_CHECKING:
     from trimesh.actor.device_mesh import DeviceMesh, heal
     from trimesh.actor.procs.current import current_view
     from trimesh.blocking import from_thread
-    from trimesh.events.membership import Departed, MembershipView
+    from trimesh.events import Departed, MembershipView
     from trimesh.programs import connect, publish_as
     from trimesh.rdma import RDMABuffer
     from trimesh.tensor import (
@@ -310,7 +308,7 @@ def _import(name: str) -> Any:
     if name == "current_view":
         return importlib.import_module("trimesh.actor.procs.current").current_view
     if name in ("Departed", "MembershipView"):
-        return getattr(importlib.import_module("trimesh.events.membership"), name)
+        return getattr(importlib.import_module("trimesh.events"), name)
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:

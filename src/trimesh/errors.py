@@ -23,7 +23,7 @@ import attrs
 if TYPE_CHECKING:
     from typing import Self
 
-    from trimesh.shape.point import Point
+    from trimesh.shape.extent import Point
 
 _E = TypeVar("_E", bound=BaseException)
 

@@ -6,6 +6,7 @@ What is sent, and what sizes and loops are made of, is an `int` or a `float`: no
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
 
@@ -47,3 +48,15 @@ def plain_real(value: Any) -> Any:
         return value
     found = real_number(value)
     return value if found is None else found
+
+
+# ---- suggestions for misspelt names, for the texts of errors ---------------------------------------------------------
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return " (is it gpus?)" for the known name that is nearest to one that is none; empty if none is near."""
+    import difflib  # noqa: PLC0415 - only wrong names need it
+
+    by_lower = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), by_lower, 1)
+    return f" (is it {by_lower[near[0]]}?)" if near else ""

@@ -12,8 +12,8 @@ from tests.rows import rows
 
 from trimesh import config, configured
 from trimesh.config import SETTINGS, Settings, Sources, from_environment, from_file
-from trimesh.config import scope as scope_module
-from trimesh.config.page import page
+from trimesh.config import layers as scope_module
+from trimesh.config.__main__ import page
 from trimesh.errors import ConfigError
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"

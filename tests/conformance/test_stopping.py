@@ -29,7 +29,7 @@ from trimesh import (
     limits,
     this_proc,
 )
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 
 class Teller(Actor):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimesh.events import Lagged, Started
-from trimesh.events.buffer import EventBuffer
+from trimesh.events import EventBuffer, Lagged, Started
 from trimesh.shape.extent import Extent
 
 POINT = Extent(gpus=1).point(0)

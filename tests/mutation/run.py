@@ -1,6 +1,6 @@
 """Change source files by machine, one small change at a time, and show which changes no test finds.
 
-    python -m tests.mutation.run src/trimesh/_routing/credit.py --seconds 600 --sample 100
+    python -m tests.mutation.run src/trimesh/_routing/collector.py --seconds 600 --sample 100
 
 The tests are imported, collected and run once, to learn which of them execute which line. Then each mutant has a fork
 of that process: there its functions get their changed code, in memory and not in the tree, and only the tests that

@@ -10,8 +10,8 @@ from tests.observe.test_incidents import Shell, cancelled_at_the_end
 from tests.rows import rows
 
 from trimesh import Actor, Isolate, endpoint, observe, this_host
+from trimesh.errors import place_name
 from trimesh.observe import ActorRow, ProcRow
-from trimesh.shape.point import place_name
 
 pytest.importorskip("cyclopts")
 

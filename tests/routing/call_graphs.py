@@ -1,7 +1,7 @@
 """A world of processes, actors and calls, made of random programs and random delays, with an oracle that sees it all.
 
 The processes know no more than real ones do: their own tables, and messages that are under way for a while. They
-search for deadlocks by `trimesh._routing.search`, from the first process, one search at a time. The oracle looks at
+search for deadlocks by `trimesh._routing.deadlock`, from the first process, one search at a time. The oracle looks at
 every table and at what is under way, and judges each verdict at the moments that count.
 """
 
@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 import attrs
 
-from trimesh._routing.search import Question, Search, answer
-from trimesh._routing.waits import Deadlock
+from trimesh._routing.deadlock import Deadlock, Question, Search, answer
 from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 PATIENCE = 15

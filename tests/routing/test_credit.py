@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimesh._routing.credit import ReceiveCount, SendWindow
+from trimesh._routing.collector import ReceiveCount, SendWindow
 from trimesh.errors import ProtocolError
 
 

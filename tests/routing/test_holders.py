@@ -11,7 +11,7 @@ import pytest
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._routing.holders import Holders, Share
+from trimesh._routing.channel_accounts import Holders, Share
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 

@@ -8,7 +8,7 @@ import pytest
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._routing.intake import Intake, port_window
+from trimesh._routing.channel_accounts import Intake, port_window
 from trimesh.errors import ProtocolError
 
 

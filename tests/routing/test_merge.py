@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimesh import limits
-from trimesh._routing.credit import SendWindow
-from trimesh._routing.merge import Merge, MergedItem
+from trimesh._routing.collector import Merge, MergedItem, SendWindow
 from trimesh.errors import ProtocolError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.routing.call_graphs import World
 
-from trimesh._routing.search import Search
+from trimesh._routing.deadlock import Search
 from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 BATCHES = 20

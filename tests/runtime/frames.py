@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from trimesh._routing.credit import ReceiveCount
+from trimesh._routing.collector import ReceiveCount
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.incoming import IncomingCall

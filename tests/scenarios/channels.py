@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from tests.scenarios.script import Command, Scene
 
-from trimesh._routing.holders import Holders, Share
+from trimesh._routing.channel_accounts import Holders, Share
 from trimesh.ids import ProcId
 
 

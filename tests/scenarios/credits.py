@@ -14,8 +14,8 @@ from collections.abc import Iterator
 
 from tests.scenarios.script import Command, Scene
 
-from trimesh._routing.credit import ReceiveCount, SendWindow
-from trimesh._routing.intake import Intake, port_window
+from trimesh._routing.channel_accounts import Intake, port_window
+from trimesh._routing.collector import ReceiveCount, SendWindow
 
 
 class CreditScene(Scene):

@@ -18,8 +18,7 @@ from collections.abc import Iterator
 
 from tests.scenarios.script import Command, Scene
 
-from trimesh._routing.search import Question, Search, answer
-from trimesh._routing.waits import Deadlock, find_verdict, stuck_nodes
+from trimesh._routing.deadlock import Deadlock, Question, Search, answer, find_verdict, stuck_nodes
 from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
 
 CALLERS = 9

@@ -24,7 +24,7 @@ from tests.scenarios.script import Command, Scene
 from tests.scenarios.supervision import VOCABULARY
 
 from trimesh import Actor, Lagged, MeshErrorGroup, TrimeshError, endpoint, leaves, origin, this_host
-from trimesh.shape.point import place_name
+from trimesh.errors import place_name
 from trimesh.testing.simulated.host import SimChild, World, open_world
 
 

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from tests.scenarios.script import Command, Scene
 
 from trimesh import limits
-from trimesh._routing.credit import SendWindow
-from trimesh._routing.merge import Merge, MergedItem
+from trimesh._routing.collector import Merge, MergedItem, SendWindow
 
 
 class StreamScene(Scene):

@@ -21,10 +21,20 @@ import attrs
 from tests.scenarios.script import Command, Scene
 
 from trimesh import errors
-from trimesh._supervision.backoff import Backoff
-from trimesh._supervision.policy import Ending, FailFast, Isolate, Policy, Restart, Verdict, ending_of, judge
+from trimesh._supervision.policy import (
+    Backoff,
+    Ending,
+    FailFast,
+    Isolate,
+    Policy,
+    Restart,
+    Verdict,
+    check_units,
+    ending_of,
+    judge,
+    units_of,
+)
 from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Round, Supervisor
-from trimesh._supervision.units import check_units, units_of
 from trimesh.errors import ActorFailed, ProcDied, Unresponsive
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region

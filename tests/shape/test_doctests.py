@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["extent", "point", "region", "value_mesh", "view_name"])
+@pytest.mark.parametrize("name", ["extent", "region", "value_mesh"])
 def test_doctests_pass(name):
     results = doctest.testmod(importlib.import_module(f"trimesh.shape.{name}"))
 

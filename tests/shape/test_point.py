@@ -9,8 +9,7 @@ from unittest import mock
 import pytest
 
 from trimesh.errors import ShapeError
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 
 

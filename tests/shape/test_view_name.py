@@ -6,7 +6,7 @@ from tests.rows import rows
 
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
-from trimesh.shape.view_name import view_name
+from trimesh.shape.value_mesh import view_name
 
 WHOLE = Region(Extent(hosts=2, gpus=4))
 

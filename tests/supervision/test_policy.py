@@ -11,21 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rows import rows
 
-from trimesh._supervision.backoff import Backoff
 from trimesh._supervision.policy import (
     FAILURES,
+    Backoff,
     Ending,
     FailFast,
     Isolate,
     Policy,
     Restart,
     Verdict,
+    check_units,
     checked_policy,
     ending_of,
     is_healing,
     judge,
+    units_of,
 )
-from trimesh._supervision.units import check_units, units_of
 from trimesh.errors import ActorFailed, LinkLost, ProcDied, ShapeError, Unresponsive
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region

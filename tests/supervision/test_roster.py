@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimesh._supervision.roster import Roster
+from trimesh._supervision.policy import Roster
 
 RANKS = st.sets(st.integers(0, 4), min_size=1)
 STEPS = st.lists(st.tuples(st.sampled_from(["join", "leave", "look"]), RANKS), max_size=40)

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimesh._supervision.backoff import Backoff
-from trimesh._supervision.policy import Restart
+from trimesh._supervision.policy import Backoff, Restart
 from trimesh._supervision.supervisor import Begin, GiveUp, Phase, Round, Supervisor
 from trimesh.errors import RestartLimit
 

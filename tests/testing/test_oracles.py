@@ -13,7 +13,7 @@ import pytest
 import trio
 from tests.testing.actors import Relay, Worker, run_body
 
-from trimesh._routing.credit import SendWindow
+from trimesh._routing.collector import SendWindow
 from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
 from trimesh._runtime.actors.serve import Server
 from trimesh._runtime.calls.outgoing import OutgoingCall

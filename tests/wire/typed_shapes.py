@@ -12,7 +12,7 @@ import msgspec
 import numpy
 
 from trimesh import Port
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from nowhere import Missing  # type: ignore[import-not-found]

@@ -5,18 +5,82 @@
 | `FailFast`    | the block fails                      | the member is given up        | an event            |
 | `Isolate`     | (takes no `on`)                      | the member is given up        | an event            |
 | `Restart`     | by `when`: restarted, or given up    | the block fails               | an event            |
+
+Who is in an elastic mesh: numbered changes, and what a reader has not seen of them. Pure.
+
+    epoch 0 --join(ranks)--> 1 --leave(ranks, why)--> 2 ...
+
+RO-1 the epoch grows by one with each change, and with nothing else.
+RO-2 a rank that has left is not named again before it has joined again: the first reason stays.
+RO-3 what a reader missed is told at once: between two looks, each incarnation joins once at most and leaves once.
 """
 
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
 import attrs
+import msgspec
 
-from trimesh._supervision.backoff import Backoff
-from trimesh.errors import ActorFailed, HostLost, LinkLost, ProcDied, Unresponsive
+from trimesh.errors import ActorFailed, HostLost, LinkLost, ProcDied, ShapeError, Unresponsive
 from trimesh.plain_numbers import plain_real, plain_whole
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
+
+
+def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(f"Backoff({attribute.name}=...) must be a number of seconds >= 0, got {value!r}")
+
+
+def _check_factor(_: object, __: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
+        raise ValueError(f"Backoff(factor=...) must be a number >= 1, got {value!r}")
+
+
+def _check_jitter(_: object, __: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"Backoff(jitter=...) must be a number between 0 and 1, got {value!r}")
+
+
+@attrs.frozen
+class Backoff:
+    """The wait before each restart of one unit: `initial`, then `factor` times as long each time, at most `cap`.
+
+    Attributes:
+        initial: Seconds before the first restart.
+        cap: Seconds that no wait exceeds.
+        factor: From one wait to the next.
+        jitter: Part of the wait, 0 to 1, that chance may take off it, so that what failed together does not start
+            together.
+
+    Raises:
+        ValueError: A number is outside of its range.
+    """
+
+    initial: float = attrs.field(default=0.1, converter=plain_real, validator=_check_seconds)
+    cap: float = attrs.field(default=5.0, converter=plain_real, validator=_check_seconds)
+    factor: float = attrs.field(default=2.0, converter=plain_real, validator=_check_factor)
+    jitter: float = attrs.field(default=0.1, converter=plain_real, validator=_check_jitter)
+
+    def delay(self, attempt: int, luck: float = 0.0) -> float:
+        """Return the seconds to wait.
+
+        Args:
+            attempt: 1 for the first failure of the period.
+            luck: Between 0 and 1, drawn by the caller.
+        """
+        try:
+            wait = self.initial * self.factor ** (attempt - 1)
+        except OverflowError:
+            wait = self.cap if self.initial else 0.0
+        return min(wait, self.cap) * (1.0 - self.jitter * luck)
+
+
+# ---- policy ----------------------------------------------------------------------------------------------------------
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
 When = Literal["permanent", "transient", "temporary"]
@@ -199,3 +263,93 @@ def ending_of(exit_code: int | None, signal: int | None) -> Ending:
 
 _ASKING = (2, 15)
 """SIGINT and SIGTERM, by which one asks a process to end."""
+
+
+# ---- the units that a policy restarts as a whole ---------------------------------------------------------------------
+
+
+def check_units(policy: Policy, extent: Extent) -> None:
+    """Refuse a policy whose units are along a dimension that a mesh has not.
+
+    Raises:
+        ShapeError: It is; the text names the dimensions that there are.
+    """
+    if isinstance(policy, Restart) and policy.along is not None and policy.along not in extent:
+        names = ", ".join(repr(label) for label in extent) or "none"
+        raise ShapeError(f"Restart(along={policy.along!r}) must name a dimension of the mesh, which has: {names}")
+
+
+def units_of(region: Region, along: str | None) -> Sequence[Sequence[int]]:
+    """Return the base ranks of each unit, in spawn order.
+
+    Args:
+        region: The mesh as spawned.
+        along: The unit is the slice along this dimension; None makes each member a unit.
+    """
+    if along is None:
+        return [(rank,) for rank in region.ranks()]
+    found: dict[int, list[int]] = {}
+    for rank in region.ranks():
+        found.setdefault(region.point(rank)[along], []).append(rank)
+    return [found[index] for index in sorted(found)]
+
+
+# ---- who is in an elastic mesh: numbered changes, and what a reader has not seen of them. Pure -----------------------
+
+
+class RosterChange(msgspec.Struct, frozen=True):
+    """What has changed since a look.
+
+    Attributes:
+        epoch: Number of the present state.
+        joined: Incarnation by rank of those that are new.
+        left: (rank, incarnation, why) of those that are gone.
+    """
+
+    epoch: int
+    joined: Mapping[int, int]
+    left: tuple[tuple[int, int, Exception], ...]
+
+
+class Roster:
+    """The members of one mesh.
+
+    Attributes:
+        epoch: Number of the last change.
+        present: Incarnation by rank.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.present: dict[int, int] = {}
+        self._why: dict[int, Exception] = {}
+
+    def join(self, members: Mapping[int, int]) -> bool:
+        """Note that members serve; return whether that is news.
+
+        Args:
+            members: Incarnation by rank.
+        """
+        news = {rank: incarnation for rank, incarnation in members.items() if self.present.get(rank) != incarnation}
+        self.present |= news
+        self.epoch += bool(news)
+        return bool(news)
+
+    def leave(self, ranks: Iterable[int], why: Exception) -> bool:
+        """Note that members do not serve any more; return whether that is news."""
+        gone = [rank for rank in ranks if rank in self.present]
+        for rank in gone:
+            del self.present[rank]
+            self._why[rank] = why
+        self.epoch += bool(gone)
+        return bool(gone)
+
+    def since(self, seen: Mapping[int, int]) -> RosterChange:
+        """Return what has changed for a reader.
+
+        Args:
+            seen: `present` as it was at the reader's last look.
+        """
+        joined = {rank: number for rank, number in sorted(self.present.items()) if seen.get(rank) != number}
+        left = [(rank, number) for rank, number in sorted(seen.items()) if self.present.get(rank) != number]
+        return RosterChange(self.epoch, joined, tuple((rank, number, self._why[rank]) for rank, number in left))

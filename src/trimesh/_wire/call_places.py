@@ -12,10 +12,9 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import watching
-from trimesh.errors import Origin, ProtocolError, ShapeError
+from trimesh.errors import Origin, ProtocolError, ShapeError, place_name
 from trimesh.ids import MeshId
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point, place_name
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 
 

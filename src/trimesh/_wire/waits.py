@@ -15,8 +15,7 @@ import msgspec
 from trimesh import limits
 from trimesh._wire.memory.regions import Buffer
 from trimesh.errors import ProtocolError, ShapeError
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 
 
 class NodeKind(enum.IntEnum):

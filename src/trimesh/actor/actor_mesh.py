@@ -13,7 +13,7 @@ from trimesh.actor.actor import MESH_ATTRIBUTES
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.view import MeshView
 from trimesh.shape.region import Region
-from trimesh.shape.shaped import Shaped
+from trimesh.shape.value_mesh import Shaped
 
 
 class ActorMesh(Shaped):

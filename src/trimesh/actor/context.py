@@ -14,7 +14,7 @@ from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.proc_mesh import ProcMesh, refer_procs
 from trimesh.actor.view import MeshView
 from trimesh.errors import Origin
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 A = TypeVar("A", bound=Actor)
 

@@ -20,7 +20,7 @@ from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
 from trimesh.actor.stream import Stream
 from trimesh.plain_numbers import plain_real, whole_number
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:

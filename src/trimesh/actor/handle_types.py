@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from trimesh._runtime.watch import EventStream, MeshStatistics
     from trimesh.blocking import handle as blocking
-    from trimesh.shape.extent import Extent
-    from trimesh.shape.point import Point
+    from trimesh.shape.extent import Extent, Point
 
     P = ParamSpec("P")
     T = TypeVar("T")

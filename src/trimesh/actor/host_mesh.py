@@ -14,8 +14,7 @@ from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_ho
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import Bind, checked_bind, checked_output, host_name
 from trimesh._runtime.tasks import in_trio
-from trimesh._supervision.policy import FailFast, Policy, checked_policy
-from trimesh._supervision.units import check_units
+from trimesh._supervision.policy import FailFast, Policy, check_units, checked_policy
 from trimesh.actor import mesh_kinds
 from trimesh.actor.options import suggests_keywords
 from trimesh.actor.proc_mesh import ProcMesh
@@ -33,8 +32,7 @@ from trimesh.actor.spawning import (
 )
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
@@ -43,7 +41,7 @@ if TYPE_CHECKING:
     from trimesh.jobs.code import CodeSync
     from trimesh.jobs.on_hosts import Forwarding
     from trimesh.jobs.packages import Installation
-    from trimesh.shape.output_line import OutputLine
+    from trimesh.shape.value_mesh import OutputLine
 
 Output = Any
 """`"forward"`, `"inherit"`, `"discard"` or a path object; or a function of the point that returns one of them."""

@@ -7,8 +7,8 @@ from typing import Any, TypeVar, cast, overload
 
 import msgspec
 
-from trimesh.errors import ShapeError
-from trimesh.shape.point import Point, place_name
+from trimesh.errors import ShapeError, place_name
+from trimesh.shape.extent import Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 

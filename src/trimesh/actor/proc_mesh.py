@@ -23,8 +23,7 @@ from trimesh._runtime.meshes import ProcMembers, changes_of, check_handler, kill
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._runtime.values import MemberInfo, MeshInfo
 from trimesh._runtime.watch import EventStream, MeshStatistics
-from trimesh._supervision.policy import Policy, checked_policy
-from trimesh._supervision.units import check_units
+from trimesh._supervision.policy import Policy, check_units, checked_policy
 from trimesh.actor.actor import Actor
 from trimesh.actor.procs.mesh_tensors import MakesTensors
 from trimesh.actor.spawning import (
@@ -39,14 +38,14 @@ from trimesh.actor.spawning import (
 from trimesh.actor.view import statistics_of_procs
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ShapeError
-from trimesh.events.records import OnFailure
+from trimesh.events import OnFailure
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
-from trimesh.shape.shaped import Shaped
+from trimesh.shape.value_mesh import Shaped
 
 if TYPE_CHECKING:
-    from trimesh.events.membership import MembershipView
+    from trimesh.events import MembershipView
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)
@@ -386,7 +385,7 @@ class ProcMesh(MakesTensors, Shaped):
         return type(self)(self._owned, region, is_reference=self._is_reference, policy=self._policy)
 
     def __repr__(self) -> str:
-        from trimesh.shape.view_name import view_name  # noqa: PLC0415 - for people only
+        from trimesh.shape.value_mesh import view_name  # noqa: PLC0415 - for people only
 
         whole = self._shown if self._owned is None else self._owned.whole
         return f"<processes {view_name(self.name, whole, self._shown)}>"

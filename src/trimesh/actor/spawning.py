@@ -21,7 +21,7 @@ from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
 from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import real_number, whole_number
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 T = TypeVar("T")
 

@@ -25,7 +25,7 @@ from trimesh.actor.options import Options
 from trimesh.actor.results import Results
 from trimesh.actor.view import MeshView
 from trimesh.config import current
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 R = TypeVar("R")
 

@@ -218,7 +218,7 @@ class MeshView:
         return MeshView(self.info, region, self.endpoints, self.owner, self.turn, self.known)
 
     def __repr__(self) -> str:
-        from trimesh.shape.view_name import view_name  # noqa: PLC0415 - for people only
+        from trimesh.shape.value_mesh import view_name  # noqa: PLC0415 - for people only
 
         return view_name(self.info.name, self.info.whole, self.region)
 

@@ -30,7 +30,7 @@ from trimesh.blocking.handle import (
 from trimesh.blocking.work import Each, submit, wait, wait_now
 from trimesh.errors import Origin
 from trimesh.rdma.buffers import buffer
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 from trimesh.shape.value_mesh import ValueMesh
 
 P = ParamSpec("P")

@@ -13,10 +13,9 @@ from trimesh._wire.exceptions.frames import shortens_tracebacks
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.work import Each, wait, wait_now
-from trimesh.events.membership import MembershipView
-from trimesh.events.records import Event
+from trimesh.events import Event, MembershipView
 from trimesh.shape.extent import Extent
-from trimesh.shape.shaped import Shaped
+from trimesh.shape.value_mesh import Shaped
 
 P = ParamSpec("P")
 S = TypeVar("S")

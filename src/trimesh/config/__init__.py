@@ -4,8 +4,19 @@
 `python -m trimesh.config`.
 """
 
-from trimesh.config.layers import JOBS_TABLE, Sources, above, from_environment, from_file
-from trimesh.config.scope import choose, configured, current, install, provide, reread
+from trimesh.config.layers import (
+    JOBS_TABLE,
+    Sources,
+    above,
+    choose,
+    configured,
+    current,
+    from_environment,
+    from_file,
+    install,
+    provide,
+    reread,
+)
 from trimesh.config.settings import SETTINGS, Setting, Settings
 
 __all__ = [

@@ -11,7 +11,7 @@ from trimesh.jobs.local import LocalJob
 from trimesh.jobs.pki import OwnPKI
 from trimesh.jobs.slurm import SlurmJob
 from trimesh.jobs.ssh import SSHJob
-from trimesh.shape.output_line import OutputLine
+from trimesh.shape.value_mesh import OutputLine
 
 __all__ = [
     "KEPT",

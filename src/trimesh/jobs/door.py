@@ -52,7 +52,7 @@ from trimesh.jobs.connections import (
 )
 from trimesh.jobs.identity import PLAIN, Authority, Credentials, ForeignAuthority, IdentityError, JoinToken, TokenLedger
 from trimesh.jobs.pki import OwnPKI, plain_warning
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 _BACKLOG: Final = 128
 _log: Final = logging.getLogger("trimesh")

@@ -46,8 +46,7 @@ from trimesh.jobs.connections import ListenAddress
 from trimesh.jobs.door import HostLinks, JoinedHost, open_host_links, own_credentials
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher, StartedAgent
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 
 

@@ -19,8 +19,8 @@ import msgspec
 
 from trimesh._runtime.actors import caller_here
 from trimesh._wire.call_places import CallerPlace
+from trimesh.errors import place_name
 from trimesh.observe.run_snapshot import RunSnapshot
-from trimesh.shape.point import place_name
 
 _FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _OWN: Final = frozenset({"member", "mesh", "point", "endpoint", "incarnation"})

@@ -24,9 +24,9 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import flight, observed
+from trimesh.errors import place_name
 from trimesh.observe.run_snapshot import RunRecords, RunSnapshot, find_records, merge, program_line
 from trimesh.observe.waiting import WaitGraph, kept_versions, unread_versions
-from trimesh.shape.point import place_name
 
 _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
 _MENDED: Final = ("Restarted", "Started")

@@ -23,8 +23,7 @@ from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.frames import program_frame
 from trimesh._wire.exceptions.stack_text import package_of_line
 from trimesh._wire.observed import VERSION, CallRow, ProcRow
-from trimesh.errors import ConnectError, ProtocolError
-from trimesh.shape.point import place_name
+from trimesh.errors import ConnectError, ProtocolError, place_name
 
 _FINE: Final = ("running", "starting", "exiting")
 _STATES: Final = ("dead", "silent", "stopped", "stuck", "held", "exiting", "starting", "running")

@@ -30,8 +30,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from trimesh import limits
-from trimesh.errors import ProtocolError
-from trimesh.shape.point import place_name
+from trimesh.errors import ProtocolError, place_name
 
 DEPTH_MAX = 4
 """Levels of nested containers that are counted; deeper ones count as references."""

@@ -20,13 +20,12 @@ from trimesh.actor.context import context
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import this_proc
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.errors import MeshError
-from trimesh.events.membership import MembershipView
+from trimesh.errors import MeshError, place_name
+from trimesh.events import MembershipView
 from trimesh.plain_numbers import plain_whole
 from trimesh.service.accounts import Answer, Place, RoundKeys, RoundMember, Rounds
 from trimesh.service.errors import GroupEnded
 from trimesh.service.owner_calls import hand_over, take_over
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh.tensor.groups.elastic import DeviceMesh, EpochGroup, MemberGroups

@@ -28,15 +28,15 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import attrs
 
-from trimesh.errors import ShapeError
-from trimesh.shape import reshape
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point, place_name
+from trimesh.errors import ShapeError, place_name
+from trimesh.plain_numbers import whole_number
+from trimesh.shape.extent import Extent, Point, check_label, check_size
 
 
 def _as_extent(extent: Mapping[str, int]) -> Extent:
@@ -186,7 +186,7 @@ class Region:
             >>> whole.slice(gpus=slice(2, 2))
             Region(hosts=2, gpus=0)
         """
-        extent, ranks = reshape.select(self.extent, selection)
+        extent, ranks = select(self.extent, selection)
         return self._view(extent, _as_table([self._table[rank] for rank in ranks]))
 
     def flatten(self, label: str) -> Region:
@@ -199,7 +199,7 @@ class Region:
             >>> Region(Extent(hosts=2, gpus=4)).slice(gpus=slice(0, 3)).flatten("ranks")
             Region(ranks=6)
         """
-        return self._view(reshape.flatten(self.extent, label), self._table)
+        return self._view(flatten(self.extent, label), self._table)
 
     def split(self, **parts: Sequence[str] | int) -> Region:
         """Split dimensions into several; ranks stay.
@@ -215,7 +215,7 @@ class Region:
             >>> Region(Extent(hosts=4, gpus=8)).split(hosts=("dp", "pp"), pp=2)
             Region(dp=2, pp=2, gpus=8)
         """
-        return self._view(reshape.split(self.extent, parts), self._table)
+        return self._view(split(self.extent, parts), self._table)
 
     def rename(self, **labels: str) -> Region:
         """Give dimensions other labels; ranks stay.
@@ -227,7 +227,7 @@ class Region:
             >>> Region(Extent(hosts=2, gpus=4)).rename(gpus="tp")
             Region(hosts=2, tp=4)
         """
-        return self._view(reshape.rename(self.extent, labels), self._table)
+        return self._view(rename(self.extent, labels), self._table)
 
     def exclude(self, points: Iterable[Mapping[str, int]]) -> Region:
         """Take members out; the others keep their ranks, and the extent its sizes.
@@ -332,3 +332,142 @@ class Region:
         if self._excluded:
             inside.append(f"missing={len(self._excluded)}")
         return f"Region({', '.join(inside)})"
+
+
+# ---- what slice, flatten, split and rename do to an extent. `Region` applies it to the ranks -------------------------
+
+# Each function takes the extent of a view and returns the one of the new view; only `select` also changes which points
+# there are, and says so as row-major ranks in the old extent.
+
+
+def select(extent: Extent, selection: Mapping[str, int | slice]) -> tuple[Extent, list[int]]:
+    """Select along dimensions.
+
+    Args:
+        extent: What to select from.
+        selection: Label to index (the dimension goes) or to slice (it stays).
+
+    Returns:
+        The new extent, and for each of its points the rank in the old one.
+
+    Raises:
+        ShapeError: There is no such dimension, or the index is outside it, or it is neither int nor slice.
+    """
+    for label in selection:
+        extent.axis(label)
+    kept: dict[str, int] = {}
+    ranks = [0]
+    for label, size in extent.items():
+        chosen = selection.get(label, slice(None))
+        if isinstance(chosen, slice):
+            indices: Sequence[int] = _slice_range(label, size, chosen)
+            kept[label] = len(indices)
+        else:
+            indices = (_slice_index(extent, label, chosen),)
+        ranks = [rank * size + index for rank in ranks for index in indices]
+    return Extent.of_view(tuple(kept), tuple(kept.values())), ranks
+
+
+def _slice_index(extent: Extent, label: str, chosen: object) -> int:
+    if whole_number(chosen) is None:
+        raise ShapeError(
+            f"{label!r} (size {extent.size(label)}) is sliced by an index such as {label}=2 or a slice such as "
+            f"{label}=slice(0, 2), got {chosen!r}"
+        )
+    return extent.index(label, chosen)
+
+
+def _slice_range(label: str, size: int, chosen: slice) -> range:
+    try:
+        return range(*chosen.indices(size))
+    except (TypeError, ValueError) as error:
+        raise ShapeError(f"{label!r} (size {size}) cannot be sliced by {chosen!r}: {error}") from error
+
+
+def flatten(extent: Extent, label: str) -> Extent:
+    """Return the extent of one dimension `label` with as many points.
+
+    Raises:
+        ShapeError: The label is no identifier.
+    """
+    return Extent.of_view((check_label(label),), (extent.nelements,))
+
+
+def rename(extent: Extent, labels: Mapping[str, str]) -> Extent:
+    """Return the extent with other labels, exchanged at once, so that two can swap.
+
+    Args:
+        extent: What to rename.
+        labels: Old label to new label.
+
+    Raises:
+        ShapeError: There is no such dimension, or a new label is no identifier or clashes.
+    """
+    for old, new in labels.items():
+        extent.axis(old)
+        check_label(new)
+    renamed = [labels.get(label, label) for label in extent]
+    _check_distinct(extent, renamed)
+    return Extent.of_view(renamed, extent.sizes)
+
+
+def split(extent: Extent, parts: Mapping[str, Sequence[str] | int]) -> Extent:
+    """Return the extent with some dimensions split into several.
+
+    Args:
+        extent: What to split.
+        parts: Label to its new labels, and new label to its size. One size for each split may be left out.
+
+    Raises:
+        ShapeError: There is no such dimension, a label clashes, or the sizes do not divide.
+    """
+    splits: dict[str, Sequence[str]] = {}
+    factors: dict[str, int] = {}
+    for label, part in parts.items():
+        if isinstance(part, tuple | list):
+            splits[label] = [check_label(name) for name in part]
+            if not part:
+                raise ShapeError(f"{label!r} (size {extent.size(label)}) cannot be split into no dimension")
+        elif whole_number(part) is None:
+            raise ShapeError(
+                f"split takes new labels such as hosts=('dp', 'pp') and their sizes such as pp=2, got {label}={part!r}"
+            )
+        else:
+            factors[label] = check_size(label, part)
+    for label in splits:
+        extent.axis(label)
+    for label, factor in factors.items():
+        if not any(label in names for names in splits.values()):
+            raise ShapeError(f"{label}={factor} is the size of no new label; new labels are: {_new_labels(splits)}")
+
+    labels = [name for label in extent for name in splits.get(label, (label,))]
+    _check_distinct(extent, labels)
+    sizes: list[int] = []
+    for label, size in extent.items():
+        sizes += _factored(label, size, splits[label], factors) if label in splits else (size,)
+    return Extent.of_view(labels, sizes)
+
+
+def _factored(label: str, size: int, names: Sequence[str], factors: Mapping[str, int]) -> list[int]:
+    """Return the sizes of the new labels, after finding the one that was left out."""
+    open_names = [name for name in names if name not in factors]
+    given = {name: factors[name] for name in names if name in factors}
+    product = math.prod(given.values())
+    if len(open_names) > 1:
+        raise ShapeError(
+            f"splitting {label!r} (size {size}) into {tuple(names)!r} leaves more than one size open: give all but "
+            f"one of {', '.join(map(repr, open_names))}"
+        )
+    if (size % product != 0) if open_names else (size != product):
+        raise ShapeError(f"{label!r} has size {size}, which cannot be split into {tuple(names)!r} with {given!r}")
+    return [given[name] if name in given else size // product for name in names]
+
+
+def _check_distinct(extent: Extent, labels: Sequence[str]) -> None:
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ShapeError(f"the label {label!r} would come twice: {extent!r} would become {', '.join(labels)}")
+
+
+def _new_labels(splits: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(repr(name) for names in splits.values() for name in names) or "none"

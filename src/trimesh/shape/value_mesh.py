@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 import attrs
 
-from trimesh.errors import ShapeError
+from trimesh.errors import ShapeError, place_name
 from trimesh.plain_numbers import whole_number
-from trimesh.shape.point import place_name
+from trimesh.shape.extent import Extent, Point
+from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from builtins import slice as Slice  # noqa: N812 - the method `slice` hides the type below
+    from collections.abc import Callable
 
-    from trimesh.shape.extent import Extent
-    from trimesh.shape.point import Point
-    from trimesh.shape.region import Region
 
 T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
@@ -166,3 +167,142 @@ class ValueMesh(Generic[T_co]):
 
         rows = ((*point.values(), repr(value)) for point, value in self.items())
         return table((*self.extent, "value"), rows, len(self._values))
+
+
+# ---- what all mesh handles have in common: their shape, and views of a part of them ----------------------------------
+
+
+class Shaped(ABC):
+    """A mesh handle, or a view of a part of the mesh. Views are cheap and own nothing."""
+
+    @abstractmethod
+    def _region(self) -> Region: ...
+
+    @abstractmethod
+    def _seen(self, region: Region) -> Self:
+        """Return a view of another part of the same mesh."""
+
+    @abstractmethod
+    def alive(self) -> Self:
+        """Return the view without the members whose end is known here."""
+
+    @property
+    def extent(self) -> Extent:
+        """Labels and sizes of this view, missing members included."""
+        return self._region().extent
+
+    def size(self, dim: str | None = None) -> int:
+        """Return the size along `dim`, or the number of points of the extent.
+
+        Raises:
+            ShapeError: `dim` is no dimension of this view.
+        """
+        return self.extent.nelements if dim is None else self.extent.size(dim)
+
+    def __len__(self) -> int:
+        """Return the number of members that are not missing."""
+        return len(self._region())
+
+    def points(self) -> Iterator[Point]:
+        """Yield the coordinates, in this view, of its members."""
+        return self._region().points()
+
+    def slice(self, /, **selection: int | Slice) -> Self:
+        """Return a part: an int removes its dimension, a slice keeps it.
+
+        Raises:
+            ShapeError: No such dimension, or an index outside of it.
+        """
+        return self._seen(self._region().slice(**selection))
+
+    def flatten(self, label: str) -> Self:
+        """Return the members along one dimension called `label`."""
+        return self._seen(self._region().flatten(label))
+
+    def split(self, /, **parts: Sequence[str] | int) -> Self:
+        """Return the members with a dimension split in two or more: `split(hosts=("dp", "pp"), pp=2)`.
+
+        Raises:
+            ShapeError: The sizes do not divide.
+        """
+        return self._seen(self._region().split(**parts))
+
+    def rename(self, /, **labels: str) -> Self:
+        """Return the members with other labels: `rename(gpus="tp")`."""
+        return self._seen(self._region().rename(**labels))
+
+    def exclude(self, points: Iterable[Mapping[str, int]]) -> Self:
+        """Return the members without some; the others keep their ranks.
+
+        Args:
+            points: Points of the mesh as spawned (`trimesh.coords(error)`), or mappings in the labels of this view.
+
+        Raises:
+            ShapeError: A point is not one of this mesh.
+        """
+        return self._seen(self._region().exclude(points))
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: each member, and whether it lives as far as is known here."""
+        from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
+
+        region = self._region()
+        live = frozenset(self.alive()._region().ranks())  # noqa: SLF001 - of its own class
+        states = ("live" if rank in live else "ended" for rank in region.ranks())
+        rows = ((*point.values(), state) for point, state in zip(region.points(), states, strict=True))
+        return table((*region.extent, "state"), rows, len(region), repr(self))
+
+
+# ---- a line that a command on a host has written ---------------------------------------------------------------------
+
+
+@attrs.frozen
+class OutputLine:
+    """A line of a command; `print` shows it behind the coordinates of its host.
+
+    Attributes:
+        point: Coordinates of the host, in the mesh of hosts that the command runs on.
+        host: Name of the host.
+        stream: Where the command has written it.
+        text: Without its newline. Bytes that are no UTF-8 are replaced. A line of more than
+            `limits.OUTPUT_LINE_BYTES_MAX` bytes comes as several.
+    """
+
+    point: Point
+    host: str
+    stream: Literal["stdout", "stderr"]
+    text: str
+
+    def __str__(self) -> str:
+        """Return the line as the output of processes is shown."""
+        return f"{place_name(self.host, self.point)} | {self.text}"
+
+
+# ---- names of meshes and of parts of them, for people ----------------------------------------------------------------
+
+
+def view_name(mesh: str, whole: Region, seen: Region) -> str:
+    """Return the name of a part of a mesh: the coordinates that it fixes, then the sizes that are left.
+
+    Args:
+        mesh: Name of the mesh.
+        whole: All of it.
+        seen: The part.
+
+    Example:
+        >>> from trimesh.shape.extent import Extent
+        >>> whole = Region(Extent(hosts=2, gpus=4))
+        >>> view_name("procs", whole, whole.slice(hosts=1)), view_name("procs", whole, whole.slice(hosts=1, gpus=3))
+        ("procs[hosts=1]{'gpus': 4}", 'procs[hosts=1,gpus=3]')
+    """
+    left = dict(seen.extent)
+    fixed = dict[str, int]()
+    ranks, stride = seen.ranks(), 1
+    for index, (label, size) in reversed(list(enumerate(whole.extent.items()))):
+        # The first dimension may have grown since: its places are not bounded by what was known.
+        places = {rank // stride if index == 0 else rank // stride % max(size, 1) for rank in ranks}
+        stride *= max(size, 1)
+        if label not in left and len(places) == 1:
+            fixed[label] = places.pop()
+    name = place_name(mesh, dict(reversed(fixed.items())))
+    return f"{name}{left!r}" if left else name

@@ -22,8 +22,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.meshes import says_peer_is_gone, text_says_peer_is_gone
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.errors import MeshErrorGroup, add_note, leaves, origin
-from trimesh.shape.point import place_name
+from trimesh.errors import MeshErrorGroup, add_note, leaves, origin, place_name
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.spmd.actor import ScriptFailed, SPMDActor, environments
 from trimesh.spmd.child import pack

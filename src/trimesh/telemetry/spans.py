@@ -16,7 +16,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised
 from trimesh._wire import messages
-from trimesh.shape.point import place_name
+from trimesh.errors import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors import Cell

@@ -23,7 +23,7 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh.shape.point import place_name
+from trimesh.errors import place_name
 
 # ---- histories -------------------------------------------------------------------------------------------------------
 

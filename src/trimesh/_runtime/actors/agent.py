@@ -23,7 +23,7 @@ from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, En
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh.errors import Origin
 from trimesh.ids import AGENT, MeshId
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

@@ -35,7 +35,7 @@ from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh.errors import ActorFailed, Origin, leaves, text_of
 from trimesh.ids import MeshId
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

@@ -16,7 +16,7 @@ import trio
 
 from trimesh._runtime.system.forks import forked_here
 from trimesh._wire.call_places import CallerPlace, SentView
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

@@ -14,8 +14,7 @@ import trio
 from trimesh import limits
 from trimesh._wire import messages, waits
 from trimesh._wire.waits import NodeReport, Place
-from trimesh.errors import DeadlockError, ProtocolError, add_note, context_of, leaves, notes_on
-from trimesh.shape.point import place_name
+from trimesh.errors import DeadlockError, ProtocolError, add_note, context_of, leaves, notes_on, place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

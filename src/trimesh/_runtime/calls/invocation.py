@@ -15,8 +15,7 @@ import trio
 from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 
 from trimesh import limits
-from trimesh._routing.collector import POSTED, LocalFailure, Outcome, Raised, Returned
-from trimesh._routing.merge import MergedItem
+from trimesh._routing.collector import POSTED, LocalFailure, MergedItem, Outcome, Raised, Returned
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.request import Request
 from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
@@ -40,10 +39,10 @@ from trimesh.errors import (
     Unresponsive,
     add_note,
     origin,
+    place_name,
     set_origin,
 )
 from trimesh.ids import AGENT, CallId, MeshId
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

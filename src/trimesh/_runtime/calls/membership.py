@@ -30,9 +30,8 @@ from trimesh._runtime.peers.deaths import left
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh.errors import MeshError, MeshStopped, Origin
+from trimesh.errors import MeshError, MeshStopped, Origin, place_name
 from trimesh.ids import AGENT, ProcId
-from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from trimesh._routing.collector import POSTED, Outcome, Returned
-from trimesh._routing.merge import Merge, MergedItem
+from trimesh._routing.collector import POSTED, Merge, MergedItem, Outcome, Returned
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.deadline import effective_deadline

@@ -16,9 +16,8 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._routing.credit import SendWindow
-from trimesh._routing.holders import Share
-from trimesh._routing.intake import port_window
+from trimesh._routing.channel_accounts import Share, port_window
+from trimesh._routing.collector import SendWindow
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.crossing import wake

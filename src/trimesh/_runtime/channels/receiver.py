@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import msgspec
 import trio
 
-from trimesh._routing.holders import Holders
-from trimesh._routing.intake import Intake
+from trimesh._routing.channel_accounts import Holders, Intake
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
 from trimesh._runtime.values.payload import take_payload

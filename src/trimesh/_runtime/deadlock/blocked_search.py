@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from trimesh._routing.search import Search, answer
+from trimesh._routing.deadlock import Search, answer
 from trimesh._runtime.deadlock.waiting import LocalWaits
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages

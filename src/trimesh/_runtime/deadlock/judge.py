@@ -1,6 +1,6 @@
 """The controller's part in ending deadlocks: one search at a time for the whole family (rule C8).
 
-A suspicion of any process starts a search (`_routing/search.py`), which asks the processes that it leads to. The victim
+A suspicion of any process starts a search (`_routing/deadlock.py`), which asks the processes that it leads to. The victim
 gets its error before anything else is looked at, so no deadlock gets two victims; then what was stuck is looked at
 again, for one call may have closed two cycles.
 
@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._routing.search import Question, Search
-from trimesh._routing.waits import Deadlock
+from trimesh._routing.deadlock import Deadlock, Question, Search
 from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.circle import error_of
 from trimesh._runtime.peers.parcel import Parcel

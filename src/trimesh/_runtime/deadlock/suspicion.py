@@ -13,7 +13,7 @@ Other waits that can be the last edge of a cycle are looked at in the same way: 
 still in the first half of its `lifespan` (the spawn is waited for), of a generator whose consumer takes
 nothing (its slot is waited for), and of a consumer for the next of several results (each that comes wakes it, so the
 last one that could come is waited for anew). A message that finds no room is looked at by its sender; but room is made
-without a word (`_routing/credit.py`), so it is looked at again as long as it waits, ever more seldom.
+without a word (`_routing/collector.py`), so it is looked at again as long as it waits, ever more seldom.
 
 A deadlock of calls costs those that are not in one: a flag when a call has to wait, and a look at what waits here at
 most every `limits.DEADLOCK_SEARCH_SECONDS`, only while calls do.
@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._routing.search import answer
-from trimesh._routing.waits import stuck_nodes
+from trimesh._routing.deadlock import answer, stuck_nodes
 from trimesh._runtime.calls.circle import Circles, error_of
 from trimesh._runtime.deadlock.blocked_search import BlockedSearch
 from trimesh._runtime.deadlock.judge import Judge

@@ -29,9 +29,9 @@ from trimesh._runtime.system.breakpoints import refuse_breakpoints
 from trimesh._runtime.tasks import place_outside
 from trimesh._wire import observed
 from trimesh.config import Settings
-from trimesh.errors import Origin, leaves, origin
+from trimesh.errors import Origin, leaves, origin, place_name
 from trimesh.ids import AGENT
-from trimesh.shape.point import Point, place_name
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

@@ -39,7 +39,7 @@ from trimesh._transport.native.transport import NativeTransport
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, SpawnError
 from trimesh.ids import ProcId
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 OnExit = Callable[[ExitReport], None]
 

@@ -27,8 +27,7 @@ from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.system.cpu_binding import CpuBinding, machine_here, own_cpus, simulated_machine
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, replaces_all
-from trimesh._supervision.units import units_of
+from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, replaces_all, units_of
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, ShapeError, SpawnError
 from trimesh.ids import AGENT, MeshId, ProcId

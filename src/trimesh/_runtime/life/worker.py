@@ -31,8 +31,7 @@ from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire.observed import encode
 from trimesh.config import install
 from trimesh.ids import ProcId
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 
 
 async def serve_owner(

@@ -39,11 +39,11 @@ from trimesh.errors import (
     RestartLimit,
     Unresponsive,
     origin,
+    place_name,
     set_origin,
 )
-from trimesh.events.records import Died, Failed, GaveUp, Restarted, Restarting, Started, Unacknowledged
+from trimesh.events import Died, Failed, GaveUp, Restarted, Restarting, Started, Unacknowledged
 from trimesh.ids import AGENT, ProcId
-from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from trimesh._runtime.calls.membership import Standing
-from trimesh.events.records import Started
+from trimesh.events import Started
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from trimesh import limits
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.member import discard
 from trimesh._runtime.meshes.proc_members import ProcMembers
-from trimesh.errors import MembershipChanged, MeshErrorGroup, MeshStopped, ShapeError
-from trimesh.events.records import Started
-from trimesh.shape.point import place_name
+from trimesh.errors import MembershipChanged, MeshErrorGroup, MeshStopped, ShapeError, place_name
+from trimesh.events import Started
 from trimesh.shape.region import Region
 
 

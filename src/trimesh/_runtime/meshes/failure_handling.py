@@ -21,7 +21,7 @@ from trimesh._runtime.tasks.consequences import without_consequences
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import origin
-from trimesh.events.records import Failure, OnFailure
+from trimesh.events import Failure, OnFailure
 
 
 class _Handling:

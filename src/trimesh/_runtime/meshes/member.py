@@ -28,8 +28,8 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
 from trimesh._transport.interface.base import DownReason, LinkDown
-from trimesh.errors import ProcDied
-from trimesh.shape.point import Point, place_name
+from trimesh.errors import ProcDied, place_name
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

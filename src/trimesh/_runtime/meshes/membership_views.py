@@ -12,9 +12,9 @@ from contextlib import AbstractAsyncContextManager
 import trio
 
 from trimesh._runtime.tasks.foreign import in_trio_block, in_trio_taking
-from trimesh._supervision.roster import Roster
+from trimesh._supervision.policy import Roster
 from trimesh.context_managers import asynccontextmanager
-from trimesh.events.membership import Departed, MembershipView
+from trimesh.events import Departed, MembershipView
 from trimesh.shape.region import Region
 
 

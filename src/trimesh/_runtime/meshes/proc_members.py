@@ -42,11 +42,11 @@ from trimesh._supervision.policy import (
     is_healing,
     judge,
     replaces_all,
+    units_of,
 )
 from trimesh._supervision.supervisor import Round, Supervisor
-from trimesh._supervision.units import units_of
 from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
-from trimesh.events.records import Died, GaveUp, MemberEvent, Restarted, Restarting, Stalled, Unacknowledged
+from trimesh.events import Died, GaveUp, MemberEvent, Restarted, Restarting, Stalled, Unacknowledged
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
 

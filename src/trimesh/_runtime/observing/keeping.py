@@ -23,8 +23,7 @@ from trimesh._runtime.system.records import WorkerConfig
 from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.frames import raised_at
-from trimesh.errors import leaves, text_of
-from trimesh.shape.point import place_name
+from trimesh.errors import leaves, place_name, text_of
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

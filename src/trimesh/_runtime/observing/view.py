@@ -19,8 +19,8 @@ from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.task_tree import where
 from trimesh._wire import observed
 from trimesh._wire.waits import NodeKind, NodeRef
+from trimesh.errors import place_name
 from trimesh.ids import AGENT
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     import trio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._wire.call_places import CallerPlace
-    from trimesh.shape.point import Point
+    from trimesh.shape.extent import Point
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}

@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._routing.credit import ReceiveCount
+from trimesh._routing.collector import ReceiveCount
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Buffer, Lane, Link

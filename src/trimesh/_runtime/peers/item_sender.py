@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._routing.credit import SendWindow
+from trimesh._routing.collector import SendWindow
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.tasks.crossing import wake
 from trimesh._runtime.tasks.deadline import effective_deadline

@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from trimesh._runtime.system.records import LostHost
-from trimesh.errors import HostLost, Origin, set_origin
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point, place_name
+from trimesh.errors import HostLost, Origin, place_name, set_origin
+from trimesh.shape.extent import Extent, Point
 
 
 class HostLoss(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._routing.credit import ReceiveCount, SendWindow
+from trimesh._routing.collector import ReceiveCount, SendWindow
 from trimesh._runtime.peers.abandoned import AbandonedCalls
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.values.payload import take_payload

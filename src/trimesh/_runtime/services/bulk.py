@@ -46,10 +46,10 @@ from trimesh.errors import (
     ProcDied,
     TrimeshInternalError,
     Unresponsive,
+    place_name,
     set_origin,
 )
 from trimesh.ids import ProcId
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell

@@ -9,7 +9,7 @@ import msgspec
 
 from trimesh._runtime.system.cpu_binding import Bind, CpuBinding
 from trimesh.config import Settings
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 
 class ProcOptions(msgspec.Struct, frozen=True):

@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from trimesh.errors import SpawnError
-from trimesh.shape.point import Point, place_name
+from trimesh.errors import SpawnError, place_name
+from trimesh.shape.extent import Point
 
 Cores = tuple[frozenset[int], ...]
 """Cores of a machine: the CPUs, its hardware threads, of each."""

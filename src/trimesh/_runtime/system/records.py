@@ -10,9 +10,9 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from trimesh.config import Settings
+from trimesh.errors import place_name
 from trimesh.ids import ID_MAX
 from trimesh.limits import DIRECT_ADDRESS_CHARS_MAX, DIRECT_ADDRESSES_MAX
-from trimesh.shape.point import place_name
 
 Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
 Count = Annotated[int, Meta(ge=0, le=ID_MAX)]

@@ -16,9 +16,8 @@ from trimesh._wire.memory.regions import Buffer
 from trimesh._wire.pickled.by_value import DefinitionBytes, Definitions
 from trimesh._wire.pickled.payload import Bindings, Decoder, Encoded, Encoder
 from trimesh._wire.typed.item_types import WHAT, ItemType
-from trimesh.errors import Origin, RemoteError, set_origin, text_of
+from trimesh.errors import Origin, RemoteError, place_name, set_origin, text_of
 from trimesh.ids import ProcId
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer

@@ -12,8 +12,7 @@ from trimesh import limits
 from trimesh._runtime.tasks.foreign import in_trio_block, in_trio_taking
 from trimesh._runtime.values.reference import MeshInfo
 from trimesh.context_managers import asynccontextmanager
-from trimesh.events.buffer import EventBuffer
-from trimesh.events.records import Event, Lagged, MemberEvent, Started
+from trimesh.events import Event, EventBuffer, Lagged, MemberEvent, Started
 
 if TYPE_CHECKING:
     from trimesh._runtime.watch.journal import Journal

@@ -10,12 +10,12 @@ from trimesh import limits
 from trimesh._runtime.watch.causes import causes_of
 from trimesh._wire import observed
 from trimesh._wire.flight import SeenEvent
-from trimesh.events.records import Died, Failed, GaveUp, Lagged, Unacknowledged
-from trimesh.shape.point import place_name
+from trimesh.errors import place_name
+from trimesh.events import Died, Failed, GaveUp, Lagged, Unacknowledged
 
 if TYPE_CHECKING:
     from trimesh._runtime.recording.recorder import FlightRecorder
-    from trimesh.events.records import Event, MemberEvent
+    from trimesh.events import Event, MemberEvent
 
 _FAILURES: Final = (Died, Failed, GaveUp, Unacknowledged)
 

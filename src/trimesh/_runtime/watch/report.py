@@ -13,8 +13,8 @@ from trimesh._routing.collector import RankState
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import TASKS_SECONDS, Report, read_report, request_report
 from trimesh._runtime.watch.task_tree import describe_actors, describe_threads, is_in_loop
+from trimesh.errors import place_name
 from trimesh.ids import AGENT
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -10,7 +10,7 @@ import msgspec
 
 from trimesh._transport.interface.base import LinkStatistics
 from trimesh.ids import MeshId
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.mailbox import Mailbox

@@ -18,8 +18,8 @@ import trio
 
 from trimesh._runtime.tasks.coroutines import await_chain, find_outside_tasks, outside_tasks_in
 from trimesh._wire.exceptions.frames import OURS, package_of, program_frame, shown_frames
+from trimesh.errors import place_name
 from trimesh.ids import AGENT
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from trimesh._runtime.actors.cell import Cell

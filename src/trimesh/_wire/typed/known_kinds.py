@@ -23,8 +23,7 @@ from trimesh._wire.pickled.payload import Encoded
 from trimesh._wire.typed.codec import ADVICE, Reader, Writer
 from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
 from trimesh.errors import PayloadError, ProtocolError
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 

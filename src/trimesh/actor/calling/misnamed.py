@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from trimesh.spelling import suggestion
+from trimesh.plain_numbers import suggestion
 
 _UNEXPECTED: Final = re.compile(r"got an unexpected keyword argument '(?P<name>\w+)'$")
 """What Python says up to 3.12; since then it has a suggestion itself, where a name is near."""

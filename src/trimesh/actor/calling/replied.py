@@ -19,7 +19,7 @@ from trimesh.actor import verbs
 from trimesh.actor.calling.started import make_work, send
 from trimesh.actor.view import MeshView
 from trimesh.errors import MeshErrorGroup
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 
 async def broadcast(

@@ -33,8 +33,7 @@ from trimesh.actor.channel import open_channel
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import reread
-from trimesh.shape.output_line import OutputLine
-from trimesh.shape.value_mesh import ValueMesh
+from trimesh.shape.value_mesh import OutputLine, ValueMesh
 
 Show = Callable[[OutputLine], object]
 

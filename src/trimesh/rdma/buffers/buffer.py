@@ -15,13 +15,12 @@ from trimesh._runtime.services import Granted, Registration
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._transport.interface.mover import Right, Span, Transfer, TransferDone, TransferKind
 from trimesh._wire.memory.regions import memory_at
-from trimesh.errors import Origin
+from trimesh.errors import Origin, place_name
 from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.memory import device_transfer
 from trimesh.rdma.memory.device import find_device, queued_before, share
 from trimesh.rdma.memory.handle import Handle, handle_of
 from trimesh.rdma.memory.local import Memory, memory_of
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from typing import Self

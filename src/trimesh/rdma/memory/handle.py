@@ -13,7 +13,7 @@ from trimesh._runtime.services import Granted
 from trimesh._transport.interface.mover import Grant, ProcessAddress, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.ids import ID_MAX
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Point
 
 # What others need to open memory of a device: a *ticket*, which its owner lays into memory that they can look at.
 #

@@ -20,12 +20,11 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life import proc_for
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
-from trimesh.errors import MeshStopped, ProcDied, ProtocolError
+from trimesh.errors import MeshStopped, ProcDied, ProtocolError, place_name
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.publications.board import TensorEntry, describe
 from trimesh.rdma.publications.publisher import Publications, Publisher, publications_of
 from trimesh.rdma.publications.reading import Snapshot, VersionGone, snapshot_of
-from trimesh.shape.point import place_name
 
 
 class Published:

@@ -30,6 +30,7 @@ from trimesh._runtime.actors import find_cell
 from trimesh._runtime.peers import Parcel, Peer
 from trimesh._wire import messages
 from trimesh._wire.observed import PinRow, PublicationRow
+from trimesh.errors import place_name
 from trimesh.ids import ProcId
 from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.buffers.buffer import RDMABuffer
@@ -37,7 +38,6 @@ from trimesh.rdma.memory.local import allocate
 from trimesh.rdma.publications import board
 from trimesh.rdma.publications.board import layout_of
 from trimesh.rdma.publications.reading import Reading
-from trimesh.shape.point import place_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

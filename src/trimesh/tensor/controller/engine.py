@@ -34,9 +34,9 @@ from trimesh.errors import (
     ProcDied,
     ProtocolError,
     add_note,
+    place_name,
     set_origin,
 )
-from trimesh.shape.point import place_name
 from trimesh.tensor.controller.team import Team, TeamFailure
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.arguments import default_device

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio
-from trimesh.errors import ShapeError
-from trimesh.shape.point import place_name
+from trimesh.errors import ShapeError, place_name
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.issue.fetching import checked, fetch, fetch_shard, values_now
 

@@ -18,7 +18,7 @@ from trimesh import limits
 from trimesh._runtime.tasks import in_trio
 from trimesh._transport.native.host_identity import boot_id
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.shape.point import place_name
+from trimesh.errors import place_name
 from trimesh.tensor.controller import shapes
 from trimesh.tensor.controller.engine import Engine, answers
 from trimesh.tensor.controller.team import Team, call_kernel, issuing_line

@@ -25,12 +25,12 @@ from trimesh.errors import (
     ShapeError,
     TrimeshError,
     leaves,
+    place_name,
 )
 from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.publications.published import Following, Published, finish
 from trimesh.rdma.publications.reading import VersionGone
 from trimesh.shape.extent import Extent
-from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.engine import answers

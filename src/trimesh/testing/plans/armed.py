@@ -29,9 +29,9 @@ from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh._transport.native.fault_table import TableKey
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
-from trimesh.errors import PayloadError, ProtocolError
+from trimesh.errors import PayloadError, ProtocolError, place_name
 from trimesh.ids import AGENT, ProcId
-from trimesh.shape.point import Point, place_name
+from trimesh.shape.extent import Point
 from trimesh.testing.plans.disturbances import FailingTransfers, ProcClock, SlowProcessors
 from trimesh.testing.plans.injector import Injector, Rule, dying, run, watched
 from trimesh.testing.plans.vocabulary import EndpointFault, LostCall, ProcessorFault, TransferFault

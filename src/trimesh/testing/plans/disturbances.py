@@ -18,8 +18,7 @@ import trio
 
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.system.records import WorkerConfig
-from trimesh.errors import SpawnError
-from trimesh.shape.point import place_name
+from trimesh.errors import SpawnError, place_name
 from trimesh.testing.plans.plan import Planned
 from trimesh.testing.plans.vocabulary import Place, ProcessorFault, ResourceFault, SpawnFault, TransferFault
 

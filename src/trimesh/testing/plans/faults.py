@@ -17,9 +17,8 @@ from trimesh._transport.native.fault_table import TableKey
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.endpoint import Endpoint
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.errors import ShapeError
+from trimesh.errors import ShapeError, place_name
 from trimesh.ids import ProcId
-from trimesh.shape.point import place_name
 from trimesh.shape.region import Region
 from trimesh.testing.plans.armed import ArmedSetup
 from trimesh.testing.plans.plan import FaultPlan, Planned

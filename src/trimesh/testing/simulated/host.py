@@ -31,10 +31,9 @@ from trimesh._runtime.tasks.interrupt import forget_blocks
 from trimesh._transport.in_memory.pipe import Delivery, Fate
 from trimesh._transport.in_memory.transport import MemoryLink, MemoryNetwork, MemoryTransport
 from trimesh._transport.interface.base import DownReason, Lane, Link, LinkDown
-from trimesh.errors import SpawnError
+from trimesh.errors import SpawnError, place_name
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
-from trimesh.shape.point import place_name
 from trimesh.testing.plans.vocabulary import LinkFault, Place
 from trimesh.testing.simulated.tasks import drop_tasks
 

@@ -28,8 +28,7 @@ from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import current
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
-from trimesh.shape.extent import Extent
-from trimesh.shape.point import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.testing.plans.vocabulary import HostFault, Place
 from trimesh.testing.simulated.host import SimChild, SimHost

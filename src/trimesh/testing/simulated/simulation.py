@@ -39,9 +39,8 @@ from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._transport.in_memory.transport import MemoryLink
 from trimesh._transport.interface.base import DownReason, Link, LinkDown
 from trimesh._wire import messages
-from trimesh.errors import ShapeError
+from trimesh.errors import ShapeError, place_name
 from trimesh.ids import AGENT, ProcId
-from trimesh.shape.point import place_name
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.plans.disturbances import FailingStarts, FailingTransfers, Refusals, SlowProcessors
 from trimesh.testing.plans.faults import UnsupportedFault

@@ -1,10 +1,8 @@
-"""What happened to the members of a mesh: the records that `mesh.events()` yields.
-
-Points are those of the mesh as spawned; `incarnation` is that of the member that the record is about.
-"""
+"""What happened, as records."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -13,7 +11,29 @@ import attrs
 from trimesh.errors import RestartLimit
 
 if TYPE_CHECKING:
-    from trimesh.shape.point import Point
+    from trimesh.shape.extent import Extent, Point
+
+
+__all__ = [
+    "Died",
+    "Event",
+    "Failed",
+    "Failure",
+    "GaveUp",
+    "Lagged",
+    "MemberEvent",
+    "OnFailure",
+    "Restarted",
+    "Restarting",
+    "Stalled",
+    "Started",
+    "Unacknowledged",
+]
+
+
+# ---- what happened to the members of a mesh: the records that `mesh.events()` yields ---------------------------------
+
+# Points are those of the mesh as spawned; `incarnation` is that of the member that the record is about.
 
 
 @attrs.frozen(kw_only=True)
@@ -161,3 +181,79 @@ class Failure:
 
 OnFailure = Callable[[Failure], bool | None]
 """Returns True for a failure that it has handled; for any other the policy of the mesh goes on."""
+
+
+# ---- who is in a mesh of processes: the numbered views that `procs.membership()` yields ------------------------------
+
+
+@attrs.frozen(kw_only=True)
+class Departed:
+    """A member that is in a mesh no more.
+
+    Attributes:
+        point: Its coordinates.
+        incarnation: 0 for the first at this point.
+        reason: Why: `MembershipChanged` for one that `resize` has taken out, `MeshStopped` for one that was replaced,
+            else the failure by which it has ended, or is being restarted.
+    """
+
+    point: Point
+    incarnation: int
+    reason: Exception
+
+
+@attrs.frozen(kw_only=True)
+class MembershipView:
+    """The members of a mesh of processes at one moment, and what has changed since the view before it.
+
+    Points are those of the mesh, so that `exclude` takes them; the rank of a point is never another's.
+
+    Attributes:
+        epoch: Number of the last change; it grows, by more than one where the reader was slower than the changes.
+        extent: Labels and sizes; places whose member is missing included.
+        members: Those that serve.
+        joined: Those of them that the view before has not shown, or has shown by another incarnation.
+        left: Those that the view before has shown and that do not serve any more, each with the reason.
+    """
+
+    epoch: int
+    extent: Extent
+    members: tuple[Point, ...]
+    joined: tuple[Point, ...]
+    left: tuple[Departed, ...]
+
+
+# ---- what one reader of events has not read yet: bounded, with a count in place of what was lost ---------------------
+
+
+class EventBuffer:
+    """The newest records for one reader.
+
+    When it is full the oldest record goes: a reader that is behind wants to know how things are now.
+
+    Attributes:
+        records_max: How many are kept.
+        lost: How many were lost since the reader last took one.
+    """
+
+    def __init__(self, records_max: int) -> None:
+        self.records_max = records_max
+        self.lost = 0
+        self._records: deque[Event] = deque()
+
+    def put(self, event: Event) -> None:
+        """Add the newest record."""
+        if len(self._records) >= self.records_max:
+            self._records.popleft()
+            self.lost += 1
+        self._records.append(event)
+
+    def take(self) -> Event | None:
+        """Return the oldest record, `Lagged` in place of those that were lost, or None when there is none."""
+        if self.lost:
+            lagged, self.lost = Lagged(self.lost), 0
+            return lagged
+        return self._records.popleft() if self._records else None
+
+    def __len__(self) -> int:
+        return len(self._records) + (1 if self.lost else 0)
