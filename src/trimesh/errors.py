@@ -393,7 +393,7 @@ FAILURES = "__trimesh_failures__"
 """Entry of a `MeshErrorGroup` with all its failures, those that are equal to others, too."""
 
 SHORTENED = "__trimesh_shortened__"
-"""Entry of an exception whose traceback has lost frames of this library; see `trimesh._wire.exceptions.frames`."""
+"""Entry of an exception whose traceback has lost frames of this library; see `trimesh._wire.exceptions.tracebacks`."""
 
 LOCAL_ENTRIES = frozenset((FAILURES, SHORTENED))
 """Entries of exceptions that stay in the process."""

@@ -14,7 +14,7 @@ from tests.conformance.meshes import Backend, params
 import trimesh
 from trimesh import Actor, MeshErrorGroup, ProtocolError, RemoteError, Reply, endpoint, this_host, this_proc
 from trimesh._runtime.life.current import current_proc
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 from trimesh._wire.pickled import payload
 
 numpy = pytest.importorskip("numpy")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.rows import rows
 
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 from trimesh.rdma.memory.local import memory_of
 
 numpy = pytest.importorskip("numpy")

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import attrs
 
 from trimesh._routing.deadlock import Deadlock, Question, Search, answer
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
 
 PATIENCE = 15
 """Ticks from the arrival of a call that has to wait to the first look."""

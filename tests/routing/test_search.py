@@ -6,7 +6,7 @@ import pytest
 from tests.routing.call_graphs import World
 
 from trimesh._routing.deadlock import Search
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
 
 BATCHES = 20
 GRAPHS = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimesh._routing.deadlock import Question, Search, answer, find_verdict, is_held, steady, stuck_nodes
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
 from trimesh.errors import ProtocolError
 
 Nodes = dict[NodeRef, NodeReport]

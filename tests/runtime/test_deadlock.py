@@ -10,8 +10,8 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
-from trimesh._wire import messages, waits
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport, Place
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport, Place
 from trimesh.ids import ProcId
 
 ROOT, ME, OTHER = ProcId(1), ProcId(2), ProcId(3)
@@ -40,7 +40,7 @@ async def test_question_of_the_controller_is_answered():
     receive(proc, link, messages.Look(7, (REF, NodeRef(NodeKind.CALL, OTHER, ME, 1))))
     assert not link.aborted
     assert link.sent == [messages.Seen(7)]
-    assert waits.decode_reports(link.bodies[0][0]) == ()
+    assert observed.decode_reports(link.bodies[0][0]) == ()
 
 
 @pytest.mark.parametrize("kind", list(NodeKind))
@@ -58,7 +58,7 @@ async def test_question_for_anything_is_answered(kind: NodeKind):
     ("me", "message", "bodies"),
     [
         (ME, messages.Look(1, (REF,)), []),
-        (ME, messages.Break(1, REF, ()), [waits.encode((REPORT,))]),
+        (ME, messages.Break(1, REF, ()), [observed.encode((REPORT,))]),
         (ME, messages.Suspect((REF,)), []),
         (ROOT, messages.Look(1, (REF,)), []),
     ],
@@ -75,15 +75,15 @@ async def test_only_the_controller_judges(me: ProcId, message: messages.Message,
         (ROOT, messages.Seen(1), []),
         (ROOT, messages.Seen(1), [b"", b""]),
         (ROOT, messages.Seen(1), [b"\xc1"]),
-        (ROOT, messages.Seen(1), [waits.encode([1, 2])]),
+        (ROOT, messages.Seen(1), [observed.encode([1, 2])]),
         (ME, messages.Break(1, REF, ()), []),
         (ME, messages.Break(1, REF, ()), [b"\x90"]),
-        (ME, messages.Break(1, REF, ()), [waits.encode((NodeReport(REF, needs_all=True, waits_for=()),))]),
+        (ME, messages.Break(1, REF, ()), [observed.encode((NodeReport(REF, needs_all=True, waits_for=()),))]),
         (
             ME,
             messages.Break(1, REF, ()),
             [
-                waits.encode(
+                observed.encode(
                     (NodeReport(REF, needs_all=True, waits_for=(), place=Place("", "", "", ("x",), (2,), 2, None)),)
                 )
             ],
@@ -98,13 +98,13 @@ async def test_nonsense_closes_the_link(me: ProcId, message: messages.Message, b
 
 async def test_victim_that_is_not_there_is_left_alone():
     proc, link = make(ME, ROOT)
-    receive(proc, link, messages.Break(9, REF, (REF,)), waits.encode((REPORT,)))
+    receive(proc, link, messages.Break(9, REF, (REF,)), observed.encode((REPORT,)))
     assert not link.aborted
     assert link.sent == [messages.Broken(9)]
 
 
 async def test_late_answers_are_dropped():
     proc, link = make(ROOT, OTHER)
-    receive(proc, link, messages.Seen(1), waits.encode(()))
+    receive(proc, link, messages.Seen(1), observed.encode(()))
     receive(proc, link, messages.Broken(1))
     assert not link.aborted

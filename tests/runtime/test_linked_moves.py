@@ -23,8 +23,8 @@ from trimesh._transport.interface.mover import (
     TransferKind,
     UnderWay,
 )
-from trimesh._wire import messages, moving
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire import messages
+from trimesh._wire.memory import memory_at
 from trimesh.ids import ProcId
 from trimesh.rdma.memory.local import address_of
 
@@ -59,9 +59,9 @@ class Side:
             there[:] = local
         return TransferDone(value=7)
 
-    def asked(self) -> list[moving.MovePiece]:
+    def asked(self) -> list[messages.MovePiece]:
         """Return what was asked for since the last look."""
-        found = [one for one in self.link.sent if isinstance(one, moving.MovePiece)]
+        found = [one for one in self.link.sent if isinstance(one, messages.MovePiece)]
         news, self.taken = found[self.taken :], len(found)
         return news
 
@@ -80,8 +80,10 @@ def transfer(kind: TransferKind, memory: bytearray, offset: int = 0) -> Transfer
     return Transfer(kind, Grant(3, 4, SECRET), offset, span, 5, 6)
 
 
-def move(number: int = 1, kind: int = 1, offset: int = 0, nbytes: int = 8, secret: bytes = SECRET) -> moving.MovePiece:
-    return moving.MovePiece(number, kind, 3, 4, secret, offset, nbytes, 0, 0)
+def move(
+    number: int = 1, kind: int = 1, offset: int = 0, nbytes: int = 8, secret: bytes = SECRET
+) -> messages.MovePiece:
+    return messages.MovePiece(number, kind, 3, 4, secret, offset, nbytes, 0, 0)
 
 
 async def test_transfer_is_cut_into_pieces_of_which_some_are_under_way(side: Side, autojump_clock: object) -> None:
@@ -93,13 +95,13 @@ async def test_transfer_is_cut_into_pieces_of_which_some_are_under_way(side: Sid
         first = deque(side.asked())
         assert [one.offset for one in first] == [5 + at * STEP for at in range(limits.LINKED_PIECES)]
         last = first.pop()
-        side.receive(moving.PieceMoved(last.number, 0, ""), b"l" * STEP)
+        side.receive(messages.PieceMoved(last.number, 0, ""), b"l" * STEP)
         await trio.testing.wait_all_tasks_blocked()
         [after] = side.asked()
         first.append(after)
         while first:
             one = first.popleft()
-            side.receive(moving.PieceMoved(one.number, 0, ""), bytes([65 + one.offset // STEP]) * one.nbytes)
+            side.receive(messages.PieceMoved(one.number, 0, ""), bytes([65 + one.offset // STEP]) * one.nbytes)
             await trio.testing.wait_all_tasks_blocked()
             first.extend(side.asked())
     whole = limits.LINKED_PIECES
@@ -120,10 +122,10 @@ async def test_given_up_transfer_is_written_no_more(side: Side) -> None:
         nursery.start_soon(side.moves.move, side.peer, transfer(TransferKind.READ, bytearray(1)))
         await trio.testing.wait_all_tasks_blocked()
         assert side.asked() == []
-        side.receive(moving.PieceMoved(asked[0].number, 0, ""), b"x" * STEP)
+        side.receive(messages.PieceMoved(asked[0].number, 0, ""), b"x" * STEP)
         await trio.testing.wait_all_tasks_blocked()
         [later] = side.asked()
-        side.receive(moving.PieceMoved(later.number, 0, ""), b"x")
+        side.receive(messages.PieceMoved(later.number, 0, ""), b"x")
     assert memory == bytearray(len(memory))
 
 
@@ -142,9 +144,9 @@ async def test_ends_and_values_come_back(side: Side) -> None:
             nursery.start_soon(keep, kind)
             await trio.testing.wait_all_tasks_blocked()
         add, write, _ = side.asked()
-        side.receive(moving.PieceMoved(add.number, 9, ""))
+        side.receive(messages.PieceMoved(add.number, 9, ""))
         await trio.testing.wait_all_tasks_blocked()
-        side.receive(moving.PieceMoved(write.number, 0, "REVOKED"))
+        side.receive(messages.PieceMoved(write.number, 0, "REVOKED"))
         await trio.testing.wait_all_tasks_blocked()
         side.moves._gone(side.peer)
     assert found == [9, End.REVOKED, End.LOST]
@@ -177,11 +179,11 @@ async def test_owner_makes_pieces_in_order_and_answers_each_at_once(side: Side) 
     side.receive(move(4, TransferKind.ADD))
     side.receive(move(5, TransferKind.READ, 1, len(side.memory) - 1))
     assert side.link.sent == [
-        moving.PieceMoved(1, 7, ""),
-        moving.PieceMoved(2, 7, ""),
-        moving.PieceMoved(3, 0, "DENIED"),
-        moving.PieceMoved(4, 7, ""),
-        moving.PieceMoved(5, 7, ""),
+        messages.PieceMoved(1, 7, ""),
+        messages.PieceMoved(2, 7, ""),
+        messages.PieceMoved(3, 0, "DENIED"),
+        messages.PieceMoved(4, 7, ""),
+        messages.PieceMoved(5, 7, ""),
     ]
     assert side.link.bodies == [[], [b"\1abc\5"], [], [], [bytes(side.memory[1:])]]
     assert not side.link.aborted
@@ -198,9 +200,9 @@ async def test_atomic_operation_that_waits_for_another_one_is_answered_later(
         side.receive(move(1, TransferKind.ADD))
         side.receive(move(2, TransferKind.READ))
         await trio.testing.wait_all_tasks_blocked()
-        assert side.link.sent == [moving.PieceMoved(2, 0, "SILENT")]
+        assert side.link.sent == [messages.PieceMoved(2, 0, "SILENT")]
         under_way.end(TransferDone(value=11))
-    assert side.link.sent[1:] == [moving.PieceMoved(1, 11, "")]
+    assert side.link.sent[1:] == [messages.PieceMoved(1, 11, "")]
 
 
 @pytest.mark.parametrize(
@@ -210,10 +212,10 @@ async def test_atomic_operation_that_waits_for_another_one_is_answered_later(
         (move(kind=1, nbytes=8), [b"12345678"]),
         (move(kind=3, nbytes=4), []),
         (move(kind=4, offset=4), []),
-        (moving.PieceMoved(99, 0, ""), []),
-        (moving.PieceMoved(1, 0, "NO SUCH END"), []),
-        (moving.PieceMoved(1, 0, ""), [b"1234567"]),
-        (moving.PieceMoved(1, 0, "GONE"), [b"12345678"]),
+        (messages.PieceMoved(99, 0, ""), []),
+        (messages.PieceMoved(1, 0, "NO SUCH END"), []),
+        (messages.PieceMoved(1, 0, ""), [b"1234567"]),
+        (messages.PieceMoved(1, 0, "GONE"), [b"12345678"]),
     ],
 )
 async def test_peer_that_breaks_the_rules_loses_its_link(

@@ -25,9 +25,9 @@ from trimesh._runtime.services.registry import TENSORS
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS
 from trimesh._wire import messages
-from trimesh._wire.call_places import Calls
-from trimesh._wire.not_yet import NotYet
-from trimesh._wire.waits import NodeKind, NodeRef
+from trimesh._wire.memory import NotYet
+from trimesh._wire.messages import Calls
+from trimesh._wire.observed import NodeKind, NodeRef
 from trimesh.errors import ProtocolError
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Extent

@@ -24,7 +24,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh._wire import messages
-from trimesh._wire.call_places import Calls
+from trimesh._wire.messages import Calls
 from trimesh.errors import ProcDied, ProtocolError
 from trimesh.ids import MeshId, ProcId
 from trimesh.shape.extent import Extent

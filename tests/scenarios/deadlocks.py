@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from tests.scenarios.script import Command, Scene
 
 from trimesh._routing.deadlock import Deadlock, Question, Search, answer, find_verdict, stuck_nodes
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
 
 CALLERS = 9
 """The process that has made all calls."""

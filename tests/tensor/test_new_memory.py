@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is an extra")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402 - after the skip
 
 from trimesh import limits  # noqa: E402
-from trimesh._wire.memory import large_bytes  # noqa: E402
+from trimesh._wire import memory  # noqa: E402
 from trimesh.tensor.protocol.arguments import new_tensor  # noqa: E402
 
 HUGE = 1 << 21
@@ -18,7 +18,7 @@ HUGE = 1 << 21
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
-    monkeypatch.setattr(large_bytes._native(), "advise", lambda start, nbytes, _: found.append((start, nbytes)))
+    monkeypatch.setattr(memory._native(), "advise", lambda start, nbytes, _: found.append((start, nbytes)))
     return found
 
 

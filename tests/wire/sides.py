@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 from trimesh._wire.pickled.by_value import Definitions
 from trimesh._wire.pickled.payload import Decoder, Encoder
 

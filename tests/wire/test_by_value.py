@@ -11,7 +11,7 @@ import pytest
 from tests.wire.conftest import Script
 from tests.wire.sides import Side, side
 
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import PayloadError, ProtocolError
 

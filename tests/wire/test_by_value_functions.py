@@ -11,7 +11,7 @@ import pytest
 from tests.wire.conftest import Script
 from tests.wire.sides import Side
 
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 
 
 def test_function_of_main_keeps_its_identity(home: Side, away: Side, script: Script) -> None:

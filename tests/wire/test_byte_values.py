@@ -9,7 +9,7 @@ from tests.rows import rows
 from tests.wire.sides import side
 
 from trimesh import limits
-from trimesh._wire.memory.large_bytes import copied_bytes, new_bytes, new_pages
+from trimesh._wire.memory import copied_bytes, new_bytes, new_pages
 from trimesh._wire.pickled.payload import Decoder, Encoder
 
 ALONE = limits.BYTES_ALONE_MIN

@@ -13,8 +13,14 @@ from tests.rows import rows
 from tests.wire.odd_exceptions import Final, KeywordOnly
 from tests.wire.sent_exceptions import HERE, round_trip
 
-from trimesh._wire.exceptions.codec import decode_exception, encode_exception
-from trimesh._wire.exceptions.records import ExceptionRecord, ExceptionValue, OriginRecord, encode_records
+from trimesh._wire.exceptions.codec import (
+    ExceptionRecord,
+    ExceptionValue,
+    OriginRecord,
+    decode_exception,
+    encode_exception,
+    encode_records,
+)
 from trimesh._wire.pickled.payload import Decoder, Encoder
 from trimesh.errors import ProtocolError, RemoteError, RemoteTraceback, leaves
 

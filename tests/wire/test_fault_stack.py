@@ -7,7 +7,7 @@ import os
 from tests.rows import rows
 
 from trimesh import config
-from trimesh._wire.exceptions.fault_stack import is_hidden, last_words, shown_stack
+from trimesh._wire.exceptions.tracebacks import is_hidden, last_words, shown_stack
 
 STDLIB = os.path.dirname(os.__file__)
 OWN = os.path.dirname(config.__path__[0])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import trimesh
-from trimesh._wire.exceptions.frames import has_user_frame, shown_traceback, without_own_frames
+from trimesh._wire.exceptions.tracebacks import has_user_frame, shown_traceback, without_own_frames
 from trimesh.errors import TrimeshInternalError
 
 

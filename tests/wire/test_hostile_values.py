@@ -19,12 +19,10 @@ from trimesh import limits
 from trimesh._runtime.channels import typed_ports
 from trimesh._runtime.spawner import wire as spawner_wire
 from trimesh._runtime.values import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
-from trimesh._wire import messages, waits
-from trimesh._wire.exceptions.codec import decode_exception
-from trimesh._wire.exceptions.records import ExceptionRecord, ExceptionValue, encode_records
-from trimesh._wire.memory.regions import STOP
-from trimesh._wire.typed.codec import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TUPLE
-from trimesh._wire.typed.kinds import DecodeSource
+from trimesh._wire import messages, observed
+from trimesh._wire.exceptions.codec import ExceptionRecord, ExceptionValue, decode_exception, encode_records
+from trimesh._wire.memory import STOP
+from trimesh._wire.typed.codec import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TUPLE, DecodeSource
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 
@@ -263,7 +261,7 @@ DECODERS: dict[str, Callable[[bytes], object]] = {
     "exception": lambda data: decode_exception(data, TypedDecoder()),
     "value": lambda data: TypedDecoder().decode(data),
     "value with memory": lambda data: TypedDecoder().decode(data + b"\x03"),
-    "waits": lambda data: waits.decode_reports(memoryview(data)),
+    "waits": lambda data: observed.decode_reports(memoryview(data)),
     "record of a spawner": spawner_wire.decode,
 }
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tests.rows import rows
 
 from trimesh import Actor, Point, Port, limits
-from trimesh._wire.typed.codec import Reader, Writer
-from trimesh._wire.typed.item_types import WHAT, ItemType, item_type_described, item_type_of
-from trimesh._wire.typed.kinds import DecodeSource
+from trimesh._wire.typed.annotations import WHAT, ItemType, item_type_described, item_type_of
+from trimesh._wire.typed.codec import DecodeSource, Reader, Writer
 from trimesh.errors import PayloadError, ProtocolError
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._wire.memory.reducers import Sink, register_reducer
+from trimesh._wire.memory import Sink, register_reducer
 from trimesh._wire.pickled.payload import Decoder, Encoded, Encoder
 from trimesh.errors import PayloadError, RemoteTraceback
 

@@ -8,8 +8,7 @@ import trio
 from tests.rows import rows
 
 from trimesh._runtime.watch import task_tree
-from trimesh._wire.exceptions.frames import program_frame, shown_frames
-from trimesh._wire.exceptions.stack_text import package_of_file, package_of_line
+from trimesh._wire.exceptions.tracebacks import package_of_file, package_of_line, program_frame, shown_frames
 from trimesh.actor import verbs
 from trimesh.cli.text import program_lines
 from trimesh.observe.run_snapshot import program_line

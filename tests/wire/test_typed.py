@@ -18,8 +18,7 @@ from tests.wire import typed_shapes as shapes
 
 from trimesh._wire.pickled.payload import Encoded
 from trimesh._wire.typed.annotations import Arguments, Field, resolved_hints, result_of
-from trimesh._wire.typed.codec import Reader, Writer
-from trimesh._wire.typed.kinds import DecodeSource
+from trimesh._wire.typed.codec import DecodeSource, Reader, Writer
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.shape.extent import Extent

@@ -30,7 +30,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire import messages
-from trimesh._wire.memory.regions import Buffer
+from trimesh._wire.memory import Buffer
 from trimesh.errors import ProtocolError
 
 

@@ -39,7 +39,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 import msgspec
 
 from trimesh import limits
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
 from trimesh.errors import ProtocolError
 
 

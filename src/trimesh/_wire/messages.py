@@ -10,21 +10,258 @@ its mailbox so far, so a lost or repeated credit does no harm. 0 says that there
 kept (docs/adr/0018).
 """
 
-# Annotations are not texts here: msgspec would compile each of them in every new process.
-
 from typing import Annotated, Final
 
 import msgspec
 
 from trimesh import limits
-from trimesh._wire import moving, watching
-from trimesh._wire.call_places import CallerPlace, Calls, SentView
-from trimesh._wire.memory.reducers import DefinitionId
-from trimesh._wire.waits import NodeRef
-from trimesh.errors import ProtocolError
+from trimesh._wire.memory import DefinitionId
+from trimesh._wire.observed import NodeRef
+from trimesh.errors import Origin, ProtocolError, ShapeError, place_name
 from trimesh.ids import MeshId
+from trimesh.shape.extent import Extent, Point
+from trimesh.shape.region import Region
 
-Message = watching.Message
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of the control structs."""
+
+
+class Observe(Message, frozen=True, tag=42):
+    """What does the receiver do, and the processes that it owns?
+
+    Attributes:
+        number: Of the question at its sender.
+        seconds: For how long the sender waits for the answer.
+    """
+
+    number: int
+    seconds: float
+
+
+class Observed(Message, frozen=True, tag=43):
+    """The answer; its one body is what `_wire.observed` encodes."""
+
+    number: int
+
+
+class Interrupt(Message, frozen=True, tag=44):
+    """Cancel a call that runs or waits in the receiver, for a person: its caller gets a `RemoteCancelled`.
+
+    Attributes:
+        caller: The process that has made it.
+        call: Its number there.
+        reason: For people.
+    """
+
+    caller: int
+    call: int
+    reason: str
+
+
+class HoldNews(Message, frozen=True, tag=48):
+    """News of a thread that a debugger holds: goes from owner to owner up to the controller.
+
+    Attributes:
+        proc: The process of the thread.
+        hold: Number of the hold there.
+        kind: "held"; then "output", "prompt" (a line is awaited) and at last "ended".
+        text: What is said; of "held" the row that tells of it.
+    """
+
+    proc: int
+    hold: int
+    kind: str
+    text: str
+
+
+class Steer(Message, frozen=True, tag=49):
+    """What a terminal says to a thread that a debugger holds: goes from the controller down to its process.
+
+    Attributes:
+        proc, hold: Which thread, as in `HoldNews`.
+        kind: "attach", "line" or "detach".
+    """
+
+    proc: int
+    hold: int
+    kind: str
+    text: str
+
+
+class Pause(Message, frozen=True, tag=51):
+    """These of your calls to me wait for a thread that a debugger holds: their deadlines are to wait, too.
+
+    Attributes:
+        calls: Their numbers; None for all, and for those that will come; empty when none wait any more.
+    """
+
+    calls: tuple[int, ...] | None
+
+
+WatchMessage = Observe | Observed | Interrupt | HoldNews | Steer | Pause
+
+
+# ---- call places -----------------------------------------------------------------------------------------------------
+
+# Where a message was sent to, and from where, as its head says it; and the message that says it for several calls.
+#
+# A view is sent when it differs from the mesh as spawned: its extent, and the ranks in its order. A caller is sent when
+# it is an actor. Both are what the sender says of itself: they are for programs to read, and give no right to anything.
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    pass
+
+
+class SentView(_Place, frozen=True):
+    """The view that a message was sent to.
+
+    Attributes:
+        labels, sizes: Its extent.
+        ranks: Ranks in the mesh as spawned, in the order of the view; of an arithmetic progression the first two.
+    """
+
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def point_of(self, point: Point) -> Point:
+        """Return where a member, which is at `point` of the mesh as spawned, is in this view.
+
+        Raises:
+            ProtocolError: It is not there, or this is no view.
+        """
+        try:
+            extent = Extent(dict(zip(self.labels, self.sizes, strict=True)))
+            ranks = self.ranks
+            if len(ranks) == 2 and extent.nelements > 2:
+                step = ranks[1] - ranks[0]
+                rank = (point.rank - ranks[0]) // step if (point.rank - ranks[0]) % step == 0 else -1
+            else:
+                rank = ranks.index(point.rank)
+            return Point(rank, extent, point.mesh, point.rank)
+        except (ShapeError, ValueError, TypeError, ArithmeticError) as error:
+            where = place_name("", point)
+            raise ProtocolError(f"a message must be sent to a view of its mesh, got {self!r} at {where}") from error
+
+
+class CallerPlace(_Place, frozen=True):
+    """The actor that has sent a message.
+
+    Attributes:
+        mesh, actor, endpoint: As in an `Origin`.
+        labels, sizes: Extent of its mesh as spawned.
+        rank: Its place there.
+        incarnation: 0 for the first process at that place.
+    """
+
+    mesh: str
+    actor: str | None
+    endpoint: str | None
+    labels: tuple[str, ...]
+    sizes: tuple[int, ...]
+    rank: int
+    incarnation: int
+
+    @property
+    def origin(self) -> Origin:
+        """The same for people and programs.
+
+        Raises:
+            ProtocolError: It is no place.
+        """
+        try:
+            point = Point(self.rank, Extent(dict(zip(self.labels, self.sizes, strict=True))))
+        except (ShapeError, ValueError, TypeError) as error:
+            raise ProtocolError(f"a caller must be at a point of its mesh, got {self!r}") from error
+        return Origin(point, self.mesh, self.actor, self.endpoint, incarnation=self.incarnation)
+
+
+def sent_view(region: Region) -> SentView | None:
+    """Return what is sent of a view; None for a mesh as spawned, whatever is missing in it."""
+    table = region.table
+    if region.extent == region.base and table == range(region.base.nelements):
+        return None
+    is_short = isinstance(table, range) and len(table) > 2
+    return SentView(region.extent.labels, region.extent.sizes, tuple(table[:2] if is_short else table))
+
+
+class Calls(Message, frozen=True, tag=14):
+    """So many `Call` of `trimesh._wire.messages`, in this order. No bodies and no ports come with them.
+
+    Attributes:
+        mesh, endpoint, budget, view, caller: As in `Call`; the endpoint is no generator.
+        calls: Number and payload of each. The credits count a call by the bytes of its payload.
+    """
+
+    mesh: MeshId
+    endpoint: str
+    budget: float | None
+    calls: Annotated[tuple[tuple[int, bytes], ...], msgspec.Meta(min_length=1, max_length=limits.CALLS_PER_MESSAGE)]
+    view: SentView | None = None
+    caller: CallerPlace | None = None
+
+
+# ---- the control structs of transfers that are made by messages; see `messages` --------------------------------------
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+
+Number = Annotated[int, msgspec.Meta(ge=0)]
+"""Of 64 bits, as msgpack has them."""
+
+Place = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+"""Of a table."""
+
+
+class MovePiece(Message, frozen=True, tag=54):
+    """Make a piece of a transfer on memory that you have granted; the bytes of a write are its bodies.
+
+    Attributes:
+        number: Of the piece at its sender.
+        kind: A `TransferKind`.
+        place, generation, secret: The grant.
+        offset: Of the first byte.
+        nbytes: Size of the piece.
+        operand, expected: Of atomic operations.
+    """
+
+    number: int
+    kind: Annotated[int, msgspec.Meta(ge=1, le=4)]
+    place: Place
+    generation: Place
+    secret: Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+    offset: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=limits.LINKED_PIECE_BYTES)]
+    operand: Number
+    expected: Number
+
+
+class PieceMoved(Message, frozen=True, tag=55):
+    """A piece of a transfer has ended; the bytes of a read are its bodies.
+
+    Attributes:
+        number: Of the piece.
+        value: Old value of an atomic operation.
+        end: Why it has failed, a name of `End`; empty if it has not.
+    """
+
+    number: int
+    value: Number
+    end: str
+
+
+MoveMessage = MovePiece | PieceMoved
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
 
 
 class Call(Message, frozen=True, tag=1):
@@ -325,7 +562,7 @@ class Look(Message, frozen=True, tag=36):
 
 
 class Seen(Message, frozen=True, tag=37):
-    """The answer; the body holds the reports (`_wire/waits.py`)."""
+    """The answer; the body holds the reports (`_wire/observed.py`)."""
 
     look: int
 
@@ -449,7 +686,7 @@ _Programs = Disconnect
 _Testing = Arm | Fired | Misbehave
 """What only processes take that a test has armed."""
 
-_Apart = moving.AnyMessage | watching.AnyMessage | Calls
+_Apart = MoveMessage | WatchMessage | Calls
 
 AnyMessage = _Calls | _Channels | _Supervision | _Deadlocks | _Publications | _Apart | _Above | _Programs | _Testing
 

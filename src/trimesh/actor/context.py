@@ -8,7 +8,7 @@ import attrs
 
 from trimesh._runtime.actors import OwnMeshes, execution_context, message_here
 from trimesh._runtime.values import endpoints_of
-from trimesh._wire.call_places import CallerPlace, SentView
+from trimesh._wire.messages import CallerPlace, SentView
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.proc_mesh import ProcMesh, refer_procs

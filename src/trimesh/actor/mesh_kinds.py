@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from trimesh._runtime.values import MemberInfo, MeshInfo, endpoints_of
-from trimesh._wire.memory.reducers import Sink
-from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
+from trimesh._wire.memory import Sink
+from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh._wire.typed.known_kinds import name_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh

@@ -16,7 +16,7 @@ from trimesh._runtime.calls import Request
 from trimesh._runtime.channels import Port
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh._supervision.policy import Backoff
-from trimesh._wire.exceptions.frames import without_own_frames
+from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.errors import ProcDied
 from trimesh.plain_numbers import plain_real, plain_whole, real_number, whole_number
 

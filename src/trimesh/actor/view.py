@@ -11,7 +11,7 @@ from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import EndpointSpec, MeshInfo
 from trimesh._runtime.watch import MeshStatistics, SeenMember, statistics_of
-from trimesh._wire.call_places import SentView, sent_view
+from trimesh._wire.messages import SentView, sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region

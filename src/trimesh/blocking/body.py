@@ -20,7 +20,7 @@ from typing import Any, Generic, Self, TypeVar, cast
 import trio
 
 from trimesh._runtime.tasks import HeldBlock, Site, crossing, interrupt
-from trimesh._wire.exceptions.frames import without_own_frames
+from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.blocking.trio_thread import InterruptGuard, ThreadRun, check_thread, lease, release
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
 import trio
 
 from trimesh._runtime import channels
-from trimesh._wire.exceptions.frames import shortens_tracebacks
+from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor import channel, endpoint
 from trimesh.actor.options import Members, Merge, Retry
 from trimesh.actor.outcome import Outcome

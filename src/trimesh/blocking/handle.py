@@ -9,7 +9,7 @@ from functools import partial, wraps
 from types import FunctionType, TracebackType
 from typing import Any, Concatenate, Generic, Never, ParamSpec, Self, TypeGuard, TypeVar, cast
 
-from trimesh._wire.exceptions.frames import shortens_tracebacks
+from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.blocking.body import AnyBody, FacedBody, body_of
 from trimesh.blocking.work import Each, wait, wait_now

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from trimesh import programs
 from trimesh._runtime import channels
-from trimesh._wire.exceptions.frames import shortens_tracebacks
+from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor import actor_mesh, host_mesh, proc_mesh, spawning
 from trimesh.actor.actor import Actor
 from trimesh.actor.procs import current

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from trimesh import limits
-from trimesh._wire.exceptions.frames import shown_frames
-from trimesh._wire.exceptions.stack_text import package_of_line
+from trimesh._wire.exceptions.tracebacks import package_of_line, shown_frames
 from trimesh._wire.observed import HOST_SILENT
 from trimesh.observe import (
     CallRow,

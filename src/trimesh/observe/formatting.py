@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from trimesh._runtime.actors import caller_here
-from trimesh._wire.call_places import CallerPlace
+from trimesh._wire.messages import CallerPlace
 from trimesh.errors import place_name
 from trimesh.observe.run_snapshot import RunSnapshot
 

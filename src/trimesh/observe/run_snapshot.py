@@ -20,8 +20,7 @@ import msgspec
 from trimesh import limits
 from trimesh._runtime.recording import RunFolder, files_of, is_alive, is_running, read_file, run_folders
 from trimesh._wire import flight, observed
-from trimesh._wire.exceptions.frames import program_frame
-from trimesh._wire.exceptions.stack_text import package_of_line
+from trimesh._wire.exceptions.tracebacks import package_of_line, program_frame
 from trimesh._wire.observed import VERSION, CallRow, ProcRow
 from trimesh.errors import ConnectError, ProtocolError, place_name
 

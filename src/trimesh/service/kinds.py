@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
+from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.errors import ProtocolError
 from trimesh.service.pool.engine import CallOptions, PoolFront, WhenFull

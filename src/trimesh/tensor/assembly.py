@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimesh._wire.memory.reducers import register_reducer
+from trimesh._wire.memory import register_reducer
 from trimesh.tensor.controller.team import Operations
 from trimesh.tensor.controller.tensor import MeshTensor, reduce_tensor
 from trimesh.tensor.controller.upload import upload

@@ -15,7 +15,7 @@ import attrs
 import trio
 
 from trimesh._runtime.system.forks import forked_here
-from trimesh._wire.call_places import CallerPlace, SentView
+from trimesh._wire.messages import CallerPlace, SentView
 from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:

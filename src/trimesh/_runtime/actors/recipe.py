@@ -9,7 +9,7 @@ import msgspec
 
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ENDPOINTS
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 from trimesh.errors import ProtocolError
 
 Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]

@@ -28,9 +28,9 @@ from trimesh._runtime.tasks.cancelled import split_cancelled
 from trimesh._runtime.tasks.coroutines import go_on_in_context, run_in_context
 from trimesh._runtime.values.codec import Values
 from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
-from trimesh._wire.call_places import CallerPlace, SentView
-from trimesh._wire.exceptions.frames import has_user_frame, raised_at, without_own_frames
-from trimesh._wire.not_yet import NotYet
+from trimesh._wire.exceptions.tracebacks import has_user_frame, raised_at, without_own_frames
+from trimesh._wire.memory import NotYet
+from trimesh._wire.messages import CallerPlace, SentView
 from trimesh.errors import Origin
 
 

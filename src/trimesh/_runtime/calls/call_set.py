@@ -21,7 +21,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Outbox, Peer
 from trimesh._runtime.peers.target import Target
 from trimesh._wire import messages
-from trimesh._wire.call_places import Calls
+from trimesh._wire.messages import Calls
 from trimesh.ids import CallId
 
 if TYPE_CHECKING:

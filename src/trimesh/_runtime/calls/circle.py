@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._wire import messages, waits
-from trimesh._wire.waits import NodeReport, Place
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeReport, Place
 from trimesh.errors import DeadlockError, ProtocolError, add_note, context_of, leaves, notes_on, place_name
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Circles:
         del peer
         if len(bodies) != 1:
             raise ProtocolError(f"a deadlock must come with its cycle, got {len(bodies)} bodies")
-        text = str(error_of(waits.decode_reports(bodies[0])))
+        text = str(error_of(observed.decode_reports(bodies[0])))
         for call in message.calls:
             while len(self._texts) >= limits.DEADLOCKS_KNOWN:
                 del self._texts[next(iter(self._texts))]

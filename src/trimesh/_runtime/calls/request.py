@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
-from trimesh._wire.call_places import CallerPlace, SentView
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
+from trimesh._wire.messages import CallerPlace, SentView
 from trimesh.errors import Origin
 
 

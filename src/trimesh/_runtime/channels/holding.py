@@ -22,7 +22,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.tasks.crossing import wake
 from trimesh._wire import messages
-from trimesh._wire.typed.item_types import ItemType
+from trimesh._wire.typed.annotations import ItemType
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:

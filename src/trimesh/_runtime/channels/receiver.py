@@ -15,7 +15,7 @@ from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Buffer, Lane
 from trimesh._wire import messages
-from trimesh._wire.typed.item_types import ItemType
+from trimesh._wire.typed.annotations import ItemType
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 

@@ -27,7 +27,7 @@ from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
-    from trimesh._wire.memory.reducers import Sink
+    from trimesh._wire.memory import Sink
 
 _REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
 """What stands for a port in a payload; the decoder of each process gives it its meaning."""

@@ -8,9 +8,9 @@ import trio
 
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Receiver
-from trimesh._wire.memory.reducers import Sink
-from trimesh._wire.typed.item_types import item_type_described
-from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
+from trimesh._wire.memory import Sink
+from trimesh._wire.typed.annotations import item_type_described
+from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh.errors import ProtocolError
 
 

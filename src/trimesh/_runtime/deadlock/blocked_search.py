@@ -15,7 +15,7 @@ from trimesh._routing.deadlock import Search, answer
 from trimesh._runtime.deadlock.waiting import LocalWaits
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._wire import messages
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -22,8 +22,8 @@ from trimesh._routing.deadlock import Deadlock, Question, Search
 from trimesh._runtime.actors.supervision_log import log_line
 from trimesh._runtime.calls.circle import error_of
 from trimesh._runtime.peers.parcel import Parcel
-from trimesh._wire import messages, waits
-from trimesh._wire.waits import NodeRef
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeRef
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
@@ -109,7 +109,7 @@ class Judge:
             peer = await self._connected(proc_id)
             if peer is not None:
                 head = messages.encode(messages.Circle(tuple(numbers[: limits.DEADLOCK_REFS_MAX])))
-                peer.send(Parcel(head, [waits.encode(verdict.cycle)]))
+                peer.send(Parcel(head, [observed.encode(verdict.cycle)]))
 
     async def _search_from(self, starts: Sequence[NodeRef], *, bounded: bool) -> Search:
         self._search = search = Search(
@@ -161,7 +161,7 @@ class Judge:
         self._breaking = (peer.proc_id, look)
         self._broken = trio.Event()
         head = messages.encode(messages.Break(look, verdict.victim, verdict.holders))
-        peer.send(Parcel(head, [waits.encode(verdict.cycle)]))
+        peer.send(Parcel(head, [observed.encode(verdict.cycle)]))
         with trio.move_on_after(limits.CANCEL_ACK_SECONDS):
             await self._broken.wait()
         self._breaking = None
@@ -176,7 +176,7 @@ class Judge:
     def _take_seen(self, peer: Peer, message: messages.Seen, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
             raise ProtocolError(f"an answer must have one body of reports, got {len(bodies)}")
-        reports = waits.decode_reports(bodies[0])
+        reports = observed.decode_reports(bodies[0])
         if peer.proc_id in self._late:
             self.suspect(self._late.pop(peer.proc_id))
         if self._blocked is not None:

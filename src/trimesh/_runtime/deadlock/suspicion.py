@@ -37,8 +37,8 @@ from trimesh._runtime.deadlock.blocked_search import BlockedSearch
 from trimesh._runtime.deadlock.judge import Judge
 from trimesh._runtime.deadlock.waiting import LocalWaits
 from trimesh._runtime.peers.parcel import Parcel
-from trimesh._wire import messages, waits
-from trimesh._wire.waits import NodeKind, NodeRef
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeKind, NodeRef
 from trimesh.errors import DeadlockError, ProtocolError
 from trimesh.ids import ProcId
 
@@ -226,13 +226,13 @@ class Deadlocks:
     def _take_look(self, peer: Peer, message: messages.Look, _: list[memoryview]) -> None:
         look = LocalWaits(self._proc, self._numbers, bounded=message.bounded)
         own = [ref for ref in message.refs if ref.proc == self._proc.proc_id]
-        reports = waits.encode(answer(own, look.look_up))
+        reports = observed.encode(answer(own, look.look_up))
         peer.send(Parcel(messages.encode(messages.Seen(message.look)), [reports]))
 
     def _take_break(self, peer: Peer, message: messages.Break, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
             raise ProtocolError(f"the end of a deadlock must come with its cycle, got {len(bodies)} bodies")
-        error = error_of(waits.decode_reports(bodies[0]))
+        error = error_of(observed.decode_reports(bodies[0]))
         look = LocalWaits(self._proc, self._numbers)
         report = look.look_up(message.victim)
         if report is not None and report.can_break and set(report.waits_for) == set(message.holders):

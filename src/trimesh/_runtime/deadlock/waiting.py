@@ -19,7 +19,7 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.coroutines import find_outside_tasks, outside_tasks_in
-from trimesh._wire.waits import NodeKind, NodeRef, NodeReport, Place
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport, Place
 from trimesh.ids import MeshId
 
 if TYPE_CHECKING:

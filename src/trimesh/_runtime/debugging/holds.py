@@ -18,7 +18,7 @@ import msgspec
 from trimesh import limits
 from trimesh._runtime.debugging.pausing import Pauses
 from trimesh._runtime.peers.parcel import Parcel
-from trimesh._wire import messages, observed, watching
+from trimesh._wire import messages, observed
 from trimesh.errors import Origin, ProtocolError
 
 if TYPE_CHECKING:
@@ -63,23 +63,23 @@ class Holds:
         self.post_mortem: Callable[[BaseException, Origin], None] | None = None
         self._proc = proc
         self._known: dict[_Key, _Hold] = {}
-        proc.routes[watching.HoldNews] = self._take_news
-        proc.routes[watching.Steer] = self._take_steer
+        proc.routes[messages.HoldNews] = self._take_news
+        proc.routes[messages.Steer] = self._take_steer
         proc.on_gone.append(self._gone)
 
     # ---- up --------------------------------------------------------------------------------------------------
 
     def tell(self, hold: int, kind: str, text: str) -> None:
         """Tell the controller of a hold of this process; called in the Trio thread."""
-        self._pass_on(watching.HoldNews(self._proc.proc_id, hold, kind, text))
+        self._pass_on(messages.HoldNews(self._proc.proc_id, hold, kind, text))
 
-    def _pass_on(self, message: watching.HoldNews) -> None:
+    def _pass_on(self, message: messages.HoldNews) -> None:
         family = self._proc.family
         owner = None if family is None or family.parent is None else self._proc.find_peer(family.parent)
         if owner is not None:
             owner.send(Parcel(messages.encode(message)))
 
-    def _take_news(self, peer: Peer, message: watching.HoldNews, _: list[memoryview]) -> None:
+    def _take_news(self, peer: Peer, message: messages.HoldNews, _: list[memoryview]) -> None:
         key = message.proc, message.hold
         known = self._known.get(key)
         if message.kind == "held":
@@ -120,15 +120,15 @@ class Holds:
                 if hold.terminal is not None:
                     hold.terminal.say("ended", f"{hold.row.proc_name} has ended")
                 elif not self._is_root:
-                    self._pass_on(watching.HoldNews(*key, "ended", ""))
+                    self._pass_on(messages.HoldNews(*key, "ended", ""))
 
     # ---- down ------------------------------------------------------------------------------------------------
 
-    def _take_steer(self, peer: Peer, message: watching.Steer, _: list[memoryview]) -> None:
+    def _take_steer(self, peer: Peer, message: messages.Steer, _: list[memoryview]) -> None:
         del peer
         self._steer(message)
 
-    def _steer(self, message: watching.Steer) -> None:
+    def _steer(self, message: messages.Steer) -> None:
         known = self._known.get((message.proc, message.hold))
         if message.proc == self._proc.proc_id:
             if self.debugger is not None:
@@ -155,7 +155,7 @@ class Holds:
             return f"the hold {target!r} has ended, or was never there"
         key, hold = found
         hold.terminal = terminal
-        self._steer(watching.Steer(*key, "attach", ""))
+        self._steer(messages.Steer(*key, "attach", ""))
         return ""
 
     @property
@@ -166,7 +166,7 @@ class Holds:
         """Hand on what a terminal says to its hold; nothing when that has ended."""
         for key, hold in self._known.items():
             if hold.terminal is terminal:
-                self._steer(watching.Steer(*key, kind, text))
+                self._steer(messages.Steer(*key, kind, text))
                 if kind == "detach":
                     hold.terminal = None
                 return

@@ -20,7 +20,7 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
-from trimesh._wire import messages, watching
+from trimesh._wire import messages
 from trimesh.ids import AGENT
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class Pauses:
         self._scopes: dict[trio.CancelScope, float] = {}
         self._calls: dict[IncomingCall, float] = {}
         self._told: dict[Peer, Told] = {}
-        proc.routes[watching.Pause] = self._take
+        proc.routes[messages.Pause] = self._take
         proc.on_gone.append(self._gone)
 
     def is_held(self, peer: Peer) -> bool:
         """Return whether a thread of another process is held."""
         return peer in self.held and self.held[peer] is None
 
-    def _take(self, peer: Peer, message: watching.Pause, _: list[memoryview]) -> None:
+    def _take(self, peer: Peer, message: messages.Pause, _: list[memoryview]) -> None:
         if message.calls is None or message.calls:
             self.held[peer] = message.calls
         else:
@@ -148,7 +148,7 @@ class Pauses:
         for peer in {**self._told, **told}:
             numbers = told.get(peer, ())
             if numbers != self._told.get(peer, ()) and peer.proc_id != self._proc.proc_id:
-                peer.send(Parcel(messages.encode(watching.Pause(numbers))))
+                peer.send(Parcel(messages.encode(messages.Pause(numbers))))
         self._told = told
 
     def tell_free(self) -> None:

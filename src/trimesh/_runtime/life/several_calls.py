@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._wire import messages
-from trimesh._wire.call_places import Calls
+from trimesh._wire.messages import Calls
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:

@@ -275,7 +275,7 @@ def died_of(
     verb = "was killed by" if report.signal is not None else "ended with"
     how = f"{silence}, then ended" if is_stopped else f"{verb} {report.describe()}"
     text = f"{label} {how} (pid {report.pid}){note}"
-    from trimesh._wire.exceptions.fault_stack import last_words  # noqa: PLC0415 - only deaths need it
+    from trimesh._wire.exceptions.tracebacks import last_words  # noqa: PLC0415 - only deaths need it
 
     words = last_words(report.stderr_tail)
     if words:

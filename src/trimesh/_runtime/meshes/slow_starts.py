@@ -12,7 +12,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.watch.report import describe_waiting
 from trimesh._runtime.watch.shown_progress import showing
-from trimesh._wire.exceptions.fault_stack import is_hidden
+from trimesh._wire.exceptions.tracebacks import is_hidden
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc

@@ -22,7 +22,7 @@ from trimesh._runtime.observing.view import STOPPED, look, memory_of, proc_name
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.stack import Report, read_report, request_report
-from trimesh._wire import messages, observed, watching
+from trimesh._wire import messages, observed
 from trimesh.errors import ProtocolError
 from trimesh.ids import AGENT, ProcId
 
@@ -64,9 +64,9 @@ class Inquiries:
         self._proc = proc
         self._numbers = itertools.count(1)
         self._open: dict[int, Inquiry] = {}
-        proc.routes[watching.Observe] = self._take_question
-        proc.routes[watching.Observed] = self._take_answer
-        proc.routes[watching.Interrupt] = self._take_interrupt
+        proc.routes[messages.Observe] = self._take_question
+        proc.routes[messages.Observed] = self._take_answer
+        proc.routes[messages.Interrupt] = self._take_interrupt
         proc.on_gone.append(self._gone)
 
     async def ask(self, seconds: float = limits.OBSERVE_SECONDS) -> Sequence[observed.ProcView]:
@@ -83,7 +83,7 @@ class Inquiries:
         self._open[number] = question
         patience = min(seconds / 2, limits.OBSERVE_LOOP_SECONDS + seconds / 4)
         try:
-            head = messages.encode(watching.Observe(number, patience * _SHARE))
+            head = messages.encode(messages.Observe(number, patience * _SHARE))
             for member in by_message:
                 member.peer.send(Parcel(head))
             asked = AskedBySignal(by_signal)
@@ -104,16 +104,16 @@ class Inquiries:
 
     # ---- messages --------------------------------------------------------------------------------------------
 
-    def _take_question(self, peer: Peer, message: watching.Observe, _: list[memoryview]) -> None:
+    def _take_question(self, peer: Peer, message: messages.Observe, _: list[memoryview]) -> None:
         seconds = min(max(message.seconds, 0.0), limits.OBSERVE_SECONDS)
         self._proc.serve(self._answer, peer, message.number, seconds)
 
     @trio.lowlevel.enable_ki_protection
     async def _answer(self, peer: Peer, number: int, seconds: float) -> None:
         views = tuple(await self.ask(seconds))
-        peer.send(Parcel(messages.encode(watching.Observed(number)), [observed.encode(views)]))
+        peer.send(Parcel(messages.encode(messages.Observed(number)), [observed.encode(views)]))
 
-    def _take_answer(self, peer: Peer, message: watching.Observed, bodies: list[memoryview]) -> None:
+    def _take_answer(self, peer: Peer, message: messages.Observed, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
             raise ProtocolError(f"what a process says of itself must come as one body, got {len(bodies)}")
         question = self._open.get(message.number)
@@ -128,10 +128,10 @@ class Inquiries:
         member = self._proc.members.get(ProcId(proc_id))
         if member is None or member.gone.is_set():
             return "its process has ended, or belongs to another one of the run"
-        member.peer.send(Parcel(messages.encode(watching.Interrupt(caller, number, reason))))
+        member.peer.send(Parcel(messages.encode(messages.Interrupt(caller, number, reason))))
         return ""
 
-    def _take_interrupt(self, peer: Peer, message: watching.Interrupt, _: list[memoryview]) -> None:
+    def _take_interrupt(self, peer: Peer, message: messages.Interrupt, _: list[memoryview]) -> None:
         del peer
         self._cancel(message.caller, message.call, message.reason)
 

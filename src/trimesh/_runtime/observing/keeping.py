@@ -22,7 +22,7 @@ from trimesh._runtime.system.exits import start_of
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh._transport.native.host_identity import boot_id
 from trimesh._wire import flight, observed
-from trimesh._wire.exceptions.frames import raised_at
+from trimesh._wire.exceptions.tracebacks import raised_at
 from trimesh.errors import leaves, place_name, text_of
 
 if TYPE_CHECKING:

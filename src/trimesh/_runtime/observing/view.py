@@ -18,7 +18,7 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.watch.task_tree import where
 from trimesh._wire import observed
-from trimesh._wire.waits import NodeKind, NodeRef
+from trimesh._wire.observed import NodeKind, NodeRef
 from trimesh.errors import place_name
 from trimesh.ids import AGENT
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.peers.incoming import IncomingCall
-    from trimesh._wire.call_places import CallerPlace
+    from trimesh._wire.messages import CallerPlace
     from trimesh.shape.extent import Point
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")

@@ -19,7 +19,7 @@ from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface.base import Buffer, Lane, Link
 from trimesh._wire import messages
-from trimesh._wire.call_places import CallerPlace, SentView
+from trimesh._wire.messages import CallerPlace, SentView
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.ids import MeshId
 

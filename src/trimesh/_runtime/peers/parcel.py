@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from trimesh._transport.interface.base import Buffer
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 
 
 class Parcel(msgspec.Struct, frozen=True, eq=False):

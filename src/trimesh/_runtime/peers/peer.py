@@ -20,7 +20,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Lane, Link
 from trimesh._wire import messages
-from trimesh._wire.memory.reducers import DefinitionId
+from trimesh._wire.memory import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:

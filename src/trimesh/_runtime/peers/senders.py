@@ -15,7 +15,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from trimesh._wire import call_places, messages, moving, watching
+from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _ANY, _OWNER, _MEMBER, _CONTROLLER = Sender.ANY, Sender.OWNER, Sender.MEMBER, Se
 SENDERS: Final[dict[type[messages.Message], Sender]] = {
     # calls: of the agent see below; of other actors whoever has a handle; answers are for what the peer was asked
     messages.Call: _ANY,
-    call_places.Calls: _ANY,
+    messages.Calls: _ANY,
     messages.TracedCall: _ANY,
     messages.Return: _ANY,
     messages.Error: _ANY,
@@ -71,20 +71,20 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Broken: _ANY,
     messages.Circle: _CONTROLLER,
     # who looks on: the owner asks
-    watching.Observe: _OWNER,
-    watching.Observed: _MEMBER,
-    watching.Interrupt: _OWNER,
+    messages.Observe: _OWNER,
+    messages.Observed: _MEMBER,
+    messages.Interrupt: _OWNER,
     # debuggers: up and down the owners; that calls wait for one only lengthens what the receiver has asked for
-    watching.HoldNews: _MEMBER,
-    watching.Steer: _OWNER,
-    watching.Pause: _ANY,
+    messages.HoldNews: _MEMBER,
+    messages.Steer: _OWNER,
+    messages.Pause: _ANY,
     # publications: by their numbers
     messages.Subscribe: _ANY,
     messages.Published: _ANY,
     messages.Unpinned: _ANY,
     # transfers without a carrier: by the secret of a grant; answers for what the peer was asked
-    moving.MovePiece: _ANY,
-    moving.PieceMoved: _ANY,
+    messages.MovePiece: _ANY,
+    messages.PieceMoved: _ANY,
     # packages above: each looks itself who may command it; that it is imported at all: `may_open_service`
     messages.Service: _ANY,
     # programs that were connected

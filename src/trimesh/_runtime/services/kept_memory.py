@@ -16,7 +16,7 @@ import trio
 
 from trimesh import limits
 from trimesh._transport.interface.mover import Carrier, Transfer, TransferDone, TransferKind
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 
 if TYPE_CHECKING:
     from trimesh._runtime.services.bulk import Granted

@@ -35,8 +35,8 @@ from trimesh._transport.interface.mover import (
     TransferKind,
     UnderWay,
 )
-from trimesh._wire import messages, moving
-from trimesh._wire.memory.regions import memory_at, writable
+from trimesh._wire import messages
+from trimesh._wire.memory import memory_at, writable
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -99,8 +99,8 @@ class LinkedMoves:
         self._asked: dict[int, _Piece] = {}
         self._room: dict[Peer, trio.Semaphore] = {}
         self._untaken: dict[Peer, list[trio.Event]] = {}
-        proc.routes[moving.MovePiece] = self._take_question
-        proc.routes[moving.PieceMoved] = self._take_answer
+        proc.routes[messages.MovePiece] = self._take_question
+        proc.routes[messages.PieceMoved] = self._take_answer
         proc.on_gone.append(self._gone)
 
     # ---- who asks --------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class LinkedMoves:
         bodies = [memory_at(span.address, span.nbytes, span)] if kind is TransferKind.WRITE else []
         number = next(self._numbers)
         nbytes = span.nbytes if kind in _WITH_BYTES else _WORD_BYTES
-        head = moving.MovePiece(
+        head = messages.MovePiece(
             number,
             kind.value,
             grant.place,
@@ -156,7 +156,7 @@ class LinkedMoves:
             peer.send(Parcel(messages.encode(head), bodies))
         return piece
 
-    def _take_answer(self, peer: Peer, message: moving.PieceMoved, bodies: list[memoryview]) -> None:
+    def _take_answer(self, peer: Peer, message: messages.PieceMoved, bodies: list[memoryview]) -> None:
         piece = self._asked.get(message.number)
         if piece is None or piece.peer is not peer:
             raise ProtocolError(
@@ -181,7 +181,7 @@ class LinkedMoves:
 
     # ---- who is asked ----------------------------------------------------------------------------------------
 
-    def _take_question(self, peer: Peer, message: moving.MovePiece, bodies: list[memoryview]) -> None:
+    def _take_question(self, peer: Peer, message: messages.MovePiece, bodies: list[memoryview]) -> None:
         is_written = message.kind == TransferKind.WRITE
         if sum(body.nbytes for body in bodies) != (message.nbytes if is_written else 0):
             raise ProtocolError(f"a piece of {message.nbytes} bytes that is written must come with them, and no other")
@@ -199,7 +199,7 @@ class LinkedMoves:
         else:
             self._answer(peer, *made)
 
-    def _answer(self, peer: Peer, answer: moving.PieceMoved, memory: Sequence[memoryview] = ()) -> None:
+    def _answer(self, peer: Peer, answer: messages.PieceMoved, memory: Sequence[memoryview] = ()) -> None:
         lent = peer.send(Parcel(messages.encode(answer), memory))
         if lent is not None and peer in self._untaken:
             self._untaken[peer].append(lent)
@@ -209,11 +209,11 @@ class LinkedMoves:
         await under_way.ended.wait()
         error = under_way.error
         end = "" if error is None else error.end.name if isinstance(error, TransferError) else End.REVOKED.name
-        self._answer(peer, moving.PieceMoved(number, 0 if end else under_way.done.value, end))
+        self._answer(peer, messages.PieceMoved(number, 0 if end else under_way.done.value, end))
 
     def _made(
-        self, asked: moving.MovePiece, bodies: list[memoryview]
-    ) -> tuple[moving.PieceMoved, Sequence[memoryview]] | UnderWay:
+        self, asked: messages.MovePiece, bodies: list[memoryview]
+    ) -> tuple[messages.PieceMoved, Sequence[memoryview]] | UnderWay:
         kind = TransferKind(asked.kind)
         given = memoryview(b"".join(bodies)) if len(bodies) > 1 else (bodies or [memoryview(b"")])[0]
         memory = writable(given) if kind is TransferKind.WRITE else memoryview(bytearray(asked.nbytes))
@@ -229,10 +229,10 @@ class LinkedMoves:
                     raise TransferError(End.SILENT)
                 value = done.value
         except TransferError as error:
-            return moving.PieceMoved(asked.number, 0, error.end.name), ()
+            return messages.PieceMoved(asked.number, 0, error.end.name), ()
         except (trio.ClosedResourceError, OSError):  # this process is ending, or the system refuses it something
-            return moving.PieceMoved(asked.number, 0, End.REVOKED.name), ()
-        return moving.PieceMoved(asked.number, value, ""), [memory] if kind is TransferKind.READ else ()
+            return messages.PieceMoved(asked.number, 0, End.REVOKED.name), ()
+        return messages.PieceMoved(asked.number, value, ""), [memory] if kind is TransferKind.READ else ()
 
 
 def _cut(transfer: Transfer) -> list[tuple[int, Span]]:

@@ -19,7 +19,7 @@ from trimesh._runtime.peers.senders import may_open_service
 from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface.base import Buffer
 from trimesh._wire import messages
-from trimesh._wire.not_yet import NotYet
+from trimesh._wire.memory import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:

@@ -302,7 +302,7 @@ def _shown(chunk: OutputChunk) -> list[str]:
 
 
 def _is_hidden(line: str) -> bool:
-    from trimesh._wire.exceptions.fault_stack import is_hidden  # noqa: PLC0415 - only crashes need it
+    from trimesh._wire.exceptions.tracebacks import is_hidden  # noqa: PLC0415 - only crashes need it
 
     return is_hidden(line)
 

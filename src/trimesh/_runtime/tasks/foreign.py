@@ -19,7 +19,7 @@ from trio.lowlevel import enable_ki_protection, in_trio_run, in_trio_task
 
 from trimesh._runtime.system.forks import end_child, is_forked_run
 from trimesh._runtime.tasks.crossing import Site
-from trimesh._wire.exceptions.frames import has_user_frame, without_own_frames
+from trimesh._wire.exceptions.tracebacks import has_user_frame, without_own_frames
 from trimesh.errors import MeshErrorGroup, context_of, leaves, set_context
 
 P = ParamSpec("P")

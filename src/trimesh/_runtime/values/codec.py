@@ -10,12 +10,11 @@ from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.endpoint_spec import EndpointSpec, signature_of
 from trimesh._runtime.values.guarded import Guarded
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
-from trimesh._wire.exceptions.text import type_name
-from trimesh._wire.memory.reducers import DefinitionId, Reducer
-from trimesh._wire.memory.regions import Buffer
+from trimesh._wire.exceptions.tracebacks import type_name
+from trimesh._wire.memory import Buffer, DefinitionId, Reducer
 from trimesh._wire.pickled.by_value import DefinitionBytes, Definitions
 from trimesh._wire.pickled.payload import Bindings, Decoder, Encoded, Encoder
-from trimesh._wire.typed.item_types import WHAT, ItemType
+from trimesh._wire.typed.annotations import WHAT, ItemType
 from trimesh.errors import Origin, RemoteError, place_name, set_origin, text_of
 from trimesh.ids import ProcId
 

@@ -25,9 +25,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, cast
 
-from trimesh._wire.memory.reducers import Sink, register_reducer
-from trimesh._wire.memory.regions import EntryMemory, memory_at, view_of, writable
-from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
+from trimesh._wire.memory import EntryMemory, Sink, memory_at, register_reducer, view_of, writable
+from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh._wire.typed.known_kinds import must_be_imported
 from trimesh.errors import PayloadError, ProtocolError
 

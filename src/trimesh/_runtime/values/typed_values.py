@@ -16,15 +16,21 @@ from trimesh._runtime.values import torch_values
 from trimesh._runtime.values.codec import Values, describe
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
-from trimesh._wire.memory.reducers import DefinitionId, Reducer
-from trimesh._wire.memory.regions import Buffer
+from trimesh._wire.memory import Buffer, DefinitionId, Reducer
 from trimesh._wire.pickled.by_value import DefinitionBytes
 from trimesh._wire.pickled.payload import Bindings, Encoded
 from trimesh._wire.typed import known_kinds as typed_kinds
-from trimesh._wire.typed.annotations import Arguments, Field, constructor_hints, resolved_hints, result_of
-from trimesh._wire.typed.codec import Reader, Writer
-from trimesh._wire.typed.item_types import WHAT, ItemType, item_type_of
-from trimesh._wire.typed.kinds import DecodeSource
+from trimesh._wire.typed.annotations import (
+    WHAT,
+    Arguments,
+    Field,
+    ItemType,
+    constructor_hints,
+    item_type_of,
+    resolved_hints,
+    result_of,
+)
+from trimesh._wire.typed.codec import DecodeSource, Reader, Writer
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder, name_of
 from trimesh.errors import Origin, ProtocolError, TrimeshInternalError
 from trimesh.ids import ProcId

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Final
 
-from trimesh._wire.exceptions.stack_text import is_named, package_of_line
+from trimesh._wire.exceptions.tracebacks import is_named, package_of_line
 
 FRAMES_MAX: Final = 4
 

@@ -57,7 +57,7 @@ class StallReport:
 
     @trio.lowlevel.enable_ki_protection
     async def _say(self, seconds: float) -> None:
-        from trimesh._wire.exceptions.fault_stack import shown_stack  # noqa: PLC0415 - only stalls need it
+        from trimesh._wire.exceptions.tracebacks import shown_stack  # noqa: PLC0415 - only stalls need it
 
         member = self.member
         stack = ""

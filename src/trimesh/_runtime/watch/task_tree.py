@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import trio
 
 from trimesh._runtime.tasks.coroutines import await_chain, find_outside_tasks, outside_tasks_in
-from trimesh._wire.exceptions.frames import OURS, package_of, program_frame, shown_frames
+from trimesh._wire.exceptions.tracebacks import OURS, package_of, program_frame, shown_frames
 from trimesh.errors import place_name
 from trimesh.ids import AGENT
 

@@ -36,7 +36,7 @@ from trimesh._transport.interface.mover import (
     UnderWay,
     lent_memory,
 )
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 

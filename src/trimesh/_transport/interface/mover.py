@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 import trio
 
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 
 
 class Carrier(enum.Flag):

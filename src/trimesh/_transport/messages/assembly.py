@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trimesh import limits
-from trimesh._wire.memory.large_bytes import new_pages
+from trimesh._wire.memory import new_pages
 
 _MAPPED_BYTES_MIN: Final = 1 << 20
 """From this size on a body gets pages of its own: they cost nothing before they are written, so a peer that announces

@@ -16,7 +16,7 @@ from trimesh import limits
 from trimesh._transport.messages.assembly import AssemblyError
 from trimesh._transport.messages.casting import kept_bytes, padding
 from trimesh._transport.messages.chunked import IMMUTABLE
-from trimesh._wire.memory.large_bytes import new_bytes
+from trimesh._wire.memory import new_bytes
 
 WHERE: Final = struct.Struct("<IIQQ")
 """Where bodies are: pid of the process that keeps them, its descriptor, bytes, number that was drawn for the memory."""

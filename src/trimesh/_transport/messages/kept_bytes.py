@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Final
 
 from trimesh import limits
-from trimesh._wire.memory.large_bytes import ReusableBytes, can_be_reused, new_bytes
+from trimesh._wire.memory import ReusableBytes, can_be_reused, new_bytes
 
 Copy = Callable[[memoryview, memoryview], None]
 """Copies the second into the first, of the same size."""

@@ -30,16 +30,21 @@ from typing import TYPE_CHECKING, Any
 
 from cloudpickle import cloudpickle
 
-from trimesh._wire.memory.reducers import DefinitionId, ReducerEntry, Sink
-from trimesh._wire.pickled.by_value import MAIN_NAMES, Definitions, find, is_by_value, is_importable, name_of
-from trimesh._wire.pickled.definition_rebuild import (
+from trimesh._wire.memory import DefinitionId, ReducerEntry, Sink
+from trimesh._wire.pickled.by_value import (
+    MAIN_NAMES,
+    Definitions,
     EnumMember,
     data_type_of,
     fill_cell,
+    find,
     forward_reference,
+    is_by_value,
+    is_importable,
     itself,
     make_cached_property,
     make_cell,
+    name_of,
     rebuild,
     restore,
 )

@@ -8,22 +8,219 @@ left to it.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from types import GetSetDescriptorType, MemberDescriptorType, WrapperDescriptorType
+from typing import Any, cast
 
-from trimesh._wire.memory.reducers import Sink, register_reducer
-from trimesh._wire.pickled.exception_parts import (
-    args_of,
-    attributes_of,
-    chain_of,
-    group_members,
-    group_message,
-    keep_text,
-    make,
-    set_args,
-    set_attribute,
-    set_chain,
+from trimesh import limits
+from trimesh._wire.memory import Sink, register_reducer
+from trimesh.errors import (
+    FAILURES,
+    KEPT_TEXT,
+    LOCAL_ENTRIES,
+    RemoteTraceback,
+    cause_of,
+    class_of,
+    context_of,
+    entries_of,
+    set_cause,
+    set_context,
 )
-from trimesh.errors import KEPT_TEXT, LOCAL_ENTRIES, RemoteTraceback, class_of, entries_of
+
+# What an exception consists of besides its class, read and written past whatever its class defines (rule X2).
+#
+# A user's class may have a read-only `args`, a `__setattr__` that refuses, or an `__init__` with other parameters than
+# `args`. Everything here goes through the descriptors and constructors of the C-implemented bases instead.
+
+_ARGS: Any = BaseException.__dict__["args"]
+_SUPPRESS: Any = BaseException.__dict__["__suppress_context__"]
+_MEMBERS: Any = BaseExceptionGroup.__dict__["exceptions"]
+_MESSAGE: Any = BaseExceptionGroup.__dict__["message"]
+
+_SKIPPED_OWNERS = (BaseException, BaseExceptionGroup)
+_UNSET = object()
+_SKIPPED_NAMES = frozenset(("__dict__", "__weakref__"))
+
+
+def keep_text(error: BaseException, text: str) -> None:
+    """Let an exception have the text that it had where it was raised, if its class makes another one here, or raises.
+
+    The class makes it from parts that may not have travelled, or from what is another here. Then the exception gets a
+    subclass of that class, of the same name, which knows the text.
+    """
+    entries = entries_of(error)
+    kept = entries.get(KEPT_TEXT)
+    if isinstance(kept, str):
+        text = kept  # it has come through several processes
+    else:
+        try:
+            if plain_text(str(error)) == text:
+                return
+        except Exception:  # noqa: BLE001, S110 - a __str__ of the user's
+            pass
+    cls = type(error)
+    names: dict[str, Any] = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    names |= {"__slots__": (), "__str__": _kept_text, "__reduce_ex__": _reduce_with_class, KEPT_TEXT: True}
+    meta: Any = type(cls)
+    try:
+        object.__setattr__(error, "__class__", meta(cls.__name__, (cls,), names))
+    except Exception:  # noqa: BLE001 - a class that cannot be changed or derived from keeps what it makes of its parts
+        return
+    entries[KEPT_TEXT] = text
+
+
+def _kept_text(error: BaseException) -> str:
+    return str(entries_of(error).get(KEPT_TEXT, ""))
+
+
+def _reduce_with_class(error: BaseException, protocol: Any) -> Any:
+    cls = class_of(error)
+    made = super(type(error), error).__reduce_ex__(protocol)
+    if isinstance(made, tuple) and made and made[0] is type(error):
+        return (cls, *made[1:])
+    return made
+
+
+def plain_text(text: str) -> str:
+    """Return `text` with lone surrogates, which have no UTF-8 form, written as escapes; cut if it is too long."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "backslashreplace").decode()
+    return shortened(text)
+
+
+def shortened(text: str) -> str:
+    """Return `text` without its middle if it is longer than `limits.TRACEBACK_CHARS_MAX`."""
+    surplus = len(text) - limits.TRACEBACK_CHARS_MAX
+    if surplus <= 0:
+        return text
+    half = limits.TRACEBACK_CHARS_MAX // 2
+    return f"{text[:half]}\n... ({surplus} characters left out) ...\n{text[-half:]}"
+
+
+def args_of(error: BaseException) -> tuple[Any, ...]:
+    """Return the true `args`."""
+    args: tuple[Any, ...] = _ARGS.__get__(error)
+    return args
+
+
+def chain_of(error: BaseException) -> tuple[BaseException | None, BaseException | None, bool]:
+    """Return the true `__cause__`, `__context__` and `__suppress_context__`."""
+    return cause_of(error), context_of(error), bool(_SUPPRESS.__get__(error))
+
+
+def set_chain(error: BaseException, cause: BaseException | None, context: BaseException | None, suppress: bool) -> None:  # noqa: FBT001 - mirrors chain_of
+    set_cause(error, cause)
+    set_context(error, context)
+    _SUPPRESS.__set__(error, suppress)  # last: setting a cause sets it, too
+
+
+def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
+    """Return the exceptions of a group, or None when it is none."""
+    if not isinstance(error, BaseExceptionGroup):
+        return None
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    members: tuple[BaseException, ...] = entries_of(group).get(FAILURES) or _MEMBERS.__get__(group)
+    return members
+
+
+def group_message(error: BaseException) -> str:
+    return str(_MESSAGE.__get__(error))
+
+
+def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """Yield what C-implemented bases and `__slots__` keep outside of `__dict__`, such as `OSError.filename`.
+
+    `AttributeError.obj` is left out: it is there for the interpreter's suggestions, and drags in whatever the
+    attribute was looked up on, an actor with its model for instance.
+    """
+    for name, descriptor in _descriptors(class_of(error)):
+        if name == "obj" and isinstance(error, AttributeError):
+            continue
+        value = _get(descriptor, error)
+        if value is not _UNSET:
+            yield name, value
+
+
+def set_attribute(error: BaseException, name: str, value: Any) -> None:
+    """Set what `attributes_of` yielded; what the class refuses is left as its constructor made it."""
+    for found, descriptor in _descriptors(type(error)):
+        if found == name:
+            try:
+                # An OSError whose filename was never set reads None, but prints differently from one set to None.
+                if _get(descriptor, error) is not value:
+                    descriptor.__set__(error, value)
+            except (AttributeError, TypeError, ValueError):
+                pass
+            return
+
+
+def _get(descriptor: Any, error: BaseException) -> Any:
+    try:
+        return descriptor.__get__(error)
+    except AttributeError:
+        return _UNSET
+
+
+def _descriptors(cls: type) -> Iterator[tuple[str, Any]]:
+    for base in cls.__mro__:
+        if base in _SKIPPED_OWNERS or not issubclass(base, BaseException):
+            continue
+        for name, value in base.__dict__.items():
+            if isinstance(value, MemberDescriptorType | GetSetDescriptorType) and name not in _SKIPPED_NAMES:
+                yield name, value
+
+
+def make(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """Make an exception of `cls` with `args`, without running an `__init__` written in Python.
+
+    Raises:
+        TypeError: The class cannot be instantiated even by its C-implemented base.
+    """
+    try:
+        error = cls.__new__(cls, *args)
+        if type(error) is not cls:
+            error = _native_new(cls, args)
+    except Exception:  # noqa: BLE001 - a __new__ of the user's that wants other arguments
+        error = _native_new(cls, args)
+    try:
+        _native_init(cls)(error, *args)
+    except Exception:  # noqa: BLE001, S110 - arguments of another form than its base takes; set as they were, below
+        pass
+    set_args(error, args)
+    return error
+
+
+def set_args(error: BaseException, args: tuple[Any, ...]) -> None:
+    _ARGS.__set__(error, args)
+
+
+def make_group(cls: type[BaseExceptionGroup[Any]], message: str, members: list[Exception]) -> Exception:
+    """Make a group of `cls`; its own `__new__` may want more than a message and members, so it is not called.
+
+    Raises:
+        TypeError: The class takes no such members.
+    """
+    error = BaseExceptionGroup.__new__(cls, message, members)
+    if not isinstance(error, Exception):
+        raise TypeError(f"{cls} is no Exception")
+    return error
+
+
+def _native_new(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    found = (base.__dict__["__new__"] for base in cls.__mro__ if "__new__" in base.__dict__)
+    native = next(new for new in found if not isinstance(new, staticmethod))  # BaseException has one at the latest
+    error: BaseException = native(cls, *args)
+    return error
+
+
+def _native_init(cls: type[BaseException]) -> Any:
+    found = (base.__dict__.get("__init__") for base in cls.__mro__)
+    return next(init for init in found if isinstance(init, WrapperDescriptorType))
+
+
+# ---- exception values ------------------------------------------------------------------------------------------------
 
 _OWN_WAYS = (
     "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"

@@ -7,33 +7,43 @@ lookup; only classes that have one (arrays, tensors, by-value classes, handles) 
     PL-1 Nothing is unpickled unless `Decoder.decode` is called.
     PL-2 A value that cannot be encoded is a `TypeError` that names it and its offending part; nothing was sent.
     PL-3 A value that cannot be decoded is a `PayloadError` with the cause: user data, not a broken protocol.
+
+    BY-1 A large `bytes` is copied out of where it has come to once, or not at all where a transport has put it into a
+         `bytes` already.
+    BY-2 A `bytearray` goes beside only where nothing else of the message can refer to it: what was one object
+         arrives as one.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, Final, TypeGuard
 
 import msgspec
 
 from trimesh import limits
-from trimesh._wire.memory.reducers import DefinitionId, Reducer, ReducerEntry, ReducerTable
-from trimesh._wire.memory.regions import STOP, Arrived, Buffer, SourceMemory, lay_out
-from trimesh._wire.pickled import arrays, exception_values
-from trimesh._wire.pickled.by_value import DefinitionError, Definitions
-from trimesh._wire.pickled.byte_values import (
-    ARGUMENT_ALONE,
-    VALUE_ALONE,
-    arguments_beside,
-    beside,
-    is_large,
-    rebuild_bytes,
+from trimesh._wire.memory import (
+    STOP,
+    Arrived,
+    Buffer,
+    DefinitionId,
+    EntryMemory,
+    Reducer,
+    ReducerEntry,
+    ReducerTable,
+    SourceMemory,
+    copied_bytes,
+    lay_out,
+    view_of,
+    whole_bytes,
 )
-from trimesh._wire.pickled.definition_rebuild import Rebuilder
+from trimesh._wire.pickled import arrays, exception_values
+from trimesh._wire.pickled.by_value import DefinitionError, Definitions, Rebuilder
 from trimesh._wire.pickled.definition_reduce import DefinitionReducers
-from trimesh._wire.pickled.diagnosis import offending_attribute, offending_part, shown_cause
 from trimesh.errors import PayloadError
 
 _PROTOCOL = 5
@@ -365,3 +375,251 @@ class Decoder:
 
 arrays.register()
 exception_values.register()
+
+
+# ---- byte values -----------------------------------------------------------------------------------------------------
+
+# `bytes` and `bytearray` that are the value itself, or an argument of a call: beside the pickle, not through it.
+#
+# The pickler would copy them on both sides, and asks no reducer about them. So whoever encodes puts a `Beside` in their
+# place first; what it wraps travels as a body of the message, and arrives as what it was. What is left of a value that
+# holds one `bytes` and nothing else is the same each time, so that is pickled once.
+
+_CLOSED: Final = frozenset((bytes, bytearray, memoryview, str, int, float, complex, bool, type(None)))
+"""Types whose objects refer to no others."""
+
+
+class Beside(msgspec.Struct, frozen=True, eq=False):
+    """Stands for a `bytes` or `bytearray` in a value that is about to be pickled."""
+
+    data: bytes | bytearray
+
+    def __reduce__(self) -> Any:
+        rebuild = rebuild_bytes if type(self.data) is bytes else rebuild_bytearray
+        return rebuild, (pickle.PickleBuffer(self.data),)
+
+
+def is_large(value: object) -> TypeGuard[bytes | bytearray]:
+    """Whether a value goes beside the pickle wherever it may."""
+    return (type(value) is bytes or type(value) is bytearray) and len(value) >= limits.BYTES_BESIDE_MIN
+
+
+def beside(value: object) -> object:
+    """Return what to pickle in place of a value that is sent by itself."""
+    return Beside(value) if is_large(value) else value
+
+
+def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to pickle in place of the arguments of a call."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if is_large(value):
+            break
+    else:
+        return args, kwargs
+    closed = _CLOSED.issuperset(map(type, args)) and _CLOSED.issuperset(map(type, kwargs.values()))
+    found: dict[int, object] = {}
+
+    def placed(value: object) -> object:
+        if type(value) is bytearray and not closed:  # BY-2
+            return value
+        return found.setdefault(id(value), beside(value))  # one object stays one
+
+    return tuple(map(placed, args)), {key: placed(value) for key, value in kwargs.items()}
+
+
+def rebuild_bytes(data: EntryMemory | memoryview) -> bytes:
+    view = view_of(data)
+    return whole_bytes(view) or copied_bytes(view)
+
+
+def rebuild_bytearray(data: EntryMemory | memoryview) -> bytearray:
+    return bytearray(view_of(data))
+
+
+def _stream(value: object) -> bytes:
+    """Return the pickle of something with a `Beside` in it."""
+    return pickle.dumps(value, 5, buffer_callback=lambda _: None)
+
+
+VALUE_ALONE: Final = _stream(Beside(b""))
+"""The pickle of a `bytes` that goes beside it."""
+
+ARGUMENT_ALONE: Final = _stream(((Beside(b""),), dict[str, Any]()))
+"""The pickle of a call with one argument, a `bytes` that goes beside it."""
+
+
+# ---- finds which part of a value cannot be serialised, for the text of the error -------------------------------------
+
+_TEXT_CHARS_MAX = 300
+
+_REMEDIES: Final = {
+    "_contextvars.ContextVar": "send its value, `.get()`",
+    "_io._IOBase": "send its path, and open it where it is used",
+    "_socket.socket": "send its address, and connect where it is used",
+    "_thread.RLock": "a lock works in one process: leave it out in __getstate__, and make one where it is used",
+    "_thread.lock": "a lock works in one process: leave it out in __getstate__, and make one where it is used",
+    "builtins.async_generator": "send a list of its items, or one call for each (`map`)",
+    "builtins.coroutine": "write `await` before it, to send its result",
+    "builtins.generator": "send a list of its items, or one call for each (`map`)",
+    "threading.Thread": "start it where it is used",
+}
+"""What works in place of values of some classes, by their names, that never leave their process."""
+
+_BY_VALUE_REMEDY: Final = (
+    "what a script, notebook or function defines travels by value: move the definition into a module, or create that "
+    "part in __init__"
+)
+_REMEDY: Final = "send plain data, or give the class a __reduce__"
+
+_PICKLES: Final = sys.stdlib_module_names | {"cloudpickle", "trimesh"}
+
+
+_STAYING = frozenset(("__dict__", "__weakref__", "__annotate_func__"))
+"""Attributes of a class that do not travel."""
+
+
+def offending_part(
+    value: object, what: str, error: Exception, fails: Callable[[object], Exception | None], root: str = ""
+) -> str:
+    """Return the text of the error for a value that could not be encoded.
+
+    Args:
+        what: Its name for the user.
+        error: What encoding it raised.
+        fails: Encodes a part by itself and returns its error, or None.
+        root: What the path to the part begins with.
+    """
+    path = ""
+    budget = limits.DIAGNOSIS_OBJECTS
+    overflows = limits.DIAGNOSIS_OVERFLOWS
+    _forget_levels(error)
+    seen: set[int] = set()
+    while id(value) not in seen:
+        if isinstance(error, DefinitionError) and isinstance(value, type | FunctionType):
+            break  # it names what is in the definition
+        seen.add(id(value))
+        for step, part in _parts(value):
+            budget -= 1
+            if budget < 0:
+                break
+            found = fails(part)
+            if found is not None:
+                path, value, error = path + step, part, found
+                break
+        else:
+            break
+        overflows -= isinstance(error, RecursionError)
+        if budget < 0 or overflows <= 0:
+            break
+    cls = type(value)
+    where = f" at {root}{path if root else path.lstrip(', .')}" if path else ""
+    if isinstance(error, DefinitionError):
+        return f"{what} cannot be serialised: {_short(error)}{where}; {_BY_VALUE_REMEDY}"
+    advice = "" if _says_itself(value) else f"; {_remedy(value)}"
+    return f"{what} cannot be serialised: {_short(error)}{where} (a {cls.__module__}.{cls.__qualname__}){advice}"
+
+
+def _remedy(value: object) -> str:
+    """Return what to send in place of a value."""
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(value).__mro__)
+    return next((_REMEDIES[name] for name in names if name in _REMEDIES), _REMEDY)
+
+
+def shown_cause(error: Exception) -> BaseException | None:
+    """Return what tells more than the text of the error does, which has the words of pickle."""
+    if isinstance(error, DefinitionError):
+        return error.__cause__
+    if not isinstance(error, TypeError | pickle.PicklingError):
+        return error
+    link = error.__traceback__
+    while link is not None:
+        if str(link.tb_frame.f_globals.get("__name__", "")).partition(".")[0] not in _PICKLES:
+            return error  # code of the user has raised it
+        link = link.tb_next
+    return None
+
+
+def offending_attribute(thing: object, fails: Callable[[object], Exception | None]) -> str | None:
+    """Return how a class or function calls the part of it that cannot be encoded, or None if none fails by itself."""
+    for name, part in list(getattr(thing, "__dict__", {}).items()):
+        if name not in _STAYING and fails(part) is not None:
+            function = getattr(part, "__wrapped__", part)  # of an endpoint, a static method
+            inside = next((step for step, value in _captures(function) if fails(value) is not None), "")
+            return f"its attribute {name!r}{inside}"
+    return next((f"its{step.removeprefix(',')}" for step, part in _captures(thing) if fails(part) is not None), None)
+
+
+def _captures(function: object) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults and the closure of a function with the words that lead to each."""
+    for default in getattr(function, "__defaults__", None) or ():
+        yield f", default {_name(default)}", default
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            yield f", closure's {name!r}", cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+
+
+def _forget_levels(error: Exception) -> None:
+    """Drop the notes of a stack overflow: since Python 3.14 pickle adds one for each level, tens of thousands."""
+    if isinstance(error, RecursionError):
+        error.__dict__.pop("__notes__", None)
+
+
+def _short(error: Exception) -> str:
+    text = f"{error}" if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+    return text if len(text) <= _TEXT_CHARS_MAX else text[: _TEXT_CHARS_MAX - 3] + "..."
+
+
+def _parts(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield the direct parts of a value with the step that leads to each."""
+    whole: Any = value
+    if isinstance(value, type):
+        return
+    if isinstance(value, Mapping):
+        yield from _items(whole)
+    elif isinstance(value, list | tuple):
+        yield from _members(whole)
+    elif isinstance(value, set | frozenset):
+        yield from ((f" member {_name(part)}", part) for _, part in _members(whole))
+    elif isinstance(value, FunctionType):
+        yield from _captures(value)
+    if not _says_itself(whole):
+        yield from _attributes(whole)
+
+
+def _says_itself(value: object) -> bool:
+    """Return whether the class of a value says itself why it does not travel."""
+    return isinstance(type(value).__reduce_ex__, FunctionType)
+
+
+def _items(value: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    for key, part in list(value.items()):
+        yield f" key {_name(key)}", key
+        yield f"[{_name(key)}]", part
+
+
+def _members(value: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    for index, part in enumerate(list(value)):
+        yield f"[{index}]", part
+
+
+def _attributes(value: object) -> Iterator[tuple[str, Any]]:
+    for name, part in list(getattr(value, "__dict__", {}).items()):
+        yield f".{name}", part
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            try:
+                yield f".{name}", getattr(value, name)
+            except AttributeError:
+                continue
+
+
+def _name(key: Any) -> str:
+    try:
+        text = repr(key)
+    except Exception:  # noqa: BLE001 - a user's repr; the error is about something else
+        return f"<{type(key).__name__}>"
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -16,12 +16,10 @@ import msgspec
 
 from trimesh import limits
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
-from trimesh._wire.memory.reducers import Sink
-from trimesh._wire.memory.regions import Buffer, view_of
+from trimesh._wire.memory import Buffer, Sink, view_of
 from trimesh._wire.pickled.arrays import rebuild_array, reduce_array
 from trimesh._wire.pickled.payload import Encoded
-from trimesh._wire.typed.codec import ADVICE, Reader, Writer
-from trimesh._wire.typed.kinds import DecodeSource, ValueKind, register_kind
+from trimesh._wire.typed.codec import ADVICE, DecodeSource, Reader, ValueKind, Writer, register_kind
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region

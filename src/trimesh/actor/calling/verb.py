@@ -9,7 +9,7 @@ import trio
 
 from trimesh._runtime.tasks import in_trio, in_trio_now, place_outside
 from trimesh._runtime.values import EndpointSpec
-from trimesh._wire.exceptions.frames import without_own_frames
+from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.actor import retrying, verbs
 from trimesh.actor.calling import started
 from trimesh.actor.calling.started import StartedCall, Way

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from trimesh._runtime.life import rebuild
 from trimesh._runtime.services import TENSORS
 from trimesh._runtime.values import Guarded
-from trimesh._wire.memory.reducers import Sink
+from trimesh._wire.memory import Sink
 from trimesh.tensor.controller.recording import check_not_compiled, is_traced
 
 if TYPE_CHECKING:

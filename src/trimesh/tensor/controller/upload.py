@@ -19,7 +19,7 @@ import trio
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh import limits
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 from trimesh.errors import LimitExceeded
 from trimesh.tensor.controller.shapes import Meta
 from trimesh.tensor.controller.team import Team, call_kernel

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch.utils import _pytree as pytree
 
-from trimesh._wire.memory.regions import STOP
+from trimesh._wire.memory import STOP
 from trimesh.tensor.dtensor.sharding import adopted, lent_to_function
 from trimesh.tensor.groups.groups import device_mesh
 from trimesh.tensor.protocol.placement import contiguous_strides

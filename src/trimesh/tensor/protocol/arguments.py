@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from trimesh._wire.memory.large_bytes import ask_for_huge_pages
+from trimesh._wire.memory import ask_for_huge_pages
 from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol.messages import BODY, NUMBER, REF
 

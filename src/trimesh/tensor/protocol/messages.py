@@ -36,7 +36,7 @@ from typing import Any, Final
 
 import msgspec
 
-from trimesh._wire.waits import NodeRef
+from trimesh._wire.observed import NodeRef
 from trimesh.errors import ProtocolError, TrimeshError
 
 DEFINE: Final = 0

@@ -16,7 +16,7 @@ from trimesh import limits
 from trimesh._native.lib import load
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import in_trio
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 from trimesh.errors import ProtocolError
 from trimesh.rdma.buffers.buffer import RDMABuffer, mapped
 from trimesh.rdma.memory.local import address_of

@@ -31,7 +31,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.services import TENSORS, Registration
 from trimesh._transport.interface.mover import Right, Span, Transfer, TransferKind
-from trimesh._wire.memory.regions import memory_at
+from trimesh._wire.memory import memory_at
 from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
 from trimesh.ids import ProcId
 from trimesh.rdma.memory.handle import Handle, handle_of

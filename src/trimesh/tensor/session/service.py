@@ -12,7 +12,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.services import TENSORS
-from trimesh._wire.not_yet import NotYet
+from trimesh._wire.memory import NotYet
 from trimesh.errors import LimitExceeded, Origin, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
