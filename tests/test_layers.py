@@ -21,7 +21,7 @@ PLANTED = [
     ("Pure floors", "_supervision/policy.py", "import time"),
     ("Pure floors", "_routing/collector.py", "import trio"),
     ("No module imports the package itself", "_runtime/life/proc.py", "import trimesh"),
-    ("Only _native talks to the native library", "_transport/interface/base.py", "import cffi"),
+    ("Only _native talks to the native library", "_transport/interface.py", "import cffi"),
     ("Only the floors of tensors and data import torch", "_wire/pickled/payload.py", "import torch"),
     ("Rooms of _runtime", "_runtime/actors/cell.py", "from trimesh._runtime.life import proc"),
     ("Rooms of tensor", "tensor/controller/team.py", "from trimesh.tensor.session import mesh"),

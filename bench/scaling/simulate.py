@@ -19,8 +19,8 @@ import trio.testing
 
 from bench.scaling.actors import open_cast
 from bench.scaling.tree import Network, Shape
-from trimesh._transport.in_memory.pipe import Delivery
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.in_memory.transport import Delivery
+from trimesh._transport.interface import Lane
 from trimesh.ids import ProcId
 from trimesh.testing.simulated.host import World, open_world
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import trio
 
-from trimesh._transport.interface.base import Lane, Link, LinkDown
+from trimesh._transport.interface import Lane, Link, LinkDown
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 

@@ -60,7 +60,7 @@ async def _session(scale: Scale, found: Samples) -> None:
     import trio
     from tests.relay.ends import open_end, receive_exactly, trio_pair, wires
 
-    from trimesh._transport.relay.base import OpenedChannel, SessionResumed
+    from trimesh._transport.relay import OpenedChannel, SessionResumed
 
     with wires() as made:
         async with open_end("native", is_dialler=True) as near, open_end("native", is_dialler=False) as far:

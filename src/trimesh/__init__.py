@@ -18,7 +18,7 @@ from trimesh._runtime.system import run_process
 from trimesh._runtime.tasks import cancel_on
 from trimesh._runtime.watch import MailboxStatistics, MemberStatistics, MeshStatistics, progress
 from trimesh._supervision.policy import Backoff, FailFast, Isolate, Restart
-from trimesh._transport.interface.base import LinkStatistics
+from trimesh._transport.interface import LinkStatistics
 from trimesh._wire.pickled.by_value import by_value
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh

@@ -7,7 +7,7 @@ import trio
 from trimesh import Actor, RDMABuffer, endpoint
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.services.bulk import Registration
-from trimesh._transport.interface.mover import Right
+from trimesh._transport.interface import Right
 from trimesh._wire.memory import memory_at
 from trimesh.rdma.buffers.buffer import buffer_by
 from trimesh.rdma.memory.device import DeviceMemory

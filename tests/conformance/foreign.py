@@ -10,7 +10,7 @@ from tests.conformance.transports import NativeBackend, Recorder, World, pattern
 from tests.native import wire
 from tests.patience import HANG_SECONDS
 
-from trimesh._transport.interface.base import LinkDown, Transport
+from trimesh._transport.interface import LinkDown, Transport
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 
 EPOCH = 7

@@ -26,9 +26,8 @@ from trimesh import ProcMesh, leaves, limits, this_host
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import current_proc, find_proc
 from trimesh._runtime.life.proc import Proc
-from trimesh._transport.in_memory.pipe import Delivery
-from trimesh._transport.in_memory.transport import MemoryNetwork
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.in_memory.transport import Delivery, MemoryNetwork
+from trimesh._transport.interface import Lane
 from trimesh.errors import TrimeshInternalError
 from trimesh.ids import AGENT, ProcId
 from trimesh.rdma.publications.publisher import publications_of

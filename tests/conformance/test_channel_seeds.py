@@ -10,8 +10,8 @@ import trio
 from tests.conformance.meshes import SimBackend
 
 from trimesh import Actor, ProcDied, endpoint, open_channel, this_proc
-from trimesh._transport.in_memory.pipe import Delivery
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.in_memory.transport import Delivery
+from trimesh._transport.interface import Lane
 from trimesh.ids import ProcId
 
 SEEDS = 30

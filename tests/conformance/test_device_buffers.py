@@ -11,7 +11,7 @@ from tests.conformance.meshes import Backend, SimBackend, only_sim
 
 from trimesh import Isolate, LinkLost, ProcDied, limits
 from trimesh._runtime.life.current import current_proc
-from trimesh._transport.interface.mover import Right
+from trimesh._transport.interface import Right
 from trimesh.rdma.buffers.buffer import buffer_by
 from trimesh.rdma.memory.handle import Handle
 

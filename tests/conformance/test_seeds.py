@@ -18,7 +18,7 @@ from tests.conformance.seeds import run_hundred
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, MeshStopped, ProcDied, RemoteCancelled, endpoint, limits
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.interface import Lane
 from trimesh.ids import ProcId
 
 SEEDS = 50

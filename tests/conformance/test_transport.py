@@ -26,7 +26,7 @@ from tests.conformance.transports import (
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._transport.interface.base import Lane, Link
+from trimesh._transport.interface import Lane, Link
 from trimesh.errors import LimitExceeded
 
 world = pytest.fixture(params=BACKENDS)(open_world)

@@ -21,7 +21,7 @@ from tests.conformance.transports import (
 )
 
 from trimesh import limits
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.interface import Lane
 
 world = pytest.fixture(params=BACKENDS)(open_world)
 

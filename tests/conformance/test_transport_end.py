@@ -20,7 +20,7 @@ from tests.conformance.transports import (
     wait_sent,
 )
 
-from trimesh._transport.interface.base import DownReason, Lane
+from trimesh._transport.interface import DownReason, Lane
 
 world = pytest.fixture(params=BACKENDS)(open_world)
 

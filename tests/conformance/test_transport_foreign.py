@@ -19,7 +19,7 @@ from tests.conformance.transports import KIB, MIB, NativeBackend, World, open_wo
 from tests.native import wire
 
 from trimesh import limits
-from trimesh._transport.interface.base import DownReason, LinkDown
+from trimesh._transport.interface import DownReason, LinkDown
 
 FRAME_BYTES_MAX = 32 + limits.HEAD_BYTES_MAX + 8 * limits.BODIES_MAX
 STREAMS = ["native-stream", "native-tcp"]

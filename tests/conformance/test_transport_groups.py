@@ -20,7 +20,7 @@ from tests.conformance.transports import (
 )
 
 from trimesh import limits
-from trimesh._transport.interface.base import Link, Transport
+from trimesh._transport.interface import Link, Transport
 from trimesh.errors import LimitExceeded
 
 world = pytest.fixture(params=BACKENDS)(open_world)

@@ -7,7 +7,7 @@ import trio
 from tests.conformance.transports import BACKENDS, MIB, World, open_world, pattern, wait_sent
 
 from trimesh import limits
-from trimesh._transport.interface.base import DownReason
+from trimesh._transport.interface import DownReason
 
 any_world = pytest.fixture(params=BACKENDS)(open_world)
 native = pytest.fixture(params=[name for name in BACKENDS if name != "memory"])(open_world)

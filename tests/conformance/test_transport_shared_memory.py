@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.conformance.transports import NativeBackend, Recorder, World, pattern
 
-from trimesh._transport.interface.base import DownReason, Lane
+from trimesh._transport.interface import DownReason, Lane
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 
 

@@ -15,7 +15,7 @@ from tests.patience import HANG_SECONDS
 
 from trimesh import limits
 from trimesh._transport.in_memory.transport import MemoryNetwork, MemoryTransport
-from trimesh._transport.interface.base import DownReason, Link, LinkDown, Transport
+from trimesh._transport.interface import DownReason, Link, LinkDown, Transport
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.ids import ProcId
 

@@ -132,7 +132,7 @@ def driver() -> dict[str, Any]:
 
 def ucx() -> dict[str, Any]:
     """Return where the UCX of the package index is, and what carries bulk data here."""
-    from trimesh._transport.native.ucx_wheel import wheel_library
+    from trimesh._transport.native.mover import wheel_library
 
     wheel = wheel_library()
     version = "no wheel of UCX is here"

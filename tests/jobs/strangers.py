@@ -20,7 +20,7 @@ from tests.patience import HANG_SECONDS
 
 from trimesh import jobs, limits
 from trimesh._native.tls import TLSContext
-from trimesh._transport.relay.base import HostConnection
+from trimesh._transport.relay import HostConnection
 from trimesh.ids import ProcId
 from trimesh.jobs import door as doors
 from trimesh.jobs.agent import HostProgram

@@ -20,7 +20,7 @@ from trimesh.ids import ProcId
 pytest.importorskip("cryptography")
 
 from trimesh._native import tls
-from trimesh._transport.relay.base import HostConnection
+from trimesh._transport.relay import HostConnection
 from trimesh.jobs.connections import NOWHERE, DirectWays, ListenAddress, direct_place
 from trimesh.jobs.identity import Authority
 

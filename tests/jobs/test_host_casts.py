@@ -22,7 +22,7 @@ pytest.importorskip("cryptography")
 from trimesh import jobs
 from trimesh._native import tls
 from trimesh._runtime.hosts import cast_sender
-from trimesh._transport.messages.host_memory import HostMemoryError
+from trimesh._transport.messages.incoming import HostMemoryError
 from trimesh._transport.native import link as links
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]

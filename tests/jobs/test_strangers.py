@@ -21,7 +21,7 @@ pytest.importorskip("cryptography")
 from tests.jobs.strangers import OpenDoor, certified, open_member_door, raw, s_client
 
 from trimesh import LinkLost, limits
-from trimesh._native import status, tls
+from trimesh._native import lib, tls
 from trimesh.ids import ProcId
 from trimesh.jobs.agent import HostProgram
 from trimesh.jobs.identity import Authority, Credentials
@@ -80,14 +80,14 @@ def of_the_member(door: OpenDoor) -> Credentials:
 
 
 REFUSED: dict[str, tuple[Callable[[OpenDoor], Credentials | None], tuple[str, ...], int]] = {
-    "another authority": (of_another_authority, (), status.ERR_TLS_CERTIFICATE),
-    "expired": (over, (), status.ERR_TLS_CERTIFICATE),
-    "not yet valid": (to_come, (), status.ERR_TLS_CERTIFICATE),
-    "another mesh": (of_another_mesh, (), status.ERR_TLS_NAME),
-    "another incarnation": (of_another_incarnation, (), status.ERR_TLS_NAME),
-    "no name of a mesh": (of_a_site, (), status.ERR_TLS_NAME),
-    "no certificate": (lambda _: None, (), status.ERR_TLS_CERTIFICATE),
-    "TLS 1.2": (of_the_member, ("-tls1_2",), status.ERR_TLS_VERSION),
+    "another authority": (of_another_authority, (), lib.ERR_TLS_CERTIFICATE),
+    "expired": (over, (), lib.ERR_TLS_CERTIFICATE),
+    "not yet valid": (to_come, (), lib.ERR_TLS_CERTIFICATE),
+    "another mesh": (of_another_mesh, (), lib.ERR_TLS_NAME),
+    "another incarnation": (of_another_incarnation, (), lib.ERR_TLS_NAME),
+    "no name of a mesh": (of_a_site, (), lib.ERR_TLS_NAME),
+    "no certificate": (lambda _: None, (), lib.ERR_TLS_CERTIFICATE),
+    "TLS 1.2": (of_the_member, ("-tls1_2",), lib.ERR_TLS_VERSION),
 }
 
 
@@ -128,7 +128,7 @@ async def test_bytes_without_tls_are_refused_and_answered_by_nothing(
     async with open_member_door(tmp_path) as door:
         assert await raw(door.port, RAW[case]) == b""
         assert door.guest.connections == []
-        assert door.door.offences == {status.ERR_TLS_PLAINTEXT: 1}
+        assert door.door.offences == {lib.ERR_TLS_PLAINTEXT: 1}
     assert unpickled == []
 
 
@@ -279,7 +279,7 @@ async def test_member_whose_session_is_over_comes_no_further(tmp_path: Path) -> 
         door.door.forget(door.member)
         await s_client(door.port, *door.files(door.credentials), said=hello)
         assert door.guest.connections == []
-        assert door.door.offences == {status.ERR_DENIED: 1}
+        assert door.door.offences == {lib.ERR_DENIED: 1}
 
 
 async def test_certificate_of_one_host_is_not_given_to_another(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from trimesh._transport.interface.base import Link, LinkDown
+from trimesh._transport.interface import Link, LinkDown
 from trimesh._transport.messages.outgoing import Bodies
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from trimesh import limits
-from trimesh._native import status
+from trimesh._native import lib
 from trimesh._transport.native.fault_table import FaultTable, NotArmedError
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.errors import LimitExceeded
@@ -33,8 +33,8 @@ def test_transport_without_arms_takes_no_fault(transport: NativeTransport) -> No
     library = transport.library
     fault = library.ffi.new("tm_fault *", {"source": 2, "target": 1, "kind": 1, "amount": 1.0})
 
-    assert library.lib.tm_fault_add(transport.bus, fault, library.ffi.new("uint32_t *")) == status.ERR_STATE
-    assert library.lib.tm_fault_heal(transport.bus, 0) == status.ERR_STATE
+    assert library.lib.tm_fault_add(transport.bus, fault, library.ffi.new("uint32_t *")) == lib.ERR_STATE
+    assert library.lib.tm_fault_heal(transport.bus, 0) == lib.ERR_STATE
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_fault_that_means_nothing_is_refused(
     library = transport.library
     fault = library.ffi.new("tm_fault *", {"source": 2, "target": 1, "kind": 1, "amount": 1.0} | wrong)
 
-    assert library.lib.tm_fault_add(transport.bus, fault, library.ffi.new("uint32_t *")) == status.ERR_ARGUMENT
+    assert library.lib.tm_fault_add(transport.bus, fault, library.ffi.new("uint32_t *")) == lib.ERR_ARGUMENT
 
 
 def test_other_transport_is_armed_by_the_key_alone(table: FaultTable) -> None:

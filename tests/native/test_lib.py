@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.patience import HANG_SECONDS
 
+from trimesh._native import lib
 from trimesh._native import lib as lib_module
-from trimesh._native import status
 from trimesh._native.lib import Library, NativeLibraryError, load
 
 
@@ -92,7 +92,7 @@ def test_a_header_that_the_build_has_not_seen_is_read(tmp_path: Path):
 
 def test_statuses_are_those_of_the_header():
     """The Python names repeat the header's; both are append-only."""
-    known = {name: value for name, value in vars(status).items() if name.isupper() and isinstance(value, int)}
+    known = {name: value for name, value in vars(lib).items() if name.isupper() and isinstance(value, int)}
     assert known == {name: getattr(load().lib, f"TM_{name}") for name in known}
 
 

@@ -17,7 +17,7 @@ from tests.native.wire import RingPeer
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._transport.interface.base import DownReason
+from trimesh._transport.interface import DownReason
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.ids import ProcId
 

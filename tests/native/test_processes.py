@@ -21,7 +21,7 @@ from tests.native import peer as peer_module
 from tests.patience import HANG_SECONDS
 
 from trimesh import limits
-from trimesh._transport.interface.base import DownReason, Lane
+from trimesh._transport.interface import DownReason, Lane
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.ids import ProcId
 

@@ -20,7 +20,7 @@ import trio.testing
 from tests.conformance.transports import MIB, NativeBackend, Recorder, World, pattern, wait_sent
 
 from trimesh import limits
-from trimesh._transport.interface.base import DownReason, Lane, Link
+from trimesh._transport.interface import DownReason, Lane, Link
 
 pytestmark = pytest.mark.real
 

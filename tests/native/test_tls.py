@@ -11,7 +11,7 @@ import pytest
 from tests.native.tls_ends import Ends, ForeignPeer
 
 from trimesh import limits
-from trimesh._native import status, tls
+from trimesh._native import lib, tls
 from trimesh._native.tls import State, TLSContext, TLSError, TLSHello, TLSSession, TLSVerdict
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
@@ -106,8 +106,8 @@ def test_tls_refuses_certificates_of_another_authority(stage: Stage) -> None:
     ends = Ends(stage.dial(stage.member(Authority(NOW))), stage.dialled())
     ends.settle()
 
-    assert failure_of(ends.server)[0] == status.ERR_TLS_CERTIFICATE
-    assert failure_of(ends.client)[0] == status.ERR_TLS_REFUSED
+    assert failure_of(ends.server)[0] == lib.ERR_TLS_CERTIFICATE
+    assert failure_of(ends.client)[0] == lib.ERR_TLS_REFUSED
     assert ends.server.peer is None
 
 
@@ -121,7 +121,7 @@ def test_tls_refuses_certificates_that_are_not_valid_now(stage: Stage, since: fl
     ends.settle()
 
     found, words = failure_of(ends.server)
-    assert found == status.ERR_TLS_CERTIFICATE
+    assert found == lib.ERR_TLS_CERTIFICATE
     assert "certificate has expired" in words or "not yet valid" in words
 
 
@@ -130,7 +130,7 @@ def test_tls_refuses_a_hello_of_another_incarnation_than_the_certificate(stage: 
     ends.settle()
 
     assert failure_of(ends.server) == (
-        status.ERR_TLS_NAME,
+        lib.ERR_TLS_NAME,
         "the certificate is of incarnation 0000000000000002, the hello says 0000000000000003",
     )
 
@@ -140,7 +140,7 @@ def test_tls_refuses_a_server_of_another_incarnation_than_was_wanted(stage: Stag
     ends = Ends(stage.dial(stage.member(), expected=9), stage.dialled())
     ends.settle()
 
-    assert failure_of(ends.client)[0] == status.ERR_TLS_NAME
+    assert failure_of(ends.client)[0] == lib.ERR_TLS_NAME
     assert ends.server.peer is None  # it was not told who had dialled
 
 
@@ -149,7 +149,7 @@ def test_tls_calls_plain_bytes_that(stage: Stage, plain: bytes) -> None:
     server = stage.dialled()
     server.step(plain)
 
-    assert failure_of(server)[0] == status.ERR_TLS_PLAINTEXT
+    assert failure_of(server)[0] == lib.ERR_TLS_PLAINTEXT
     assert server.half_open == 0
 
 
@@ -160,7 +160,7 @@ def test_tls_ends_a_connection_that_breaks_off(stage: Stage) -> None:
     ends.settle()
     ends.server.end()
 
-    assert failure_of(ends.server)[0] == status.ERR_TLS_CUT
+    assert failure_of(ends.server)[0] == lib.ERR_TLS_CUT
 
 
 def test_tls_does_not_take_a_recorded_session_again(stage: Stage) -> None:
@@ -228,9 +228,9 @@ def test_tls_join_by_a_token_gives_a_certificate_and_works_once(stage: Stage) ->
     again = Joined(stage, token, tokens)
 
     assert not again.is_admitted
-    assert failure_of(again.ends.client)[0] == status.ERR_TLS_REFUSED
+    assert failure_of(again.ends.client)[0] == lib.ERR_TLS_REFUSED
     assert "used before" in failure_of(again.ends.client)[1]
-    assert failure_of(again.ends.server)[0] == status.ERR_DENIED
+    assert failure_of(again.ends.server)[0] == lib.ERR_DENIED
     told = again.ends.client.peer
     assert told is not None
     assert told.versions == ("", "", "")
@@ -257,7 +257,7 @@ def test_tls_join_is_not_with_another_authority_than_the_token_says(stage: Stage
     tokens = TokenLedger(other.pin)
     joined = Joined(stage, tokens.issue(0.0), tokens)
 
-    assert failure_of(joined.ends.client)[0] == status.ERR_TLS_CERTIFICATE
+    assert failure_of(joined.ends.client)[0] == lib.ERR_TLS_CERTIFICATE
     assert joined.ends.server.peer is None
 
 
@@ -265,7 +265,7 @@ def test_tls_without_certificate_and_token_is_refused(stage: Stage) -> None:
     ends = Ends(stage.dial(stage.joining(stage.authority.pin)), stage.dialled())
     ends.settle()
 
-    assert failure_of(ends.server) == (status.ERR_TLS_CERTIFICATE, "a peer has neither a certificate nor a token")
+    assert failure_of(ends.server) == (lib.ERR_TLS_CERTIFICATE, "a peer has neither a certificate nor a token")
 
 
 def test_tls_of_a_server_without_joins_ends_at_the_missing_certificate(stage: Stage) -> None:
@@ -274,7 +274,7 @@ def test_tls_of_a_server_without_joins_ends_at_the_missing_certificate(stage: St
     server = stage.dialled(closed)
     Ends(stage.dial(stage.joining(stage.authority.pin), stage.hello(CLIENT, is_join=True)), server).settle()
 
-    assert failure_of(server)[0] == status.ERR_TLS_CERTIFICATE
+    assert failure_of(server)[0] == lib.ERR_TLS_CERTIFICATE
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
@@ -299,7 +299,7 @@ def test_tls_half_open_sessions_end_after_five_seconds(stage: Stage, state: Stat
     assert server.state is state
     server.tick(0.001)
 
-    assert failure_of(server)[0] == status.ERR_TLS_LATE
+    assert failure_of(server)[0] == lib.ERR_TLS_LATE
 
 
 def test_tls_half_open_sessions_are_sent_no_more_than_64_kib(stage: Stage) -> None:
@@ -347,7 +347,7 @@ def test_tls_of_pythons_ssl_comes_as_far_as_its_hello(stage: Stage, files: Calla
     peer.tls.write(b"x" * limits.TLS_HELLO_BYTES)
     assert peer.exchange(server) == b""
 
-    assert failure_of(server) == (status.ERR_PEER, "the peer sent bytes that are no hello of trimesh")
+    assert failure_of(server) == (lib.ERR_PEER, "the peer sent bytes that are no hello of trimesh")
 
 
 def test_tls_as_a_client_of_pythons_ssl(stage: Stage, files: Callable[[int], tuple[Path, Path]]) -> None:
@@ -370,7 +370,7 @@ def test_tls_1_2_is_refused(stage: Stage, files: Callable[[int], tuple[Path, Pat
     peer = ForeignPeer(context, is_server=False)
     peer.meet(server)
 
-    assert failure_of(server)[0] == status.ERR_TLS_VERSION
+    assert failure_of(server)[0] == lib.ERR_TLS_VERSION
     assert peer.problem is not None
     assert "alert" in str(peer.problem).lower()
 
@@ -382,7 +382,7 @@ def test_tls_1_2_servers_are_refused(stage: Stage, files: Callable[[int], tuple[
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     ForeignPeer(context, is_server=True).meet(client)
 
-    assert failure_of(client)[0] == status.ERR_TLS_VERSION
+    assert failure_of(client)[0] == lib.ERR_TLS_VERSION
 
 
 def test_tls_of_pythons_ssl_without_a_certificate_is_refused(stage: Stage) -> None:
@@ -391,7 +391,7 @@ def test_tls_of_pythons_ssl_without_a_certificate_is_refused(stage: Stage) -> No
     server = stage.dialled(closed)
     ForeignPeer(foreign(stage, None, is_server=False), is_server=False).meet(server)
 
-    assert failure_of(server)[0] == status.ERR_TLS_CERTIFICATE
+    assert failure_of(server)[0] == lib.ERR_TLS_CERTIFICATE
 
 
 # ---- credentials -----------------------------------------------------------------------------------------------------

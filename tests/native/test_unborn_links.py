@@ -11,8 +11,8 @@ import trio
 from tests.conformance.transports import NativeBackend, Recorder, World
 
 from trimesh import limits
-from trimesh._native import status
-from trimesh._transport.interface.base import Lane, Link, LinkDown
+from trimesh._native import lib
+from trimesh._transport.interface import Lane, Link, LinkDown
 from trimesh._transport.native.link import NativeLink
 from trimesh._transport.native.transport import NativeTransport
 
@@ -88,7 +88,7 @@ async def test_what_is_sent_when_the_end_is_not_known_yet_goes_by_another_one(
 ):
     """The library has seen it, and its record of that has not been looked at."""
     link, peer = side.unborn()
-    monkeypatch.setattr(link, "_send_head", lambda *_: status.ERR_DOWN)
+    monkeypatch.setattr(link, "_send_head", lambda *_: lib.ERR_DOWN)
 
     link.send(b"late")
     os.close(peer)

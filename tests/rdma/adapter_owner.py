@@ -10,7 +10,7 @@ from tests.conformance.vault import pattern
 
 from trimesh import Actor, RDMABuffer, endpoint
 from trimesh._runtime.life.current import current_proc
-from trimesh._transport.interface.mover import MemoryKind, Right, Span
+from trimesh._transport.interface import MemoryKind, Right, Span
 from trimesh.rdma.buffers.buffer import buffer_by
 from trimesh.rdma.memory.device import DeviceMemory
 from trimesh.rdma.memory.device_transfer import register

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from trimesh._transport.interface.mover import Span
+from trimesh._transport.interface import Span
 from trimesh.rdma.memory.device import PLACES
 from trimesh.rdma.memory.local import address_of
 

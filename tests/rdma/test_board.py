@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimesh import limits
-from trimesh._transport.interface.mover import Grant
+from trimesh._transport.interface import Grant
 from trimesh.errors import ProtocolError
 from trimesh.rdma.publications import board
 

@@ -16,7 +16,7 @@ from tests.rdma.slow_lane import SlowLane
 
 from trimesh import Isolate, ProcDied, RDMABuffer, limits, this_host
 from trimesh._runtime.life.current import current_proc
-from trimesh._transport.interface.mover import TransferKind
+from trimesh._transport.interface import TransferKind
 from trimesh.rdma.memory.device import Step, drain, feed
 from trimesh.rdma.memory.device_transfer import by_carrier, on_host
 from trimesh.rdma.memory.local import memory_of

@@ -26,7 +26,7 @@ from tests.rdma.slow_lane import SlowLane
 
 from trimesh import LinkLost, RDMABuffer, limits, this_host, untried
 from trimesh._runtime.life.current import current_proc
-from trimesh._transport.interface.mover import MemoryKind, Span, TransferKind
+from trimesh._transport.interface import MemoryKind, Span, TransferKind
 from trimesh.rdma.buffers.buffer import buffer_by
 from trimesh.rdma.memory import device_transfer
 from trimesh.rdma.memory.local import Memory, address_of

@@ -16,7 +16,7 @@ import pytest
 import trio
 from tests.native.recording import Recording
 
-from trimesh._transport.interface.mover import Grant, MemoryKind, ProcessAddress
+from trimesh._transport.interface import Grant, MemoryKind, ProcessAddress
 from trimesh.errors import ProtocolError
 from trimesh.rdma import __main__ as program
 from trimesh.rdma.buffers import gpudirect_side

@@ -10,7 +10,7 @@ from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.services.bulk import Granted
-from trimesh._transport.interface.mover import Grant, ProcessAddress, Right
+from trimesh._transport.interface import Grant, ProcessAddress, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.rdma.buffers.buffer import RDMABuffer, rebuild
 from trimesh.rdma.memory.handle import Handle, handle_of

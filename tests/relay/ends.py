@@ -14,8 +14,8 @@ from tests.native.tls_ends import Ends
 from tests.relay.oracle import tasks
 
 from trimesh._native.tls import State, TLSContext, TLSHello, TLSSession, TLSVerdict
-from trimesh._transport.relay import native
-from trimesh._transport.relay.base import HostConnection, OnEvent, Relay, Session, SessionEvent
+from trimesh._transport import relay as native
+from trimesh._transport.relay import HostConnection, OnEvent, Relay, Session, SessionEvent
 from trimesh.ids import ProcId
 
 pytest.importorskip("cryptography")

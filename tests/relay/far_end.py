@@ -14,8 +14,7 @@ from contextlib import suppress
 import trio
 
 from trimesh._native.tls import TLSContext, TLSHello
-from trimesh._transport.relay.base import OpenedChannel, SessionDown, SessionEvent, SessionInterrupted
-from trimesh._transport.relay.native import open_relay
+from trimesh._transport.relay import OpenedChannel, SessionDown, SessionEvent, SessionInterrupted, open_relay
 from trimesh.errors import LinkLost
 from trimesh.ids import ProcId
 from trimesh.jobs.connections import SecureSocket

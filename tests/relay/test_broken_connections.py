@@ -25,7 +25,7 @@ pytest.importorskip("cryptography")
 from tests.relay.ends import DIALLED, DIALLER, End, Wires, open_end, trio_pair, wires
 
 from trimesh._native.tls import TLSVerdict
-from trimesh._transport.relay.base import SessionDown, SessionEnding
+from trimesh._transport.relay import SessionDown, SessionEnding
 from trimesh.jobs.connections import SecureSocket
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not tls.library()[0], reason=tls.library()[1])]

@@ -24,7 +24,7 @@ pytest.importorskip("cryptography")
 from tests.relay.ends import PAIRS, End, Wires, open_end, receive_exactly, tcp_pair, trio_pair, wires
 from tests.relay.oracle.frames import Frame, FrameKind, Resume, encode
 
-from trimesh._transport.relay.base import (
+from trimesh._transport.relay import (
     ChannelEnded,
     HostConnection,
     OpenedChannel,

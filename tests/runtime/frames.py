@@ -15,8 +15,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.in_memory.mover import MemoryMover, MemoryTable
-from trimesh._transport.interface.base import Buffer, Lane, Link, LinkGroup, LinkHandler, LinkStatistics, Transport
-from trimesh._transport.interface.mover import Mover
+from trimesh._transport.interface import Buffer, Lane, Link, LinkGroup, LinkHandler, LinkStatistics, Mover, Transport
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 

@@ -19,13 +19,10 @@ from trimesh import limits
 from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest
 from trimesh._runtime.hosts.cast_sender import CastSender
 from trimesh._runtime.hosts.cast_store import HostCasts
-from trimesh._transport.messages.assembly import AssemblyError
-from trimesh._transport.messages.cast_tree import begin_casts
-from trimesh._transport.messages.casting import CastLeaf
-from trimesh._transport.messages.chunked import IMMUTABLE
-from trimesh._transport.messages.host_memory import WHERE, HostMemoryError, map_bodies
-from trimesh._transport.messages.outgoing import Completion
-from trimesh._transport.relay.streams import receive_exactly
+from trimesh._transport.messages.casts import CastLeaf, begin_casts
+from trimesh._transport.messages.incoming import WHERE, AssemblyError, HostMemoryError, map_bodies
+from trimesh._transport.messages.outgoing import IMMUTABLE, Completion
+from trimesh._transport.relay import receive_exactly
 from trimesh.ids import ProcId
 
 SIZE = 300_000

@@ -13,7 +13,7 @@ from trimesh import Port, limits
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
 from trimesh._runtime.peers.peer import Peer
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.interface import Lane
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 

@@ -13,16 +13,7 @@ from trimesh import limits
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.services.linked_moves import LinkedMoves
-from trimesh._transport.interface.mover import (
-    End,
-    Grant,
-    Span,
-    Transfer,
-    TransferDone,
-    TransferError,
-    TransferKind,
-    UnderWay,
-)
+from trimesh._transport.interface import End, Grant, Span, Transfer, TransferDone, TransferError, TransferKind, UnderWay
 from trimesh._wire import messages
 from trimesh._wire.memory import memory_at
 from trimesh.ids import ProcId

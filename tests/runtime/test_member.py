@@ -15,7 +15,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
 

@@ -21,7 +21,7 @@ from trimesh._runtime.peers.deaths import died
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.interface import Lane
 from trimesh._wire import messages
 from trimesh.errors import Origin, ProcDied, ProtocolError
 from trimesh.ids import CallId, MeshId, ProcId

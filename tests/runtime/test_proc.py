@@ -15,7 +15,7 @@ from trimesh._runtime.peers.deaths import died
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.target import Target
-from trimesh._transport.interface.base import DownReason, LinkDown
+from trimesh._transport.interface import DownReason, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ProcDied
 from trimesh.ids import CallId, MeshId, ProcId

@@ -24,7 +24,7 @@ from trimesh._runtime.peers.deaths import DeathOf
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.in_memory.transport import MemoryLink
-from trimesh._transport.interface.base import Link, LinkDown
+from trimesh._transport.interface import Link, LinkDown
 from trimesh._wire import messages
 from trimesh.ids import ProcId
 from trimesh.testing.simulated.seeded_run import HangError

@@ -20,8 +20,8 @@ from tests.transport import test_host_session as sessions
 from trimesh import HostLost, Isolate, MeshErrorGroup, leaves, limits
 from trimesh._runtime.hosts import ManyHosts
 from trimesh._runtime.peers.losses import HostLoss, ToldLosses
-from trimesh._transport.messages.casting import CastBody
-from trimesh._transport.relay.base import SessionEnding
+from trimesh._transport.messages.casts import CastBody
+from trimesh._transport.relay import SessionEnding
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 from trimesh.jobs.identity.tokens import TokenLedger, proof_of

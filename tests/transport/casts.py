@@ -7,7 +7,7 @@ import random
 import pytest
 
 from trimesh import limits
-from trimesh._transport.messages.casting import CastBody, CastLeaf, HostCaster
+from trimesh._transport.messages.casts import CastBody, CastLeaf, HostCaster
 
 
 def make_small(patch: pytest.MonkeyPatch) -> None:

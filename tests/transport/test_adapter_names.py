@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.rows import rows
 
-from trimesh._transport.native.adapter_names import adapter_name
+from trimesh._transport.native.mover import adapter_name
 
 
 @rows(

@@ -7,7 +7,7 @@ import struct
 import pytest
 from tests.rows import rows
 
-from trimesh._transport.messages.assembly import Assembly, AssemblyError, one_body
+from trimesh._transport.messages.incoming import Assembly, AssemblyError, one_body
 
 IN_SEGMENT = 1 << 63 | 1 << 40 | 100_000
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from tests.rows import rows
 
-from trimesh._transport.interface.mover import Carrier
-from trimesh._transport.native.carrier_choice import can_look_at_memory, chosen_carriers, yama_allows
-from trimesh._transport.native.host_identity import host_identity
+from trimesh._transport.interface import Carrier
+from trimesh._transport.native.carriers import can_look_at_memory, chosen_carriers, host_identity, yama_allows
 from trimesh.config import Settings, from_environment
 
 ALL = Carrier.LOCAL | Carrier.SHM | Carrier.CMA | Carrier.TCP | Carrier.UCX

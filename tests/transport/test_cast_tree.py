@@ -11,8 +11,7 @@ from tests.transport import casts
 from tests.transport.casts import Cast
 
 from trimesh import limits
-from trimesh._transport.messages.cast_tree import begin_casts, depth, fan_out
-from trimesh._transport.messages.casting import CastBody, HostCaster
+from trimesh._transport.messages.casts import CastBody, HostCaster, begin_casts, depth, fan_out
 
 
 @pytest.fixture(autouse=True)

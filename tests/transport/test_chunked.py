@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._transport.messages.arrivals import Arrival, Arrivals
-from trimesh._transport.messages.assembly import AssemblyError
-from trimesh._transport.messages.chunked import CHUNK, IMMUTABLE, ChunkedMessage, goes_in_chunks, is_immutable
+from trimesh._transport.messages.incoming import Arrival, Arrivals, AssemblyError
+from trimesh._transport.messages.outgoing import CHUNK, IMMUTABLE, ChunkedMessage, goes_in_chunks, is_immutable
 from trimesh.errors import LimitExceeded
 
 LARGE = limits.CHUNKED_BYTES_MIN

@@ -19,7 +19,7 @@ from tests.relay.oracle.machine import (
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._transport.relay.base import SessionEnding
+from trimesh._transport.relay import SessionEnding
 from trimesh.errors import LimitExceeded, ProtocolError
 
 

@@ -10,8 +10,8 @@ import trio.testing
 from tests.conformance.transports import NativeBackend, Recorder, pattern, wait_sent
 
 from trimesh import limits
-from trimesh._transport.messages import kept_bytes
-from trimesh._transport.messages.kept_bytes import KeptBytes, copy_plainly
+from trimesh._transport.messages import incoming
+from trimesh._transport.messages.incoming import KeptBytes, copy_plainly
 from trimesh._transport.native.transport import NativeTransport
 
 SIZE = 1 << 16
@@ -114,7 +114,7 @@ def test_what_was_not_used_between_two_looks_is_let_go_of():
 
 
 def test_nothing_is_kept_where_it_cannot_be_told_who_refers_to_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(kept_bytes, "can_be_reused", lambda: False)
+    monkeypatch.setattr(incoming, "can_be_reused", lambda: False)
     receiver = Receiver()
     for _ in range(3):
         receiver.take(b"a")

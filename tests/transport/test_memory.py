@@ -10,7 +10,7 @@ from tests.conformance.transports import Received, Recorder, fill, wait_sent
 
 from trimesh import limits
 from trimesh._transport.in_memory.transport import Delivery, MemoryLink, MemoryNetwork, MemoryTransport
-from trimesh._transport.interface.base import DownReason, Lane, Link
+from trimesh._transport.interface import DownReason, Lane, Link
 from trimesh.errors import LimitExceeded, TrimeshInternalError
 from trimesh.ids import ProcId
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import attrs
 
 from trimesh import limits
-from trimesh._transport.messages.chunked import ChunkedMessage
-from trimesh._transport.messages.precedence import ORDERED, Precedence
+from trimesh._transport.messages.casts import ORDERED, Precedence
+from trimesh._transport.messages.outgoing import ChunkedMessage
 
 
 @attrs.define

@@ -16,12 +16,10 @@ import trio
 import trio.testing
 
 from trimesh import limits
-from trimesh._native import status
-from trimesh._transport.interface.base import Link, LinkDown, LinkHandler
+from trimesh._native import lib
+from trimesh._transport.interface import Link, LinkDown, LinkHandler
 from trimesh._transport.native import transport as native
-from trimesh._transport.native.around_wait import AroundWait
-from trimesh._transport.native.poller import Poller, poller_of_run
-from trimesh._transport.native.spinning import chosen_spin_seconds
+from trimesh._transport.native.loop_waits import AroundWait, Poller, chosen_spin_seconds, poller_of_run
 from trimesh.config import Settings
 from trimesh.ids import ProcId
 
@@ -181,7 +179,7 @@ def test_loop_that_may_not_look_never_does(poller: Poller, seconds: float, has_p
 
 
 def test_refusal_of_the_library_is_raised_by_the_task_that_serves(poller: Poller):
-    fake = Fake(1e-4, seen=status.ERR_FORKED)
+    fake = Fake(1e-4, seen=lib.ERR_FORKED)
     instrument = around_wait(fake, poller)
     instrument.before_io_wait(math.inf)
     assert fake.asked[-1] == "wake"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimesh._transport.native.ucx_wheel import wheel_library
+from trimesh._transport.native.mover import wheel_library
 
 
 @pytest.fixture

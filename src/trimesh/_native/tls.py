@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from trimesh import limits
-from trimesh._native import status
+from trimesh._native import lib
 from trimesh._native.lib import Library, load
 from trimesh.config import current
 from trimesh.errors import LimitExceeded, TrimeshError
@@ -23,7 +23,7 @@ class TLSError(TrimeshError):
     """A TLS session cannot begin, or has ended otherwise than by a word.
 
     Attributes:
-        status: TM_ERR_* of the native library, as in `trimesh._native.status`.
+        status: TM_ERR_* of the native library, as in `trimesh._native.lib`.
     """
 
     def __init__(self, status: int, message: str) -> None:
@@ -83,7 +83,7 @@ def library() -> tuple[bool, str]:
     """Look for OpenSSL, once a process: whether there is one, and which, or why there is none."""
     native = _load()
     about = native.ffi.new("const char **")
-    is_found = native.lib.tm_tls_library(about) == status.OK
+    is_found = native.lib.tm_tls_library(about) == lib.OK
     return is_found, native.ffi.string(about[0]).decode(errors="replace")
 
 
@@ -136,7 +136,7 @@ class TLSContext:
         rc = native.lib.tm_tls_create(options, out, why)
         if rc < 0:
             words = ffi.string(why[0]).decode()
-            raise TLSError(rc, f"TLS cannot be set up: {words or status.error_of(rc, 'making credentials')}")
+            raise TLSError(rc, f"TLS cannot be set up: {words or lib.error_of(rc, 'making credentials')}")
         self._native = native
         self._handle: Any = out[0]
 
@@ -166,19 +166,19 @@ class TLSContext:
             setattr(said, field, text.encode("ascii")[:31])
         out = ffi.new("tm_tls_session **")
         rc = native.lib.tm_tls_open(self._handle, options, out)
-        if rc == status.ERR_LIMIT:
+        if rc == lib.ERR_LIMIT:
             raise LimitExceeded("TLS_HALF_OPEN_MAX", limits.TLS_HALF_OPEN_MAX, "too many peers are not admitted yet")
-        if rc == status.ERR_ARGUMENT:
+        if rc == lib.ERR_ARGUMENT:
             raise ValueError(f"a hello needs an incarnation from 1 to 2**63 - 1 and printable versions, got {hello}")
         if rc < 0:
-            raise TLSError(rc, f"a session cannot begin: {status.error_of(rc, 'opening a session')}")
+            raise TLSError(rc, f"a session cannot begin: {lib.error_of(rc, 'opening a session')}")
         return TLSSession(native, out[0])
 
     def close(self) -> None:
         """Forget them. All sessions have been freed before."""
         if self._handle is not None:
             rc = self._native.lib.tm_tls_destroy(self._handle)
-            assert rc in (status.OK, status.ERR_FORKED), f"{rc}: a session is left"
+            assert rc in (lib.OK, lib.ERR_FORKED), f"{rc}: a session is left"
             self._handle = None
 
 
@@ -211,8 +211,8 @@ class TLSSession:
         io.wire_out, io.wire_out_size = self._wire_view, _STEP_BYTES
         io.plain_out, io.plain_out_size = self._plain_view, _STEP_BYTES
         rc = self._native.lib.tm_tls_step(self._live(), io)
-        if rc in (status.ERR_ARGUMENT, status.ERR_FORKED):
-            raise status.error_of(rc, "a step of a TLS session")
+        if rc in (lib.ERR_ARGUMENT, lib.ERR_FORKED):
+            raise lib.error_of(rc, "a step of a TLS session")
         return TLSStep(
             bytes(memoryview(self._wire)[: io.wire_made]),
             bytes(memoryview(self._plain)[: io.plain_made]),
@@ -226,11 +226,11 @@ class TLSSession:
 
     def prove(self, token: bytes, proof: bytes) -> None:
         """Client of a join, in PROOF: say which token, and what shows that it is known."""
-        status.check(self._native.lib.tm_tls_prove(self._live(), token, proof), "proving a token")
+        lib.check(self._native.lib.tm_tls_prove(self._live(), token, proof), "proving a token")
 
     def answer(self, verdict: TLSVerdict) -> None:
         """Server, in ASKING: admit the peer, or say why not."""
-        status.check(self._native.lib.tm_tls_answer(self._live(), int(verdict)), "answering a hello")
+        lib.check(self._native.lib.tm_tls_answer(self._live(), int(verdict)), "answering a hello")
 
     def close(self) -> None:
         """Say that nothing follows; the peer's word comes as CLOSED."""
@@ -262,7 +262,7 @@ class TLSSession:
 
     def _info(self) -> Any:
         info = self._native.ffi.new("tm_tls_info *")
-        status.check(self._native.lib.tm_tls_get_info(self._live(), info), "looking at a session")
+        lib.check(self._native.lib.tm_tls_get_info(self._live(), info), "looking at a session")
         return info
 
     @property
@@ -307,7 +307,7 @@ class TLSSession:
     def failure(self) -> TLSError | None:
         """Why it has failed; None = it has not."""
         info = self._info()
-        if info.status == status.OK:
+        if info.status == lib.OK:
             return None
         return TLSError(info.status, self._native.ffi.string(info.detail).decode(errors="replace"))
 

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import outcome
 
-from trimesh._transport.native.poller import loop_wait
+from trimesh._transport.native.loop_waits import loop_wait
 from trimesh.aio.trio_names import NAMES
 
 if TYPE_CHECKING:
-    from trimesh._transport.native.around_wait import AroundWait
+    from trimesh._transport.native.loop_waits import AroundWait
 
 
 class _Some(list[Any]):

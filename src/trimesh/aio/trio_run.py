@@ -22,7 +22,7 @@ import trio
 
 from trimesh._runtime.system import is_thread_of_parent
 from trimesh._runtime.tasks import Waiting, split_cancelled
-from trimesh._transport.native.poller import loop_wait
+from trimesh._transport.native.loop_waits import loop_wait
 from trimesh.aio.driver import LoopDriver, adopt_guest
 from trimesh.aio.interrupts import InterruptGuard, SignalBell, guard_interrupts, hang_bell
 from trimesh.aio.sites import AsyncioSite

@@ -28,7 +28,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._native import status
+from trimesh._native import lib
 from trimesh._native.tls import TLSContext, TLSError, TLSSession
 from trimesh._runtime.hosts import (
     AgentEnd,
@@ -43,8 +43,7 @@ from trimesh._runtime.hosts import (
 )
 from trimesh._runtime.system import host_name
 from trimesh._runtime.tasks import open_heard_signals
-from trimesh._transport.relay.base import SessionDown, SessionInterrupted
-from trimesh._transport.relay.native import open_relay
+from trimesh._transport.relay import SessionDown, SessionInterrupted, open_relay
 from trimesh.config import current
 from trimesh.errors import HostRefused, LinkLost, TrimeshError, leaves
 from trimesh.ids import ID_MAX, ProcId
@@ -85,7 +84,7 @@ _LOOK_SECONDS: Final = 0.1
 """Between two looks whether a token has come: no event tells of a folder that a kubelet writes through a symbolic link,
 and who waits here does nothing else."""
 
-_MADE_WAY: Final = frozenset({status.ERR_TLS_CUT, status.ERR_TLS_LATE})
+_MADE_WAY: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE})
 """Ends of a connection that was not refused: many hosts came at once, or this one was slow."""
 
 
@@ -231,7 +230,7 @@ class HostProgram:
                 await secure.shake_hands(prove=self._prove, seconds=limits.HOST_JOIN_SECONDS)
             except LinkLost as error:
                 failure = secure.tls.failure
-                if failure is not None and failure.status == status.ERR_TLS_PLAINTEXT:
+                if failure is not None and failure.status == lib.ERR_TLS_PLAINTEXT:
                     own, other = ("without", "has") if self._token.is_plain else ("with", "is without")
                     raise HostRefused(
                         f"the program at {', '.join(self._order.addresses)} {other} TLS, and the token of this host is "
@@ -239,7 +238,7 @@ class HostProgram:
                     ) from error
                 if failure is None or failure.status in _MADE_WAY:
                     raise _NotAdmitted(str(error)) from error
-                if failure.status != status.ERR_TLS_REFUSED:
+                if failure.status != lib.ERR_TLS_REFUSED:
                     raise
                 trimesh, python, _ = own_versions()
                 raise HostRefused(

@@ -27,8 +27,8 @@ from trimesh import limits
 from trimesh._native.tls import State, TLSContext, TLSHello, TLSSession, TLSVerdict
 from trimesh._runtime.hosts import Connected
 from trimesh._runtime.system import host_name
-from trimesh._transport.native.host_identity import host_identity
-from trimesh._transport.relay.base import HostConnection
+from trimesh._transport.native.carriers import host_identity
+from trimesh._transport.relay import HostConnection
 from trimesh.config import current
 from trimesh.errors import ConfigError, LimitExceeded, LinkLost, leaves
 from trimesh.ids import ProcId

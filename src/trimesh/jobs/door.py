@@ -28,12 +28,11 @@ from typing import Final
 import trio
 
 from trimesh import limits
-from trimesh._native import status
+from trimesh._native import lib
 from trimesh._native.tls import TLSContext, TLSError, TLSHello, TLSVerdict
 from trimesh._runtime.hosts import AgentTable, HostSessions, RemoteHost, SessionPipe, open_remote_host
 from trimesh._runtime.life import Proc
-from trimesh._transport.relay.base import HostConnection, Relay, Session, SessionDown, SessionEnding
-from trimesh._transport.relay.native import open_relay
+from trimesh._transport.relay import HostConnection, Relay, Session, SessionDown, SessionEnding, open_relay
 from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import HostRefused, LimitExceeded, LinkLost, SpawnError
 from trimesh.ids import ProcId
@@ -57,7 +56,7 @@ from trimesh.shape.extent import Point
 _BACKLOG: Final = 128
 _log: Final = logging.getLogger("trimesh")
 
-_NO_OFFENCE: Final = frozenset({status.ERR_TLS_CUT, status.ERR_TLS_LATE, status.ERR_CANCELLED})
+_NO_OFFENCE: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE, lib.ERR_CANCELLED})
 """Failures of connections that break, which those of hosts do, too."""
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from trimesh import ConnectError, jobs
 from trimesh._runtime.system import start_of
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh.jobs.kept import state as states
 from trimesh.jobs.kept.state import KeptState
 

@@ -20,7 +20,7 @@ from trimesh import HostLost, MeshErrorGroup, leaves, limits
 
 pytest.importorskip("cryptography")
 
-from trimesh._transport.relay.base import Statistics
+from trimesh._transport.relay import Statistics
 from trimesh.testing import HostNetwork, NetworkJob, open_host_network
 
 pytestmark = needs_network

@@ -35,7 +35,7 @@ from tests.relay.oracle.frames import (
 )
 
 from trimesh import limits
-from trimesh._transport.relay.base import SessionEnding
+from trimesh._transport.relay import SessionEnding
 from trimesh.errors import LimitExceeded, ProtocolError
 
 CONTROL: Final = 0

@@ -27,7 +27,7 @@ from tests.relay.oracle.machine import (
 
 from trimesh import limits
 from trimesh._native.tls import State, TLSSession
-from trimesh._transport.relay.base import (
+from trimesh._transport.relay import (
     ChannelEnded,
     HostConnection,
     OnEvent,
@@ -37,8 +37,8 @@ from trimesh._transport.relay.base import (
     SessionInterrupted,
     SessionResumed,
     Statistics,
+    send_everything,
 )
-from trimesh._transport.relay.streams import send_everything
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId

@@ -13,7 +13,7 @@ from trimesh._runtime.peers.deaths import stopped
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.interface.base import Buffer
+from trimesh._transport.interface import Buffer
 from trimesh._wire import messages
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.ids import MeshId, ProcId

@@ -26,7 +26,7 @@ from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
 from trimesh._runtime.values.payload import place_payload
-from trimesh._transport.interface.base import Buffer
+from trimesh._transport.interface import Buffer
 from trimesh._wire import messages
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import (

@@ -21,7 +21,7 @@ from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.peers.target import Target
 from trimesh._runtime.tasks.deadline import effective_deadline
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.interface.base import Lane
+from trimesh._transport.interface import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId

@@ -20,7 +20,7 @@ from trimesh._runtime.channels.holding import Holding, Sending
 from trimesh._runtime.channels.port import Port
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.peers.peer import Peer
-from trimesh._transport.interface.base import Lane, Link
+from trimesh._transport.interface import Lane, Link
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId

@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import Final
 
 from trimesh import limits
-from trimesh._transport.messages.host_memory import WHERE
+from trimesh._transport.messages.incoming import WHERE
 from trimesh.errors import ProtocolError
 from trimesh.ids import ID_MAX
 

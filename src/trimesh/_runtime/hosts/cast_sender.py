@@ -12,8 +12,8 @@ from contextlib import suppress
 import trio
 
 from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest
-from trimesh._transport.messages.casting import CastBody, HostCaster
-from trimesh._transport.relay.streams import receive_exactly, send_everything
+from trimesh._transport.messages.casts import CastBody, HostCaster
+from trimesh._transport.relay import receive_exactly, send_everything
 from trimesh.errors import LimitExceeded
 
 

@@ -24,8 +24,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest, read_request
-from trimesh._transport.messages.host_memory import SEALS, WHERE, memory_name
-from trimesh._transport.relay.streams import receive_exactly, send_everything
+from trimesh._transport.messages.incoming import SEALS, WHERE, memory_name
+from trimesh._transport.relay import receive_exactly, send_everything
 from trimesh.errors import LimitExceeded, ProtocolError
 from trimesh.ids import ProcId
 

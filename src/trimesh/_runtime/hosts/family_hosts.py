@@ -17,7 +17,7 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.block import Block, run_block
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._transport.native.transport import NativeTransport
-from trimesh._transport.relay.base import (
+from trimesh._transport.relay import (
     OpenedChannel,
     Relay,
     Session,

@@ -12,7 +12,7 @@ from trimesh._runtime.hosts.job_place import JobPlace
 from trimesh._runtime.life.job_hosts import HostCode
 from trimesh._runtime.peers.host import HostChild, LaunchRequest
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 

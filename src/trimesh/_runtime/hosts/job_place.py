@@ -23,7 +23,7 @@ from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.peers.host import HostChild, LaunchRequest
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 

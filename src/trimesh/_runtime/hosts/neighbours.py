@@ -32,7 +32,7 @@ from trimesh._runtime.hosts.session_pipe import SessionPipe
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system.records import Arriving, CastFeed, Listening, Parted, Relayed, Tunnel
-from trimesh._transport.relay.base import HostConnection, Relay, Session
+from trimesh._transport.relay import HostConnection, Relay, Session
 from trimesh.errors import LimitExceeded, LinkLost, ProtocolError
 from trimesh.ids import ID_MAX, ProcId
 

@@ -34,7 +34,7 @@ from trimesh._runtime.spawner.socket import Received, close_all, stream_of
 from trimesh._runtime.system.child import LaunchSpec, config_of, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import AgentReady, Listening, Parted, Relayed, Tunnel
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, SpawnError

@@ -17,7 +17,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
-from trimesh._transport.relay.base import Session
+from trimesh._transport.relay import Session
 from trimesh.errors import LimitExceeded, ProtocolError
 
 _LENGTH: Final = struct.Struct("<I")

@@ -21,7 +21,7 @@ from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MeshInfo
-from trimesh._transport.interface.base import DownReason, LinkDown
+from trimesh._transport.interface import DownReason, LinkDown
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError, leaves
 from trimesh.ids import ProcId

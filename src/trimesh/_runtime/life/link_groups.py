@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from trimesh import limits
-from trimesh._transport.interface.base import Link, LinkGroup
+from trimesh._transport.interface import Link, LinkGroup
 
 
 class LinkGroups:

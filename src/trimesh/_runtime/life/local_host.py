@@ -20,8 +20,8 @@ from trimesh._runtime.system.child import Child, LaunchSpec
 from trimesh._runtime.system.exits import ExitReport, process_state
 from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.system.records import ENTRY
-from trimesh._transport.interface.base import Link
-from trimesh._transport.messages.casting import HostCaster
+from trimesh._transport.interface import Link
+from trimesh._transport.messages.casts import HostCaster
 from trimesh._transport.native.transport import NativeLink, NativeTransport
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded, MeshError, SpawnError

@@ -45,7 +45,7 @@ from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.endpoint_spec import GENERATOR
 from trimesh._runtime.values.payload import take_payload
 from trimesh._runtime.values.typed_values import make_values
-from trimesh._transport.interface.base import Buffer, DownReason, Link, LinkDown, Transport
+from trimesh._transport.interface import Buffer, DownReason, Link, LinkDown, Transport
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
     from trimesh._runtime.values.endpoint_spec import EndpointSpec
-    from trimesh._transport.interface.base import Link
+    from trimesh._transport.interface import Link
     from trimesh._wire.messages import Message
     from trimesh.ids import ProcId
 

@@ -27,7 +27,7 @@ from trimesh._runtime.system.exits import STOPPED, ExitReport, process_state
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.reference import MemberInfo
 from trimesh._runtime.watch.stall import StallReport
-from trimesh._transport.interface.base import DownReason, LinkDown
+from trimesh._transport.interface import DownReason, LinkDown
 from trimesh.errors import ProcDied, place_name
 from trimesh.shape.extent import Point
 

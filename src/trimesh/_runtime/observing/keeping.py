@@ -20,7 +20,7 @@ from trimesh._runtime.recording.folder import folder_here, make_run_folder, remo
 from trimesh._runtime.recording.recorder import FlightRecorder
 from trimesh._runtime.system.exits import start_of
 from trimesh._runtime.system.records import WorkerConfig
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh._wire import flight, observed
 from trimesh._wire.exceptions.tracebacks import raised_at
 from trimesh.errors import leaves, place_name, text_of

@@ -20,7 +20,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.peers.incoming import refuse, refuse_unaddressed, take_one
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh._wire import messages
 from trimesh.ids import MeshId
 

@@ -9,7 +9,7 @@ import msgspec
 
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh.config import Settings
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId

@@ -17,7 +17,7 @@ from trimesh import limits
 from trimesh._routing.collector import ReceiveCount
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
-from trimesh._transport.interface.base import Buffer, Lane, Link
+from trimesh._transport.interface import Buffer, Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.messages import CallerPlace, SentView
 from trimesh._wire.pickled.payload import Encoded

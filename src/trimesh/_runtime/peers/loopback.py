@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import trio
 
-from trimesh._transport.interface.base import Buffer, Lane, Link, LinkHandler, LinkStatistics
+from trimesh._transport.interface import Buffer, Lane, Link, LinkHandler, LinkStatistics
 
 
 class LoopbackLink(Link):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trimesh._transport.interface.base import Buffer
+from trimesh._transport.interface import Buffer
 from trimesh._wire.memory import DefinitionId
 
 

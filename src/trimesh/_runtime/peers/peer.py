@@ -18,7 +18,7 @@ from trimesh._routing.collector import ReceiveCount, SendWindow
 from trimesh._runtime.peers.abandoned import AbandonedCalls
 from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.interface.base import Lane, Link
+from trimesh._transport.interface import Lane, Link
 from trimesh._wire import messages
 from trimesh._wire.memory import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId

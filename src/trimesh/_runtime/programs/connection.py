@@ -30,7 +30,7 @@ from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager

@@ -20,7 +20,7 @@ import msgspec
 from trimesh import limits
 from trimesh._runtime.system.exits import start_of
 from trimesh._runtime.system.private_folder import entered, user_folder
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh._wire import flight
 from trimesh.errors import ProtocolError
 

@@ -22,7 +22,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.cell import find_cell
 from trimesh._runtime.peers.deaths import DeathOf
-from trimesh._transport.interface.mover import (
+from trimesh._transport.interface import (
     BEST_FIRST,
     Attachment,
     Carrier,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._transport.interface.mover import Carrier, Transfer, TransferDone, TransferKind
+from trimesh._transport.interface import Carrier, Transfer, TransferDone, TransferKind
 from trimesh._wire.memory import memory_at
 
 if TYPE_CHECKING:

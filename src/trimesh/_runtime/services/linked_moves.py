@@ -25,16 +25,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.peers.parcel import Parcel
-from trimesh._transport.interface.mover import (
-    End,
-    Grant,
-    Span,
-    Transfer,
-    TransferDone,
-    TransferError,
-    TransferKind,
-    UnderWay,
-)
+from trimesh._transport.interface import End, Grant, Span, Transfer, TransferDone, TransferError, TransferKind, UnderWay
 from trimesh._wire import messages
 from trimesh._wire.memory import memory_at, writable
 from trimesh.errors import ProtocolError

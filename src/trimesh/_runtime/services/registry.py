@@ -17,7 +17,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.peers.senders import may_open_service
 from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.interface.base import Buffer
+from trimesh._transport.interface import Buffer
 from trimesh._wire import messages
 from trimesh._wire.memory import NotYet
 from trimesh.errors import ProtocolError

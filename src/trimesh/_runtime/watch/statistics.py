@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import attrs
 import msgspec
 
-from trimesh._transport.interface.base import LinkStatistics
+from trimesh._transport.interface import LinkStatistics
 from trimesh.ids import MeshId
 from trimesh.shape.extent import Point
 

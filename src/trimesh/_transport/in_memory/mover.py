@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from trimesh import limits
-from trimesh._transport.interface.mover import (
+from trimesh._transport.interface import (
     Attachment,
     Carrier,
     End,

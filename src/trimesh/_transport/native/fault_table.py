@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from trimesh._native import status
+from trimesh._native import lib
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.ids import ProcId
 
@@ -74,9 +74,9 @@ class TableKey(msgspec.Struct, frozen=True):
 
 def _arm(transport: NativeTransport, fd: int, secret: int) -> None:
     code = transport.library.lib.tm_bus_arm_faults(transport.bus, fd, secret)
-    if code == status.ERR_ARGUMENT:
+    if code == lib.ERR_ARGUMENT:
         raise NotArmedError("what the test handed over is no table of planned faults, or that of another test")
-    status.check(code, "arming a transport")
+    lib.check(code, "arming a transport")
 
 
 class FaultTable:
@@ -91,7 +91,7 @@ class FaultTable:
         self._ffi, self._lib = transport.library.ffi, transport.library.lib
         secret = secrets.randbits(64)
         out = self._ffi.new("int32_t *")
-        status.check(self._lib.tm_faults_create(secret, out), "making a table of planned faults")
+        lib.check(self._lib.tm_faults_create(secret, out), "making a table of planned faults")
         self._fd = int(out[0])
         self.key = TableKey(os.getpid(), self._fd, secret)
         try:
@@ -116,18 +116,18 @@ class FaultTable:
         fault = self._ffi.new("tm_fault *", fields)
         out = self._ffi.new("uint32_t *")
         code = self._lib.tm_fault_add(self._transport.bus, fault, out)
-        status.check(code, "planning a fault", limit="FAULT_RULES_MAX")
+        lib.check(code, "planning a fault", limit="FAULT_RULES_MAX")
         return int(out[0])
 
     def heal(self, number: int) -> None:
         """End a fault. Its number may be used again by the next one."""
-        status.check(self._lib.tm_fault_heal(self._transport.bus, number), "healing a fault")
+        lib.check(self._lib.tm_fault_heal(self._transport.bus, number), "healing a fault")
 
     def ago_of(self, number: int) -> float | None:
         """Return how many seconds ago a fault has happened for the first time, or None."""
         count = self._ffi.new("tm_fault_count *")
         code = self._lib.tm_fault_get_count(self._transport.bus, number, count)
-        status.check(code, "asking for a fault")
+        lib.check(code, "asking for a fault")
         return (time.monotonic_ns() - count.first_ns) / 1e9 if count.hits else None
 
     def close(self) -> None:

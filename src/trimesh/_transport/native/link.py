@@ -5,33 +5,51 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from trimesh import limits
-from trimesh._native import status
-from trimesh._transport.interface.base import (
+from trimesh._native import lib
+from trimesh._native import lib as status
+from trimesh._transport.interface import (
     Buffer,
     DownReason,
     Lane,
     Link,
     LinkDown,
+    LinkGroup,
     LinkHandler,
     LinkStatistics,
 )
-from trimesh._transport.messages.arrivals import Arrivals, read_head, read_piece, read_table
-from trimesh._transport.messages.assembly import Assembly, AssemblyError, one_body
-from trimesh._transport.messages.casting import CastLeaf, HostCaster
-from trimesh._transport.messages.chunked import CHUNK, ChunkedMessage, Piece, goes_in_chunks
-from trimesh._transport.messages.host_memory import HostMemoryError, map_bodies
-from trimesh._transport.messages.outgoing import Bodies, Completion, Departure, Outgoing
-from trimesh._transport.messages.precedence import ORDERED, Precedence
+from trimesh._transport.messages.casts import ORDERED, CastBody, CastLeaf, HostCaster, Precedence, begin_casts
+from trimesh._transport.messages.incoming import (
+    Arrivals,
+    Assembly,
+    AssemblyError,
+    HostMemoryError,
+    map_bodies,
+    one_body,
+    read_head,
+    read_piece,
+    read_table,
+)
+from trimesh._transport.messages.outgoing import (
+    CHUNK,
+    Bodies,
+    ChunkedMessage,
+    Completion,
+    Departure,
+    Outgoing,
+    Piece,
+    goes_in_chunks,
+)
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
     from trimesh._transport.native.transport import NativeTransport
+
 
 _FLAG_MORE: Final = 1
 _FLAG_CHUNK: Final = 4
@@ -93,10 +111,10 @@ class NativeLink(Link):
         is_held = bool(lane and self._busy and not self._large.may_pass(flow))
         if not bodies and not is_held and not (self._data if lane else self._control):
             code = self._send_head(self._bus, self.handle, lane, head, len(head))
-            if code == status.OK:
+            if code == lib.OK:
                 self.transport.dirty = True
                 return None
-            if code != status.FULL and not self.is_unborn(code):
+            if code != lib.FULL and not self.is_unborn(code):
                 self._refused(code, head)
                 return None
         if not lane and bodies:
@@ -120,11 +138,11 @@ class NativeLink(Link):
         return completion.event
 
     def _refused(self, code: int, head: bytes) -> None:
-        if code == status.ERR_DOWN:
+        if code == lib.ERR_DOWN:
             return
-        if code == status.ERR_TOO_LARGE:
+        if code == lib.ERR_TOO_LARGE:
             raise LimitExceeded("HEAD_BYTES_MAX", len(head))
-        raise status.error_of(code, "sending a message")
+        raise lib.error_of(code, "sending a message")
 
     def enqueue(self, one: Outgoing, lane: Lane) -> bool:
         """Send a message now if nothing waits before it and it fits; else queue it. True: all of it has left."""
@@ -142,16 +160,16 @@ class NativeLink(Link):
             self._bus, self.handle, number, one.head, len(one.head), bodies.spans, bodies.count, one.cursor
         )
         self.transport.dirty = True
-        if code == status.FULL or self.is_unborn(code):
+        if code == lib.FULL or self.is_unborn(code):
             return False
-        if code not in (status.OK, status.ERR_DOWN):
-            raise status.error_of(code, "sending a message")
+        if code not in (lib.OK, lib.ERR_DOWN):
+            raise lib.error_of(code, "sending a message")
         one.finish()
         return True
 
     def is_unborn(self, code: int) -> bool:
         """Whether `code` says that the link has ended before it came up: what it is given waits for `hand_over`."""
-        return code == status.ERR_DOWN and not self.up.is_set()
+        return code == lib.ERR_DOWN and not self.up.is_set()
 
     def is_clear(self, flow: int) -> bool:
         """Whether a DATA message would go out at once (if there is room)."""
@@ -269,17 +287,17 @@ class NativeLink(Link):
             return
         self._closing = True
         code = self.transport.library.lib.tm_link_leave(self._bus, self.handle)
-        status.check(code, "closing a link")
+        lib.check(code, "closing a link")
         self._say_bye_if_asked()
 
     def _say_bye(self) -> None:
         if self._bye_said:
             return
         code = self.transport.library.lib.tm_link_close(self._bus, self.handle)
-        if code == status.FULL:
+        if code == lib.FULL:
             return  # tried again when there is room, or when the peer has come up
-        if code not in (status.OK, status.ERR_DOWN):
-            raise status.error_of(code, "closing a link")
+        if code not in (lib.OK, lib.ERR_DOWN):
+            raise lib.error_of(code, "closing a link")
         self._bye_said = True
         self.transport.dirty = True
 
@@ -435,3 +453,97 @@ class NativeLink(Link):
         for one, _, _ in self._unsent:
             one.finish()
         self._unsent.clear()
+
+
+# ---- groups of links of the native transport, which are sent the same message by one call ----------------------------
+
+
+class NativeGroup(LinkGroup):
+    """A set of links that are sent the same message by one call."""
+
+    def __init__(self, transport: NativeTransport, links: Sequence[NativeLink]) -> None:
+        self._transport = transport
+        self._links = list(dict.fromkeys(links))
+        ffi = transport.library.ffi
+        n = max(1, len(links))
+        self._handles = ffi.new("uint32_t[]", n)
+        self._statuses = ffi.new("int32_t[]", n)
+
+    def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = ORDERED) -> trio.Event | None:
+        if len(head) > limits.HEAD_BYTES_MAX:
+            raise LimitExceeded("HEAD_BYTES_MAX", len(head))
+        ffi = self._transport.library.ffi
+        spans = Bodies(self._transport.library, self._transport.bus, bodies)
+        cast = self._begin_casts(bodies) if bodies else {}
+        chunked: list[NativeLink] = []
+        clear: list[NativeLink] = []
+        behind: list[NativeLink] = []
+        for link in self._links:
+            if link in cast:
+                continue
+            if bodies and link.is_open() and goes_in_chunks(bodies, local=link.local, shared=True):
+                chunked.append(link)
+            elif link.is_clear(flow):
+                clear.append(link)
+            elif link.is_open():
+                behind.append(link)
+        rest = self._send(head, spans, clear)
+        rest.extend((link, ffi.new("tm_cursor *")) for link in behind)
+        spans.links = len(rest)
+        if not rest:
+            spans.left()
+        if not (rest or chunked or cast):
+            return None
+        completion = Completion(len(rest) + len(chunked) + len(cast))
+        for link, cursor in rest:
+            link.resend(Outgoing(head, spans, cursor, completion), Lane.DATA, flow)
+        for link in chunked:
+            link.launch(ChunkedMessage(head, bodies, flow, completion))
+        for link, body in cast.items():
+            link.launch(CastLeaf(head, bodies, flow, completion, body))
+        return completion.event
+
+    def _begin_casts(self, bodies: Sequence[Buffer]) -> dict[NativeLink, CastBody]:
+        """Begin a cast to the other hosts; return which links take part."""
+        by_host: dict[HostCaster, list[NativeLink]] = {}
+        for link in self._links:
+            if link.caster is not None and link.is_open():
+                by_host.setdefault(link.caster, []).append(link)
+        if not by_host:
+            return {}
+        begun = begin_casts(bodies, {caster: len(links) for caster, links in by_host.items()})
+        return {link: body for caster, body in begun.items() for link in by_host[caster]}
+
+    def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:
+        """Send to links by one call; return those that have no room for all of it, with how far they are."""
+        ffi, lib = self._transport.library.ffi, self._transport.library.lib
+        for i, link in enumerate(clear):
+            self._handles[i] = link.handle
+        cursors = ffi.new("tm_cursor[]", max(1, len(clear)))
+        code = lib.tm_links_send(
+            self._transport.bus,
+            self._handles,
+            len(clear),
+            head,
+            len(head),
+            spans.spans,
+            spans.count,
+            self._statuses,
+            cursors,
+        )
+        status.check(code, "sending a message to a group")
+        self._transport.dirty = True
+        rest: list[tuple[NativeLink, Any]] = []
+        for i, link in enumerate(clear):
+            code = self._statuses[i]
+            if code == status.OK:
+                continue
+            if code == status.FULL or link.is_unborn(code):
+                cursor = ffi.new("tm_cursor *", cursors[i])
+                rest.append((link, cursor))
+            elif code != status.ERR_DOWN:
+                raise status.error_of(code, "sending a message to a group")
+        return rest
+
+    def close(self) -> None:
+        self._links.clear()

@@ -11,23 +11,29 @@ from __future__ import annotations
 
 import enum
 import errno
+import importlib.util
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._native import status
+from trimesh._native import lib
+from trimesh._native import lib as status
 from trimesh._native.lib import Library, load
-from trimesh._transport.interface.mover import (
+from trimesh._transport.interface import (
     Attachment,
     Carrier,
     End,
     Grant,
+    MemoryKind,
     Mover,
     ProcessAddress,
     Right,
@@ -38,10 +44,7 @@ from trimesh._transport.interface.mover import (
     UnderWay,
     lent_memory,
 )
-from trimesh._transport.native.adapter_names import Adapters, adapter_name, adapters_of
-from trimesh._transport.native.carrier_choice import chosen_carriers
-from trimesh._transport.native.host_identity import host_identity
-from trimesh._transport.native.ucx_wheel import wheel_library
+from trimesh._transport.native.carriers import chosen_carriers, host_identity
 from trimesh.config import Settings, current
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
@@ -474,3 +477,74 @@ def _random_secret() -> bytes:
     import secrets  # noqa: PLC0415 - few programs need it
 
     return secrets.token_bytes(16)
+
+
+# ---- what the native library says of RDMA adapters -------------------------------------------------------------------
+
+# Among that, what they are called, by the transports that UCX has for them: "ibverbs", "efa", or "ucx" for others.
+
+_TRANSPORT: Final = re.compile(r"(\w+)/(\w+)")
+
+_EFA_DEVICE: Final = re.compile(r"efa_|rdmap\d+s")
+"""As the two naming schemes of Linux call them; older versions of UCX use them by "ud_verbs"."""
+
+_IBVERBS: Final = re.compile(r"(rc|ud|dc|gga)_(verbs|mlx5)")
+
+
+class Adapters(msgspec.Struct, frozen=True):
+    """What the native library says of the adapters of this process.
+
+    Attributes:
+        are_usable: Whether there are any, and a library that drives them.
+        knows_devices: Whether that knows memory of CUDA devices.
+        about: Which library it is and what it drives; or why there are none.
+        why_no_device: Why they move no memory of devices, or did not when last tried; "" when they do, or may.
+    """
+
+    are_usable: bool
+    knows_devices: bool
+    about: str
+    why_no_device: str
+
+
+def adapters_of(library: Library, mover: Any) -> Adapters:
+    """Ask for the adapters of a mover; the first time it takes as long as starting an interpreter."""
+    out = library.ffi.new("tm_adapters *")
+    lib.check(library.lib.tm_mover_get_adapters(mover, out), "asking for RDMA adapters")
+    about, why = (library.ffi.string(text).decode(errors="replace") for text in (out.about, out.why_no_device))
+    return Adapters(bool(out.usable), bool(out.memory >> MemoryKind.CUDA & 1), about, why)
+
+
+def adapter_name(about: str) -> str:
+    """Return what carries bytes for UCX, by what the native library says of it.
+
+    Args:
+        about: "UCX 1.19.0 (/usr/lib/libucp.so.0): rc_mlx5/mlx5_0:1, ud_mlx5/mlx5_0:1".
+    """
+    found = _TRANSPORT.findall(about.rpartition("): ")[2])
+    if any(transport == "srd" or _EFA_DEVICE.match(device) for transport, device in found):
+        return "efa"
+    return "ibverbs" if any(_IBVERBS.fullmatch(transport) for transport, _ in found) else "ucx"
+
+
+# ---- ucx wheel -------------------------------------------------------------------------------------------------------
+
+# The UCX of the Python package `libucx` (libucx-cu12, libucx-cu13 on the package index), if that is installed.
+#
+# It is found without being imported. What is there, and whether it drives the adapters of this machine, the native
+# library finds out; it looks at this one last, for those of sites and distributions are built for their machines.
+
+_PACKAGE: Final = "libucx"
+_LIBRARY: Final = Path("lib", "libucp.so.0")
+
+
+def wheel_library() -> Path | None:
+    """Return where the package has its library; None if there is none."""
+    try:
+        spec = importlib.util.find_spec(_PACKAGE)
+    except (ImportError, ValueError):  # a module of that name that was made by hand
+        return None
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (path := Path(folder) / _LIBRARY).is_file():
+            return path
+    return None

@@ -22,18 +22,13 @@ from typing import Any, Final
 import trio
 
 from trimesh import limits
-from trimesh._native import status
+from trimesh._native import lib as status
 from trimesh._native.lib import Library, load
-from trimesh._transport.interface.base import DownReason, Link, LinkHandler, Transport
-from trimesh._transport.messages.assembly import AssemblyError
-from trimesh._transport.messages.kept_bytes import KeptBytes
-from trimesh._transport.messages.lending import Lending
-from trimesh._transport.native.around_wait import AroundWait
-from trimesh._transport.native.group import NativeGroup
-from trimesh._transport.native.link import NativeLink
+from trimesh._transport.interface import DownReason, Link, LinkHandler, Transport
+from trimesh._transport.messages.incoming import AssemblyError, KeptBytes, Lending
+from trimesh._transport.native.link import NativeGroup, NativeLink
+from trimesh._transport.native.loop_waits import AroundWait, Poller, chosen_spin_seconds, poller_of_run
 from trimesh._transport.native.mover import NativeMover
-from trimesh._transport.native.poller import Poller, poller_of_run
-from trimesh._transport.native.spinning import chosen_spin_seconds
 from trimesh.config import Settings, current
 from trimesh.ids import ProcId
 

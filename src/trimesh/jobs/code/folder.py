@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh.jobs.code.scanning import CodeFile, Manifest, digest_of, is_inside, new_hash
 
 

@@ -42,7 +42,7 @@ from trimesh._runtime.hosts import marked
 from trimesh._runtime.system import host_name, start_of
 from trimesh._runtime.tasks import open_heard_signals
 from trimesh._supervision.policy import Restart
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import HostMesh

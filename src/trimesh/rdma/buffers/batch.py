@@ -14,7 +14,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.tasks import TrioBlock, in_trio
-from trimesh._transport.interface.mover import TransferKind
+from trimesh._transport.interface import TransferKind
 from trimesh.actor.endpoint import Endpoint
 from trimesh.errors import LimitExceeded, MeshErrorGroup
 from trimesh.rdma.buffers.buffer import RDMABuffer

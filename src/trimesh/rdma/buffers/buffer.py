@@ -13,7 +13,7 @@ import trio
 from trimesh._runtime.life import current_proc, find_proc_anywhere, proc_for
 from trimesh._runtime.services import Granted, Registration
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
-from trimesh._transport.interface.mover import Right, Span, Transfer, TransferDone, TransferKind
+from trimesh._transport.interface import Right, Span, Transfer, TransferDone, TransferKind
 from trimesh._wire.memory import memory_at
 from trimesh.errors import Origin, place_name
 from trimesh.plain_numbers import plain_whole

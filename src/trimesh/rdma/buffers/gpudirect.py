@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._transport.interface.mover import Attachment, End, Grant, Transfer, TransferError, TransferKind
+from trimesh._transport.interface import Attachment, End, Grant, Transfer, TransferError, TransferKind
 from trimesh._transport.native.mover import NativeMover
 from trimesh.config import reread
 from trimesh.errors import ProtocolError

@@ -11,9 +11,8 @@ from typing import Any, Final
 import attrs
 import msgspec
 
-from trimesh._transport.interface.mover import Grant, MemoryKind, ProcessAddress, Right, Span
-from trimesh._transport.native.adapter_names import adapter_name
-from trimesh._transport.native.mover import NativeMover
+from trimesh._transport.interface import Grant, MemoryKind, ProcessAddress, Right, Span
+from trimesh._transport.native.mover import NativeMover, adapter_name
 from trimesh.rdma.memory.device import settle_writes
 from trimesh.rdma.memory.local import address_of
 

@@ -25,7 +25,7 @@ import attrs
 import trio
 
 from trimesh import limits
-from trimesh._transport.interface.mover import Span
+from trimesh._transport.interface import Span
 from trimesh.rdma.memory.handle import CUDA_HANDLE_BYTES, Ticket
 
 # What buffers need of the CUDA driver and torch has no public name for: handles on memory, and copies by address.

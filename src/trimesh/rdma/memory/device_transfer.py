@@ -33,7 +33,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.services import Bulk, Granted, NotByAdapter, Registration, describe
-from trimesh._transport.interface.mover import Right, Span, Transfer, TransferKind
+from trimesh._transport.interface import Right, Span, Transfer, TransferKind
 from trimesh._wire.memory import memory_at
 from trimesh.errors import LinkLost, set_origin
 from trimesh.rdma.memory.device import (

@@ -10,7 +10,7 @@ import msgspec
 
 from trimesh import limits
 from trimesh._runtime.services import Granted
-from trimesh._transport.interface.mover import Grant, ProcessAddress, Right
+from trimesh._transport.interface import Grant, ProcessAddress, Right
 from trimesh.errors import Origin, ProtocolError
 from trimesh.ids import ID_MAX
 from trimesh.shape.extent import Point

@@ -17,7 +17,7 @@ import attrs
 
 from trimesh._runtime.life import proc_for
 from trimesh._runtime.tasks import in_trio_now
-from trimesh._transport.interface.mover import MemoryKind, Span
+from trimesh._transport.interface import MemoryKind, Span
 from trimesh.plain_numbers import whole_number
 from trimesh.rdma.memory.device import space_of
 from trimesh.rdma.memory.handle import HOST

@@ -36,7 +36,7 @@ import attrs
 import msgspec
 
 from trimesh import limits
-from trimesh._transport.interface.mover import Grant
+from trimesh._transport.interface import Grant
 from trimesh.errors import ProtocolError
 from trimesh.rdma.memory.local import memory_of
 

@@ -24,7 +24,7 @@ import trio
 from trimesh import limits
 from trimesh._runtime.peers import Parcel
 from trimesh._runtime.services import Granted
-from trimesh._transport.interface.mover import Right
+from trimesh._transport.interface import Right
 from trimesh._wire import messages
 from trimesh.errors import LimitExceeded, LinkLost, MeshStopped, ProcDied, set_origin
 from trimesh.ids import ProcId

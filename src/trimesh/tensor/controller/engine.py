@@ -23,7 +23,7 @@ from trimesh._runtime.deadlock import BlockedSearch
 from trimesh._runtime.peers import IncomingCall, Peer
 from trimesh._runtime.services import TENSORS
 from trimesh._runtime.values import take_payload
-from trimesh._transport.interface.base import Buffer
+from trimesh._transport.interface import Buffer
 from trimesh.errors import (
     CollectiveFailed,
     DeadlockError,

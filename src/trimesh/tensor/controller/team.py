@@ -13,7 +13,7 @@ import attrs
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
-from trimesh._transport.interface.base import Buffer
+from trimesh._transport.interface import Buffer
 from trimesh.shape.region import Region
 from trimesh.tensor.controller.recording import check_not_compiled
 from trimesh.tensor.controller.shapes import FRESH, Line, Meta, Plan

@@ -36,7 +36,7 @@ from torch.utils import _pytree as pytree
 
 from trimesh import limits
 from trimesh._runtime.system import host_name
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh.config import current
 from trimesh.errors import CollectiveFailed, ConfigError
 from trimesh.tensor.groups.stores import TeamStore

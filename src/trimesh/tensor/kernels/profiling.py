@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 
 from trimesh import limits
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh.tensor.groups.group import TrafficCounts, sent_bytes
 from trimesh.tensor.rank.kernel import Kernel, generator_of
 from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank

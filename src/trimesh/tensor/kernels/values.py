@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from trimesh import limits
-from trimesh._transport.interface.mover import Transfer, TransferKind
+from trimesh._transport.interface import Transfer, TransferKind
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 from trimesh.rdma.memory.handle import Handle, handle_of

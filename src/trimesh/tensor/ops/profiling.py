@@ -16,7 +16,7 @@ import attrs
 
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio
-from trimesh._transport.native.host_identity import boot_id
+from trimesh._transport.native.carriers import boot_id
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.errors import place_name
 from trimesh.tensor.controller import shapes

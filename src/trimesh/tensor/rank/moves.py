@@ -30,7 +30,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.services import TENSORS, Registration
-from trimesh._transport.interface.mover import Right, Span, Transfer, TransferKind
+from trimesh._transport.interface import Right, Span, Transfer, TransferKind
 from trimesh._wire.memory import memory_at
 from trimesh.errors import LimitExceeded, LinkLost, Origin, ProtocolError
 from trimesh.ids import ProcId

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.channels import CarriedPorts
     from trimesh._runtime.life import Proc
     from trimesh._runtime.peers import Peer
-    from trimesh._transport.interface.base import Buffer
+    from trimesh._transport.interface import Buffer
     from trimesh.tensor.controller.engine import Engine
 
 

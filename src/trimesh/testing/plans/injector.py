@@ -21,7 +21,7 @@ from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.current import current_proc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
-from trimesh._transport.interface.base import DownReason, LinkDown
+from trimesh._transport.interface import DownReason, LinkDown
 from trimesh._wire.messages import Call, Message
 from trimesh.ids import MeshId
 from trimesh.testing.plans.vocabulary import EndpointFault, LostCall

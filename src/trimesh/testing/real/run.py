@@ -28,7 +28,7 @@ from trimesh._runtime.peers.parcel import Parcel
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
 from trimesh._runtime.values.payload import place_payload
-from trimesh._transport.interface.base import Link
+from trimesh._transport.interface import Link
 from trimesh._transport.native.fault_table import FaultTable
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages

@@ -28,9 +28,8 @@ from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.tasks.interrupt import forget_blocks
-from trimesh._transport.in_memory.pipe import Delivery, Fate
-from trimesh._transport.in_memory.transport import MemoryLink, MemoryNetwork, MemoryTransport
-from trimesh._transport.interface.base import DownReason, Lane, Link, LinkDown
+from trimesh._transport.in_memory.transport import Delivery, Fate, MemoryLink, MemoryNetwork, MemoryTransport
+from trimesh._transport.interface import DownReason, Lane, Link, LinkDown
 from trimesh.errors import SpawnError, place_name
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent

@@ -23,7 +23,7 @@ from trimesh._runtime.life import HostCode, JobHosts
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
-from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh.actor.host_mesh import HostMesh
 from trimesh.config import current
 from trimesh.errors import SpawnError

@@ -37,7 +37,7 @@ from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._transport.in_memory.transport import MemoryLink
-from trimesh._transport.interface.base import DownReason, Link, LinkDown
+from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ShapeError, place_name
 from trimesh.ids import AGENT, ProcId

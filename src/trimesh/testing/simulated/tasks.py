@@ -40,7 +40,7 @@ import trio
 
 from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh._runtime.life.proc import Proc
-from trimesh._transport.interface.base import Link, Transport
+from trimesh._transport.interface import Link, Transport
 from trimesh.ids import ProcId
 from trimesh.testing.simulated.guards import Change, is_in_actor
 from trimesh.testing.simulated.time import SimTime

@@ -9,6 +9,7 @@ another one's memory.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import os
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from trimesh._transport.interface.mover import Carrier
+from trimesh._transport.interface import Carrier
 from trimesh.config import Settings
 
 _CHOICES: Final = {"shm": Carrier.SHM, "cma": Carrier.CMA, "tcp": Carrier.TCP, "ucx": Carrier.UCX}
@@ -89,3 +90,24 @@ def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_
     if settings.rdma_address:
         return CarrierChoice(carriers, ipaddress.ip_address(settings.rdma_address).packed)
     return CarrierChoice(carriers, _LOOPBACK if settings.rdma or not can_look() else b"")
+
+
+# ---- which host this is, as a number: processes of one host may reach each other's memory ----------------------------
+
+# It is of this boot of this kernel, and of this namespace of process ids: what is told by it is found by /proc/PID.
+# The setting `host_id` replaces it, so that two parts of one machine can count as two hosts.
+
+
+def boot_id() -> str:
+    """Return which start of this machine it is: no other one, of any machine, has the same.
+
+    Raises:
+        OSError: The kernel does not say.
+    """
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def host_identity(named: str = "") -> int:
+    """Return the identity of this host, or the one that it was given; not 0."""
+    text = f"named {named}" if named else f"boot {boot_id()} pids {os.stat('/proc/self/ns/pid').st_ino}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) | 1

@@ -1,1 +1,0 @@
-"""What the runtime asks of a transport and of a mover."""
