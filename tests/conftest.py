@@ -21,7 +21,7 @@ from tests.program_template import Run, running
 from tests.sharing import pytest_xdist_make_scheduler
 from tests.spawner_template import IS_POSSIBLE, PROGRAMS, WARM, WARM_WITH_TORCH, SpawnerTemplate
 
-from trimesh._runtime.spawner import process as spawner_process
+from trimesh._runtime.spawner import spawner_process
 from trimesh.testing import zombie_guard
 
 __all__ = ["pytest_collection", "pytest_xdist_make_scheduler"]  # pytest finds hooks here

@@ -32,8 +32,8 @@ from tests.agent_copies import copied_agents
 from tests.spawner_template import REQUEST_BYTES_MAX, ForkedTemplate, SpawnerTemplate
 from tests.told_losses import tell_losses
 
-from trimesh._runtime.spawner import process as spawner_process
-from trimesh._runtime.system import prctl
+from trimesh._runtime.spawner import spawner_process
+from trimesh._runtime.system import linux
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 """Runs a program with options, in the folder `cwd`, for `seconds` at most; see `ProgramTemplate.run`."""
@@ -214,7 +214,7 @@ def script() -> NoReturn:
 
 
 def _be(command: Sequence[str]) -> NoReturn:
-    os.environ.pop(prctl.MARKER)
+    os.environ.pop(linux.MARKER)
     spawners = ForkedTemplate.of_this_process()
     agents = copied_agents(spawners)
     agents.__enter__()  # it is left by the end of the process

@@ -33,8 +33,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
-from trimesh._runtime.spawner import process as spawner_process
-from trimesh._runtime.system import prctl
+from trimesh._runtime.spawner import spawner_process
+from trimesh._runtime.system import linux
 from trimesh.config import layers as settings
 
 ROOT = str(Path(__file__).parents[1])
@@ -53,15 +53,15 @@ FDS_MAX = 16
 """Three streams, a folder, and what a spawner is passed."""
 
 FIRST_BLOCK = (
-    "trimesh._runtime.debugging.holds",
-    "trimesh._runtime.debugging.pausing",
-    "trimesh._runtime.life.several_calls",
-    "trimesh._runtime.life.traced",
-    "trimesh._runtime.observing.asking",
-    "trimesh._runtime.services.kept_memory",
+    "trimesh._runtime.holds",
+    "trimesh._runtime.holds",
+    "trimesh._runtime.life.proc",
+    "trimesh._runtime.life.tracing",
+    "trimesh._runtime.snapshot",
+    "trimesh._runtime.services.bulk",
     "trimesh._runtime.services.linked_moves",
-    "trimesh._runtime.watch.causes",
-    "trimesh._runtime.watch.journal",
+    "trimesh._runtime.watch.events",
+    "trimesh._runtime.watch.events",
 )
 """What each process imports with its first block, after it was forked."""
 
@@ -137,7 +137,7 @@ class SpawnerTemplate:
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", BOOT, str(theirs.fileno()), ",".join(modules), *sys.path],
                 stdin=subprocess.DEVNULL,
-                env={**env, **spawner_process.ONE_THREAD, prctl.MARKER: prctl.marker_of(0, 0)},
+                env={**env, **spawner_process.ONE_THREAD, linux.MARKER: linux.marker_of(0, 0)},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -241,7 +241,7 @@ def serve(number: int, modules: Sequence[str]) -> None:
 
     from trimesh._native import lib
     from trimesh._runtime.life import local_host
-    from trimesh._runtime.spawner.main import main
+    from trimesh._runtime.spawner.loop import main
 
     lib.load()
     for name in modules:
@@ -269,7 +269,7 @@ def serve(number: int, modules: Sequence[str]) -> None:
 
 def run(path: str, arguments: Sequence[str]) -> None:
     """Run a script on the module `__main__` of this interpreter, which then ends as one does that was executed."""
-    del os.environ[prctl.MARKER]
+    del os.environ[linux.MARKER]
     main = sys.modules["__main__"]
     for name in ("gc", "serve", "sys"):  # of `BOOT`
         delattr(main, name)
@@ -340,16 +340,16 @@ def become(request: dict[str, Any], fds: list[int]) -> None:
         os.dup2(fd, number)
     for fd in fds:
         os.close(fd)
-    marker = prctl.ProcessMarker()
+    marker = linux.ProcessMarker()
     marker.family = request["root"]
     marker.write(marker.family)  # in place, for what /proc shows is where it was at the exec
     env: dict[str, str] = request["env"]
     for name in request["shown"]:
         show(name, env[name])
-    for name in os.environ.keys() - env.keys() - {prctl.MARKER}:
+    for name in os.environ.keys() - env.keys() - {linux.MARKER}:
         del os.environ[name]
     for name, value in env.items():
-        if name != prctl.MARKER and os.environ.get(name) != value:
+        if name != linux.MARKER and os.environ.get(name) != value:
             os.environ[name] = value
     sys.path[:] = request["path"]
     importlib.invalidate_caches()

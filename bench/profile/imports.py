@@ -28,7 +28,7 @@ if spawner_disables_the_collector():
 
 if __name__ == "__main__":
     import trimesh._runtime.life.local_host
-    import trimesh._runtime.spawner.main  # noqa: F401 - as a spawner does
+    import trimesh._runtime.spawner.loop  # noqa: F401 - as a spawner does
     from trimesh._native import lib
 
     lib.load()

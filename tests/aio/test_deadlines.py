@@ -13,7 +13,7 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import Actor, endpoint
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks.crossing import in_trio
 
 pytestmark = pytest.mark.real
 

@@ -15,7 +15,7 @@ from tests.aio.loops import Attempt, watched
 from tests.conformance.probe import Probe
 
 import trimesh
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_block
+from trimesh._runtime.tasks.crossing import in_trio, in_trio_block
 from trimesh.aio import trio_run
 from trimesh.testing.zombie_guard import left_descriptors, left_threads, scan
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import trio
 
-from trimesh._runtime.tasks import foreign
+from trimesh._runtime.tasks import crossing
 
-SOURCE = Path(foreign.__file__).parents[2]
-PUBLIC = ["actor/*.py", "_runtime/channels/port.py", "_runtime/channels/receiver.py", "_runtime/watch/event_hub.py"]
+SOURCE = Path(crossing.__file__).parents[2]
+PUBLIC = ["actor/*.py", "_runtime/channels/ports.py", "_runtime/channels/receiver.py", "_runtime/watch/events.py"]
 INSIDE = {"Home", "MeshView"}
 """Classes there that no user sees."""
 
@@ -48,8 +48,8 @@ async def test_seam_returns_what_it_was_given_in_trio():
     async def work() -> None:
         await trio.lowlevel.checkpoint()
 
-    assert foreign.in_trio(work) is work
-    assert foreign.in_trio_now(len) is len
+    assert crossing.in_trio(work) is work
+    assert crossing.in_trio_now(len) is len
 
 
 def test_import_loads_no_asyncio():

@@ -12,7 +12,7 @@ from tests.conformance.probe import Notes
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, ProcDied, Retry, endpoint
-from trimesh._runtime.tasks.foreign import in_trio_taking
+from trimesh._runtime.tasks.crossing import in_trio_taking
 
 pytestmark = [pytest.mark.real, pytest.mark.daily]
 

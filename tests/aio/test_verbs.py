@@ -15,7 +15,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, ActorMesh, MeshErrorGroup, ProcMesh, endpoint
-from trimesh._runtime.tasks.foreign import in_trio
+from trimesh._runtime.tasks.crossing import in_trio
 
 pytestmark = pytest.mark.real
 

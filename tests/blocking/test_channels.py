@@ -55,7 +55,7 @@ def test_items_come_from_actors(procs: tb.ProcMesh) -> None:
             sent = senders.send.call.submit(port, 20)
             first = receiver.receive()  # the call has left, and the port with it
         assert sorted([first, *receiver]) == sorted([*range(20), *range(20)])
-        assert set(sent.result(HANG_SECONDS).values()) == {"trimesh._runtime.channels.port"}
+        assert set(sent.result(HANG_SECONDS).values()) == {"trimesh._runtime.channels.ports"}
         with pytest.raises(trio.EndOfChannel):
             receiver.receive()
         with pytest.raises(trio.ClosedResourceError):

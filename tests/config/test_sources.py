@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trimesh._runtime.system import settings_source
+from trimesh._runtime.system import user_files
 from trimesh.errors import ConfigError
 
 SHOW = "import trimesh; print(trimesh.config.current().grace)"
@@ -88,7 +88,7 @@ def test_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setenv("TRIMESH_CONFIG", str(file))
     with pytest.raises(ConfigError, match="of this user or of root"):
-        settings_source.read_sources()
+        user_files.read_sources()
 
 
 def test_import_reads_no_file(tmp_path: Path):

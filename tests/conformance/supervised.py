@@ -12,7 +12,7 @@ import trio
 from tests.conformance.probe import Probe
 
 from trimesh import ActorFailed, Backoff, Died, Lagged, ProcDied, Restart, Restarted, endpoint
-from trimesh._runtime.watch.event_hub import EventStream
+from trimesh._runtime.watch.events import EventStream
 from trimesh.events import Event, MemberEvent
 
 AT_ONCE = Backoff(0)

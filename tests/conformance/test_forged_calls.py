@@ -11,12 +11,11 @@ from tests.patience import HANG_SECONDS
 
 from trimesh import Actor, LinkLost, MeshErrorGroup, endpoint, leaves
 from trimesh._runtime.actors.agent import Agent
-from trimesh._runtime.actors.recipe import keep
+from trimesh._runtime.actors.cell import keep
 from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS
-from trimesh._runtime.values.payload import place_payload
-from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.values.codec import place_payload
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS, MemberInfo, MeshInfo
 from trimesh._wire import messages
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Extent

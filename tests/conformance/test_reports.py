@@ -17,7 +17,7 @@ from tests.conformance.test_stalls import listening
 
 import trimesh
 from trimesh import endpoint, limits
-from trimesh._runtime.watch.task_tree import describe_actors
+from trimesh._runtime.watch.report import describe_actors
 
 
 def dumped() -> str:

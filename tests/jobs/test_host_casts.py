@@ -21,7 +21,7 @@ pytest.importorskip("cryptography")
 
 from trimesh import jobs
 from trimesh._native import tls
-from trimesh._runtime.hosts import cast_sender
+from trimesh._runtime.hosts import casts
 from trimesh._transport.messages.incoming import HostMemoryError
 from trimesh._transport.native import link as links
 
@@ -86,7 +86,7 @@ def sent(hosts: Any) -> list[int]:
 
 def under_a_cast(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
     """Do something, once, when some of a body is on its way."""
-    send, waiting = cast_sender.send_everything, [act]
+    send, waiting = casts.send_everything, [act]
 
     async def some(channel: Any, data: bytes | memoryview) -> None:
         if len(data) > MEBIBYTE and waiting:
@@ -96,7 +96,7 @@ def under_a_cast(patch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
             data = data[MEBIBYTE:]
         await send(channel, data)
 
-    patch.setattr(cast_sender, "send_everything", some)
+    patch.setattr(casts, "send_everything", some)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import pytest
 
 import trimesh
 from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, Restart, current_rank, endpoint, this_host
-from trimesh._runtime.meshes.rendezvous import Rendezvous
+from trimesh._runtime.meshes.launching import Rendezvous
 
 
 def test_the_port_is_given_to_nobody_else_and_may_be_listened_on() -> None:

@@ -18,8 +18,7 @@ from tests.program_template import Script, open_script
 
 from trimesh import configured, limits, observe, this_host
 from trimesh._native import tls
-from trimesh._runtime.recording import run_folders
-from trimesh._runtime.recording.folder import clean_up
+from trimesh._runtime.recording import clean_up, run_folders
 from trimesh.errors import ConnectError, leaves
 
 pytest.importorskip("cyclopts")

@@ -18,7 +18,7 @@ import trio
 from tests.patience import HANG_SECONDS
 
 from trimesh import Actor, ConnectError, aio, configured, endpoint, jobs, limits, observe, this_host
-from trimesh._runtime.debugging.pausing import scopes_around
+from trimesh._runtime.holds import scopes_around
 
 pytestmark = pytest.mark.real
 

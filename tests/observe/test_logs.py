@@ -15,7 +15,7 @@ import trio
 from tests.observe.test_incidents import Shell, cancelled_at_the_end
 
 from trimesh import Actor, Isolate, endpoint, limits, observe, this_host
-from trimesh._runtime.observing.view import memory_of
+from trimesh._runtime.snapshot import memory_of
 from trimesh._runtime.system.output import STDERR, STDOUT, OutputLog
 from trimesh._runtime.system.records import OutputChunk
 

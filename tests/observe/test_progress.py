@@ -20,7 +20,7 @@ from tests.patience import HANG_SECONDS
 import trimesh
 from trimesh import configured, limits
 from trimesh._runtime.watch import progress_view
-from trimesh._runtime.watch.shown_progress import showing
+from trimesh._runtime.watch.progress_view import showing
 from trimesh.actor.retrying import RankCalls
 
 PROGRAM = """

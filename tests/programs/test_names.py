@@ -14,7 +14,7 @@ from tests.lifetime.program import Program
 from tests.programs.conftest import SCRIPTS, names_in
 
 from trimesh import Actor, ConnectError, connect, endpoint, limits, publish_as, this_host, this_proc
-from trimesh._runtime.programs import names, sides
+from trimesh._runtime.programs import names
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import BrokerSocket
 from trimesh.ids import ProcId
@@ -138,7 +138,7 @@ async def test_other_user_is_declined(folder: Path, monkeypatch: pytest.MonkeyPa
 )
 async def test_program_that_does_not_fit_is_declined(field: str, value: Any, text: str):
     """W2: by the one that publishes; both are named."""
-    ours = msgspec.structs.replace(sides.side_of(pickled=True, proc_id=ProcId(5)), program="old.py", pid=1)
+    ours = msgspec.structs.replace(names.side_of(pickled=True, proc_id=ProcId(5)), program="old.py", pid=1)
     async with this_proc().spawn("echo", Echo) as echo, publish_as("a", echo):
         broker = BrokerSocket(dialled("a"))
         assert isinstance(await next_record(broker), wire.Greeting)
@@ -147,7 +147,7 @@ async def test_program_that_does_not_fit_is_declined(field: str, value: Any, tex
         broker.close()
     assert isinstance(declined, wire.Declined)
     with pytest.raises(ConnectError, match=text):
-        sides.check_fit(sides.side_of(pickled=True, proc_id=ProcId(6)), msgspec.structs.replace(ours, **{field: value}))
+        names.check_fit(names.side_of(pickled=True, proc_id=ProcId(6)), msgspec.structs.replace(ours, **{field: value}))
 
 
 async def test_number_of_another_process_is_declined():
@@ -158,7 +158,7 @@ async def test_number_of_another_process_is_declined():
             first = BrokerSocket(dialled("a"))
             greeting = await next_record(first)
             assert isinstance(greeting, wire.Greeting)
-            ours = sides.side_of(pickled=True, proc_id=ProcId(5))
+            ours = names.side_of(pickled=True, proc_id=ProcId(5))
             first.send(wire.Join(ours))
             joined = await next_record(first)
             assert isinstance(joined, wire.Joined)
@@ -175,7 +175,7 @@ async def test_publisher_that_does_not_fit_is_refused(folder: Path):
     """W2: by the one that connects, before it says anything."""
     os.mkdir(folder, mode=0o700)
     taken = names.take_name("a")
-    theirs = msgspec.structs.replace(sides.side_of(pickled=True, proc_id=ProcId(5)), trimesh="0.0.1")
+    theirs = msgspec.structs.replace(names.side_of(pickled=True, proc_id=ProcId(5)), trimesh="0.0.1")
 
     async def greet() -> None:
         await trio.lowlevel.wait_readable(taken.listener)

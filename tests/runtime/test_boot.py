@@ -12,7 +12,7 @@ from tests.runtime.conftest import Start, ask, tell
 from tests.runtime.processes import Controller
 
 from trimesh._runtime.spawner import boot, wire
-from trimesh._runtime.spawner import caller as spawner_caller
+from trimesh._runtime.spawner import launcher as spawner_caller
 from trimesh._runtime.spawner.launcher import ProcLauncher
 
 real = pytest.mark.real

@@ -7,7 +7,7 @@ import threading
 
 import trio
 
-from trimesh._runtime.watch.brief_stacks import FRAMES_MAX, brief
+from trimesh._runtime.watch.stacks import FRAMES_MAX, brief
 from trimesh.actor import verbs
 
 

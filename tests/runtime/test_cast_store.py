@@ -16,9 +16,7 @@ from tests.patience import HANG_SECONDS
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._runtime.hosts.cast_frames import ANSWER, NOWHERE, REQUEST, CastRequest
-from trimesh._runtime.hosts.cast_sender import CastSender
-from trimesh._runtime.hosts.cast_store import HostCasts
+from trimesh._runtime.hosts.casts import ANSWER, NOWHERE, REQUEST, CastRequest, CastSender, HostCasts
 from trimesh._transport.messages.casts import CastLeaf, begin_casts
 from trimesh._transport.messages.incoming import WHERE, AssemblyError, HostMemoryError, map_bodies
 from trimesh._transport.messages.outgoing import IMMUTABLE, Completion

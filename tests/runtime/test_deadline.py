@@ -10,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from trimesh._runtime.tasks import deadline
-from trimesh._runtime.tasks.deadline import effective_deadline, walked_deadline
+from trimesh._runtime.tasks import background
+from trimesh._runtime.tasks.background import effective_deadline, walked_deadline
 
 SOON, LATER = 10.0, 20.0  # of a clock that stands still
 
@@ -78,6 +78,6 @@ async def test_task_is_within_the_scopes_of_its_nursery(mock_clock: trio.testing
 
 
 def test_another_release_of_trio_is_not_walked(monkeypatch: pytest.MonkeyPatch):
-    assert deadline._can_walk()
+    assert background._can_walk()
     monkeypatch.setattr(trio._core._run.CancelScope, "__attrs_attrs__", ())
-    assert not deadline._can_walk()
+    assert not background._can_walk()

@@ -19,8 +19,8 @@ from tests.runtime.processes import Controller, freeze, state, suspended, wait_g
 
 from trimesh import limits
 from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
-from trimesh._runtime.spawner.orphans import ExecutingError, marked_proc
-from trimesh._runtime.system import prctl
+from trimesh._runtime.spawner.workers import ExecutingError, marked_proc
+from trimesh._runtime.system import linux
 from trimesh._runtime.system.child import end_child
 from trimesh._runtime.system.exits import (
     ExitReport,
@@ -202,7 +202,7 @@ async def test_foreign_children_go_in_the_middle_of_an_exec(start: Start) -> Non
 def test_mark_is_never_missed_in_the_middle_of_an_exec() -> None:
     """It is read, or said to be unreadable now: a process without one would be left alone."""
     again = 'exec "$0" -c "$1" "$0" "$1"'
-    mark = {prctl.MARKER: prctl.marker_of(1, 2)}
+    mark = {linux.MARKER: linux.marker_of(1, 2)}
     with subprocess.Popen(["/bin/sh", "-c", again, "/bin/sh", again], env={**os.environ, **mark}) as process:
         try:
             found = {_mark_now(process.pid) for _ in range(10_000)}
@@ -367,7 +367,7 @@ async def test_ladder_works_where_the_kernel_cannot_signal_groups_by_pidfd(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 6.9: through the spawner, which is the parent."""
-    monkeypatch.setattr(prctl, "_PIDFD_SIGNAL_PROCESS_GROUP", 1 << 20)
+    monkeypatch.setattr(linux, "_PIDFD_SIGNAL_PROCESS_GROUP", 1 << 20)
     child = await start()
     foreign = await ask(child, "fork", "group")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimesh._runtime.watch.folding import NAMED_MAX, fold
+from trimesh._runtime.watch.report import NAMED_MAX, fold
 
 
 def told(rank: int, *lines: str, doing: str = "called ranks.step for 2.0 s") -> tuple[str, int, list[str]]:

@@ -22,8 +22,7 @@ from trimesh import Actor, MeshErrorGroup, ProcDied, endpoint, limits, this_host
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.spawner import process as spawner_process
-from trimesh._runtime.spawner import wire
+from trimesh._runtime.spawner import spawner_process, wire
 from trimesh._runtime.spawner.socket import BrokerSocket
 from trimesh._transport.native import transport
 from trimesh._transport.native.transport import NativeTransport

@@ -13,7 +13,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import HostLost, ProcDied, limits
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.member import Member
-from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh.ids import ProcId

@@ -13,14 +13,11 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import limits
 from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
-from trimesh._runtime.calls.invocation import Err, value_of
+from trimesh._runtime.calls.invocation import Err, Request, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
-from trimesh._runtime.calls.request import Request
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.peers.target import Target
+from trimesh._runtime.peers.peer import Parcel, Peer, Target
 from trimesh._transport.interface import Lane
 from trimesh._wire import messages
 from trimesh.errors import Origin, ProcDied, ProtocolError

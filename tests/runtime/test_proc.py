@@ -12,9 +12,7 @@ from trimesh import limits
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.peers.target import Target
+from trimesh._runtime.peers.peer import Parcel, Peer, Target
 from trimesh._transport.interface import DownReason, LinkDown
 from trimesh._wire import messages
 from trimesh.errors import ProcDied

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from trimesh import limits
-from trimesh._runtime.recording.recorder import CallRecorder, FlightRecorder
+from trimesh._runtime.recording import CallRecorder, FlightRecorder
 from trimesh._wire import flight, observed
 from trimesh._wire.flight import CallName, FlightHead, LeftBlock, RaisedError
 
@@ -133,7 +133,7 @@ def test_texts_of_errors_are_few_in_a_second(
     recorder: FlightRecorder, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = iter([1_000.0] * 30 + [1_002.0] * 2)
-    monkeypatch.setattr("trimesh._runtime.recording.recorder.time.time", lambda: next(times))
+    monkeypatch.setattr("trimesh._runtime.recording.time.time", lambda: next(times))
     monkeypatch.setattr(limits, "RECORD_ERRORS_PER_SECOND", 3)
     for number in range(31):
         recorder.raised(number, "no", "")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trimesh import limits
-from trimesh._runtime.system.output import STDERR, STDOUT
+from trimesh._runtime.system.output import STDERR, STDOUT, SameLines
 from trimesh._runtime.system.records import OutputChunk
-from trimesh._runtime.system.same_lines import SameLines
 
 SHOWN = limits.OUTPUT_SAME_SHOWN
 

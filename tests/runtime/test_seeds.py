@@ -14,8 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from trimesh._runtime.system.import_watch import when_imported
-from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh._runtime.system.seeds import ProcSeeds, when_imported
 
 
 def test_the_rule_is_the_documented_one() -> None:

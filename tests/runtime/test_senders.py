@@ -16,9 +16,8 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 from trimesh import limits
 from trimesh._runtime.actors.agent import Agent
 from trimesh._runtime.actors.cell import ActorSpec, Cell
-from trimesh._runtime.life.crash import crash
 from trimesh._runtime.life.family import Family
-from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.life.proc import Proc, crash
 from trimesh._runtime.meshes.member import Member
 from trimesh._runtime.peers.senders import AGENT_CALLERS, SENDERS, Sender, check_agent_caller, check_sender
 from trimesh._runtime.services.registry import TENSORS

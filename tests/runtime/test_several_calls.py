@@ -20,8 +20,7 @@ from trimesh._runtime.actors.cell import ActorSpec, Cell
 from trimesh._runtime.calls.call_set import CallSet, SendCall
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import died
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.target import Target
+from trimesh._runtime.peers.peer import Parcel, Target
 from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh._wire import messages
 from trimesh._wire.messages import Calls

@@ -18,7 +18,7 @@ from tests.runtime.processes import family
 
 from trimesh._runtime.spawner.boot import RefusalError
 from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
-from trimesh._runtime.spawner.main import check_forkable
+from trimesh._runtime.spawner.loop import check_forkable
 from trimesh._runtime.system.child import Child
 from trimesh.errors import LinkLost, ProcDied, SpawnError
 

@@ -17,8 +17,8 @@ from tests.runtime.worker_entries import hear as hear_blocking
 from tests.runtime.worker_entries import say
 
 from trimesh import limits
+from trimesh._runtime.spawner.client import Siblings
 from trimesh._runtime.spawner.launcher import ProcLauncher, attach_launcher, open_spawner
-from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.wire import Connect, encode
 from trimesh._runtime.system.child import Child
 from trimesh._runtime.system.records import WorkerConfig

@@ -15,7 +15,7 @@ from tests.rows import rows
 
 from trimesh import limits
 from trimesh._runtime.spawner import wire
-from trimesh._runtime.spawner.caller import capture_caller
+from trimesh._runtime.spawner.launcher import capture_caller
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair, memfd_of
 from trimesh._runtime.system import records
 from trimesh._runtime.system.records import (

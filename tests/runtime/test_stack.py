@@ -10,11 +10,11 @@ import time
 import pytest
 from tests.patience import HANG_SECONDS
 
-from trimesh._runtime.watch import stack
+from trimesh._runtime.watch import stacks
 
 READING = """
 import ctypes
-from trimesh._runtime.watch.stack import arm_stack
+from trimesh._runtime.watch.stacks import arm_stack
 print(arm_stack(), flush=True)
 libc = ctypes.CDLL(None, use_errno=True)
 print(libc.read(0, ctypes.create_string_buffer(8), 8), ctypes.get_errno())
@@ -29,10 +29,10 @@ def test_asking_for_a_stack_does_not_end_a_system_call_of_c():
         assert process.stdout is not None
         fd = int(process.stdout.readline())
         end = time.monotonic() + HANG_SECONDS
-        while "line 6 in <module>" not in stack.read_stack(process.pid, fd):
+        while "line 6 in <module>" not in stacks.read_stack(process.pid, fd):
             assert time.monotonic() < end
-            stack.request_stack(process.pid)
-            time.sleep(stack.STACK_SECONDS)
+            stacks.request_stack(process.pid)
+            time.sleep(stacks.STACK_SECONDS)
 
         out, _ = process.communicate("12345678")
 
@@ -44,7 +44,7 @@ def test_read_stack_returns_the_last_of_several():
     try:
         os.write(fd, b'Stack (most recent call first):\n  File "a.py", line 1 in first\n')
         os.write(fd, b'Stack (most recent call first):\n  File "b.py", line 2 in second\n')
-        assert stack.read_stack(os.getpid(), fd) == 'Stack (most recent call first):\n  File "b.py", line 2 in second'
+        assert stacks.read_stack(os.getpid(), fd) == 'Stack (most recent call first):\n  File "b.py", line 2 in second'
     finally:
         os.close(fd)
 
@@ -52,6 +52,6 @@ def test_read_stack_returns_the_last_of_several():
 def test_read_stack_of_a_process_that_wrote_none_is_empty():
     fd = os.memfd_create("test-stack")
     try:
-        assert stack.read_stack(os.getpid(), fd) == ""
+        assert stacks.read_stack(os.getpid(), fd) == ""
     finally:
         os.close(fd)

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from tests.rows import rows
 
-from trimesh._runtime.values import typed_values
+from trimesh._runtime.values import codec
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 
 torch = pytest.importorskip("torch", reason="these are values of torch, which is an extra")
 pytestmark = pytest.mark.torch
 
-assert typed_values  # registers the kinds
+assert codec  # registers the kinds
 torch.zeros(1 << 20).add_(1)  # starts torch's threads, which no test is to answer for
 
 

@@ -31,9 +31,9 @@ from tests.runtime.test_channels import item, meet, open_and_send, receive
 
 from trimesh import Actor, endpoint, jobs, limits, open_channel, telemetry, this_host, this_proc
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.actors.server import Server
 from trimesh._runtime.calls import invocation
-from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels.ports import Port
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.life.proc import Proc
 from trimesh._wire import messages

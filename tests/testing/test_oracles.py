@@ -15,7 +15,7 @@ from tests.testing.actors import Relay, Worker, run_body
 
 from trimesh._routing.collector import SendWindow
 from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
-from trimesh._runtime.actors.serve import Server
+from trimesh._runtime.actors.server import Server
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.peers import incoming
 from trimesh._runtime.peers.incoming import IncomingCall

@@ -19,7 +19,7 @@ from tests.transport import test_host_session as sessions
 
 from trimesh import HostLost, Isolate, MeshErrorGroup, leaves, limits
 from trimesh._runtime.hosts import ManyHosts
-from trimesh._runtime.peers.losses import HostLoss, ToldLosses
+from trimesh._runtime.peers.deaths import HostLoss, ToldLosses
 from trimesh._transport.messages.casts import CastBody
 from trimesh._transport.relay import SessionEnding
 from trimesh.errors import ProtocolError

@@ -22,7 +22,7 @@ Current thread 0x00007f0000000002 (most recent call first):
   File "{STDLIB}/ctypes/__init__.py", line 519 in string_at
   File "{STDLIB}/contextlib.py", line 80 in inner
   File "/home/me/train.py", line 17 in step
-  File "{OWN}/_runtime/actors/serve.py", line 241 in _first_step
+  File "{OWN}/_runtime/actors/server.py", line 241 in _first_step
   File "/v/lib/python3.11/site-packages/trio/_core/_run.py", line 900 in unrolled_run
   File "/home/me/train.py", line 40 in main
   File "/home/me/train.py", line 50 in <module>
@@ -61,7 +61,7 @@ def test_last_words_of_other_ends_are_the_last_line(tail: str, words: str) -> No
 @rows(
     ("line", "hidden"),
     [
-        (f'  File "{OWN}/_runtime/actors/serve.py", line 1 in serve', True),
+        (f'  File "{OWN}/_runtime/actors/server.py", line 1 in serve', True),
         ('  File "/v/lib/python3.11/site-packages/outcome/_impl.py", line 1 in send', True),
         ('  File "/v/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1 in forward', False),
         ('  File "<frozen runpy>", line 1 in _run_code', True),

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from tests.rows import rows
 
 from trimesh import limits
-from trimesh._runtime.channels import typed_ports
+from trimesh._runtime.channels import ports
 from trimesh._runtime.spawner import wire as spawner_wire
-from trimesh._runtime.values import typed_values as typed_values  # noqa: PLC0414 - registers its kinds
 from trimesh._wire import messages, observed
 from trimesh._wire.exceptions.codec import ExceptionRecord, ExceptionValue, decode_exception, encode_records
 from trimesh._wire.memory import STOP
@@ -26,7 +25,7 @@ from trimesh._wire.typed.codec import BYTEARRAY, FROZENSET, KIND, PAIRS, SET, TU
 from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder
 from trimesh.errors import PayloadError, ProtocolError
 
-typed_ports.register_kinds()
+ports.register_kinds()
 
 numpy = pytest.importorskip("numpy")
 

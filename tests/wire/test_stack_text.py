@@ -7,7 +7,7 @@ import threading
 import trio
 from tests.rows import rows
 
-from trimesh._runtime.watch import task_tree
+from trimesh._runtime.watch import report
 from trimesh._wire.exceptions.tracebacks import package_of_file, package_of_line, program_frame, shown_frames
 from trimesh.actor import verbs
 from trimesh.cli.text import program_lines
@@ -18,7 +18,7 @@ from trimesh.observe.run_snapshot import program_line
     ("file", "package"),
     [
         (verbs.__file__, "trimesh"),
-        (task_tree.__file__, "trimesh"),
+        (report.__file__, "trimesh"),
         ("/other/venv/lib/python3.12/site-packages/trimesh/actor/verbs.py", "trimesh"),
         ("/other/checkout/src/trimesh/_runtime/life/proc.py", "trimesh"),
         ("/home/me/trimesh/train.py", ""),

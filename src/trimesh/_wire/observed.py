@@ -96,7 +96,7 @@ class ProcRow(_Row, frozen=True):
             does not answer either (`HOST_SILENT`); empty if that is not known.
         last_event: What happened to it last; empty for nothing.
         record: File of its flight record; empty without one.
-        stack_fd: Where a process of this host writes its stack; see `trimesh._runtime.watch.stack`.
+        stack_fd: Where a process of this host writes its stack; see `trimesh._runtime.watch.stacks`.
     """
 
     id: str

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import trio
 
-from trimesh._runtime.tasks import Site, foreign
+from trimesh._runtime.tasks import Site, crossing
 from trimesh.aio.body import Body, find_site
 from trimesh.aio.crossing import run_in_trio
 from trimesh.aio.sites import AsyncioSite
@@ -125,4 +125,4 @@ async def _settle_nothing(error: BaseException | None) -> bool:
     return False
 
 
-foreign.set_portal(AsyncioPortal())
+crossing.set_portal(AsyncioPortal())

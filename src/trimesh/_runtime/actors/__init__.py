@@ -1,6 +1,6 @@
 """Actors of this process: mailboxes, endpoints at work, the agent that spawns them, what is said of their failures."""
 
-from trimesh._runtime.actors.cell import Cell, find_cell
+from trimesh._runtime.actors.cell import LIVE, Cell, ServeSlot, find_cell, lifespan_of
 from trimesh._runtime.actors.context import (
     ExecutionContext,
     OwnMeshes,
@@ -13,8 +13,7 @@ from trimesh._runtime.actors.context import (
     runs_with_meshes,
     set_proc_of_task,
 )
-from trimesh._runtime.actors.life import LIVE, ServeSlot, lifespan_of
-from trimesh._runtime.actors.reply import Reply
+from trimesh._runtime.actors.server import Reply
 
 __all__ = [
     "LIVE",

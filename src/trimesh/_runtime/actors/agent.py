@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimesh._runtime.actors.cell import ActorSpec, Cell
+from trimesh._runtime.actors.cell import ActorSpec, Cell, Kept, make_from
 from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context
-from trimesh._runtime.actors.recipe import Kept, make_from
-from trimesh._runtime.actors.serve import LocatedError
+from trimesh._runtime.actors.server import LocatedError
 from trimesh._runtime.calls.membership import Place
-from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointKind, EndpointSpec
-from trimesh._runtime.values.reference import MeshInfo
+from trimesh._runtime.tasks.background import split_cancelled
+from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointKind, EndpointSpec, MeshInfo
 from trimesh.errors import Origin
 from trimesh.ids import AGENT, MeshId
 from trimesh.shape.extent import Point

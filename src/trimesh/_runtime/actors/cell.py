@@ -8,6 +8,11 @@ CE-2 endpoints run inside `lifespan`; an error of `lifespan` while serving ends 
 CE-3 clean-up runs after every endpoint has unwound, and is given `grace` seconds.
 CE-4 once draining, only messages of the owner that were accepted before are served; others are refused.
 CE-5 an actor that is to be restarted in this process holds the messages that come after its end, in order.
+
+DR-1 a call that was not cancelled is waited for, however long it takes (rule M3).
+DR-2 a call that was cancelled has `grace` seconds from then to unwind. When that is over for all calls that run in a
+     group without a free slot, what is queued for it is cancelled; when it is over for all that is left, nothing more
+     is waited for.
 """
 
 from __future__ import annotations
@@ -15,32 +20,34 @@ from __future__ import annotations
 import contextvars
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import trio
 
 from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context, set_proc_of_task
-from trimesh._runtime.actors.draining import drain
-from trimesh._runtime.actors.life import ServeSlot, live_of
 from trimesh._runtime.actors.mailbox import Mailbox
 from trimesh._runtime.actors.reports import report_ended, report_failure
-from trimesh._runtime.actors.serve import LocatedError, Server
+from trimesh._runtime.actors.server import LocatedError, Server
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.values.endpoint_spec import endpoints_of
-from trimesh.errors import ActorFailed, Origin, leaves, text_of
+from trimesh._runtime.tasks.background import split_cancelled
+from trimesh._runtime.values.codec import Values
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS, endpoints_of
+from trimesh._wire.memory import DefinitionId
+from trimesh.errors import ActorFailed, Origin, ProtocolError, leaves, text_of
 from trimesh.ids import MeshId
 from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
-    from trimesh._runtime.recording.recorder import CallRecorder
+    from trimesh._runtime.recording import CallRecorder
+
 
 _log = logging.getLogger("trimesh")
 _current: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
@@ -427,3 +434,162 @@ async def _raise(error: Exception) -> NoReturn:
 
 def _make_again() -> NoReturn:
     raise AssertionError("an actor is made once")
+
+
+# ---- draining --------------------------------------------------------------------------------------------------------
+
+# The end of service of one actor: all that it has accepted runs to its end, unless it waits behind what was given up.
+
+
+async def drain(mailbox: Mailbox, grace: float, cancel: Callable[[IncomingCall], None]) -> None:
+    """Wait until a mailbox is idle, or has nothing left but what was given up more than `grace` seconds ago.
+
+    Args:
+        mailbox: Of an actor that takes no new messages.
+        grace: Seconds.
+        cancel: Takes a call that is queued behind such ones out of the mailbox.
+    """
+    while not mailbox.is_idle():
+        groups = [group for group in mailbox.groups() if group.running]
+        over = {group: _given_up_until(group.running, grace) for group in groups}
+        late = [group for group in groups if over[group] <= trio.current_time()]
+        for group in late:
+            for call in list(group.queue) if group.is_full else ():
+                cancel(call)
+        if mailbox.is_open and len(late) == len(groups) and not any(mailbox.queued()):
+            return
+        with trio.CancelScope(
+            deadline=min((until for until in over.values() if not _is_over(until)), default=math.inf)
+        ):
+            await mailbox.wait_changed()
+
+
+def _is_over(until: float) -> bool:
+    return until <= trio.current_time()
+
+
+def _given_up_until(calls: Iterable[IncomingCall], grace: float) -> float:
+    """Return when calls that run have had their grace since they were cancelled; never, if one was not."""
+    return max(call.cancelled_at for call in calls) + grace
+
+
+# ---- life ------------------------------------------------------------------------------------------------------------
+
+# How an actor is made and what is around its service, by its class: in Trio, unless the class says otherwise.
+
+ServeSlot = Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
+"""Is the task of a slot of the mailbox: given what serves it, has that done as the actor needs it."""
+
+Live = Callable[[Callable[[], Any], Callable[[Any], None]], AbstractAsyncContextManager[ServeSlot | None]]
+"""Makes an actor and enters its `lifespan`: a block around all that it serves. Gives what serves slots, if not Trio.
+
+Its arguments: what makes the object, and what is told of it once it is made, before its `lifespan` begins.
+"""
+
+LIVE: Final = "__trimesh_live__"
+"""Attribute of an actor class that holds its `Live`."""
+
+
+@asynccontextmanager
+async def _live_in_trio(make: Callable[[], Any], made: Callable[[Any], None]) -> AsyncGenerator[None, None]:
+    actor = make()
+    made(actor)
+    del make  # it has the arguments, which are the actor's own from here on
+    async with lifespan_of(actor):
+        del actor
+        yield
+
+
+def live_of(cls: type) -> Live:
+    """Return how actors of a class are made and live."""
+    live: Live = getattr(cls, LIVE, _live_in_trio)
+    return live
+
+
+def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
+    """Return what the class of an actor has as `lifespan`; without one, a block that does nothing."""
+    # Of the class, as Python looks up `__enter__`: an object may have a `__getattr__` that answers any name.
+    mro: tuple[type, ...] = type(actor).__mro__
+    found: Any = next((vars(base)["lifespan"] for base in mro if "lifespan" in vars(base)), None)
+    if found is None:
+        return nullcontext()
+    bound: Any = found.__get__(actor, mro[0]) if hasattr(found, "__get__") else found
+    block: AbstractAsyncContextManager[Any] = bound()
+    return block
+
+
+# ---- what an actor is made from, kept as it was when it was first spawned: its replacements get the same -------------
+
+Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]
+"""A recipe on its way."""
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """A class and the arguments of its `__init__`, encoded: what the caller changes later does not reach them.
+
+    Attributes:
+        payload: The encoded triple (class, args, kwargs).
+        buffers: Memory beside it, copied.
+        definitions: What goes by value and must be known to the process first.
+        ports: Ports of channels among the arguments. They stay open here, so that each replacement gets them, too; one
+            that its owner has closed cannot be sent any more (`TypeError`).
+    """
+
+    payload: bytes
+    buffers: Sequence[bytearray]
+    definitions: Sequence[DefinitionId]
+    ports: Sequence[object] = ()
+
+    @property
+    def value(self) -> Kept:
+        """What travels to the process."""
+        return self.payload, self.buffers, self.ports
+
+
+def keep(values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
+    """Encode what an actor is made from.
+
+    Raises:
+        TypeError: An argument cannot be serialised; the text names it.
+    """
+    encoded = values.encode_construction(cls, args, kwargs, name=name)
+    buffers = [bytearray(buffer) for buffer in encoded.buffers]
+    return Recipe(bytes(encoded.payload), buffers, encoded.definitions, encoded.attachments)
+
+
+def argument_named(
+    error: BaseException, values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> BaseException:
+    """Return the error of a spawn that was not sent; one of an argument names that, or the actor class."""
+    if isinstance(error, TypeError):
+        try:
+            values.encode_construction(cls, args, kwargs, name=name)
+        except TypeError as named:
+            named.__suppress_context__ = True  # it says all that `error` does
+            return named
+    return error
+
+
+def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    """As `make_from`, for a process that is not the owner of this one: it can have nothing imported here.
+
+    Raises:
+        PayloadError: They cannot be rebuilt here.
+        ProtocolError: It is no class of actors.
+    """
+    payload, buffers, _ = kept
+    memory = [memoryview(one) for one in buffers]
+    cls, args, kwargs = values.decode_construction(payload, memory, name=name, may_import=False)
+    if not isinstance(cls, type) or not hasattr(cls, ENDPOINTS):
+        raise ProtocolError(f"what is spawned must be a class of actors, got {cls!r}")
+    return cls, args, kwargs
+
+
+def make_from(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+    """Return class, arguments and keyword arguments; runs user code.
+
+    Raises:
+        PayloadError: They cannot be rebuilt here.
+    """
+    payload, buffers, _ = kept  # the ports are held until those among the arguments have been made
+    return values.decode_construction(payload, [memoryview(one) for one in buffers], name=name)

@@ -20,7 +20,7 @@ from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.values.reference import MeshInfo
+    from trimesh._runtime.values.endpoint_spec import MeshInfo
 
 proc_of_task: ContextVar[Proc | None] = ContextVar("trimesh_proc", default=None)
 proc_of_run: trio.lowlevel.RunVar[Proc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)

@@ -24,7 +24,7 @@ from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.crossing import wake
 
 if TYPE_CHECKING:
-    from trimesh._runtime.recording.recorder import CallRecorder
+    from trimesh._runtime.recording import CallRecorder
 
 _BATCH = 16
 """Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""

@@ -3,10 +3,11 @@
 `membership` is here because it asks the owner of a mesh by a call who lives at a rank.
 """
 
-from trimesh._runtime.calls.call_set import CallSet, SendCall, SetCall
+from trimesh._runtime.calls.call_set import CallSet, RepliedCall, SendCall, SetCall, begin_replied
 from trimesh._runtime.calls.invocation import (
     Err,
     Ok,
+    Request,
     Result,
     absorb_budget,
     begin,
@@ -27,10 +28,8 @@ from trimesh._runtime.calls.invocation import (
 from trimesh._runtime.calls.membership import Membership, family_of, is_reached, membership_of
 from trimesh._runtime.calls.outgoing import OutgoingCall, reason_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
-from trimesh._runtime.calls.replied_call import RepliedCall, begin_replied
-from trimesh._runtime.calls.request import Request
 from trimesh._runtime.calls.started import NurseryOwner, Owner, StartedWork
-from trimesh._runtime.tasks.consequences import BUDGET_REASON
+from trimesh._runtime.tasks.background import BUDGET_REASON
 
 __all__ = [
     "BUDGET_REASON",

@@ -5,8 +5,9 @@ The verbs above differ only in what they make of the results.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
@@ -17,17 +18,14 @@ from trio.lowlevel import checkpoint, checkpoint_if_cancelled
 from trimesh import limits
 from trimesh._routing.collector import POSTED, LocalFailure, MergedItem, Outcome, Raised, Returned
 from trimesh._runtime.calls.outgoing import OutgoingCall
-from trimesh._runtime.calls.request import Request
-from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
-from trimesh._runtime.peers.peer import Outbox
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.tasks.consequences import without_consequences
-from trimesh._runtime.tasks.deadline import effective_deadline
-from trimesh._runtime.values.codec import describe
+from trimesh._runtime.peers.peer import Outbox, Parcel, SpreadParcel, Target
+from trimesh._runtime.tasks.background import effective_deadline, without_consequences
+from trimesh._runtime.values.codec import describe, place_payload
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, EndpointSpec
-from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface import Buffer
 from trimesh._wire import messages
+from trimesh._wire.memory import DefinitionId
+from trimesh._wire.messages import CallerPlace, SentView
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import (
     ActorFailed,
@@ -144,7 +142,7 @@ def parcel_of(
 
 
 def _note_large(proc: Proc, request: Request, kind: str, nbytes: int) -> None:
-    from trimesh._runtime.calls.large_values import note_large  # noqa: PLC0415 - few programs need it
+    # MERGED
 
     note_large(proc, request.what, kind, nbytes)
 
@@ -465,3 +463,72 @@ def _located(error: Exception, where: Origin, request: Request) -> Err:
     if where.point is not None:
         add_note(error, describe(where))
     return Err(error)
+
+
+# ---- what to call, as every verb says it -----------------------------------------------------------------------------
+
+
+class Request(msgspec.Struct, frozen=True, eq=False):
+    """What to call.
+
+    Attributes:
+        args, kwargs: Already bound against the signature.
+        origin: Coordinates of the rank at an index of the targets.
+        spec: The endpoint; None for those of agents, which are known by name.
+        definitions: What the callee must know besides, for values that are encoded within `args`.
+        each: The arguments of each target, in place of `args` and `kwargs`, when they differ.
+        view, caller: What the head says of where it goes to and where it comes from.
+        abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
+    """
+
+    mesh: str
+    endpoint: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    origin: Callable[[int], Origin]
+    spec: EndpointSpec | None = None
+    definitions: Sequence[DefinitionId] = ()
+    abandon_after: float | None = None
+    each: Sequence[tuple[tuple[Any, ...], dict[str, Any]]] | None = None
+    view: SentView | None = None
+    caller: CallerPlace | None = None
+
+    @property
+    def what(self) -> str:
+        """The endpoint's name for people."""
+        return f"{self.mesh}.{self.endpoint}"
+
+    def __str__(self) -> str:
+        return self.what
+
+
+# ---- large values that travel by value: logged once for each endpoint, with what to write instead --------------------
+
+_log = logging.getLogger("trimesh")
+
+
+class LargeValues:
+    """Endpoints that a process has logged."""
+
+    def __init__(self) -> None:
+        self.logged: set[tuple[str, str]] = set()
+
+
+def note_large(proc: Proc, endpoint: str, kind: str, nbytes: int) -> None:
+    """Log a value of at least `limits.LARGE_VALUE_BYTES`, once for each endpoint.
+
+    Args:
+        kind: "arguments" or "result".
+    """
+    found = proc.above.setdefault(LargeValues, LargeValues())
+    assert isinstance(found, LargeValues)
+    if (endpoint, kind) in found.logged:
+        return
+    found.logged.add((endpoint, kind))
+    _log.warning(
+        "%s: %s of %.1f GiB by value, copied for each member. Send an RDMABuffer and let the other side read it, or "
+        "publish weights (docs/rdma.md); logged once for this endpoint",
+        endpoint,
+        kind,
+        nbytes / 2**30,
+    )

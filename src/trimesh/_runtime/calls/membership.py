@@ -24,12 +24,10 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.calls.invocation import Err, Ok, invoke
-from trimesh._runtime.calls.request import Request
+from trimesh._runtime.calls.invocation import Err, Ok, Request, invoke
 from trimesh._runtime.peers.deaths import left
-from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.values.reference import MemberInfo, MeshInfo
+from trimesh._runtime.peers.peer import Peer, Target
+from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
 from trimesh.errors import MeshError, MeshStopped, Origin, place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region

@@ -6,7 +6,7 @@ by that task, never by the task that drains the links.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -16,19 +16,18 @@ from trio.lowlevel import current_task, wait_task_rescheduled
 
 from trimesh import limits
 from trimesh._routing.collector import POSTED, Collector, LocalFailure, Outcome
-from trimesh._runtime.calls.silence import report_silent
-from trimesh._runtime.peers.abandoned import AbandonedCall
-from trimesh._runtime.peers.parcel import Parcel, SpreadParcel
-from trimesh._runtime.peers.peer import Outbox, Peer, Pending
-from trimesh._runtime.peers.target import Target
+from trimesh._runtime.peers.deaths import AbandonedCall
+from trimesh._runtime.peers.peer import Outbox, Parcel, Peer, Pending, SpreadParcel, Target
 from trimesh._runtime.tasks.crossing import wake
-from trimesh._runtime.values.guarded import Guarded
+from trimesh._runtime.values.codec import Guarded
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeReport, Place
 from trimesh.config import current
-from trimesh.errors import ProtocolError
+from trimesh.errors import DeadlockError, ProtocolError, add_note, context_of, leaves, notes_on, place_name
 from trimesh.ids import CallId, MeshId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.request import Request
+    from trimesh._runtime.calls.invocation import Request
     from trimesh._runtime.life.proc import Proc
 
 
@@ -481,3 +480,91 @@ def reason_of(cut: BaseException, what: str) -> str:
     reason = getattr(cut, "reason", None) if isinstance(cut, trio.Cancelled) else type(cut).__name__
     text = f"caller cancelled @{what}"
     return (f"{text}: {reason}" if reason else text)[: limits.REASON_CHARS_MAX]
+
+
+# ---- a member that does not acknowledge a cancel in time: its owner is told (rule C2) --------------------------------
+
+
+def report_silent(proc: Proc, peer: Peer, mesh: MeshId, what: str) -> None:
+    """Tell the owner of an actor that it did not acknowledge a cancel in time (rule C2)."""
+    known = proc.memberships.get(mesh)
+    if known is not None:
+        proc.peer(known.info.owner).send(Parcel(messages.encode(messages.Silent(mesh, peer.proc_id, what))))
+
+
+# ---- circle ----------------------------------------------------------------------------------------------------------
+
+# Calls that wait for themselves until a deadline ends them: said once, and noted on the error that comes of it.
+#
+# A deadline is no reason to end a deadlock before it: the deadline does that. So the judge only tells of it: the log of
+# the controller, and whoever has made one of the calls. What their cancel leaves behind, a `TooSlowError` say, shows
+# it.
+
+_HEADING = "a deadline has ended a deadlock: "
+
+
+class Circles:
+    """The calls of one process of which it has been told that they wait for themselves."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._texts: dict[int, str] = {}
+        proc.routes[messages.Circle] = self._take
+
+    def _take(self, peer: Peer, message: messages.Circle, bodies: list[memoryview]) -> None:
+        del peer
+        if len(bodies) != 1:
+            raise ProtocolError(f"a deadlock must come with its cycle, got {len(bodies)} bodies")
+        text = str(error_of(observed.decode_reports(bodies[0])))
+        for call in message.calls:
+            while len(self._texts) >= limits.DEADLOCKS_KNOWN:
+                del self._texts[next(iter(self._texts))]
+            self._texts[call] = text
+
+    def explain(self, cut: trio.Cancelled, call_id: int) -> None:
+        """Note on the cancel of a call that it has waited for itself, if it is known to have."""
+        text = self._texts.pop(call_id, None)
+        if text is not None:
+            add_note(cut, _HEADING + text)
+
+
+def pass_on(error: BaseException) -> None:
+    """Note on each `TooSlowError` in `error` what its cancel says of a deadlock."""
+    for leaf in leaves(error):
+        if isinstance(leaf, trio.TooSlowError) and (context := context_of(leaf)) is not None:
+            known = notes_on(leaf)
+            for note in dict.fromkeys(_notes(context)):
+                if note not in known:
+                    add_note(leaf, note)
+
+
+def _notes(error: BaseException) -> Iterator[str]:
+    for leaf in leaves(error):
+        if isinstance(leaf, trio.Cancelled):
+            yield from (note for note in notes_on(leaf) if note.startswith(_HEADING))
+
+
+def error_of(reports: Sequence[NodeReport]) -> DeadlockError:
+    """Return the error that draws a cycle: from what holds the victim, down to the victim.
+
+    Raises:
+        ProtocolError: The reports have no place.
+    """
+    if reports and reports[-1].place is None:  # a message without room, which the mailbox that has none stands for
+        reports = [*reports[1:], reports[0]]
+    cycle = [(report, report.place) for report in reports if report.place is not None]
+    if not cycle:
+        raise ProtocolError("a cycle must have a place, got none")
+    victim = _describe(cycle[-1][1])
+    lines = [f"{victim} waits for itself:"]
+    lines += [f"  {_describe(place)} {_relation(report)}" for report, place in cycle[:-1]]
+    lines.append(f"  {victim}, which must wait until the first of these ends")
+    return DeadlockError("\n".join(lines), cycle=[(place.actor, place.endpoint, place.point()) for _, place in cycle])
+
+
+def _relation(report: NodeReport) -> str:
+    return "runs, and awaits" if report.needs_all else "must wait until this ends:"
+
+
+def _describe(place: Place) -> str:
+    where = place_name(place.mesh, place.point())
+    return f"{where}.{place.endpoint}" if place.endpoint else f"room in the mailbox of {where}"

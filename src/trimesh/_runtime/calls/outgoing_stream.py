@@ -18,16 +18,16 @@ import trio
 
 from trimesh._routing.collector import POSTED, Merge, MergedItem, Outcome, Returned
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.tasks.deadline import effective_deadline
-from trimesh._runtime.values.payload import take_payload
+from trimesh._runtime.peers.peer import Target
+from trimesh._runtime.tasks.background import effective_deadline
+from trimesh._runtime.values.codec import take_payload
 from trimesh._transport.interface import Lane
 from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 from trimesh.ids import CallId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.request import Request
+    from trimesh._runtime.calls.invocation import Request
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Outbox, Peer
 

@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 import trio
 
-from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.consequences import BUDGET_REASON
+from trimesh._runtime.tasks.background import BUDGET_REASON, split_cancelled
 
 
 class StartedWork:

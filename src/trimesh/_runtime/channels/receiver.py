@@ -11,8 +11,8 @@ import trio
 
 from trimesh._routing.channel_accounts import Holders, Intake
 from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.tasks.foreign import in_trio, in_trio_now, in_trio_taking
-from trimesh._runtime.values.payload import take_payload
+from trimesh._runtime.tasks.crossing import in_trio, in_trio_now, in_trio_taking
+from trimesh._runtime.values.codec import take_payload
 from trimesh._transport.interface import Buffer, Lane
 from trimesh._wire import messages
 from trimesh._wire.typed.annotations import ItemType

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trimesh import limits
-from trimesh._runtime.channels import typed_ports
-from trimesh._runtime.channels.holding import Holding, Sending
-from trimesh._runtime.channels.port import Port
+from trimesh._runtime.channels import ports
+from trimesh._runtime.channels.ports import Holding, Port, Sending
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.interface import Lane, Link
@@ -56,7 +55,7 @@ class Channels:
     """The channels and ports of one process."""
 
     def __init__(self, proc: Proc) -> None:
-        typed_ports.register_kinds()
+        ports.register_kinds()
         self.proc = proc
         self._homes: dict[int, Home] = {}
         self._holdings: dict[tuple[ProcId, int], Holding] = {}

@@ -1,16 +1,24 @@
 """Hosts that agents serve: the agent's side, the controller's side, and what goes between the two."""
 
 from trimesh._runtime.hosts.agent import AgentEnd, HostAgent, open_agent
-from trimesh._runtime.hosts.agent_table import AgentTable
-from trimesh._runtime.hosts.family_hosts import HostSessions, open_hosts_proc, own_hosts
-from trimesh._runtime.hosts.host_group import ManyHosts
-from trimesh._runtime.hosts.job_host import JobHost
-from trimesh._runtime.hosts.job_place import JobPlace, Successors
+from trimesh._runtime.hosts.host_group import (
+    HostSessions,
+    JobHost,
+    JobPlace,
+    ManyHosts,
+    Successors,
+    open_hosts_proc,
+    own_hosts,
+)
 from trimesh._runtime.hosts.neighbours import Connected, Neighbours
-from trimesh._runtime.hosts.remote_host import RemoteHost, open_remote_host
-from trimesh._runtime.hosts.session_pipe import SessionPipe
-from trimesh._runtime.spawner.forking import can_fork_spawners, fork_spawner, import_for_spawners, marked
-from trimesh._runtime.spawner.process import SpawnerProcess
+from trimesh._runtime.hosts.remote_host import AgentTable, RemoteHost, SessionPipe, open_remote_host
+from trimesh._runtime.spawner.spawner_process import (
+    SpawnerProcess,
+    can_fork_spawners,
+    fork_spawner,
+    import_for_spawners,
+    marked,
+)
 
 __all__ = [
     "AgentEnd",

@@ -1,23 +1,252 @@
-"""Several hosts as one: processes of a mesh are started where their rank says."""
+r"""Several hosts as one: processes of a mesh are started where their rank says.
+
+A place among the hosts of a job: the host that is there, and the one that comes after its loss.
+
+    launch --> place --> host, alive
+                    \--> host, lost --replace--> the job starts another agent there --> launch
+
+HP-1 A process is started on the host that is at the place when that is asked for. Where that is lost, the launch waits
+     for the next one, and fails if that cannot be had.
+HP-2 One replacement is under way at a time; all launches that wait for it get the same host.
+HP-3 What ran on a lost host stays its own: its reports and links are not looked for on the next one.
+HP-4 When `replace` returns, each process of the old host is known to be gone: none of them answers a later call.
+
+All hosts of one job, which may become more while its block is open.
+
+    places 0 .. n-1 --grow(k): started, joined--> places 0 .. n+k-1
+
+HR-1 To grow is all or nothing: the new hosts are there at one moment, when processes can be started on all of them.
+HR-2 One growth at a time; the places that there are stay as they are, and so does what shows them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 import trio
 
-from trimesh._runtime.hosts.job_place import JobPlace
-from trimesh._runtime.life.job_hosts import HostCode
+from trimesh import limits
+from trimesh._runtime.hosts.remote_host import SessionPipe
+from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.ownership import HostCode, OwnedHost
+from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.meshes.block import Block, run_block
+from trimesh._runtime.meshes.member import Member
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.peers.host import HostChild, LaunchRequest
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface import Link
+from trimesh._transport.native.transport import NativeTransport
+from trimesh._transport.relay import (
+    OpenedChannel,
+    Relay,
+    Session,
+    SessionDown,
+    SessionEnding,
+    SessionEvent,
+    SessionInterrupted,
+)
+from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 
-if TYPE_CHECKING:
-    from trimesh._runtime.hosts.host_roster import HostRoster
+
+class Successors(Protocol):
+    """What starts the hosts that come after lost ones, and beside those that there are."""
+
+    @property
+    def spares(self) -> int:
+        """How many hosts wait for that; an agent that is started again on the lost one is none."""
+        ...
+
+    async def succeed(self, lost: JobHost) -> JobHost:
+        """Start the next host of the place of a lost one; a cancel leaves nothing of it.
+
+        Raises:
+            SpawnError: It cannot be had.
+        """
+        ...
+
+    def give_up(self, host: JobHost) -> None:
+        """Lose a host that lives, with all that runs there."""
+        ...
+
+    async def grow(self, count: int, first: int) -> Sequence[JobHost]:
+        """Start more hosts, all or none; it may take for as long as a queue does, and a cancel leaves nothing of it.
+
+        Args:
+            first: The place of the first of them; the others follow.
+
+        Raises:
+            SpawnError: The job has no more.
+            MeshErrorGroup: Some of them cannot be had.
+        """
+        ...
+
+
+class JobPlace:
+    """Where a host of a job is, and is replaced; see `JobHost`.
+
+    Args:
+        host: The first one.
+        successors: What starts the next ones.
+        members: Child processes of the program, by id.
+        on_lost: Called for each loss that no mesh has taken, and that nothing will make good.
+    """
+
+    def __init__(
+        self,
+        host: JobHost,
+        successors: Successors,
+        members: Mapping[ProcId, Member],
+        on_lost: Callable[[HostLoss], None],
+    ) -> None:
+        self.host = host
+        self._members = members
+        self._started = set[ProcId]()
+        self._successors = successors
+        self._on_lost = on_lost
+        self._replacing = trio.Lock()
+        self._is_given_up = False
+        self._codes = dict[str, HostCode]()
+        self._watch()
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    def code_of(self, kind: str) -> HostCode | None:
+        """Return what a method of hosts has brought to the host that is there, or None."""
+        return self._codes.get(kind)
+
+    def set_code(self, kind: str, code: HostCode | None) -> None:
+        """Set it; what is started from now on has it, and what other methods have brought."""
+        self._codes.pop(kind, None)
+        if code is not None:
+            self._codes[kind] = code
+        found = list(self._codes.values())
+        self.host.code = None
+        if found:
+            paths = tuple(path for one in found for path in one.paths)
+            packages = tuple(path for one in found for path in one.packages)
+            env = {name: value for one in found for name, value in one.env.items()}
+            self.host.code = HostCode(paths, env, packages)
+
+    def _watch(self) -> None:
+        host = self.host
+        host.on_lost = self._lost
+        if host.loss is not None:
+            self._lost(host.loss)
+
+    def _lost(self, loss: HostLoss) -> None:
+        is_made_good = self._is_given_up or self._successors.spares > 0
+        if not self.host.is_loss_taken and not is_made_good:
+            self._on_lost(loss)
+
+    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
+        host = await self._living()
+        try:
+            return await self._launch(request, on_exit)
+        except SpawnError:
+            if host.loss is None:
+                raise
+        await self._living()  # it was lost meanwhile, with all that was begun
+        return await self._launch(request, on_exit)
+
+    async def _launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
+        started = self._started
+        started.intersection_update(self._members)
+        child = await self.host.launch(request, on_exit)
+        started.add(request.proc_id)
+        return child
+
+    async def _living(self) -> JobHost:
+        while self.host.loss is not None:
+            before = self.host
+            async with self._replacing:
+                if self.host is before:
+                    await self._succeed()
+        return self.host
+
+    async def replace(self) -> None:
+        """Have another host here; the one that is here is lost then, with all that runs there.
+
+        Raises:
+            SpawnError: The job has none, or it cannot be had.
+        """
+        async with self._replacing:
+            if self.host.loss is None:
+                self._is_given_up = True
+                self._successors.give_up(self.host)
+            for member in [self._members[one] for one in self._started if one in self._members]:
+                await member.gone.wait()
+            await self._succeed()
+
+    async def _succeed(self) -> None:
+        self.host = await self._successors.succeed(self.host)
+        self._is_given_up = False
+        self._codes.clear()
+        self._watch()
+
+    async def connect(self, target: ProcId) -> Link:
+        return await self.host.connect(target)
+
+    async def exit_of(self, target: ProcId) -> ExitReport:
+        return await self.host.exit_of(target)
+
+    async def flush_output(self) -> None:
+        """Wait until what was written there is shown; see `Host.flush_output`."""
+        await self.host.flush_output()
+
+
+# ---- all hosts of one job, which may become more while its block is open ---------------------------------------------
+
+
+class HostRoster:
+    """The places of a job's hosts; see `JobPlace` for its arguments.
+
+    Attributes:
+        all: Those that there are now.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[JobHost],
+        successors: Successors,
+        members: Mapping[ProcId, Member],
+        on_lost: Callable[[HostLoss], None],
+    ) -> None:
+        self._successors = successors
+        self._members = members
+        self._on_lost = on_lost
+        self._growing = trio.Lock()
+        self.all = ManyHosts(self._places(hosts), self)
+
+    def _places(self, hosts: Sequence[JobHost]) -> tuple[JobPlace, ...]:
+        return tuple(JobPlace(host, self._successors, self._members, self._on_lost) for host in hosts)
+
+    async def grow(self, count: int) -> ManyHosts:
+        """Have more hosts after those that there are, and return all.
+
+        Raises:
+            ValueError: They would be too many.
+            SpawnError, MeshErrorGroup: They cannot be had, see `Successors.grow`.
+        """
+        async with self._growing:
+            first = len(self.all.hosts)
+            if first + count > limits.JOB_HOSTS_MAX:
+                raise ValueError(
+                    f"a job has at most limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {count} more than its "
+                    f"{first}"
+                )
+            more = await self._successors.grow(count, first)
+            self.all = ManyHosts((*self.all.hosts, *self._places(more)), self)
+            return self.all
+
+
+# ---- host group ------------------------------------------------------------------------------------------------------
 
 OnExit = Callable[[ExitReport], None]
 
@@ -94,3 +323,117 @@ class ManyHosts(msgspec.Struct, frozen=True):
 def as_set(hosts: Sequence[JobPlace]) -> Sequence[JobPlace]:
     """Return hosts, each once."""
     return list(dict.fromkeys(hosts))
+
+
+# ---- one host of a job, as what is above it sees it ------------------------------------------------------------------
+
+
+class JobHost(Protocol):
+    """One host of a job, real or simulated; see `RemoteHost` and `Host`."""
+
+    name: str
+    loss: HostLoss | None
+    is_loss_taken: bool
+    on_lost: Callable[[HostLoss], None]
+    code: HostCode | None
+
+    async def launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild: ...
+
+    async def connect(self, target: ProcId) -> Link: ...
+
+    async def exit_of(self, target: ProcId) -> ExitReport: ...
+
+    async def flush_output(self) -> None:
+        """Wait until what was written there is shown."""
+
+
+# ---- family hosts ----------------------------------------------------------------------------------------------------
+
+# The hosts of one job in the controller: sessions that carry them, and the block that owns what is started there.
+
+
+class HostSessions:
+    """The sessions of one process, and what hears of them.
+
+    Attributes:
+        on_down: Called when a session is over, after its pipe has been told.
+        on_interrupted: Called when one has lost its connection.
+    """
+
+    def __init__(self) -> None:
+        self._pipes: dict[Session, SessionPipe] = {}
+        self.on_down: Callable[[SessionDown], None] = lambda _: None
+        self.on_interrupted: Callable[[SessionInterrupted], None] = lambda _: None
+
+    def begin(
+        self, relay: Relay, peer: ProcId, *, is_dialler: bool, lease_seconds: float, session_id: int = 0
+    ) -> SessionPipe:
+        """Begin a session, and return what carries records over it."""
+        pipe, control = SessionPipe.pair()
+        pipe.session = relay.open_session(
+            control, peer=peer, is_dialler=is_dialler, lease_seconds=lease_seconds, session_id=session_id
+        )
+        self._pipes[pipe.session] = pipe
+        return pipe
+
+    def end(self, pipe: SessionPipe) -> None:
+        """End a session at once, and what carries records over it; nothing is heard of it any more."""
+        self._pipes.pop(pipe.session, None)
+        pipe.session.abort()
+        pipe.close()
+
+    def take(self, event: SessionEvent) -> None:
+        pipe = self._pipes.get(event.session)
+        if pipe is None:
+            return
+        match event:
+            case OpenedChannel(_, channel, purpose):
+                pipe.opened(channel, purpose)
+            case SessionDown(session, ending, reason):
+                del self._pipes[session]
+                self.on_down(event)
+                pipe.lose(f"{ending.value}: {reason}", is_orderly=ending is SessionEnding.BYE)
+            case SessionInterrupted():
+                self.on_interrupted(event)
+            case _:
+                pass
+
+
+@asynccontextmanager
+async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc, None]:
+    """Use the process of the controller for a job.
+
+    Raises:
+        SpawnError: This process is a worker, or a simulated one, which have no jobs.
+    """
+    async with lease_proc(pickled) as (proc, family):
+        if family.siblings is None or not isinstance(proc.transport, NativeTransport):
+            raise SpawnError(
+                "a job is entered by the program itself, not by a process of a mesh: open it there, and hand meshes on"
+            )
+        yield proc
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def own_hosts(
+    proc: Proc, name: str, hosts: Sequence[JobHost], grace: float, successors: Successors
+) -> AsyncGenerator[tuple[OwnedHost, ManyHosts], None]:
+    """Run a block that owns what is spawned on hosts.
+
+    It fails when one is lost that no mesh has a process on, and that no spare host can take the place of.
+
+    Args:
+        proc: The controller.
+        hosts: In the order of the mesh.
+        successors: See `JobPlace`.
+    """
+    block = Block(proc, name, grace)
+
+    def lost(loss: HostLoss) -> None:
+        if not block.is_stopping:
+            block.fail(loss())
+
+    group = HostRoster(hosts, successors, proc.members, lost).all
+    async with run_block(block):
+        yield OwnedHost(proc, block, group), group

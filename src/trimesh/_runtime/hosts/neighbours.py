@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts.family_hosts import HostSessions
-from trimesh._runtime.hosts.session_pipe import SessionPipe
+from trimesh._runtime.hosts.host_group import HostSessions
+from trimesh._runtime.hosts.remote_host import SessionPipe
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.system.records import Arriving, CastFeed, Listening, Parted, Relayed, Tunnel

@@ -4,40 +4,47 @@ RH-1 What `SpawnerClient` promises of a spawner holds of an agent: each question
 RH-2 A lost host is one failure: each of its processes gets a report that nothing is known of its end, and its child
      says by `loss` that it was the host. Their links end, because their channels do.
 RH-3 The report of a process comes after its launch has returned, whatever came first.
+
+AQ-1 An agent is told of the loss of another one once, at once, and nothing about that one afterwards.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable
+import struct
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Final
 
 import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.hosts.agent_table import AgentTable
-from trimesh._runtime.hosts.cast_sender import CastSender
-from trimesh._runtime.hosts.context import far_caller
-from trimesh._runtime.hosts.session_pipe import SessionPipe
-from trimesh._runtime.life.job_hosts import HostCode
+from trimesh._runtime.hosts.casts import CastSender
 from trimesh._runtime.life.local_host import accept_links, spec_of
+from trimesh._runtime.life.ownership import HostCode
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
-from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.spawner import wire
-from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
-from trimesh._runtime.spawner.siblings import FarPlace, Siblings
+from trimesh._runtime.spawner.boot import own_prefixes
+from trimesh._runtime.spawner.client import FarPlace, Siblings, SpawnerClient, SpawnerLostError
+from trimesh._runtime.spawner.launcher import capture_caller
 from trimesh._runtime.spawner.socket import Received, close_all, stream_of
 from trimesh._runtime.system.child import LaunchSpec, config_of, name_of, output_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import AgentReady, Listening, Parted, Relayed, Tunnel
 from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
+from trimesh._transport.relay import Session
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import LimitExceeded, SpawnError
+from trimesh.errors import LimitExceeded, ProtocolError, SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Point
 
@@ -378,3 +385,302 @@ async def open_remote_host(
         agents.part(host)
         family.remotes.remove(host)
         siblings.remove(host.client)
+
+
+# ---- session pipe ----------------------------------------------------------------------------------------------------
+
+# Records between a controller and an agent, over a session between their hosts, as over a broker socket.
+#
+# A record without a socket goes on channel 0, behind its length; one with a socket is the purpose of a new channel,
+# which carries the bytes of the socket. So a record with a socket may be overtaken by one without.
+
+_LENGTH: Final = struct.Struct("<I")
+_READ_BYTES: Final = 1 << 16
+
+
+class SessionPipe:
+    """One end; see `RecordPipe`."""
+
+    session: Session
+
+    def __init__(self, control: socket.socket) -> None:
+        control.setblocking(False)  # noqa: FBT003
+        self._control = control
+        self._out = bytearray()
+        self._in = bytearray()
+        self._channels = deque[Received]()
+        self._lost: str | None = None
+        self.is_ended_in_order = False
+        self._is_broken = False
+        self._has_channel = trio.Event()
+
+    @staticmethod
+    def pair() -> tuple[SessionPipe, socket.socket]:
+        """Return a pipe, and the socket of channel 0 for its session."""
+        ours, theirs = socket.socketpair()
+        return SessionPipe(ours), theirs
+
+    # ---- out -------------------------------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> int:
+        """Whether records wait for room, as a number."""
+        return int(bool(self._out))
+
+    def put(self, record: wire.AnyRecord, fds: Sequence[int] = ()) -> None:
+        """Send a record, or queue it. Owns `fds`, at most one, a stream socket.
+
+        Raises:
+            LimitExceeded: It is too large, or there are too many channels.
+        """
+        if self._lost is not None:
+            close_all(fds)
+            return
+        data = wire.encode(record)
+        if fds:
+            sock = socket.socket(fileno=fds[0])
+            close_all(fds[1:])
+            try:
+                self.session.open_channel(sock, data)
+            except LimitExceeded:
+                sock.close()
+                raise
+        elif len(data) > limits.BROKER_RECORD_BYTES_MAX:
+            raise LimitExceeded("BROKER_RECORD_BYTES_MAX", len(data))
+        else:
+            self._out += _LENGTH.pack(len(data)) + data
+
+    def flush(self) -> bool:
+        """Send what waits, as far as there is room; return whether nothing waits any more."""
+        try:
+            while self._out:
+                del self._out[: self._control.send(self._out)]
+        except (BlockingIOError, InterruptedError):
+            return False
+        return True
+
+    async def wait_writable(self) -> None:
+        """Wait until there may be room."""
+        await trio.lowlevel.wait_writable(self._control)
+
+    # ---- in --------------------------------------------------------------------------------------------------
+
+    def opened(self, channel: int, purpose: bytes) -> None:
+        """Take a channel that the peer has opened; called for each by whoever has the events of the session."""
+        try:
+            record = wire.decode(purpose)
+        except ProtocolError as error:
+            self.session.refuse_channel(channel)
+            self.lose(str(error))
+            return
+        if isinstance(record, wire.Detached):
+            self.session.refuse_channel(channel)
+            self.lose("a record between hosts is whole, got one that is somewhere else")
+            return
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # no descriptor is left: the receiver sees that one is missing
+            self.session.refuse_channel(channel)
+            self._channels.append(Received(record, (), truncated=True))
+        else:
+            self.session.accept_channel(channel, theirs)
+            self._channels.append(Received(record, (ours.detach(),), truncated=False))
+        self._has_channel.set()
+
+    def lose(self, reason: str, *, is_orderly: bool = False) -> None:
+        """Learn that the session is over, and whether the peer has ended it in good order."""
+        if self._lost is None:
+            self._lost = reason
+            self.is_ended_in_order = is_orderly
+            self._has_channel.set()
+
+    def receive(self) -> Received | None:
+        """Return the next record, None when there is none yet.
+
+        Raises:
+            OSError: The session is over; the text says why.
+            ProtocolError: What came is no record.
+        """
+        if self._channels:
+            return self._channels.popleft()
+        record = self._next_record()
+        if record is not None:
+            return Received(record, (), truncated=False)
+        if self._lost is not None:
+            raise ConnectionResetError(self._lost)
+        return None
+
+    def _next_record(self) -> wire.AnyRecord | None:
+        while True:
+            if len(self._in) >= _LENGTH.size:
+                length = _LENGTH.unpack_from(self._in)[0]
+                if length > limits.BROKER_RECORD_BYTES_MAX:
+                    raise ProtocolError(f"a record has at most {limits.BROKER_RECORD_BYTES_MAX} bytes, got {length}")
+                if len(self._in) >= _LENGTH.size + length:
+                    data = bytes(self._in[_LENGTH.size : _LENGTH.size + length])
+                    del self._in[: _LENGTH.size + length]
+                    record = wire.decode(data)
+                    if isinstance(record, wire.Detached):
+                        raise ProtocolError("a record between hosts is whole, got one that is somewhere else")
+                    return record
+            if self._is_broken:
+                return None
+            try:
+                more = self._control.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return None
+            except OSError:
+                more = b""
+            if not more:
+                self._is_broken = True  # the session is over; why is told by `lose`
+                return None
+            self._in += more
+
+    async def wait_readable(self) -> None:
+        """Wait until there is something to receive, or the end."""
+        if self._channels or self._lost is not None:
+            await trio.lowlevel.checkpoint()
+            return
+        self._has_channel = trio.Event()
+        if self._is_broken:
+            await self._has_channel.wait()
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wait_for_channel, nursery.cancel_scope)
+            await trio.lowlevel.wait_readable(self._control)
+            nursery.cancel_scope.cancel()
+
+    async def _wait_for_channel(self, scope: trio.CancelScope) -> None:
+        await self._has_channel.wait()
+        scope.cancel()
+
+    # ---- the end ---------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of it; sockets that have come and were not taken are closed."""
+        self.lose("it was closed")
+        for received in self._channels:
+            close_all(received.fds)
+        self._channels.clear()
+        self._control.close()
+
+    def fileno(self) -> int:
+        """Return the descriptor of channel 0, -1 once closed."""
+        return self._control.fileno()
+
+
+# ---- agent table -----------------------------------------------------------------------------------------------------
+
+# The agents of one authority, in the controller, which hands on what two of them say to each other before they can.
+
+_log = logging.getLogger("trimesh")
+
+
+class AgentTable:
+    """Agents that may talk to each other, as one authority has certified them.
+
+    Attributes:
+        relayed: Pairs of names of hosts whose messages go, or have gone, through this process, with the reason.
+    """
+
+    def __init__(self) -> None:
+        self.relayed: dict[tuple[str, str], str] = {}
+        self._hosts: dict[int, RemoteHost] = {}
+
+    def add(self, host: RemoteHost) -> None:
+        self._hosts[host.place.agent] = host
+
+    def part(self, host: RemoteHost) -> None:
+        """Let all others end their sessions with a host: it is lost, or not used any more. Idempotent."""
+        if self._hosts.pop(host.place.agent, None) is not None:
+            for other in self._hosts.values():
+                other.client.post(Parted(host.place.agent))
+
+    def take(self, host: RemoteHost, received: Received) -> None:
+        """Take what the agent of a host says about another one."""
+        record, own = received.record, host.place.agent
+        assert isinstance(record, Listening | Tunnel | Relayed | Parted)
+        other = self._hosts.get(record.agent)
+        if other is None or own not in self._hosts:
+            close_all(received.fds)
+            return
+        match record:
+            case Tunnel():
+                with suppress(LimitExceeded, OSError):  # the end of the socket says so
+                    other.client.post(Tunnel(own), received.fds)
+                return
+            case Listening(addresses=addresses):
+                other.client.post(Listening(own, addresses))
+            case Relayed(text=text):
+                self._say_relayed(host.name, other.name, text)
+            case Parted():
+                other.client.post(Parted(own, is_lost=False))
+        close_all(received.fds)
+
+    def _say_relayed(self, name: str, other: str, text: str) -> None:
+        if (name, other) in self.relayed:
+            return
+        self.relayed[name, other] = text
+        _log.warning(
+            "%s cannot reach %s directly, so their messages go through the host of this program: %s", name, other, text
+        )
+
+
+# ---- what a process takes over from a controller on another host, and what from its own host -------------------------
+
+# Of the controller: `env=`, `sys.argv`, warning filters, the umask, the working directory if the host has a folder of
+# that name, and those entries of `sys.path` that do not belong to its Python installation. Of the host: the
+# environment, the limits, the Python installation with its `sys.path`.
+
+_THREADS: Final = b"OMP_NUM_THREADS"
+
+
+def far_caller(overlay: Mapping[str, str], code: HostCode | None = None) -> wire.CallerContext:
+    """Return what this process, the controller, says of itself to another host: of its environment nothing.
+
+    Args:
+        overlay: Variables set over those of the host.
+        code: That was brought to the host: it comes first on `sys.path`; packages come after what is this program's.
+    """
+    context = capture_caller({}, are_several=False)
+    said = overlay if code is None else {**code.env, **overlay}
+    env = {os.fsencode(name): os.fsencode(value) for name, value in said.items()}
+    sys_path = context.sys_path if code is None else _with_code(context.sys_path, code)
+    return msgspec.structs.replace(context, env=env, sys_path=sys_path, rlimits=())
+
+
+def _with_code(own: tuple[bytes, ...], code: HostCode) -> tuple[bytes, ...]:
+    inside = tuple(os.fsencode(prefix).rstrip(b"/") + b"/" for prefix in own_prefixes())
+    installed = [path for path in own if (path + b"/").startswith(inside)]
+    return (*code.paths, *(path for path in own if path not in installed), *code.packages, *installed)
+
+
+def context_here(asked: wire.CallerContext, *, are_several: bool) -> wire.CallerContext:
+    """Return the context of a process on this host that a controller on another one has asked for.
+
+    Args:
+        asked: What the controller says.
+        are_several: See `capture_caller`.
+    """
+    own = capture_caller({}, are_several=False)
+    env = {**own.env, **asked.env}
+    if are_several:
+        env.setdefault(_THREADS, b"1")
+    return msgspec.structs.replace(
+        own,
+        env=env,
+        cwd=asked.cwd if asked.cwd and os.path.isdir(asked.cwd) else own.cwd,
+        sys_path=_sys_path(asked),
+        argv=asked.argv,
+        filters=asked.filters,
+        umask=asked.umask,
+    )
+
+
+def _sys_path(asked: wire.CallerContext) -> tuple[bytes, ...]:
+    own = [os.fsencode(path) for path in sys.path]
+    if asked.version == sys.version_info[:2] and list(asked.prefixes) == [os.fsencode(one) for one in own_prefixes()]:
+        return tuple(dict.fromkeys((*asked.sys_path, *own)))
+    inside = tuple(prefix.rstrip(b"/") + b"/" for prefix in asked.prefixes)
+    theirs = [path for path in asked.sys_path if not (path + b"/").startswith(inside)]
+    return tuple(dict.fromkeys((*theirs, *own)))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from trimesh._runtime.life.borrowing import BorrowPlan, get_borrowed, open_borrowed
 from trimesh._runtime.life.controller import lease_proc
-from trimesh._runtime.life.current import current_proc, find_proc, find_proc_anywhere, proc_for
-from trimesh._runtime.life.dumping import dump
-from trimesh._runtime.life.job_hosts import HostCode, HostsNotice, JobHosts
+from trimesh._runtime.life.current import current_proc, dump, find_proc, find_proc_anywhere, proc_for, rebuild
 from trimesh._runtime.life.ownership import (
     ActorPlan,
+    HostCode,
+    HostsNotice,
+    JobHosts,
     OwnedHost,
     OwnedProcs,
     adopt_actors,
@@ -23,11 +23,10 @@ from trimesh._runtime.life.ownership import (
     stop_procs,
 )
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.rebuilding import rebuild
-from trimesh._runtime.life.sharing import named_of
+from trimesh._runtime.life.sharing import BorrowPlan, get_borrowed, named_of, open_borrowed
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.traced import trace_calls
+    from trimesh._runtime.life.tracing import trace_calls
 
 __all__ = [
     "ActorPlan",
@@ -63,7 +62,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load what few programs need when it is asked for."""
     if name == "trace_calls":
-        from trimesh._runtime.life.traced import trace_calls  # noqa: PLC0415
+        from trimesh._runtime.life.tracing import trace_calls  # noqa: PLC0415
 
         return trace_calls
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

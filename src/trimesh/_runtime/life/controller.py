@@ -18,8 +18,8 @@ from trimesh._runtime.actors.context import set_proc_of_run, set_proc_of_task
 from trimesh._runtime.life.current import find_proc
 from trimesh._runtime.life.family import Family, Preload
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.spawner.siblings import Siblings
-from trimesh._runtime.system.system_calls import refusals
+from trimesh._runtime.spawner.client import Siblings
+from trimesh._runtime.system.linux import refusals
 from trimesh._runtime.tasks.interrupt import interrupt_blocks, run_to_end
 from trimesh.config import Settings, reread
 from trimesh.context_managers import asynccontextmanager
@@ -28,10 +28,10 @@ from trimesh.ids import ID_MAX, ProcId
 from trimesh.shape.extent import Extent
 
 if TYPE_CHECKING:
-    from trimesh._runtime.control.socket import ControlSocket
-    from trimesh._runtime.observing.keeping import FlightRecord
+    from trimesh._runtime.control import ControlSocket
+    from trimesh._runtime.flight_feed import FlightRecord
     from trimesh._runtime.peers.host import Host
-    from trimesh._runtime.spawner.process import SpawnerProcess
+    from trimesh._runtime.spawner.spawner_process import SpawnerProcess
     from trimesh._transport.native.transport import NativeTransport
 
 
@@ -236,7 +236,7 @@ def _start(pickled: bool | None, *, for_host: bool) -> _Controller:  # noqa: FBT
         spawner = None
         if for_host:
             # Its interpreter takes longer to start than all that is done here, and does so on another core.
-            from trimesh._runtime.spawner.process import SpawnerProcess  # noqa: PLC0415 - see below
+            from trimesh._runtime.spawner.spawner_process import SpawnerProcess  # noqa: PLC0415 - see below
 
             spawner = SpawnerProcess.start(proc_id)
             undo.callback(spawner.abandon)
@@ -257,15 +257,15 @@ def _prepared(
     try:
         # The native library is loaded here, when the first block is entered, not by `import trimesh`. What `Proc`
         # imports comes before its transport takes descriptors.
-        from trimesh._runtime.control.socket import ControlSocket  # noqa: PLC0415
-        from trimesh._runtime.debugging import holds  # noqa: PLC0415
-        from trimesh._runtime.life import local_host, traced  # noqa: PLC0415
-        from trimesh._runtime.observing.keeping import record_run  # noqa: PLC0415
+        from trimesh._runtime import holds  # noqa: PLC0415
+        from trimesh._runtime.control import ControlSocket  # noqa: PLC0415
+        from trimesh._runtime.flight_feed import record_run  # noqa: PLC0415
+        from trimesh._runtime.life import local_host, tracing  # noqa: PLC0415
         from trimesh._runtime.services import linked_moves  # noqa: PLC0415
-        from trimesh._runtime.watch import journal as _  # noqa: F401, PLC0415
+        from trimesh._runtime.watch import events as _  # noqa: F401, PLC0415
         from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
 
-        del holds, linked_moves, local_host, traced  # only loaded
+        del holds, linked_moves, local_host, tracing  # only loaded
         transport = NativeTransport(proc_id, settings=settings)
     except OSError as error:  # descriptors, memory or threads are wanting
         raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error

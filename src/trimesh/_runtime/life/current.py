@@ -6,9 +6,13 @@ The two look-ups are those of `actors/context.py`; rooms below take their proces
 from __future__ import annotations
 
 import contextvars
+import sys
+from typing import Any, TextIO
 
 from trimesh._runtime.actors.context import proc_of_run, proc_of_task, refuse_if_forked
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.tasks.crossing import in_trio_now
+from trimesh._runtime.watch.report import write_report
 
 
 def find_proc() -> Proc | None:
@@ -64,3 +68,38 @@ def proc_for(what: str) -> Proc:
 def proc_in(task_context: contextvars.Context) -> Proc | None:
     """Return the `Proc` that was set in the context of some task, or None."""
     return task_context.get(proc_of_task)
+
+
+# ---- `trimesh.dump`: what the process of the caller waits for --------------------------------------------------------
+
+
+def dump(file: TextIO | None = None) -> None:
+    """Write what this process waits for, and what its actors and child processes do.
+
+    Blocks that are left; every child process, with the calls that run in it, those that are queued behind them, their
+    tasks and what these await, its threads, and the stack of a main thread that is not free; every unended call and
+    `Port.send` of this process, also calls that were given up and may still run.
+
+    Args:
+        file: Where to; standard error if None.
+
+    Blocking: not a checkpoint; takes up to `TASKS_SECONDS` (0.5 s) when there are child processes, until each has
+    answered; a process that is stopped, or holds the GIL in C, does not.
+    """
+    in_trio_now(_dump)(file if file is not None else sys.stderr)
+
+
+def _dump(out: TextIO) -> None:
+    write_report(find_proc(), out)
+
+
+# ---- rebuilding ------------------------------------------------------------------------------------------------------
+
+# What stands in a value for something of a package above: the process that decodes the value says what it is.
+#
+# Pickles name this function, so decoding one does not import that package.
+
+
+def rebuild(name: str, *fields: Any) -> Any:
+    """Return what the service `name` has in this process for some fields; see `Handler.rebuild`."""
+    return current_proc().services.rebuild(name, fields)

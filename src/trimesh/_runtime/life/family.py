@@ -17,10 +17,10 @@ from trimesh._runtime.meshes.member import died_of
 from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
 from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.spawner.siblings import Siblings
+from trimesh._runtime.spawner.client import Siblings
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh._runtime.values.reference import MeshInfo
+from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._transport.interface import DownReason, LinkDown
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError, leaves

@@ -10,15 +10,15 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.life.proc import Proc
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.peers.host import Host, LaunchRequest, NoLinkError
-from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.spawner.client import Siblings
 from trimesh._runtime.spawner.launcher import ProcLauncher, open_spawner
-from trimesh._runtime.spawner.process import SpawnerProcess
-from trimesh._runtime.spawner.siblings import Siblings
 from trimesh._runtime.spawner.socket import FarSocket
+from trimesh._runtime.spawner.spawner_process import SpawnerProcess
 from trimesh._runtime.system.child import Child, LaunchSpec
+from trimesh._runtime.system.cpu_binding import host_name
 from trimesh._runtime.system.exits import ExitReport, process_state
-from trimesh._runtime.system.machine import host_name
 from trimesh._runtime.system.records import ENTRY
 from trimesh._transport.interface import Link
 from trimesh._transport.messages.casts import HostCaster

@@ -6,6 +6,7 @@ Everything hangs off this object, so that a simulation can hold many. It moves f
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import os
 import random
@@ -26,27 +27,22 @@ from trimesh._runtime.calls.membership import Membership
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import serve_streams
 from trimesh._runtime.channels.registry import Channels
-from trimesh._runtime.deadlock.suspicion import Deadlocks
-from trimesh._runtime.life.crash import crash
-from trimesh._runtime.life.link_groups import LinkGroups
-from trimesh._runtime.life.sites import Sites
-from trimesh._runtime.meshes.stopping_blocks import StoppingBlocks
+from trimesh._runtime.deadlocks import Deadlocks
+from trimesh._runtime.meshes.block import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
-from trimesh._runtime.peers.incoming import IncomingCall, refuse
-from trimesh._runtime.peers.item_sender import ItemSender
-from trimesh._runtime.peers.loopback import LoopbackLink
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer, Route
+from trimesh._runtime.peers.incoming import IncomingCall, ItemSender, refuse
+from trimesh._runtime.peers.peer import LoopbackLink, Parcel, Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Load, Services
-from trimesh._runtime.system.machine import host_name
+from trimesh._runtime.sites import Sites
+from trimesh._runtime.system.cpu_binding import host_name
 from trimesh._runtime.tasks.background import Tasks
+from trimesh._runtime.values.codec import make_values, take_payload
 from trimesh._runtime.values.endpoint_spec import GENERATOR
-from trimesh._runtime.values.payload import take_payload
-from trimesh._runtime.values.typed_values import make_values
-from trimesh._transport.interface import Buffer, DownReason, Link, LinkDown, Transport
+from trimesh._transport.interface import Buffer, DownReason, Link, LinkDown, LinkGroup, Transport
 from trimesh._wire import messages
+from trimesh._wire.messages import Calls
 from trimesh.errors import ProtocolError, TrimeshInternalError
 from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
 
@@ -55,7 +51,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.meshes.actor_members import ActorMembers
     from trimesh._runtime.meshes.block import Block
     from trimesh._runtime.meshes.member import Member
-    from trimesh._runtime.recording.recorder import FlightRecorder
+    from trimesh._runtime.recording import FlightRecorder
 
 
 class Proc:
@@ -167,12 +163,13 @@ class Proc:
         serve_streams(self)
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
-        from trimesh._runtime.debugging.holds import Holds  # noqa: PLC0415 - loaded with the first block
-        from trimesh._runtime.life.several_calls import serve_several_calls  # noqa: PLC0415
-        from trimesh._runtime.life.traced import serve_traced  # noqa: PLC0415
-        from trimesh._runtime.observing.asking import Inquiries  # noqa: PLC0415
-        from trimesh._runtime.peers.early_calls import EarlyCalls  # noqa: PLC0415
-        from trimesh._runtime.watch.journal import Journal  # noqa: PLC0415
+        from trimesh._runtime.holds import Holds  # noqa: PLC0415 - loaded with the first block
+
+        # MERGED
+        from trimesh._runtime.life.tracing import serve_traced  # noqa: PLC0415
+        from trimesh._runtime.peers.incoming import EarlyCalls  # noqa: PLC0415
+        from trimesh._runtime.snapshot import Inquiries  # noqa: PLC0415
+        from trimesh._runtime.watch.events import Journal  # noqa: PLC0415
 
         serve_several_calls(self)
         serve_traced(self)
@@ -494,3 +491,118 @@ class Proc:
         cell = self.cells.get(call.mesh)
         if cell is not None:
             cell.cancel(call, by, reason)
+
+
+# ---- the end of a process whose own runtime has failed ---------------------------------------------------------------
+
+_log = logging.getLogger("trimesh")
+
+
+def crash(proc: Proc, cause: BaseException) -> None:
+    """Let no process wait for one whose own runtime has failed; log the failure, whatever else comes of it."""
+
+    def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf
+        del maybe_executed
+        error = TrimeshInternalError("the runtime of this process has failed; please report this")
+        error.__cause__ = cause
+        return error
+
+    if not proc.has_crashed:
+        _log.critical("the runtime of process %d has failed; please report this", proc.pid, exc_info=cause)
+    proc.has_crashed = True
+    for block in proc.blocks:
+        block.fail(broken(maybe_executed=False))
+    for member in proc.members.values():
+        member.gone.set()
+    for peer in proc.peers():
+        proc.declare_gone(peer, broken)
+
+
+# ---- several calls ---------------------------------------------------------------------------------------------------
+
+# Several calls that have come as one message (docs/adr/0096) are taken out of it, and are calls like any other.
+
+
+def serve_several_calls(proc: Proc) -> None:
+    """Let a process take several calls in one message."""
+    proc.routes[Calls] = partial(_take_several, proc)
+
+
+def _take_several(proc: Proc, peer: Peer, message: Calls, bodies: list[memoryview]) -> None:
+    """Take several calls; see `Proc.take_call`.
+
+    Raises:
+        ProtocolError: They break the rules.
+    """
+    if bodies or peer.carried is not None:
+        raise ProtocolError("no bodies and no ports come with several calls in one message, some have come")
+    link = peer.link
+    if link is None:
+        return
+    mesh = message.mesh
+    cell = proc.cells.get(mesh)
+    spec = None if cell is None else cell.endpoints.get(message.endpoint)
+    if cell is None or spec is None or not mesh or spec.kind is GENERATOR or proc.sites is not None:
+        _take_apart(proc, peer, message)
+        return
+    peer.calls_received += len(message.calls)
+    count, inbound, now = peer.count_of(mesh), peer.inbound, proc.now()
+    deadline = math.inf if message.budget is None else now + message.budget
+    view, caller = message.view, message.caller
+    taken: list[IncomingCall] = []
+    for number, payload in message.calls:
+        call = IncomingCall(
+            peer, link, number, mesh, spec, payload, (), len(payload), count, deadline, now, None, view, caller
+        )
+        if number:
+            if number in inbound:
+                cell.deliver_all(taken)
+                raise ProtocolError(f"a call id must not be used twice, got {number} again")
+            inbound[number] = call
+            if peer.early_cancels and (reason := peer.early_cancels.pop(number, None)) is not None:
+                call.cancel("caller", reason)
+                call.cancelled()
+                continue
+        taken.append(call)
+    cell.deliver_all(taken)
+
+
+def _take_apart(proc: Proc, peer: Peer, message: Calls) -> None:
+    """Take each as the message that it would be alone: to be refused, or looked at by a test."""
+    for number, payload in message.calls:
+        one = messages.Call(
+            number, message.mesh, message.endpoint, message.budget, payload, 0, message.view, message.caller
+        )
+        link = peer.link
+        if link is None:  # a test has ended it
+            return
+        if proc.sites is None or proc.sites.received(proc, peer, link, one):
+            proc.take_call(peer, link, one, len(payload), [])
+
+
+# ---- the groups of links that casts of this process have gone to, kept for the next cast to the same -----------------
+
+
+class LinkGroups:
+    """At most `limits.GROUPS_MAX` groups; the oldest one makes room.
+
+    Attributes:
+        groups: By their links.
+    """
+
+    def __init__(self, define: Callable[[Sequence[Link]], LinkGroup]) -> None:
+        self._define = define
+        self.groups: dict[tuple[Link, ...], LinkGroup] = {}
+
+    def of(self, links: tuple[Link, ...]) -> LinkGroup:
+        group = self.groups.get(links)
+        if group is None:
+            if len(self.groups) >= limits.GROUPS_MAX:
+                self.groups.pop(next(iter(self.groups))).close()
+            group = self.groups[links] = self._define(links)
+        return group
+
+    def forget(self, link: Link) -> None:
+        """Close every group that a link is part of."""
+        for links in [links for links in self.groups if link in links]:
+            self.groups.pop(links).close()

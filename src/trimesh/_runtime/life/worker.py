@@ -15,18 +15,18 @@ import trio
 from trimesh import limits
 from trimesh._runtime.actors.agent import Agent, run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_run
-from trimesh._runtime.debugging.debugger import debug
+from trimesh._runtime.debugger import debug
+from trimesh._runtime.flight_feed import FlightRecord, record_worker
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.local_host import LocalHost, accept_links
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.observing.keeping import FlightRecord, record_worker
-from trimesh._runtime.observing.view import look
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.snapshot import look
 from trimesh._runtime.spawner.launcher import attach_launcher
-from trimesh._runtime.system import prctl
+from trimesh._runtime.system import linux
 from trimesh._runtime.system.records import WorkerConfig
 from trimesh._runtime.watch.report import describe_self
-from trimesh._runtime.watch.stack import arm_stack
+from trimesh._runtime.watch.stacks import arm_stack
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire.observed import encode
 from trimesh.config import install
@@ -88,7 +88,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         os.close(pidfd)
     # From here on a thread sees the spawner end and kills the whole group. The kernel, quicker, would kill this process
     # alone; it merely continues one that was stopped.
-    prctl.set_parent_death_signal(signal.SIGCONT)
+    linux.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
     debug(proc, config.settings)
     record = record_worker(proc, config)

@@ -2,11 +2,16 @@
 
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.changes import changes_of
-from trimesh._runtime.meshes.failure_handling import check_handler
+from trimesh._runtime.meshes.failures import (
+    DEATHS,
+    check_handler,
+    fold_into_deaths,
+    says_peer_is_gone,
+    text_says_peer_is_gone,
+)
+from trimesh._runtime.meshes.launching import Rendezvous
 from trimesh._runtime.meshes.member import Member, kill_wanted
 from trimesh._runtime.meshes.proc_members import ProcMembers
-from trimesh._runtime.meshes.rendezvous import Rendezvous
-from trimesh._runtime.meshes.survivors import DEATHS, fold_into_deaths, says_peer_is_gone, text_says_peer_is_gone
 
 __all__ = [
     "DEATHS",

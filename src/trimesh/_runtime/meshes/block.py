@@ -16,7 +16,8 @@ BL-5 once it is cancelled, or being left, an error that says only that something
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Generator, Sequence
+import math
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -24,22 +25,22 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.supervision_log import log_line
-from trimesh._runtime.calls.circle import pass_on
+from trimesh._runtime.actors.reports import log_line
+from trimesh._runtime.calls.outgoing import pass_on
 from trimesh._runtime.calls.started import StartedCalls
-from trimesh._runtime.meshes.survivors import Crew, fold_into_deaths, place_of
-from trimesh._runtime.peers.losses import ToldLosses
-from trimesh._runtime.tasks.cancelled import split_cancelled
-from trimesh._runtime.tasks.consequences import without_consequences
+from trimesh._runtime.meshes.failures import Crew, fold_into_deaths, place_of
+from trimesh._runtime.peers.deaths import ToldLosses
+from trimesh._runtime.tasks.background import split_cancelled, without_consequences
 from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
 from trimesh._runtime.values.codec import describe
-from trimesh._runtime.values.reference import MeshInfo
+from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._runtime.watch.report import describe_waiting, grace_left
 from trimesh.context_managers import asynccontextmanager, contextmanager
 from trimesh.errors import HostLost, MeshErrorGroup, ProcDied, has_origin, leaves, origin
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
+
 
 _log = logging.getLogger("trimesh")
 _DEATHS = ProcDied, HostLost
@@ -462,3 +463,43 @@ def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, Ba
             return exceptions, rest
         return None, group  # its class derives only groups of itself, which are no `Exception`
     return None, error
+
+
+# ---- the blocks of one process that are being left -------------------------------------------------------------------
+
+
+class StoppingBlocks:
+    """Iterates over the blocks that are being left, in the order in which that has begun."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Block] = []
+        self._left_at = -math.inf
+        self._left = trio.Event()
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self._blocks)
+
+    @contextmanager
+    def holding(self, block: Block) -> Generator[None, None, None]:
+        """Count `block` among them."""
+        self._blocks.append(block)
+        try:
+            yield
+        finally:
+            self._blocks.remove(block)
+            self._left_at = trio.current_time()
+            self._left.set()
+            self._left = trio.Event()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no block is being left, nor was in the last `limits.LEAVING_SECONDS`."""
+        return not self._blocks and trio.current_time() >= self._left_at + limits.LEAVING_SECONDS
+
+    async def wait_quiet(self) -> None:
+        """Wait until no block has been left for `limits.LEAVING_SECONDS`. No checkpoint when that is so."""
+        while not self.is_quiet:
+            if self._blocks:
+                await self._left.wait()
+            else:
+                await trio.sleep_until(self._left_at + limits.LEAVING_SECONDS)

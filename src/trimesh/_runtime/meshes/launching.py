@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import logging
+import socket
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.agent_results import raise_errors
-from trimesh._runtime.calls.invocation import Ok, invoke
-from trimesh._runtime.calls.request import Request
-from trimesh._runtime.meshes.rendezvous import Rendezvous
+from trimesh._runtime.actors.reports import raise_errors
+from trimesh._runtime.calls.invocation import Ok, Request, invoke
 from trimesh._runtime.peers.host import LaunchRequest
-from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.spawner.wire import ProcOptions
 from trimesh._runtime.system.child import checked_variables
-from trimesh._runtime.watch.shown_progress import ShownProgress
+from trimesh._runtime.watch.progress_view import ShownProgress, showing
+from trimesh._runtime.watch.report import describe_waiting
+from trimesh._wire.exceptions.tracebacks import is_hidden
 from trimesh.config import from_environment
 from trimesh.errors import MeshErrorGroup, SpawnError, set_origin
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.meshes.member import Member
     from trimesh._runtime.meshes.proc_members import ProcMembers
+    from trimesh._runtime.values.endpoint_spec import MeshInfo
 
 
 class Launching:
@@ -140,3 +145,89 @@ class Launching:
         """Let go of the port at which processes have met."""
         if self._rendezvous is not None:
             self._rendezvous.close()
+
+
+# ---- where the processes of a mesh meet for `torch.distributed`: a port of their own, and who is who -----------------
+
+# The owner of the mesh binds the port and never listens there, with `SO_REUSEADDR`: so the kernel gives it to no other
+# process that asks for any port, and lets the store of rank 0, which binds it by its number and has the same option,
+# have it. It is held for as long as the mesh lives: a process that is restarted, or a second group, finds it free.
+
+_ADDRESS: Final = "127.0.0.1"
+"""Of the processes of one host, to each other."""
+
+
+class Rendezvous:
+    """A port that is held for a mesh.
+
+    Attributes:
+        port: Its number.
+    """
+
+    def __init__(self) -> None:
+        """Take a port.
+
+        Raises:
+            OSError: The system has none, or no descriptor.
+        """
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(("", 0))  # every address: the store listens on all of them
+            self.port: int = self._socket.getsockname()[1]
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def environment(self, rank: int, size: int) -> Mapping[str, str]:
+        """Return the variables by which `torch.distributed.init_process_group()` finds the others, as torchrun's."""
+        return {
+            "MASTER_ADDR": _ADDRESS,
+            "MASTER_PORT": str(self.port),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_WORLD_SIZE": str(size),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # that of a torchrun which has started this program
+        }
+
+    def close(self) -> None:
+        """Give the port back. Idempotent."""
+        self._socket.close()
+
+
+# ---- slow starts -----------------------------------------------------------------------------------------------------
+
+# Spawns that take long: shown as progress, and logged once with where each process is that is not ready.
+
+_log = logging.getLogger("trimesh")
+
+
+@contextmanager
+def starting(proc: Proc, info: MeshInfo, ranks: Sequence[int]) -> Generator[None, None, None]:
+    """Surround the wait for the actors of a mesh to be ready."""
+    scope = trio.CancelScope()
+    proc.nursery.start_soon(_log_what_it_waits_for, proc, info, ranks, scope)
+    try:
+        with showing(proc, f"spawning {info.name} on {len(ranks)} processes"):
+            yield
+    finally:
+        scope.cancel(reason=f"{info.name} has started, or failed to")
+
+
+@trio.lowlevel.enable_ki_protection
+async def _log_what_it_waits_for(proc: Proc, info: MeshInfo, ranks: Sequence[int], scope: trio.CancelScope) -> None:
+    with scope:
+        await trio.sleep(limits.SPAWNING_LOG_SECONDS)
+        there = {info.members[rank].proc_id for rank in ranks}
+        members = [member for proc_id, member in proc.members.items() if proc_id in there]
+        lines = [line for line in await describe_waiting(proc, members) if not is_hidden(line)]
+        if len(lines) > limits.SPAWNING_LOG_LINES:
+            left_out = len(lines) - limits.SPAWNING_LOG_LINES
+            lines[limits.SPAWNING_LOG_LINES :] = [f"  and {left_out} lines more, which trimesh.dump() writes"]
+        _log.warning(
+            "spawn of %s has waited for %g s: __init__ or lifespan has not ended yet in:\n%s",
+            info.name,
+            limits.SPAWNING_LOG_SECONDS,
+            "\n".join(lines) or "  processes of another owner",
+        )

@@ -19,14 +19,13 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.deaths import DeathOf, died, left, link_lost, stopped
-from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.peers.deaths import DeathOf, HostLoss, died, left, link_lost, stopped
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.child import wait_for_news
 from trimesh._runtime.system.exits import STOPPED, ExitReport, process_state
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh._runtime.values.reference import MemberInfo
-from trimesh._runtime.watch.stall import StallReport
+from trimesh._runtime.values.endpoint_spec import MemberInfo
+from trimesh._runtime.watch.stacks import StallReport
 from trimesh._transport.interface import DownReason, LinkDown
 from trimesh.errors import ProcDied, place_name
 from trimesh.shape.extent import Point

@@ -15,23 +15,21 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._runtime.actors.supervision_log import log_kept_back
-from trimesh._runtime.calls.invocation import post_nowait
+from trimesh._runtime.actors.reports import log_kept_back
+from trimesh._runtime.calls.invocation import Request, post_nowait
 from trimesh._runtime.calls.membership import family_of
-from trimesh._runtime.calls.request import Request
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.block import Block
-from trimesh._runtime.meshes.failure_handling import FailureHandling
+from trimesh._runtime.meshes.failures import FailureHandling, Restarts
 from trimesh._runtime.meshes.launching import Launching
 from trimesh._runtime.meshes.member import Member, discard, force, kill_silent, wait_gone
-from trimesh._runtime.meshes.restarts import Restarts
+from trimesh._runtime.peers.deaths import ToldLosses
 from trimesh._runtime.peers.host import Host
-from trimesh._runtime.peers.losses import ToldLosses
-from trimesh._runtime.peers.target import Target
-from trimesh._runtime.spawner.proc_options import ProcOptions
-from trimesh._runtime.values.reference import MemberInfo, MeshInfo
-from trimesh._runtime.watch.event_hub import EventHub
-from trimesh._runtime.watch.shown_progress import showing
+from trimesh._runtime.peers.peer import Target
+from trimesh._runtime.spawner.wire import ProcOptions
+from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
+from trimesh._runtime.watch.events import EventHub
+from trimesh._runtime.watch.progress_view import showing
 from trimesh._supervision.policy import (
     Ending,
     FailFast,
@@ -52,8 +50,7 @@ from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.meshes.changes import Changes
-    from trimesh._runtime.meshes.membership_views import MembershipHub
+    from trimesh._runtime.meshes.changes import Changes, MembershipHub
 
 
 class ProcMembers:
@@ -140,7 +137,7 @@ class ProcMembers:
     def views(self) -> MembershipHub:
         """Who is in it, for whoever reads that."""
         if self._views is None:
-            from trimesh._runtime.meshes.membership_views import MembershipHub  # noqa: PLC0415
+            from trimesh._runtime.meshes.changes import MembershipHub  # noqa: PLC0415
 
             self._views = MembershipHub(lambda: (self.present, self.whole))
             self.note_joined()

@@ -1,9 +1,7 @@
 """Other processes: the link to one, an actor of one, its calls here, how they ended, what they may send."""
 
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.peers.target import Target
+from trimesh._runtime.peers.peer import Parcel, Peer, Target
 
 __all__ = [
     "IncomingCall",

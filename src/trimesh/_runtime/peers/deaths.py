@@ -1,16 +1,45 @@
-"""How other processes have ended, for as long as a process may ask.
+r"""How other processes have ended, for as long as a process may ask.
 
 DT-1 of the last `limits.DEATHS` the whole diagnosis is remembered, of the last `limits.GONE_PEERS` that they are gone.
+
+Calls that were given up before their end was known: what is remembered of them, and said.
+
+    cancelled --the caller's patience--> abandoned --terminal frame, or death of the process--> forgotten
+                                              \--limits.CANCEL_ACK_SECONDS after the cancel--> silent: said once
+
+Whoever has made the call is gone. The callee may still run, hold its slot and change things; its answer is dropped. So
+it counts as load of its member, and `trimesh.dump` shows it, until its end is known.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import trio
 
 from trimesh import limits
-from trimesh.errors import ConnectionLost, LinkLost, MembershipChanged, MeshStopped, ProcDied
+from trimesh._runtime.system.records import LostHost
+from trimesh._runtime.values.codec import describe
+from trimesh.errors import (
+    ConnectionLost,
+    HostLost,
+    LinkLost,
+    MembershipChanged,
+    MeshStopped,
+    Origin,
+    ProcDied,
+    place_name,
+    set_origin,
+)
 from trimesh.ids import ProcId
+from trimesh.shape.extent import Extent, Point
+
+if TYPE_CHECKING:
+    from trimesh._runtime.peers.peer import Outbox, Peer
 
 
 class DeathOf(Protocol):
@@ -94,3 +123,157 @@ def connection_lost(message: str) -> DeathOf:
         return ConnectionLost(message)
 
     return make
+
+
+# ---- losses ----------------------------------------------------------------------------------------------------------
+
+# How a host was lost, with all that ran there: one failure, and what each of its processes has died of.
+
+
+class HostLoss(msgspec.Struct, frozen=True):
+    """The loss of one host; called, it is what a process there has died of (`DeathOf`).
+
+    Attributes:
+        reason: See `HostLost.reason`.
+        text: The same in words.
+        point: Its place among the hosts of its job.
+    """
+
+    host: str
+    reason: str
+    text: str
+    point: Point | None = None
+    job: str = "hosts"
+
+    @classmethod
+    def of(cls, lost: LostHost) -> HostLoss:
+        """Return the loss that another process has been told of."""
+        point = Extent(hosts=lost.hosts).point(lost.rank) if lost.rank < lost.hosts else None
+        return cls(lost.host, lost.reason, lost.text, point)
+
+    @property
+    def record(self) -> LostHost:
+        """What other processes are told."""
+        hosts, rank = (0, 0) if self.point is None else (self.point.extent.nelements, self.point.rank)
+        return LostHost(self.host, self.reason, self.text, hosts, rank)
+
+    def __call__(self, *, maybe_executed: bool = True) -> Exception:
+        """Return an error of its own for one call, or for a block."""
+        place = "" if self.point is None else f" {place_name(self.job, self.point)}"
+        error = HostLost(
+            f"the host {self.host}{place} was lost with all that ran there: {self.text}",
+            host=self.host,
+            point=self.point,
+            reason=self.reason,
+        )
+        set_origin(error, Origin(self.point, self.job, host=self.host))
+        return error
+
+
+class ToldLosses:
+    """The hosts whose loss a block has been told of: that is one failure, not one for each process there."""
+
+    def __init__(self) -> None:
+        self._told = set[tuple[str, Point | None]]()
+
+    def is_told(self, error: Exception) -> bool:
+        """Return whether an error is the loss of a host that was told before; it is from now on."""
+        if not isinstance(error, HostLost):
+            return False
+        lost = (error.host, error.point)
+        is_told = lost in self._told
+        self._told.add(lost)
+        return is_told
+
+
+# ---- calls that were given up before their end was known: what is remembered of them, and said -----------------------
+
+_log = logging.getLogger("trimesh")
+
+
+class AbandonedCall(msgspec.Struct, eq=False):
+    """One call to one member that no task waits for any more.
+
+    Attributes:
+        call_id: Its number.
+        box: What it was sent by, of which it is a load.
+        what: `mesh.endpoint`, for people.
+        where: Gives the coordinates of the member.
+        started_at: When it was sent (Trio time).
+        cancelled_at: When its cancel was (the same).
+        on_silent: Tells the owner of the member.
+        is_said: Whether its silence has been told.
+    """
+
+    call_id: int
+    box: Outbox
+    what: str
+    where: Callable[[], Origin]
+    started_at: float
+    cancelled_at: float
+    on_silent: Callable[[], None]
+    is_said: bool = False
+
+    @property
+    def silent_at(self) -> float:
+        """When it counts as silent (Trio time)."""
+        return self.cancelled_at + limits.CANCEL_ACK_SECONDS
+
+
+class AbandonedCalls:
+    """Those to one process, until their ends are known."""
+
+    __slots__ = ("_calls", "_is_watched", "peer")
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self._calls: dict[int, AbandonedCall] = {}
+        self._is_watched = False
+
+    def __iter__(self) -> Iterator[AbandonedCall]:
+        """Iterate over them, oldest first."""
+        return iter(list(self._calls.values()))
+
+    def add(self, call: AbandonedCall) -> None:
+        """Remember a call that is given up; say so once, when it has been silent for long (rule C2)."""
+        self._calls[call.call_id] = call
+        if call.silent_at <= trio.current_time():
+            self._say(call)
+        elif not self._is_watched:
+            self._is_watched = self.peer.proc.serve(self._watch)
+            if not self._is_watched:  # nothing more is to come
+                self._say(call)
+
+    def ended(self, call_id: int) -> None:
+        """Learn that a call which is not waited for has ended there: its member has one call less."""
+        found = self._calls.pop(call_id, None)
+        if found is not None:
+            found.box.load -= 1
+
+    def clear(self) -> None:
+        """Forget all: the process has ended."""
+        self._calls.clear()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _watch(self) -> None:
+        try:
+            while unsaid := [call for call in self if not call.is_said]:
+                await trio.sleep_until(min(call.silent_at for call in unsaid))
+                for call in self:
+                    if not call.is_said and call.silent_at <= trio.current_time():
+                        self._say(call)
+        finally:
+            self._is_watched = False
+
+    def _say(self, call: AbandonedCall) -> None:
+        call.is_said = True
+        now = trio.current_time()
+        _log.warning(
+            "%s was given up: it has not acknowledged its cancel for %.1f s, is %.1f s old and may still run; "
+            "later messages to its actor may wait behind it (%s)",
+            call.what,
+            now - call.cancelled_at,
+            now - call.started_at,
+            describe(call.where()),
+        )
+        call.on_silent()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface import Link
 from trimesh.config import Settings

@@ -15,10 +15,9 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import ReceiveCount, SendWindow
-from trimesh._runtime.peers.abandoned import AbandonedCalls
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.values.payload import take_payload
-from trimesh._transport.interface import Lane, Link
+from trimesh._runtime.peers.deaths import AbandonedCalls
+from trimesh._runtime.values.codec import take_payload
+from trimesh._transport.interface import Buffer, Lane, Link, LinkHandler, LinkStatistics
 from trimesh._wire import messages
 from trimesh._wire.memory import DefinitionId
 from trimesh.ids import AGENT, CallId, MeshId, ProcId
@@ -30,6 +29,42 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.deaths import DeathOf
     from trimesh._runtime.peers.incoming import IncomingCall
+
+
+class Parcel(msgspec.Struct, frozen=True, eq=False):
+    """One encoded message, shared by all the peers that it goes to; never changed.
+
+    Attributes:
+        head: The control struct.
+        bodies: Buffers lent by the sender.
+        definitions: What goes by value and must be known to the peer first.
+        nbytes: For the credit window.
+        attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
+        flow: Order that it needs beside other messages, as `Link.send` takes it; 0 with attachments, which are told
+            of by messages that must come right before it.
+    """
+
+    head: bytes
+    bodies: Sequence[Buffer] = ()
+    definitions: Sequence[DefinitionId] = ()
+    nbytes: int = 0
+    attachments: Sequence[object] = ()
+    flow: int = 0
+
+
+class SpreadParcel(Parcel, frozen=True, eq=False):
+    """A message that is another one for each target.
+
+    Attributes:
+        nbytes: Of the largest.
+        attachments: Of all.
+        each: By the index of the target.
+    """
+
+    each: Sequence[Parcel] = ()
+
+
+# ---- peer ------------------------------------------------------------------------------------------------------------
 
 
 class Pending(msgspec.Struct, frozen=True, eq=False):
@@ -356,3 +391,77 @@ Route = Callable[[Peer, Any, list[memoryview]], None]
 It raises `ProtocolError` when a message breaks the rules. If messages carry user values, it takes `peer.take_carried()`
 with each and keeps that as long as the payload.
 """
+
+
+# ---- who is called ---------------------------------------------------------------------------------------------------
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One actor: its process and its mesh."""
+
+    peer: Peer
+    mesh: MeshId
+
+
+# ---- the link of a process to itself: messages to own actors take the same road as all others ------------------------
+
+
+class LoopbackLink(Link):
+    """Delivers to the handler of this very process, from a task of its own, CONTROL first."""
+
+    def __init__(self, handler: LinkHandler) -> None:
+        self._handler = handler
+        self._lanes: tuple[deque[tuple[bytes, list[bytearray]]], ...] = (deque(), deque())
+        self._task: trio.lowlevel.Task | None = None
+        self._messages = 0
+        self._bytes = 0
+
+    def send(
+        self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
+    ) -> trio.Event | None:
+        """Queue a copy; credits of the floors above bound the queue."""
+        del flow
+        copies = [bytearray(body) for body in bodies]
+        self._lanes[lane].append((head, copies))
+        self._messages += 1
+        self._bytes += len(head) + sum(map(len, copies))
+        if self._task is not None:
+            task, self._task = self._task, None
+            trio.lowlevel.reschedule(task)
+        return None
+
+    def close(self) -> None:
+        """Do nothing: the link lives as long as its process."""
+
+    def abort(self) -> None:
+        """Drop what is queued."""
+        for lane in self._lanes:
+            lane.clear()
+
+    def statistics(self) -> LinkStatistics:
+        """Return the counters; what was sent is what was received."""
+        return LinkStatistics(self._messages, self._messages, self._bytes, self._bytes, 0, 0)
+
+    @trio.lowlevel.enable_ki_protection
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        control, data = self._lanes
+        while True:
+            for _ in range(len(control) + len(data)):
+                head, bodies = (control or data).popleft()
+                self._handler.received(self, memoryview(head), [memoryview(body) for body in bodies])
+                if not control and not data:
+                    break
+            if control or data:
+                await trio.lowlevel.checkpoint()
+            else:
+                await self._wait_for_message()
+
+    async def _wait_for_message(self) -> None:
+        self._task = trio.lowlevel.current_task()
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._task = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)

@@ -1,7 +1,6 @@
 """Two programs of one user on one host: one publishes handles under a name, others connect."""
 
-from trimesh._runtime.programs.connection import open_connection
-from trimesh._runtime.programs.handles import handle_of, handle_record
+from trimesh._runtime.programs.connection import handle_of, handle_record, open_connection
 from trimesh._runtime.programs.names import FILE_NAME, checked_file_name, checked_program_name
 from trimesh._runtime.programs.publication import open_publication
 

@@ -11,31 +11,35 @@ PC-2 When the connection ends, each process of the other program that is known h
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Mapping
 
+import attrs
 import trio
 
 from trimesh import limits
+from trimesh._runtime.calls.membership import family_of, membership_of
 from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import find_proc
 from trimesh._runtime.life.local_host import is_near
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import DeathOf, connection_lost, stopped
 from trimesh._runtime.peers.host import NoLinkError
-from trimesh._runtime.programs.names import dial
+from trimesh._runtime.programs.names import check_fit, dial, side_of
 from trimesh._runtime.programs.publication import controllers_transport
-from trimesh._runtime.programs.sides import check_fit, side_of
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.forks import ForgottenInChildren
+from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
 from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import ConnectError, LimitExceeded, ProtocolError, SpawnError
-from trimesh.ids import ProcId
+from trimesh.errors import ConnectError, LimitExceeded, ProtocolError, ShapeError, SpawnError
+from trimesh.ids import MeshId, ProcId
+from trimesh.shape.extent import Extent
+from trimesh.shape.region import Region
 
 _open: ForgottenInChildren[ProgramConnection] = ForgottenInChildren()
 
@@ -269,3 +273,55 @@ async def _next(broker: BrokerSocket, name: str) -> wire.AnyRecord:
         raise ConnectError(f"the program that publishes {name!r} has ended, or closed the connection") from error
     except ProtocolError as error:
         raise ConnectError(f"the program that publishes {name!r} is of another version of trimesh: {error}") from error
+
+
+# ---- a handle as a record, and back: numbers and names, no class and nothing that was pickled ------------------------
+
+
+def handle_record(proc: Proc, info: MeshInfo, region: Region, endpoints: Mapping[str, bool]) -> wire.PublishedHandle:
+    """Return what travels of a handle.
+
+    Raises:
+        RuntimeError: The mesh belongs to another program.
+    """
+    if info.family != family_of(proc):
+        raise RuntimeError(f"a program publishes meshes of its own, {info.name!r} is another one's: publish it there")
+    now = membership_of(proc, info).info
+    missing = region.missing()
+    return wire.PublishedHandle(
+        mesh=info.mesh,
+        owner=info.owner,
+        name=info.name,
+        actor=info.actor or "",
+        is_healing=info.is_healing,
+        base=tuple(region.base.items()),
+        extent=tuple(region.extent.items()),
+        table=tuple(attrs.evolve(region, excluded=frozenset[int]()).ranks()),
+        excluded=tuple(missing),
+        members=tuple(wire.PublishedMember(one.proc_id, one.host, one.pid, one.incarnation) for one in now.members),
+        endpoints=dict(endpoints),
+    )
+
+
+def handle_of(connection: ProgramConnection) -> tuple[MeshInfo, Region]:
+    """Return the handle that another program publishes.
+
+    Raises:
+        ConnectError: It is none.
+    """
+    handle = connection.handle
+    mesh, table, shown = MeshId(handle.mesh), handle.table, set(handle.table)
+    try:
+        base, extent = Extent(dict(handle.base)), Extent(dict(handle.extent))
+        fits = len(shown) == len(table) == extent.nelements and len(handle.members) == base.nelements
+        if not (fits and shown <= set(range(base.nelements)) and shown >= set(handle.excluded)):
+            raise ConnectError("the other program publishes a handle that is none")
+        region = Region(base, mesh=mesh, extent=extent, table=table, excluded=frozenset(handle.excluded))
+        whole = Region(base, mesh=mesh)
+    except ShapeError as error:
+        raise ConnectError(f"the other program publishes a handle that is none: {error}") from error
+    members = tuple(MemberInfo(ProcId(one.proc_id), one.host, one.pid, one.incarnation) for one in handle.members)
+    info = MeshInfo(
+        mesh, handle.name, handle.actor, whole, members, ProcId(handle.owner), handle.is_healing, connection.family
+    )
+    return info, region

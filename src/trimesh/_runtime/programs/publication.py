@@ -22,13 +22,12 @@ from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.local_host import LocalHost, accept_links, is_near
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import stopped
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.programs.names import TakenName, take_name
-from trimesh._runtime.programs.sides import check_fit, side_of
+from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.programs.names import TakenName, check_fit, side_of, take_name
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import BrokerSocket
 from trimesh._runtime.system.forks import ForgottenInChildren
-from trimesh._runtime.system.private_folder import credentials_of
+from trimesh._runtime.system.user_files import credentials_of
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.context_managers import asynccontextmanager

@@ -8,12 +8,18 @@ BK-2 A transfer that finds its process ended says how that has ended, as a call 
 BK-3 Memory is kept until its grant is dropped; if an access is still open then, until the process ends.
 BK-4 What is kept of others is read as long as they live by transfers as ever, and once they have ended where it is
      mapped.
+
+KP-1 It is mapped here without a claim: its owner may revoke and reuse it at any time, as if it were not kept. So
+only who knows by other means that it has not changed keeps it: a pinned version of a publication has not.
+KP-2 It is read, and never written, and only once its owner has ended. The kernel frees it with the last mapping,
+however the processes that have one end.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
@@ -36,8 +42,10 @@ from trimesh._transport.interface import (
     Transfer,
     TransferDone,
     TransferError,
+    TransferKind,
     UnderWay,
 )
+from trimesh._wire.memory import memory_at
 from trimesh.errors import (
     LimitExceeded,
     LinkLost,
@@ -56,6 +64,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
     from trimesh._wire.observed import PublicationRow
+
 
 _POLL_SECONDS_MAX: Final = 0.05
 
@@ -183,7 +192,7 @@ class Bulk:
         self._is_served = False
         self._attachments: dict[ProcessAddress, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
-        from trimesh._runtime.services.kept_memory import KeptMemory  # noqa: PLC0415 - loaded with the first block
+        # MERGED
         from trimesh._runtime.services.linked_moves import LinkedMoves  # noqa: PLC0415 - loaded with the first block
 
         self.kept: Final = KeptMemory()
@@ -481,3 +490,50 @@ def describe(granted: Granted) -> str:
 def _located(error: Exception, granted: Granted) -> Exception:
     set_origin(error, granted.origin)
     return error
+
+
+# ---- memory of other processes that this one goes on reading when they have ended ------------------------------------
+
+
+class KeptMemory:
+    """What one process keeps of others."""
+
+    def __init__(self) -> None:
+        self._views: dict[tuple[int, int, int, bytes], list[memoryview]] = {}
+
+    @contextmanager
+    def holding(self, granted: Granted, view: memoryview) -> Generator[None]:
+        """Let transfers find some memory for as long as a block."""
+        key = _key(granted)
+        views = self._views.setdefault(key, [])
+        views.append(view)
+        try:
+            yield
+        finally:
+            views.remove(view)
+            if not views:
+                self._views.pop(key, None)
+
+    def find(self, granted: Granted) -> memoryview | None:
+        views = self._views.get(_key(granted))
+        return views[0] if views else None
+
+    async def move(self, granted: Granted, transfer: Transfer) -> TransferDone | None:
+        """Make a transfer whose owner has ended; return None if it cannot be made.
+
+        Blocking: a checkpoint, cancellable, after each piece.
+        """
+        view, size = self.find(granted), transfer.local.nbytes
+        if view is None or transfer.kind is not TransferKind.READ or transfer.offset + size > view.nbytes:
+            return None
+        here = memory_at(transfer.local.address, size, None)
+        for at in range(0, size, limits.KEPT_PIECE_BYTES):
+            end = min(size, at + limits.KEPT_PIECE_BYTES)
+            here[at:end] = view[transfer.offset + at : transfer.offset + end]
+            await trio.lowlevel.checkpoint()
+        return TransferDone(Carrier.SHM)
+
+
+def _key(granted: Granted) -> tuple[int, int, int, bytes]:
+    grant = granted.grant
+    return granted.home.epoch, grant.place, grant.generation, grant.secret

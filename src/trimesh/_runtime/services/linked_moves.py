@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.parcel import Parcel
+from trimesh._runtime.peers.peer import Parcel
 from trimesh._transport.interface import End, Grant, Span, Transfer, TransferDone, TransferError, TransferKind, UnderWay
 from trimesh._wire import messages
 from trimesh._wire.memory import memory_at, writable

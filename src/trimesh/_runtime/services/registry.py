@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.peers.peer import Parcel, Peer
 from trimesh._runtime.peers.senders import may_open_service
-from trimesh._runtime.values.payload import take_payload
+from trimesh._runtime.values.codec import take_payload
 from trimesh._transport.interface import Buffer
 from trimesh._wire import messages
 from trimesh._wire.memory import NotYet

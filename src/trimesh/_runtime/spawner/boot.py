@@ -9,9 +9,11 @@ spawner (`SetupRefused`) and nothing of the process is left; what fails later is
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import resource
@@ -19,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 import types
@@ -30,14 +33,13 @@ from typing import Any, Final, NoReturn, cast
 
 import msgspec
 
+from trimesh import limits
 from trimesh._runtime.spawner import wire
-from trimesh._runtime.spawner.privileges import Privileges, assume
-from trimesh._runtime.spawner.process_end import end_process
+from trimesh._runtime.spawner.inheritance import Privileges, assume
 from trimesh._runtime.spawner.socket import BrokerSocket, memfd_of, read_exactly
-from trimesh._runtime.system import prctl, records
-from trimesh._runtime.system.script_pickle import carry_script
+from trimesh._runtime.system import linux, records
+from trimesh._runtime.system.forks import carry_script, keep_trackers
 from trimesh._runtime.system.seeds import ProcSeeds
-from trimesh._runtime.system.tracker import keep_trackers
 from trimesh.errors import ProtocolError, leaves
 
 EXIT_REFUSED: Final = 71
@@ -78,7 +80,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
     handled_signals: tuple[int, ...]
     spawner_pid: int
     privileges: Privileges
-    marker: prctl.ProcessMarker
+    marker: linux.ProcessMarker
 
 
 def run_forked(start: WorkerStart) -> NoReturn:
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
 def leave_spawner(start: WorkerStart) -> None:
     """Leave the spawner's session, descriptors and signal handling behind."""
     os.setsid()
-    prctl.set_parent_death_signal(signal.SIGKILL)
+    linux.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != start.spawner_pid:
         os._exit(EXIT_REFUSED)  # the spawner is gone, and with it all that would hear
     _reset_signals(start.handled_signals)
@@ -143,7 +145,7 @@ def leave_spawner(start: WorkerStart) -> None:
     for fd, target in ((start.stdout, 1), (start.stderr, 2)):
         if fd is not None:
             os.dup2(fd, target)
-    prctl.close_others({0, 1, 2, start.link, start.broker, *start.lifelines, *start.kept})
+    linux.close_others({0, 1, 2, start.link, start.broker, *start.lifelines, *start.kept})
 
 
 def take_privileges(start: WorkerStart) -> None:
@@ -158,7 +160,7 @@ def take_privileges(start: WorkerStart) -> None:
             "a new process gets the privileges of the process that asks for it, and no more, but the spawner cannot "
             f"hand on {found}: spawn before they are given up, or let the controller spawn"
         )
-    prctl.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it where users or capabilities change
+    linux.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it where users or capabilities change
     if os.getppid() != start.spawner_pid:
         os._exit(EXIT_REFUSED)
 
@@ -177,14 +179,14 @@ def _reset_signals(handled: Sequence[int]) -> None:
 
 
 def _name_process(config: records.WorkerConfig) -> None:
-    prctl.set_process_name(f"{config.mesh[:9]}.{config.rank}")
+    linux.set_process_name(f"{config.mesh[:9]}.{config.rank}")
 
 
 def take_over(launch: wire.Launch, preload_env: Mapping[bytes, bytes], family: int) -> None:
     """Take over environment, working directory, limits and umask of the caller (rule O2)."""
     context, config = launch.context, launch.config
-    marker = prctl.marker_of(family, config.proc_id).encode()
-    env = {**preload_env, **context.env, prctl.MARKER.encode(): marker}
+    marker = linux.marker_of(family, config.proc_id).encode()
+    env = {**preload_env, **context.env, linux.MARKER.encode(): marker}
     before = dict(os.environb)
     for name in before.keys() - env.keys():
         del os.environb[name]
@@ -439,3 +441,71 @@ def _code_of(error: SystemExit) -> int:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{error.code}\n")
     return 1
+
+
+# ---- the end of a worker (rule O3): threads, `atexit` functions, finalizers, flushed streams, `os._exit` -------------
+
+
+def end_process(code: int, signum: int | None = None) -> NoReturn:
+    """End as rule O3 says: threads (bounded), atexit functions, flush, `os._exit`; the interpreter is not finalised.
+
+    Args:
+        signum: A signal whose default action ends the process instead, so that its status says what has ended it.
+    """
+
+    def expire(_signum: int, _frame: types.FrameType | None) -> None:
+        current = threading.current_thread()
+        names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not current]
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(
+                f"trimesh: the process ends although threads still run after {limits.THREAD_SHUTDOWN_SECONDS} s: "
+                f"{', '.join(names)}\n"
+            )
+        # From within the wait: how an exception would come out of it differs between Python versions.
+        _leave(code, signum)
+
+    try:
+        signal.signal(signal.SIGALRM, expire)
+        signal.setitimer(signal.ITIMER_REAL, limits.THREAD_SHUTDOWN_SECONDS)
+        # What finalisation does: tells pools to end, then waits for threads that are no daemons.
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except BaseException as error:  # noqa: BLE001 - a broken hook of a module must not keep the process
+        sys.excepthook(type(error), error, error.__traceback__)
+    _leave(code, signum)
+
+
+def _leave(code: int, signum: int | None) -> NoReturn:
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    try:
+        atexit._run_exitfuncs()  # noqa: SLF001 - what the interpreter itself calls
+        if signum is None:
+            _finalize_cycles(code)
+    finally:
+        _flush()
+        if signum is not None:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+        os._exit(code & 0xFF)
+
+
+def _finalize_cycles(code: int) -> None:
+    """Run `__del__` and finalizers of what only reference cycles keep, as the interpreter would: those of actors, say.
+
+    One that does not return is cut off after `limits.FINALIZE_SECONDS`.
+    """
+
+    def expire(*_: object) -> NoReturn:
+        _flush()
+        os._exit(code & 0xFF)
+
+    signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, limits.FINALIZE_SECONDS)
+    gc.collect()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # a reader that is gone, a stream that was closed
+            stream.flush()

@@ -1,17 +1,41 @@
-"""A process's connection to the spawner, under Trio: requests with answers, notices, and its loss."""
+"""A process's connection to the spawner, under Trio: requests with answers, notices, and its loss.
+
+The spawners of one controller, and what they ask about each other's processes.
+
+Each spawner knows its own workers only. A worker's question about any other process goes this way, over connections
+that are there already:
+
+    worker --Connect--> spawner --ForeignConnect--> controller --Connect--> every other spawner
+           <-Connected- target's spawner makes the socket pair; its worker gets `Incoming`; the other end comes back
+
+Between two hosts of one job that end goes from agent to agent instead (`system/records`), and the controller says so.
+
+It takes the controller's Trio loop: while that is busy, links between workers of different spawners wait, and nothing
+else does.
+
+Invariants
+    SS-1  Every question gets one answer, unless its spawner ends first; one that no spawner can answer, the answer
+          that a spawner gives about a process that it never had.
+    SS-2  How a process ended is known for as long as the controller has a block, also after its own spawner's end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import count
-from typing import Protocol
+from typing import Final, Protocol
 
+import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
-from trimesh._runtime.system.records import AgentReady, ConnectedDirect, Listening, Parted, Relayed, Tunnel
+from trimesh._runtime.spawner.workers import ExitHistory, kill_marked
+from trimesh._runtime.system import records
+from trimesh._runtime.system.output import OutputPrinter
+from trimesh._runtime.system.records import AgentReady, Arriving, ConnectedDirect, Listening, Parted, Relayed, Tunnel
 from trimesh.errors import ProtocolError, SpawnError, TrimeshError
 
 
@@ -268,3 +292,187 @@ class SpawnerClient:
 
 def _close_fds(received: Received) -> None:
     close_all(received.fds)
+
+
+# ---- the spawners of one controller, and what they ask about each other's processes ----------------------------------
+
+Question = wire.ForeignConnect | wire.ForeignExitOf
+
+_NOWHERE: Final = wire.ConnectFailed(1, "it has ended, or never was", is_gone=True)
+_SILENT: Final = wire.ConnectFailed(1, f"its spawner did not answer for {limits.FOREIGN_CONNECT_SECONDS:g} s")
+
+
+_SWEEP_SECONDS: Final = 0.01
+
+
+async def kill_rest(root_id: int, spared: Callable[[], Collection[int]] = tuple) -> None:
+    """Kill what a spawner has left behind, by the mark of its family; what lives below `spared` is not touched.
+
+    Blocking: until nothing of it is there, for at most `limits.KILL_SECONDS`. Once is not enough: what is just
+    executing another program cannot be told yet, and what is just being forked is not seen.
+    """
+    with trio.move_on_after(limits.KILL_SECONDS):
+        while kill_marked(root_id, spared()):  # noqa: ASYNC110 - processes of others set no event
+            await trio.sleep(_SWEEP_SECONDS)
+
+
+class FarPlace(msgspec.Struct, frozen=True, eq=False):
+    """Where a spawner on another host is.
+
+    Attributes:
+        agent: Incarnation of the agent that speaks for it.
+        realm: What all agents have in common that may talk to each other: the authority behind their certificates.
+    """
+
+    agent: int
+    realm: object
+
+
+class Siblings:
+    """The spawners of one controller.
+
+    Attributes:
+        exits: How processes of all spawners, those that have ended included, have ended.
+        printer: Shows what they write.
+    """
+
+    def __init__(self) -> None:
+        self.exits = ExitHistory()
+        self.printer = OutputPrinter()
+        self._clients: dict[SpawnerClient, int] = {}
+        self._far: dict[SpawnerClient, FarPlace] = {}
+        self._stopping: set[SpawnerClient] = set()
+
+    def add(self, client: SpawnerClient, pid: int) -> None:
+        self._clients[client] = pid
+
+    def add_far(self, client: SpawnerClient, place: FarPlace) -> None:
+        """Take in those of another host, which its agent speaks for."""
+        self._clients[client] = 0
+        self._far[client] = place
+
+    def stopping(self, client: SpawnerClient) -> None:
+        """Learn that a spawner is told to stop: it is asked nothing any more, but what it says counts."""
+        self._stopping.add(client)
+
+    def remove(self, client: SpawnerClient) -> None:
+        self._clients.pop(client)
+        self._stopping.discard(client)
+        self._far.pop(client, None)
+
+    @trio.lowlevel.enable_ki_protection
+    async def kill_rest(self, client: SpawnerClient, root_id: int) -> None:
+        """Kill what a spawner has left behind; what lives below another one is not touched. See `kill_rest`."""
+        await kill_rest(root_id, lambda: self._pids_but(client))
+
+    def _pids_but(self, client: SpawnerClient) -> list[int]:
+        return [pid for other, pid in self._clients.items() if other is not client]
+
+    @trio.lowlevel.enable_ki_protection
+    async def answer(self, asking: SpawnerClient, question: Question) -> None:
+        """Answer the question of one spawner by asking the others.
+
+        Blocking: checkpoint. About a connection at most `limits.FOREIGN_CONNECT_SECONDS`; about an end until then.
+        """
+        others = [client for client in self._clients if client is not asking]
+        fds: tuple[int, ...] = ()
+        if isinstance(question, wire.ForeignConnect):
+            record, fds = await self._connect(others, question, self._far.get(asking))
+        else:
+            record = wire.ExitKnown(question.request, await self._exit_of(others, question.proc_id))
+        if asking in self._stopping:
+            close_all(fds)
+        else:
+            asking.post(record, fds)
+
+    async def _connect(
+        self, others: list[SpawnerClient], question: wire.ForeignConnect, asking: FarPlace | None
+    ) -> tuple[wire.Answer | Arriving, tuple[int, ...]]:
+        async def ask(client: SpawnerClient) -> Received | None:
+            if client in self._stopping:
+                return None
+            received = await client.ask(lambda request: self._connect_of(client, request, question, asking))
+            failed = received.record
+            if isinstance(failed, ConnectedDirect):
+                return msgspec.structs.replace(received, record=self._arriving(client, question))
+            return None if isinstance(failed, wire.ConnectFailed) and failed.is_gone and not failed.exit else received
+
+        received, record = None, _NOWHERE
+        known = self.exits.get(question.target)
+        if known is None:
+            with trio.move_on_after(limits.FOREIGN_CONNECT_SECONDS) as scope:
+                received = await first_answer(ask, others)
+            if scope.cancelled_caught:
+                record = _SILENT
+            known = self.exits.get(question.target)
+        if received is None:
+            return msgspec.structs.replace(record, request=question.request, exit=known), ()
+        if isinstance(received.record, Arriving):
+            return received.record, ()
+        if isinstance(received.record, wire.ConnectFailed):
+            return msgspec.structs.replace(received.record, request=question.request), ()
+        if not received.fds:
+            return wire.ConnectFailed(question.request, "the controller has no descriptor left"), ()
+        is_far_pair = isinstance(received.record, wire.Connected) and received.record.is_far
+        return wire.Connected(question.request, is_far_pair), received.fds
+
+    def _connect_of(
+        self, client: SpawnerClient, request: int, question: wire.ForeignConnect, asking: FarPlace | None
+    ) -> wire.Connect:
+        its = self._far.get(client)
+        if asking is None or its is None or asking.realm is not its.realm:
+            is_far = asking is not None or its is not None
+            return wire.Connect(request, question.target, question.source, is_far)
+        return wire.Connect(
+            request, question.target, question.source, is_far=True, agent=asking.agent, answers=question.request
+        )
+
+    def _arriving(self, client: SpawnerClient, question: wire.ForeignConnect) -> wire.AnyRequest:
+        its = self._far.get(client)
+        if its is None or client.lost is not None:  # the agent that has asked may have heard of that already
+            return msgspec.structs.replace(_NOWHERE, request=question.request)
+        return Arriving(question.request, its.agent)
+
+    async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> records.ExitRecord | None:
+        async def ask(client: SpawnerClient) -> Received | None:
+            if client in self._stopping:
+                await client.ended.wait()
+                return None
+            received = await client.ask(lambda request: wire.ExitOf(request, proc_id))
+            return received if isinstance(received.record, wire.ExitKnown) and received.record.exit else None
+
+        known = self.exits.get(proc_id)
+        if known is None:
+            received = await first_answer(ask, others)
+            if received is not None and isinstance(received.record, wire.ExitKnown):
+                return received.record.exit
+        return known or self.exits.get(proc_id)
+
+
+async def first_answer(
+    ask: Callable[[SpawnerClient], Awaitable[Received | None]], clients: Sequence[SpawnerClient]
+) -> Received | None:
+    """Ask all at once and return the first answer that is one; at most one spawner knows a process.
+
+    Blocking: until then, or until all have none. When cancelled, descriptors that have come are closed.
+    """
+    found = list[Received]()
+
+    async def run(client: SpawnerClient) -> None:
+        with suppress(SpawnerLostError, OSError):
+            received = await ask(client)
+            if received is not None:
+                found.append(received)
+                nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for client in clients:
+                nursery.start_soon(run, client)
+    except BaseException:
+        for received in found:
+            close_all(received.fds)
+        raise
+    for received in found[1:]:
+        close_all(received.fds)
+    return found[0] if found else None

@@ -6,28 +6,50 @@ Invariants
     SP-3  Every worker that was `Launched` gets exactly one `Exited`, after it was reaped.
     SP-4  When the controller or its connection ends, every descendant is killed before the spawner exits.
     SP-5  Nothing here waits for a process of the family to read: what has no room is queued, output is dropped.
+
+The spawner: a small single-threaded process that forks workers, reaps them, and ends with its controller.
+
+    controller --exec--> import what workers need --> Ready --> poll loop (`spawner_loop`) until Stop or death
+
+The client passes three arguments: the broker socket, the controller's pidfd, the controller's pid. Its program has
+disabled the collector: imports make no garbage worth looking for.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
+import resource
 import select
 import signal
 import socket
+import sys
 import time
+import traceback
 import types
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Final, NoReturn
+
+import msgspec
+import trio
 
 from trimesh import limits
 from trimesh._runtime.spawner import boot, wire
-from trimesh._runtime.spawner.families import Connection, ExitHistory, OutputPipe, SpawnedWorker, prepare
-from trimesh._runtime.spawner.foreign_children import ForeignQuestions
-from trimesh._runtime.spawner.orphans import Children, Orphans
-from trimesh._runtime.spawner.privileges import privileges_of
+from trimesh._runtime.spawner.inheritance import privileges_of
 from trimesh._runtime.spawner.socket import BrokerSocket, close_all
-from trimesh._runtime.system import exits, prctl, records
+from trimesh._runtime.spawner.workers import (
+    Children,
+    Connection,
+    ExitHistory,
+    Orphans,
+    OutputPipe,
+    SpawnedWorker,
+    prepare,
+)
+from trimesh._runtime.system import exits, linux, records
+from trimesh._runtime.system.forks import carry_script, keep_trackers
 from trimesh._runtime.system.output import OutputQueue
 from trimesh.errors import ProtocolError
 
@@ -60,7 +82,7 @@ class Spawner:
         root: BrokerSocket,
         root_id: int,
         controller_pidfd: int,
-        marker: prctl.ProcessMarker,
+        marker: linux.ProcessMarker,
         preload_env: Mapping[bytes, bytes],
         kept_fds: frozenset[int],
     ) -> None:
@@ -498,3 +520,205 @@ class Spawner:
             events = dict(waiter.poll(max(left, 0) * 1000)) if self._root.broker.queued else {}
             if left <= 0 or self._controller_pidfd in events:
                 return
+
+
+# ---- questions of workers about processes that their spawner does not know, as the spawner sees them -----------------
+
+# They go to the controller, which asks its other spawners (`spawner_siblings`); the answer goes back as if it were
+# ours.
+
+Send = Callable[[Connection, wire.AnyRecord, tuple[int, ...]], bool]
+"""Sends, or queues, a record with descriptors, which are given away; returns False when it will never arrive."""
+
+
+class ForeignQuestions:
+    """What was asked and is not answered yet; one entry for each request of a worker.
+
+    Args:
+        root: Connection of the controller.
+    """
+
+    def __init__(self, root: Connection, send: Send) -> None:
+        self._root = root
+        self._send = send
+        self._numbers = count(1)
+        self._asked: dict[int, tuple[Connection, int]] = {}
+
+    def may_ask(self, sender: Connection, proc_id: int) -> bool:
+        """Return whether the controller may know more about a process; it asks each spawner itself."""
+        return sender is not self._root and proc_id != self._root.proc_id
+
+    def connect(self, sender: Connection, question: wire.Connect) -> None:
+        """Ask for a connection to a process of another spawner."""
+        number = self._add(sender, question.request)
+        self._send(self._root, wire.ForeignConnect(number, sender.proc_id, question.target), ())
+
+    def exit_of(self, sender: Connection, question: wire.ExitOf) -> None:
+        """Ask how a process of another spawner has ended."""
+        self._send(self._root, wire.ForeignExitOf(self._add(sender, question.request), question.proc_id), ())
+
+    def _add(self, sender: Connection, request: int) -> int:
+        number = next(self._numbers)
+        self._asked[number] = (sender, request)
+        return number
+
+    def answered(self, answer: wire.Answer, fds: tuple[int, ...]) -> None:
+        """Hand on what the controller says. The descriptors are given away.
+
+        Raises:
+            ProtocolError: It was not asked for.
+        """
+        asked = self._asked.pop(answer.request, None)
+        if asked is None:
+            close_all(fds)
+            raise ProtocolError(f"the controller answers what was asked, got an answer to {answer.request}")
+        sender, request = asked
+        if isinstance(answer, wire.Connected) and not fds:
+            self._send(sender, wire.ConnectFailed(request, "the spawner has no descriptor left"), ())
+        else:
+            self._send(sender, msgspec.structs.replace(answer, request=request), fds)
+
+
+# ---- main ------------------------------------------------------------------------------------------------------------
+
+# The spawner: a small single-threaded process that forks workers, reaps them, and ends with its controller.
+
+EXIT_FATAL: Final = 70
+"""Exit code after an error of the spawner itself, or of a module it was told to import."""
+
+_THREAD_PROBES: Final = 20
+_THREAD_PROBE_SECONDS: Final = 0.005
+
+
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Be the spawner, and in each child it forks the worker."""
+    socket_fd, controller_pidfd, controller_pid = (int(argument) for argument in arguments)
+    marker = linux.ProcessMarker()
+    linux.set_parent_death_signal(signal.SIGKILL)
+    if os.getppid() != controller_pid:
+        os._exit(EXIT_FATAL)
+    for fd in (socket_fd, controller_pidfd):
+        os.set_inheritable(fd, False)  # noqa: FBT003
+    root = BrokerSocket(socket.socket(fileno=socket_fd))
+    spawner: Spawner | None = None
+    try:
+        spawner = _start(root, controller_pidfd, marker)
+        spawner.run()
+    except ForkedChild as child:
+        assert spawner is not None
+        spawner.forget()
+        start = child.start
+    except BaseException as error:  # noqa: BLE001 - the last frame of the process; the controller is told
+        _fail(root, spawner, error)
+    else:
+        os._exit(0)
+    del spawner, root
+    boot.run_forked(start)
+
+
+def _fail(root: BrokerSocket, spawner: Spawner | None, error: BaseException) -> NoReturn:
+    text = str(error) if isinstance(error, boot.RefusalError) else "".join(traceback.format_exception(error))
+    with contextlib.suppress(BaseException):
+        root.send(wire.Fatal(text[-_TEXT_CHARS_MAX:]))
+    with contextlib.suppress(BaseException):
+        if spawner is not None:
+            spawner.end_family()
+    os._exit(EXIT_FATAL)
+
+
+def _start(root: BrokerSocket, controller_pidfd: int, marker: linux.ProcessMarker) -> Spawner:
+    linux.become_subreaper()
+    linux.set_process_name("trimesh-spawner")
+    _raise_descriptor_limit()
+    hello = _wait_hello(root, controller_pidfd)
+    marker.family = hello.agent or hello.root_id
+    marker.write(marker.family)
+    keep_trackers()
+    carry_script()
+    own_fds, env = _open_fds(), dict(os.environb)
+    for name in hello.modules:
+        boot.import_preload(name)
+        check_forkable(name)
+    load_native()
+    kept_fds = frozenset(_open_fds() - own_fds)
+    preload_env = {name: value for name, value in os.environb.items() if env.get(name) != value}
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    # From here on workers may exist, and only this process can end all of them: it must see the controller's death
+    # itself. The signal merely continues a spawner that was stopped.
+    linux.set_parent_death_signal(signal.SIGCONT)
+    gc.freeze()  # the collector of a worker does not touch, and so does not copy, what all share
+    gc.enable()
+    return Spawner(root, hello.root_id, controller_pidfd, marker, preload_env, kept_fds)
+
+
+def load_native() -> None:
+    """Load the native library for all workers, where they are going to use it; it starts no thread by that."""
+    if "trimesh._native.lib" in sys.modules:
+        from trimesh._native import lib  # noqa: PLC0415 - not otherwise
+
+        with contextlib.suppress(lib.NativeLibraryError):  # a worker that needs it will say so
+            lib.load()
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as we may: about eight a worker. Workers get their caller's limit back."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _wait_hello(root: BrokerSocket, controller_pidfd: int) -> wire.Hello:
+    waiter = select.poll()
+    waiter.register(root.fileno(), select.POLLIN)
+    waiter.register(controller_pidfd, select.POLLIN)
+    while True:
+        if controller_pidfd in dict(waiter.poll()):
+            os._exit(EXIT_FATAL)
+        received = root.receive()
+        if received is not None:
+            if isinstance(received.record, wire.Hello):
+                return received.record
+            raise ProtocolError(f"the controller says Hello first, got {type(received.record).__name__}")
+
+
+def _open_fds() -> set[int]:
+    found = set[int]()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+            os.fstat(int(name))
+            found.add(int(name))
+    return found
+
+
+def check_forkable(name: str) -> None:
+    """Check that this process can still be forked after the import of `name` (rule O2).
+
+    Raises:
+        RefusalError: The module started a thread, CUDA, or Trio.
+    """
+    problem = None
+    torch: Any = sys.modules.get("torch")
+    threads = _thread_count()
+    if trio.lowlevel.in_trio_run():
+        problem = "it runs Trio"
+    elif torch is not None and torch.cuda.is_initialized():
+        problem = "it has initialised CUDA"
+    elif threads != 1:
+        problem = f"it has started {threads - 1} thread(s)"
+    if problem is not None:
+        raise boot.RefusalError(
+            f"a preloaded module must leave the process fit to be forked, but after importing {name!r} {problem}; "
+            "leave it out of preload=, or write python=sys.executable to start processes by exec"
+        )
+
+
+def _thread_count() -> int:
+    """Count threads; one that has just ended may be seen for a moment."""
+    count = 1
+    for _ in range(_THREAD_PROBES):
+        count = len(os.listdir("/proc/self/task"))
+        if count == 1:
+            break
+        time.sleep(_THREAD_PROBE_SECONDS)
+    return count

@@ -15,13 +15,15 @@ Each record is one tagged msgpack array; unknown tags and fields are refused. De
 Texts of the operating system (paths, environment) are bytes, because they need not be valid Unicode.
 """
 
-# Annotations are not texts here: msgspec would compile each of them in every new process.
+from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
+from trimesh._runtime.system.cpu_binding import Bind, CpuBinding
 from trimesh._runtime.system.records import (
     ENTRY,
     AgentReady,
@@ -39,8 +41,13 @@ from trimesh._runtime.system.records import (
     Tunnel,
     WorkerConfig,
 )
+from trimesh.config import Settings
 from trimesh.errors import ProtocolError
 from trimesh.ids import ID_MAX
+from trimesh.shape.extent import Point
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
 
 Request = Annotated[int, Meta(ge=1, le=ID_MAX)]
 
@@ -481,3 +488,28 @@ def decode(data: bytes) -> AnyRecord | Detached:
         return _decoder.decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's own errors and UnicodeDecodeError are ValueErrors
         raise ProtocolError(f"a broker socket carries spawner records, got {len(data)} bytes: {error}") from None
+
+
+# ---- how the processes of one mesh are started -----------------------------------------------------------------------
+
+
+class ProcOptions(msgspec.Struct, frozen=True):
+    """How the processes of one mesh are started; see `HostMesh.spawn_procs`.
+
+    Attributes:
+        binding: What has come of `bind` on the machine that they start on.
+    """
+
+    env: Mapping[str, str] | Callable[[Point], Mapping[str, str]] | None = None
+    setup: Callable[[], Any] | None = None
+    python: str | None = None
+    preload: tuple[str, ...] = ()
+    grace: float = Settings().grace
+    output: Any = "forward"
+    seed: int | None = None
+    pickled: bool | None = None
+    rendezvous: bool = False
+    shared: bool = False
+    bind: Bind | None = None
+    binding: CpuBinding | None = None
+    settings: Settings = Settings()

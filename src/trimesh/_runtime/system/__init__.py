@@ -1,15 +1,13 @@
 """This process and its children, as the operating system sees them: started, watched, ended, diagnosed."""
 
-from trimesh._runtime.system.child import checked_output, checked_variables
-from trimesh._runtime.system.command import run_process
-from trimesh._runtime.system.cpu_binding import Bind, checked_bind
+from trimesh._runtime.system.child import checked_output, checked_variables, run_process
+from trimesh._runtime.system.cpu_binding import Bind, checked_bind, host_name
 from trimesh._runtime.system.exits import parent_of, signal_name, start_of
 from trimesh._runtime.system.forks import is_thread_of_parent
-from trimesh._runtime.system.machine import host_name
+from trimesh._runtime.system.linux import MARKER, close_others, set_parent_death_signal, set_process_name
 from trimesh._runtime.system.output import LineCutter, Tail
-from trimesh._runtime.system.prctl import MARKER, close_others, set_parent_death_signal, set_process_name
 from trimesh._runtime.system.seeds import SEED_MAX
-from trimesh._runtime.system.settings_source import read_sources
+from trimesh._runtime.system.user_files import read_sources
 
 __all__ = [
     "MARKER",

@@ -7,6 +7,7 @@ run of neighbours: of C cores, sorted by node, the process of rank r of n gets t
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -144,3 +145,11 @@ def checked_bind(bind: Any) -> Bind | None:
     raise TypeError(
         f'bind must be "cores", "numa", or a function of the point and the cores that returns CPUs, got {bind!r}'
     )
+
+
+# ---- the name of this machine, as text that can be encoded -----------------------------------------------------------
+
+
+def host_name() -> str:
+    r"""Return the name of this machine; bytes that are not UTF-8, which the kernel takes, are written as `\xff`."""
+    return os.fsencode(socket.gethostname()).decode("utf-8", "backslashreplace")

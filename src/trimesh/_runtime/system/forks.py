@@ -9,12 +9,19 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import weakref
-from typing import Final, Generic, NoReturn, Protocol, TypeVar
+from collections.abc import Sequence
+from types import FunctionType, ModuleType
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 import trio
+
+from trimesh._runtime.system import linux
+from trimesh._runtime.system.seeds import when_imported
+from trimesh._wire.pickled.by_value import MAIN_NAMES, find
 
 
 class Forgettable(Protocol):
@@ -101,3 +108,132 @@ class _EndOfStep(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         del task
         end_child(None)
+
+
+# ---- `breakpoint()` in a process that has no terminal ----------------------------------------------------------------
+
+
+def refuse_breakpoints(setting: str) -> None:
+    """Let `breakpoint()` say what to do instead: pdb would read an end of file and raise `BdbQuit`.
+
+    A debugger that `PYTHONBREAKPOINT` names, or the program has set, stays.
+
+    Args:
+        setting: The one by which no terminal can come.
+    """
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        del args, kwargs
+        raise RuntimeError(
+            f"breakpoint() in a process of a mesh waits for `trimesh debug`, which TRIMESH_{setting.upper()}=off rules "
+            "out: leave that setting out; or spawn the actor on this_proc(), or run it under "
+            "@trimesh.testing.simulate, where it is in your process"
+        )
+
+    if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
+        sys.breakpointhook = refuse
+
+
+# ---- the resource tracker of `multiprocessing`, which outlives the processes that it cleans up after -----------------
+
+# It is a process that the first user of shared memory or of a semaphore starts. It reads their names from a pipe, and
+# unlinks what is left when the last process that can write there is gone. Whatever a worker has started is killed with
+# it, by its group, its session or its mark; of that the tracker has none, so that it ends by itself, moments later. Its
+# own mark says so to the spawner, which waits for it, not for long, when the family ends.
+
+TRACKER_MARK: Final = "TRIMESH_TRACKER"
+"""Environment variable of a resource tracker, in place of `spawner_prctl.MARKER`."""
+
+_MODULE: Final = "multiprocessing.resource_tracker"
+
+
+def keep_trackers() -> None:
+    """Let trackers that this process, and what is forked from it, will start be ones that outlive their users."""
+    when_imported(_MODULE, _keep)
+
+
+def release_tracker() -> None:
+    """Let go of the tracker that this process uses, if any: it ends when all other users have ended, too."""
+    module: Any = sys.modules.get(_MODULE)
+    tracker: Any = getattr(module, "_resource_tracker", None)
+    fd = getattr(tracker, "_fd", None)
+    if isinstance(fd, int):
+        os.close(fd)
+        tracker._fd = None  # noqa: SLF001 - it has no method that does not wait
+
+
+def _keep(module: ModuleType) -> None:
+    tracker: Any = module
+    tracker.util = _Starting(tracker.util)
+
+
+class _Starting:
+    """`multiprocessing.util` as the module of the tracker sees it, which starts the process by it."""
+
+    def __init__(self, util: Any) -> None:
+        self._util = util
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._util, name)
+
+    def spawnv_passfds(self, path: str | bytes, args: Sequence[str | bytes], passfds: Sequence[int]) -> int:
+        """Start a tracker, in a session of its own; return its pid."""
+        env = {name: value for name, value in os.environ.items() if name != linux.MARKER}
+        env[TRACKER_MARK] = "1"
+        process = subprocess.Popen(  # noqa: S603 - what multiprocessing starts
+            args, executable=path, pass_fds=passfds, env=env, restore_signals=False, start_new_session=True
+        )
+        process.returncode = 0  # multiprocessing waits for it by its pid, or nothing does
+        return process.pid
+
+
+# ---- what `multiprocessing` of a worker does with classes and functions of the user's script -------------------------
+
+# In a worker they came by value, and its `__main__` has no file that a process started by `spawn` or `forkserver` could
+# run again, as it does in plain Python. So they go by value there, too: with their name, and what makes them where the
+# name is not known. They are put on `__main__` there, so that pickles that come back by name mean those of this worker.
+
+
+def carry_script() -> None:
+    """Let what `multiprocessing` pickles in this process, and in what is forked from it, carry the user's script."""
+    when_imported("multiprocessing.reduction", _carry)
+
+
+def _carry(module: ModuleType) -> None:
+    reduction: Any = module
+    reduction.ForkingPickler.reducer_override = _reduce
+
+
+def _reduce(_: object, thing: Any) -> Any:
+    if isinstance(thing, (FunctionType, type)) and thing.__module__ in MAIN_NAMES:
+        return make, (thing.__qualname__, _cloudpickle().dumps(thing))
+    return NotImplemented
+
+
+def make(name: str, data: bytes) -> Any:
+    """Return a class or function of the script: that of this process's `__main__`, or one made from a pickle.
+
+    Called where the pickle is loaded: in a child of a worker, forked or not, or in the worker itself.
+    """
+    main = sys.modules["__main__"]
+    found: Any = find(main, name)
+    if found is None:
+        found = _cloudpickle().loads(data)
+        _place(main, found)
+        attributes: dict[str, Any] = found.__dict__
+        for one in (found, *attributes.values()):
+            if isinstance(one, FunctionType):
+                for used in one.__globals__.values():
+                    _place(main, used)
+    return found
+
+
+def _cloudpickle() -> Any:
+    import cloudpickle  # noqa: PLC0415 - needed by few workers
+
+    return cloudpickle
+
+
+def _place(main: ModuleType, thing: Any) -> None:
+    if isinstance(thing, (FunctionType, type)) and thing.__module__ in MAIN_NAMES and thing.__qualname__.isidentifier():
+        main.__dict__.setdefault(thing.__qualname__, thing)

@@ -1,18 +1,20 @@
 """Small parts of tasks: contexts, callers of other loops, interrupts, errors that only follow from a stop."""
 
-from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh._runtime.tasks.background import effective_deadline, split_cancelled
 from trimesh._runtime.tasks.coroutines import await_chain, hidden_awaits, set_outside_tasks
-from trimesh._runtime.tasks.crossing import Site, Waiting, wake, woken_elsewhere
-from trimesh._runtime.tasks.deadline import effective_deadline
-from trimesh._runtime.tasks.foreign import (
+from trimesh._runtime.tasks.crossing import (
+    HeldBlock,
+    Site,
     TrioBlock,
+    Waiting,
     in_trio,
     in_trio_block,
     in_trio_now,
     in_trio_taking,
     place_outside,
+    wake,
+    woken_elsewhere,
 )
-from trimesh._runtime.tasks.held_block import HeldBlock
 from trimesh._runtime.tasks.interrupt import cancel_on, open_heard_signals, run_to_end
 
 __all__ = [

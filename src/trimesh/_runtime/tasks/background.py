@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final, cast
 
 import trio
+from trio.lowlevel import current_task
 
-from trimesh._runtime.tasks.cancelled import split_cancelled
+from trimesh.errors import ActorFailed, MeshStopped, RemoteCancelled, RestartLimit, leaves, origin
 
 
 class Tasks:
@@ -34,3 +36,101 @@ class Tasks:
             if failure is not None:
                 self._on_failure(failure)
             raise
+
+
+# ---- take `trio.Cancelled` out of what was raised: it is Trio's to see, the rest is an error (E08) -------------------
+
+
+def split_cancelled(error: BaseException | None) -> tuple[BaseException | None, BaseException | None]:
+    """Return (the `Cancelled` part of `error`, the rest); either may be None."""
+    if isinstance(error, trio.Cancelled):
+        return error, None
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        cancelled, rest = group.split(trio.Cancelled)
+        return (None, group) if cancelled is None else (cancelled, rest)  # itself, not a copy
+    return None, error
+
+
+# ---- consequences ----------------------------------------------------------------------------------------------------
+
+# Which errors say no more than that something of ours was stopped: a block that is being left does not raise them.
+#
+# Background work - a broadcast's, a lifespan's - goes on while meshes are stopped one after another, and calls some
+# that are gone already. Trio cancels all tasks of a nursery at once, so there such errors never come to be. An error
+# that user code makes itself, also while it handles one of these, is a failure of its own.
+
+BUDGET_REASON: Final = "budget at sending"
+"""Of a `RemoteCancelled` that says that a budget has run out, which has nothing to do with a stop (rule C3)."""
+
+
+def is_consequence(leaf: BaseException) -> bool:
+    """Return whether an exception that is no group says only that what it called, or sent to, was stopped."""
+    match leaf:
+        case trio.BrokenResourceError() | trio.EndOfChannel():
+            return True
+        case MeshStopped():
+            return _is_of_a_call(leaf)
+        case RemoteCancelled(reason=reason):
+            return reason != BUDGET_REASON and _is_of_a_call(leaf)
+        case ActorFailed():  # a callee that has itself ended by such an error
+            return leaf.__cause__ is not None and all(map(is_consequence, leaves(leaf.__cause__)))
+        case RestartLimit(causes=causes):
+            return bool(causes) and all(is_consequence(one) for cause in causes for one in leaves(cause))
+        case _:
+            return False
+
+
+def _is_of_a_call(leaf: MeshStopped | RemoteCancelled) -> bool:
+    """Return whether a call has ended by the error: one that user code has made itself names no endpoint called."""
+    return origin(leaf).endpoint is not None
+
+
+def without_consequences(error: Exception) -> Exception | None:
+    """Return an error without the leaves that are consequences of a stop, or None when nothing else is in it."""
+    if isinstance(error, ExceptionGroup):
+        group = cast("ExceptionGroup[Exception]", error)
+        return group.split(is_consequence)[1]
+    return None if is_consequence(error) else error
+
+
+# ---- deadline --------------------------------------------------------------------------------------------------------
+
+# When the waits of the running task end by themselves, found without a function of Trio's for each scope around it.
+#
+# Each call has to know, and a task is within many scopes: one of each nursery, of each block, of the run. Trio's own
+# function costs four calls for each; this walks the same chain. What it reads has no public name: where a release of
+# Trio keeps it elsewhere, `effective_deadline` is Trio's own function.
+
+
+def walked_deadline() -> float:
+    """Return what `trio.current_effective_deadline` does."""
+    task: Any = current_task()
+    status = task._cancel_status  # noqa: SLF001 - as said above
+    if status.effectively_cancelled:
+        return -math.inf
+    found: float = math.inf
+    while status is not None:
+        scope = status._scope  # noqa: SLF001
+        if scope._deadline < found:  # noqa: PLR1730, SLF001 - a call for each scope, again
+            found = scope._deadline  # noqa: SLF001
+        if scope._shield:  # noqa: SLF001 - what is around it ends nothing within
+            break
+        status = status._parent  # noqa: SLF001
+    return found
+
+
+def _can_walk() -> bool:
+    """Return whether this release of Trio keeps scopes where `walked_deadline` looks for them."""
+    run: Any = getattr(trio, "_core", None)
+    run = getattr(run, "_run", None)
+    parts = {"CancelStatus": ("_scope", "_parent", "effectively_cancelled"), "CancelScope": ("_deadline", "_shield")}
+    for name, fields in parts.items():
+        found = {field.name for field in getattr(getattr(run, name, None), "__attrs_attrs__", ())}
+        if not found.issuperset(fields):
+            return False
+    return "_cancel_status" in {field.name for field in getattr(trio.lowlevel.Task, "__attrs_attrs__", ())}
+
+
+effective_deadline: Callable[[], float] = walked_deadline if _can_walk() else trio.current_effective_deadline
+"""Return the Trio time at which the waits of the running task end; `math.inf` for never, `-math.inf` when they have."""

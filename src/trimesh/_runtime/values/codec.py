@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from trimesh import limits
 from trimesh._runtime.values import torch_values
-from trimesh._runtime.values.endpoint_spec import EndpointSpec, signature_of
-from trimesh._runtime.values.guarded import Guarded
+from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec, signature_of
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
 from trimesh._wire.exceptions.tracebacks import type_name
 from trimesh._wire.memory import Buffer, DefinitionId, Reducer
 from trimesh._wire.pickled.by_value import DefinitionBytes, Definitions
 from trimesh._wire.pickled.payload import Bindings, Decoder, Encoded, Encoder
-from trimesh._wire.typed.annotations import WHAT, ItemType
-from trimesh.errors import Origin, RemoteError, place_name, set_origin, text_of
+from trimesh._wire.typed import known_kinds as typed_kinds
+from trimesh._wire.typed.annotations import (
+    WHAT,
+    Arguments,
+    Field,
+    ItemType,
+    constructor_hints,
+    item_type_of,
+    resolved_hints,
+    result_of,
+)
+from trimesh._wire.typed.codec import DecodeSource, Reader, Writer
+from trimesh._wire.typed.known_kinds import TypedDecoder, TypedEncoder, name_of
+from trimesh.errors import Origin, ProtocolError, RemoteError, TrimeshInternalError, place_name, set_origin, text_of
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
@@ -185,3 +201,233 @@ def describe(origin: Origin) -> str:
     if origin.pid is not None:
         parts.append(f"pid {origin.pid} on {origin.host}")
     return ", ".join(parts)
+
+
+# ---- how the values of a process travel in a family where nothing is pickled (`pickle="off"`) ------------------------
+
+# What `Values` is by pickle this is by annotations: the arguments and the result of an endpoint are what its signature
+# says, on both sides. Everything else travels by what it is. Classes and functions go by name, never by value.
+
+
+class TypedValues(Values):
+    """Encodes and decodes for one process, by annotations.
+
+    Args:
+        bindings: What rebuilds objects that stand for something of this process, as `DecodeSource` takes it.
+        constructing: The endpoint's function whose parameters `cls`, `args` and `kwargs` are a class and what it is
+            called with: these go by the annotations of that class. None for no such endpoint.
+    """
+
+    is_pickled = False
+
+    def __init__(self, bindings: Bindings | None = None, constructing: Callable[..., Any] | None = None) -> None:
+        self._constructing = constructing
+        self._bindings = dict(bindings or {})
+        self._typed_encoder = TypedEncoder()
+        self._typed_decoder = TypedDecoder(DecodeSource(bindings=self._bindings))
+        # By function, not by endpoint: a class that goes takes its own with it.
+        self._arguments: weakref.WeakKeyDictionary[Callable[..., Any], Arguments] = weakref.WeakKeyDictionary()
+        self._constructors: weakref.WeakKeyDictionary[type, Arguments] = weakref.WeakKeyDictionary()
+        self._results: weakref.WeakKeyDictionary[Callable[..., Any], Field] = weakref.WeakKeyDictionary()
+
+    # ---- by what they are ----
+
+    def encode(self, value: object, *, what: str) -> Encoded:
+        """Encode a value by what it is; `TypeError` names `what` and why it cannot travel."""
+        return self._typed_encoder.encode(value, what=what)
+
+    def decode(self, payload: Buffer, bodies: Sequence[memoryview], *, what: str = "a value") -> Any:
+        """Decode such a value; `ProtocolError` for bytes that are none."""
+        return self._typed_decoder.decode(payload, bodies, what=what)
+
+    # ---- by annotations ----
+
+    def encode_call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        endpoint: object,
+        names: Sequence[str] = (),
+        spec: EndpointSpec | None = None,
+    ) -> Encoded:
+        """Encode the arguments of a call; `TypeError` names the argument that does not fit its annotation."""
+        if spec is None:
+            return self.encode((args, kwargs), what=f"the arguments of {endpoint}()")
+        writer = Writer()
+        arguments = self._arguments_of(spec)
+        if spec.fn is self._constructing:
+            bound = spec.signature.bind(*args, **kwargs)
+            cls = bound.arguments["cls"]
+            inner = self._construction(writer, cls, bound.arguments["args"], bound.arguments["kwargs"])
+            bound.arguments |= {"args": (inner,), "kwargs": {}}
+            args, kwargs = bound.args, {}
+        return writer.finish(arguments.write(writer, args, kwargs, str(endpoint)))
+
+    def decode_call(
+        self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec, peer: Peer
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments of a call; `ProtocolError` for bytes that do not fit the endpoint."""
+        reader = Reader.of_message(payload, bodies, DecodeSource(peer.is_owner, self._bindings))
+        try:
+            args, kwargs = self._arguments_of(spec).read(reader)
+            if spec.fn is self._constructing:
+                bound = spec.signature.bind(*args, **kwargs)
+                inner = reader.part(*bound.arguments["args"])
+                found = self._constructor(bound.arguments["cls"]).read(inner)
+                bound.arguments |= dict(zip(("args", "kwargs"), found, strict=True))
+                args, kwargs = bound.args, {}
+        except ProtocolError as error:
+            raise ProtocolError(f"{spec.arguments_text} do not fit it: {error}") from error
+        return args, kwargs
+
+    def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
+        """Encode a class and what it is called with; `TypeError` names the argument that does not fit."""
+        writer = Writer()
+        inner = self._construction(writer, cls, args, kwargs)
+        return writer.finish(writer.plain((cls, inner)))
+
+    def decode_construction(
+        self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
+    ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
+        """Decode them; for the owner of this process also classes that are not here. `ProtocolError` for all else."""
+        reader = Reader.of_message(payload, bodies, DecodeSource(may_import=may_import, bindings=self._bindings))
+        try:
+            cls, inner = reader.value()
+            return cls, *self._constructor(cls).read(reader.part(inner))
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"a kept actor must be a class and its arguments: {error}") from error
+        except ProtocolError as error:
+            raise ProtocolError(f"the arguments of {name} do not fit it: {error}") from error
+
+    def _construction(self, writer: Writer, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        name_of(cls, f"the actor class {cls.__qualname__}")
+        return self._constructor(cls).write(writer, args, kwargs, cls.__qualname__)
+
+    def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
+        """Encode what an endpoint has returned; `TypeError` when it does not fit its annotation."""
+        if spec.kind is EndpointKind.GENERATOR:
+            return self.encode(value, what=f"the end of {spec.name}()")  # the annotation is that of its items
+        writer = Writer()
+        return writer.finish(self._result_of(spec).write(writer, value, spec.result_text))
+
+    def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
+        """Encode what a generator endpoint has yielded; `TypeError` when it does not fit its annotation."""
+        writer = Writer()
+        return writer.finish(self._result_of(spec).write(writer, value, spec.item_text))
+
+    def decode_result(self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec | None) -> Any:
+        """Decode a result or an item; `ProtocolError` for bytes that do not fit."""
+        if spec is None:
+            return self.decode(payload, bodies, what="a result")
+        return self._result_of(spec).read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
+
+    def item_type(self, annotation: Any) -> ItemType | None:
+        """Return what the items of a channel are; `TypeError` when nothing of that type can travel."""
+        return None if annotation is None else item_type_of(annotation)
+
+    def encode_sent(self, value: object, item_type: ItemType | None) -> Encoded:
+        """Encode an item of a channel; `TypeError` when it does not fit, `PayloadError` when its type is not here."""
+        if item_type is None:
+            return super().encode_sent(value, item_type)
+        writer = Writer()
+        return writer.finish(item_type.field.write(writer, value, WHAT))
+
+    def decode_sent(self, payload: Buffer, bodies: Sequence[memoryview], item_type: ItemType | None) -> Any:
+        """Decode an item of a channel; `ProtocolError` for bytes that do not fit."""
+        if item_type is None:
+            return super().decode_sent(payload, bodies, item_type)
+        return item_type.field.read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
+
+    def _arguments_of(self, spec: EndpointSpec) -> Arguments:
+        found = self._arguments.get(spec.fn)
+        if found is None:
+            hints = resolved_hints(spec.fn, spec.name)
+            found = self._arguments[spec.fn] = Arguments(hints, spec.signature, spec.name)
+        return found
+
+    def _constructor(self, cls: type) -> Arguments:
+        found = self._constructors.get(cls)
+        if found is None:
+            hints = constructor_hints(cls)
+            found = self._constructors[cls] = Arguments(hints, inspect.signature(cls), cls.__qualname__)
+        return found
+
+    def _result_of(self, spec: EndpointSpec) -> Field:
+        found = self._results.get(spec.fn)
+        if found is None:
+            found = self._results[spec.fn] = result_of(spec.fn, spec.name, is_later=spec.answers_later)
+        return found
+
+    # ---- exceptions and definitions ----
+
+    def encode_error(self, error: BaseException, origin: Origin) -> Encoded:
+        return encode_exception(error, self._typed_encoder, where=origin, note=describe(origin))
+
+    def decode_error(self, payload: Buffer) -> Exception:
+        return decode_exception(payload, self._typed_decoder)
+
+    def definition(self, definition: DefinitionId) -> DefinitionBytes:
+        """Refuse: nothing goes by value."""
+        raise TrimeshInternalError(f"a definition ({definition}) was to be sent with pickle='off'")
+
+    def define(
+        self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
+    ) -> None:
+        """Refuse: nothing comes by value."""
+        del payload, carried, attachments
+        raise ProtocolError(f"a peer must send no definitions with pickle='off', got {definition}")
+
+
+def make_values(
+    proc_id: ProcId,
+    main: ModuleType | None,
+    reducers: Mapping[type, Reducer],
+    bindings: Bindings,
+    constructing: Callable[..., Any],
+    *,
+    pickled: bool,
+) -> Values:
+    """Return how the values of a process travel; see `Values` and `TypedValues`."""
+    return Values(proc_id, main, reducers, bindings) if pickled else TypedValues(bindings, constructing)
+
+
+typed_kinds.register()
+torch_values.register_kinds()
+
+
+# ---- guarded ---------------------------------------------------------------------------------------------------------
+
+# Things among the arguments of a call that not every actor may be sent, and that must be kept until it has ended.
+
+
+class Guarded(ABC):
+    """What a reducer attaches to a message for such a thing."""
+
+    @abstractmethod
+    def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
+        """Refuse a call, before anything of it is sent.
+
+        Args:
+            peers: The processes of the actors that are called, each a `Peer`.
+            is_broadcast: Whether its end is told to no caller.
+
+        Raises:
+            TypeError: It cannot be sent there, or so.
+        """
+
+
+# ---- where the payload of a message lies: in its head, or, when it is large, as the first of its bodies --------------
+
+
+def place_payload(value: Encoded) -> tuple[bytes, Sequence[Buffer]]:
+    """Return (what rides in the head, bodies): a large payload becomes the first body."""
+    if len(value.payload) <= limits.HEAD_PAYLOAD_BYTES_MAX:
+        return value.payload, value.buffers
+    return b"", [value.payload, *value.buffers]
+
+
+def take_payload(payload: bytes, bodies: list[memoryview]) -> tuple[Buffer, list[memoryview]]:
+    """Undo `place_payload`: return (payload, buffers). A message without any payload gives an empty one."""
+    if payload or not bodies:
+        return payload, bodies
+    return bodies[0], bodies[1:]

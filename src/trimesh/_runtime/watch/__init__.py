@@ -1,7 +1,7 @@
 """What a process tells of itself: reports, stacks, stalls, statistics, events."""
 
-from trimesh._runtime.watch.event_hub import EventStream
-from trimesh._runtime.watch.shown_progress import ShownProgress, progress, showing
+from trimesh._runtime.watch.events import EventStream
+from trimesh._runtime.watch.progress_view import ShownProgress, progress, showing
 from trimesh._runtime.watch.statistics import (
     MailboxStatistics,
     MemberStatistics,

@@ -1,15 +1,131 @@
-"""Where people look: one line of a terminal, by rich where it is installed; a line below a cell; lines of a log."""
+"""Where people look: one line of a terminal, by rich where it is installed; a line below a cell; lines of a log.
+
+PX-1 Nothing is written where stderr is no terminal, unless the setting `progress` is "on".
+PX-2 Only the program shows something: no worker, and nothing that is simulated.
+PX-3 Until `limits.PROGRESS_SECONDS` have gone it costs a task that sleeps.
+"""
 
 from __future__ import annotations
 
 import html
 import shutil
 import sys
+from collections.abc import Generator
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import trio
 
 from trimesh import limits
-from trimesh._runtime.watch.shown_progress import ShownProgress, is_notebook, is_terminal
+from trimesh.config import current
+from trimesh.context_managers import contextmanager
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+
+
+_chosen: bool | None = None
+
+
+class ShownProgress:
+    """How far something is.
+
+    Attributes:
+        total: Of how many; 0 when it is not known.
+        done: So many are.
+        began: When, by Trio's clock.
+    """
+
+    __slots__ = ("began", "done", "title", "total", "view")
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title = title
+        self.total = total
+        self.done = 0
+        self.began = trio.current_time()
+        self.view: View | None = None
+
+    def begin(self, title: str) -> None:
+        """Go on with something of which it is not known how much it is."""
+        self.title, self.done, self.total = title, 0, 0
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        seconds = int(trio.current_time() - self.began)
+        if self.total:
+            return f"{self.title}: {self.done} of {self.total}, {seconds} s"
+        return f"{self.title}: {f'{self.done}, ' if self.done else ''}{seconds} s"
+
+
+def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads as it is meant
+    """Choose whether what takes more than two seconds shows that it does: starts of processes and jobs, `map`.
+
+    Args:
+        on: True: also where stderr is no terminal, a line at first and every ten seconds. False: never. None: as the
+            setting `progress` says, which is where stderr is a terminal, or in a notebook.
+
+    Blocking: no checkpoint. It holds for this program, at once.
+    """
+    global _chosen  # noqa: PLW0603 - of the program, as its stderr is
+    _chosen = on
+
+
+@contextmanager
+def showing(proc: Proc, title: str, total: int = 0) -> Generator[ShownProgress, None, None]:
+    """Show how far something is, from its third second on, until the block is left.
+
+    Args:
+        total: Of how many; 0 when it is not known.
+    """
+    found = ShownProgress(title, total)
+    if not _is_wanted(proc):
+        yield found
+        return
+    scope = trio.CancelScope()
+    proc.nursery.start_soon(_show, found, scope)
+    try:
+        yield found
+    finally:
+        scope.cancel(reason=f"{title}: done")
+        if found.view is not None:  # here, and not in the task: what the program prints next comes after it
+            found.view.close(found)
+
+
+def _is_wanted(proc: Proc) -> bool:
+    if proc.is_simulated or proc.family is None:
+        return False
+    if _chosen is not None:
+        return _chosen
+    setting = current().progress
+    return setting == "on" or (setting == "auto" and (is_terminal() or is_notebook()))
+
+
+def is_terminal() -> bool:
+    """Return whether stderr is one."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # there is none, or it is closed
+        return False
+
+
+def is_notebook() -> bool:
+    ipython: Any = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+async def _show(found: ShownProgress, scope: trio.CancelScope) -> None:
+    with scope:
+        await trio.sleep(limits.PROGRESS_SECONDS)
+        # MERGED
+
+        found.view = view = open_view()
+        while True:
+            view.draw(found)
+            await trio.sleep(view.pause)
+
+
+# ---- progress view ---------------------------------------------------------------------------------------------------
 
 _CLEAR: Final = "\r\x1b[2K"
 

@@ -19,7 +19,7 @@ import torch
 import trio
 
 from trimesh import limits
-from trimesh._runtime.deadlock import BlockedSearch
+from trimesh._runtime.deadlocks import BlockedSearch
 from trimesh._runtime.peers import IncomingCall, Peer
 from trimesh._runtime.services import TENSORS
 from trimesh._runtime.values import take_payload

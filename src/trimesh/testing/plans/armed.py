@@ -23,8 +23,8 @@ from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.values.codec import take_payload
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
-from trimesh._runtime.values.payload import take_payload
 from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh._transport.native.fault_table import TableKey
 from trimesh._transport.native.transport import NativeTransport

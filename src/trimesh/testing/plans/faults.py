@@ -12,7 +12,7 @@ from typing import Any, Protocol, Self, cast
 import attrs
 import trio
 
-from trimesh._runtime.values.reference import MeshInfo
+from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._transport.native.fault_table import TableKey
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.endpoint import Endpoint

@@ -19,15 +19,13 @@ import attrs
 import trio
 
 from trimesh._runtime.actors.cell import Cell
-from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.life.dumping import dump
+from trimesh._runtime.life.current import current_proc, dump
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.host import LaunchRequest
 from trimesh._runtime.peers.incoming import IncomingCall
-from trimesh._runtime.peers.parcel import Parcel
-from trimesh._runtime.peers.peer import Peer
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.values.codec import place_payload
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
-from trimesh._runtime.values.payload import place_payload
 from trimesh._transport.interface import Link
 from trimesh._transport.native.fault_table import FaultTable
 from trimesh._transport.native.transport import NativeTransport

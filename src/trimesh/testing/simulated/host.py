@@ -21,10 +21,10 @@ from trimesh._runtime.actors.agent import run_with_agent
 from trimesh._runtime.actors.context import set_proc_of_task
 from trimesh._runtime.life.family import Family
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sites import Sites
 from trimesh._runtime.life.worker import serve_owner
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.peers.host import LaunchRequest, NoLinkError
-from trimesh._runtime.peers.losses import HostLoss
+from trimesh._runtime.sites import Sites
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.tasks.interrupt import forget_blocks

@@ -20,8 +20,8 @@ import trio
 from trimesh import limits
 from trimesh._runtime.hosts import JobHost, own_hosts
 from trimesh._runtime.life import HostCode, JobHosts
+from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.peers.host import LaunchRequest
-from trimesh._runtime.peers.losses import HostLoss
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._transport.interface import DownReason, Link, LinkDown
 from trimesh.actor.host_mesh import HostMesh

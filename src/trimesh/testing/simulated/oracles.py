@@ -51,7 +51,7 @@ from trimesh._runtime.life.current import proc_in
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
-from trimesh._runtime.watch.task_tree import describe_actors
+from trimesh._runtime.watch.report import describe_actors
 from trimesh._wire import messages
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.vocabulary import Place

@@ -22,8 +22,7 @@ import trio
 
 from trimesh._runtime.actors.cell import cell_in
 from trimesh._runtime.life.current import find_proc_anywhere, proc_in
-from trimesh._runtime.system.import_watch import when_imported
-from trimesh._runtime.system.seeds import ProcSeeds
+from trimesh._runtime.system.seeds import ProcSeeds, when_imported
 from trimesh.ids import ProcId
 from trimesh.testing.plans.determinism import stream
 from trimesh.testing.simulated.guards import Change

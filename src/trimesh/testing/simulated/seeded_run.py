@@ -11,7 +11,7 @@ import attrs
 import trio
 import trio.testing
 
-from trimesh._runtime.life.dumping import dump
+from trimesh._runtime.life.current import dump
 from trimesh.actor.host_mesh import this_host
 from trimesh.errors import leaves, set_context
 from trimesh.testing.plans.chaos import Chaos

@@ -1,0 +1,518 @@
+r"""Run the endpoints of one actor, and turn whatever comes of a call into its one terminal frame.
+
+An endpoint that ends without waiting, a plain `def` above all, costs no coroutine of ours, no task switch and no
+scope: the slot that has taken the call from the mailbox calls it.
+
+Calls that are answered after their endpoint has returned, by a `Reply`.
+
+    unanswered --send, fail--> answered
+          \----cancel of the caller, end of the actor, loss of the reply----> over
+
+RP-1 each call is answered once, by exactly one terminal frame, whoever comes first.
+RP-2 a reply that is lost answers by an error: no caller waits for what cannot come.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import math
+import os
+import threading
+import types
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, NoReturn, TypeVar, cast
+
+import outcome
+import trio
+
+from trimesh._runtime.actors.context import ExecutionContext, set_context, set_message
+from trimesh._runtime.calls.outgoing import pass_on
+from trimesh._runtime.peers.incoming import IncomingCall
+from trimesh._runtime.system.forks import end_child, is_forked_run
+from trimesh._runtime.tasks.background import split_cancelled
+from trimesh._runtime.tasks.coroutines import go_on_in_context, run_in_context
+from trimesh._runtime.tasks.crossing import in_trio
+from trimesh._runtime.values.codec import Values
+from trimesh._runtime.values.endpoint_spec import ASYNC, GENERATOR, INLINE, EndpointSpec
+from trimesh._wire.exceptions.tracebacks import has_user_frame, raised_at, without_own_frames
+from trimesh._wire.memory import NotYet
+from trimesh._wire.messages import CallerPlace, SentView
+from trimesh.errors import MeshError, Origin
+
+
+class LocatedError(Exception):
+    """An exception of user code that an endpoint of ours has run, with the coordinates of that code."""
+
+    def __init__(self, error: BaseException, where: Origin) -> None:
+        super().__init__(error, where)
+        self.error = error
+        self.where = where
+
+
+class Server:
+    """Runs what is called on one actor.
+
+    Attributes:
+        context: Where its `lifespan` runs: each call begins with a copy, and what it sets there is gone with it.
+        where: What `context()` is for an endpoint.
+        origin: Coordinates that an error of an endpoint carries.
+        values: Decodes the arguments, encodes the results.
+        on_lost_error: Told of an exception that has no caller.
+        hold_error: Lets a debugger look at an error before it travels; None where none is asked for.
+        unanswered: Calls that are to be answered by a `Reply`, and whose endpoint has returned.
+    """
+
+    __slots__ = (
+        "_contexts",
+        "_told",
+        "actor",
+        "context",
+        "hold_error",
+        "on_lost_error",
+        "origin",
+        "unanswered",
+        "values",
+        "where",
+    )
+
+    def __init__(
+        self,
+        actor: Any,
+        context: contextvars.Context,
+        where: Callable[[str], ExecutionContext],
+        origin: Callable[[str], Origin],
+        values: Values,
+        on_lost_error: Callable[[IncomingCall, Exception], None],
+        hold_error: Callable[[BaseException, Origin], None] | None = None,
+    ) -> None:
+        self.actor = actor
+        self.context = context
+        self.where = where
+        self.origin = origin
+        self.values = values
+        self.on_lost_error = on_lost_error
+        self.hold_error = hold_error
+        self.unanswered: dict[IncomingCall, LateAnswer] = {}
+        self._contexts: dict[str, contextvars.Context] = {}
+        # What the last message of each endpoint has said of itself, and a context that says so: mostly the next has,
+        # too, and a variable is set by three calls.
+        self._told: dict[str, tuple[SentView | None, CallerPlace | None, contextvars.Context]] = {}
+
+    def serve(self, call: IncomingCall) -> Awaitable[None] | None:
+        """Run the endpoint of `call`, which a slot has taken from the mailbox, as far as it goes without waiting.
+
+        Returns:
+            None when the call has ended, else what runs the rest. That raises `Cancelled` when the call, or the actor
+            itself, is cancelled; then the call has not ended.
+        """
+        if call.cancelled_by is not None or (call.deadline != math.inf and call.is_expired):
+            call.cancelled()  # an expired or cancelled call never starts (D04, C11)
+            return None
+        call.start()
+        spec = call.spec
+        kind = spec.kind
+        if kind is not INLINE and kind is not ASYNC:
+            return self._finish(call, self._run_slowly(call))
+        try:
+            try:
+                args, kwargs = self.values.decode_call(call.payload, call.bodies, spec, call.peer)
+            except NotYet:
+                return self._finish(call, self._run_slowly(call))
+            call.forget_arguments()
+            if spec.answers_later:
+                args = (self._reply_to(call), *args)
+            context = self._context_of(call)
+            if kind is INLINE:
+                result = _call_now(context, spec, self.actor, args, kwargs)
+            else:
+                coroutine: Coroutine[Any, Any, Any] = spec.fn(self.actor, *args, **kwargs)
+                try:
+                    trap = _first_step(context, coroutine)
+                except StopIteration as stop:
+                    result = stop.value
+                else:
+                    return self._finish(call, _rest(context, coroutine, trap))
+            lent = self._answer(call, result)
+        except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
+            # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
+            lent = self._tell(call, raised)
+        return None if lent is None or lent.is_set() else _wait_until_left(lent)
+
+    async def _finish(self, call: IncomingCall, result: Awaitable[Any]) -> None:
+        """Wait for what the endpoint comes to, and end the call with it."""
+        try:
+            lent = self._answer(call, await result)
+        except trio.Cancelled:
+            raise
+        except BaseException as raised:  # noqa: BLE001 - as above
+            lent = self._tell(call, raised)
+        if lent is not None and not lent.is_set():
+            await _wait_until_left(lent)
+
+    async def _run_slowly(self, call: IncomingCall) -> Any:
+        """Run an endpoint that is waited for in any case, or whose arguments are."""
+        try:
+            arguments = await self._arguments(call)
+        finally:
+            call.forget_arguments()
+        args, kwargs = arguments
+        if call.spec.answers_later:
+            args = (self._reply_to(call), *args)
+        return await _invoke(call, self.actor, self._context_of(call), self.values, args, kwargs)
+
+    def _reply_to(self, call: IncomingCall) -> Reply[Any]:
+        answer = LateAnswer(call, self.values, self.origin(call.spec.name), self.on_lost_error)
+        call.answering = answer
+        answer.on_answered = partial(self.unanswered.pop, call, None)
+        return Reply(answer)
+
+    def _leave_unanswered(self, call: IncomingCall) -> None:
+        """End the service of a call that is answered later; the actor may end before that."""
+        answer = call.answering
+        assert isinstance(answer, LateAnswer)
+        if call.is_broadcast and not answer.is_used:
+            call.ended = True
+        if answer.returned():
+            self.unanswered[call] = answer
+
+    def _context_of(self, call: IncomingCall) -> contextvars.Context:
+        endpoint = call.spec.name
+        found = self._contexts.get(endpoint)
+        if found is None:
+            found = self._contexts[endpoint] = self.context.copy()
+            found.run(set_context, self.where(endpoint))
+        view, caller = call.view, call.caller
+        if view is None and caller is None:
+            return found.copy()
+        told = self._told.get(endpoint)
+        if told is None or told[0] != view or told[1] != caller:
+            context = found.copy()
+            context.run(set_message, view, caller)
+            told = self._told[endpoint] = view, caller, context
+        return told[2].copy()
+
+    async def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Decode the arguments, when all that they stand for is there."""
+        while True:
+            try:
+                return self.values.decode_call(call.payload, call.bodies, call.spec, call.peer)
+            except NotYet as early:
+                wait = early.wait
+            await wait()
+
+    def _answer(self, call: IncomingCall, result: Any) -> trio.Event | None:
+        if call.answering is not None:
+            self._leave_unanswered(call)
+            return None
+        if not call.call_id:  # a broadcast
+            call.ended = True
+            return None
+        return call.returned(self.values.encode_result(result, call.spec))
+
+    def _tell(self, call: IncomingCall, raised: BaseException) -> trio.Event | None:
+        if is_forked_run():
+            end_child(without_own_frames(raised) if has_user_frame(raised) else None)
+        error, origin = raised, self.origin(call.spec.name)
+        if isinstance(raised, LocatedError):
+            error, origin = raised.error, raised.where
+        cancelled, told = split_cancelled(error)
+        if told is None:
+            raise error from None
+        if self.hold_error is not None:
+            self.hold_error(told, origin)
+        lent = self._answer_error(call, told, origin)
+        if cancelled is not None and not (call.scope is not None and call.scope.cancel_called):
+            raise cancelled from None
+        return lent
+
+    def _answer_error(self, call: IncomingCall, error: BaseException, origin: Origin) -> trio.Event | None:
+        pass_on(error)
+        call.error_text, call.error_line = _text_of(error), raised_at(error)
+        from trimesh._wire.exceptions.hints import add_hints  # noqa: PLC0415 - only errors need it
+
+        add_hints(error)
+        without_own_frames(error)
+        call.forget_arguments()
+        if not call.is_broadcast and not call.ended:
+            return call.raised(self.values.encode_error(error, origin))
+        call.ended = True
+        self.on_lost_error(call, self.values.local_error(error, origin))
+        return None
+
+
+# What users write can be interrupted anywhere: these are the frames that say so.
+
+
+@trio.lowlevel.disable_ki_protection
+def _call_now(
+    context: contextvars.Context, spec: EndpointSpec, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        result = context.run(spec.fn, actor, *args, **kwargs)
+    except StopIteration as error:  # a coroutine cannot end by it
+        raise RuntimeError(f"{spec.name} raised StopIteration") from error
+    if type(result) is types.CoroutineType:
+        cast("Coroutine[Any, Any, Any]", result).close()
+        raise TypeError(
+            f"a plain def endpoint must return a value, got a coroutine from {spec.name}(): "
+            f"write `async def {spec.name}`, and await it there"
+        )
+    return result
+
+
+@trio.lowlevel.disable_ki_protection
+def _first_step(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return context.run(coroutine.send, None)
+
+
+@trio.lowlevel.disable_ki_protection
+async def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, Any], trap: Any) -> Any:
+    return await go_on_in_context(context, coroutine, trap)
+
+
+@trio.lowlevel.disable_ki_protection
+async def _invoke(
+    call: IncomingCall,
+    actor: Any,
+    context: contextvars.Context,
+    values: Values,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    spec = call.spec
+    if spec.kind is GENERATOR:
+        return await produce(call, context.run(spec.fn, actor, *args, **kwargs), context, values)
+    if spec.kind is ASYNC:
+        return await run_in_context(context, spec.fn(actor, *args, **kwargs))
+    if spec.kind is INLINE:
+        return context.run(spec.fn, actor, *args, **kwargs)
+    # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
+    work = partial(_run_in_thread, call, os.getpid(), partial(spec.fn, actor, *args, **kwargs))
+    running = trio.to_thread.run_sync(work, limiter=trio.CapacityLimiter(1))
+    return (await run_in_context(context, running)).unwrap()
+
+
+def _run_in_thread(call: IncomingCall, pid: int, function: Callable[[], Any]) -> outcome.Outcome[Any]:
+    """Run an endpoint in this thread, and note which it is, for snapshots of the run.
+
+    What it comes to is a value: Trio would write to an error that it raises, and its class may refuse that.
+    """
+    call.thread = threading.get_ident()
+    try:
+        result: outcome.Outcome[Any] = outcome.capture(function)
+    finally:
+        call.thread = 0
+    if os.getpid() != pid:  # the function has forked: the child is no second worker
+        end_child(result.error if isinstance(result, outcome.Error) else None)
+    return result
+
+
+async def _wait_until_left(lent: trio.Event) -> None:
+    """Wait until a reply has left: the next message may write into its buffers."""
+    with trio.CancelScope(shield=True):
+        await lent.wait()
+
+
+def _text_of(error: BaseException) -> str:
+    """Return class and text of an error of user code, whose `__str__` may fail."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - it is for people only
+        return type(error).__name__
+
+
+# ---- run a generator endpoint: what it yields goes to the consumer, as far ahead as its window allows ----------------
+
+# A `yield` is a checkpoint of the endpoint like any `await`. A cancel, or an item that cannot be serialised, is raised
+# at the `yield`; so a cancel scope or a nursery around it works as it does around an `await`.
+
+
+@trio.lowlevel.enable_ki_protection
+async def produce(
+    call: IncomingCall, generator: AsyncGenerator[Any, None], context: contextvars.Context, values: Values
+) -> None:
+    """Run a generator endpoint to its end."""
+    assert call.items is not None
+    steps: list[Any] = [generator.__anext__()]  # no frame of a traceback may hold the error, see `run_in_context`
+    while True:
+        try:
+            item = await _advance(context, steps)
+        except StopAsyncIteration:
+            return
+        try:
+            await trio.lowlevel.checkpoint()  # at each yield (rule T1)
+            value = values.encode_item(item, call.spec)
+            del item
+            await call.items.send(call, value)
+            del value
+            steps.append(generator.__anext__())
+        except BaseException as error:  # noqa: BLE001 - raised at the `yield`
+            steps.append(generator.athrow(error))
+
+
+@trio.lowlevel.disable_ki_protection  # what users write can be interrupted anywhere
+async def _advance(context: contextvars.Context, steps: list[Coroutine[Any, Any, Any]]) -> Any:
+    return await run_in_context(context, steps.pop())
+
+
+# ---- calls that are answered after their endpoint has returned, by a `Reply` -----------------------------------------
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class LateAnswer:
+    """The answer to one call, as its actor sees it.
+
+    Args:
+        origin: Coordinates that an error carries.
+        on_lost_error: Told of the error of a call that has no caller, or none any more.
+
+    Attributes:
+        over: Set once no answer is wanted any more.
+        is_lost: Whether the `Reply` has been dropped unused.
+    """
+
+    def __init__(
+        self,
+        call: IncomingCall,
+        values: Values,
+        origin: Origin,
+        on_lost_error: Callable[[IncomingCall, Exception], None],
+    ) -> None:
+        self.call = call
+        self.over = trio.Event()
+        self.is_used = False
+        self.has_returned = False
+        self.is_lost = False
+        self.on_answered: Callable[[], object] | None = None
+        self._values = values
+        self._origin = origin
+        self._on_lost_error = on_lost_error
+        self._token = trio.lowlevel.current_trio_token()
+
+    def cut(self) -> None:
+        """Learn that the caller, or the actor, waits for it no more."""
+        self.over.set()
+
+    def returned(self) -> bool:
+        """Learn that the endpoint has returned; return whether an answer is to come."""
+        self.has_returned = True
+        if self.is_lost:
+            self._fail_lost()
+        return not self.call.ended
+
+    def send(self, value: object) -> None:
+        """Answer by a value, in Trio."""
+        self._check_unused()
+        call = self.call
+        if not call.ended and not call.is_broadcast:
+            call.returned(self._values.encode_result(value, call.spec))
+        self._answered()
+
+    def fail(self, error: BaseException) -> None:
+        """Answer by an error, in Trio."""
+        self._check_unused()
+        call = self.call
+        if call.is_broadcast and isinstance(error, Exception):
+            self._on_lost_error(call, self._values.local_error(error, self._origin))
+        elif not call.ended:
+            call.raised(self._values.encode_error(error, self._origin))
+        self._answered()
+
+    def _check_unused(self) -> None:
+        if self.is_used:
+            raise RuntimeError(f"a Reply answers one call once, got a second answer to {self.call.spec.name}")
+
+    def _answered(self) -> None:
+        self.is_used = True
+        self.call.ended = True
+        self.over.set()
+        if self.on_answered is not None:
+            self.on_answered()
+
+    def seconds_left(self) -> float:
+        """Return for how long the caller will wait."""
+        deadline = self.call.deadline
+        return math.inf if deadline == math.inf else max(0.0, deadline - trio.current_time())
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function of this object in the thread of Trio."""
+        if trio.lowlevel.in_trio_run():
+            return function(*args)
+        return trio.from_thread.run_sync(function, *args, trio_token=self._token)
+
+    def drop(self) -> None:
+        """Learn, in any thread and at any moment, that there is no `Reply` any more."""
+        if not self.is_used:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._lost)
+
+    def _lost(self) -> None:
+        self.is_lost = True
+        if self.has_returned:
+            self._fail_lost()
+
+    def _fail_lost(self) -> None:
+        """Answer by an error, unless the call has ended or has no caller."""
+        if not self.is_used and not self.call.ended:
+            name = self.call.spec.name
+            self.fail(MeshError(f"{name} was not answered: its Reply was dropped; keep it until `reply.send(...)`"))
+
+
+class Reply(Generic[T_contra]):
+    """Answers one call of an endpoint with `reply="later"`, from any task or thread of the actor's process.
+
+    It is used once: `send` or `fail`. Dropped unused, it answers by a `MeshError`. Once the caller has cancelled, or
+    the actor has ended, an answer is ignored. It stays in its process: to be answered from elsewhere, send a
+    `Port`.
+    """
+
+    __slots__ = ("_answer",)
+
+    def __init__(self, answer: LateAnswer) -> None:
+        self._answer = answer
+
+    def send(self, value: T_contra) -> None:
+        """Answer with the result of the call; what it shares memory with must not be written to afterwards.
+
+        Raises:
+            TypeError: The value cannot be serialised; the call can still be answered.
+            RuntimeError: It has been answered.
+        """
+        self._answer.run(self._answer.send, value)
+
+    def fail(self, error: BaseException) -> None:
+        """Answer with an error, which the caller gets as if the endpoint had raised it.
+
+        Of a broadcast it fails the block that owns the actor, as every error without a caller does.
+
+        Raises:
+            RuntimeError: It has been answered.
+        """
+        self._answer.run(self._answer.fail, error)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no answer is wanted: it was given, the caller has cancelled, or the actor has ended."""
+        return self._answer.over.is_set()
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the caller will wait, `math.inf` without a deadline."""
+        return self._answer.run(self._answer.seconds_left)
+
+    async def wait_over(self) -> None:
+        """Wait until no answer is wanted; a checkpoint."""
+        await in_trio(self._answer.over.wait)()
+
+    def __del__(self) -> None:
+        self._answer.drop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a Reply must be used in the process of its actor: to be answered from elsewhere, send a Port, and answer "
+            "with what its Receiver gets"
+        )

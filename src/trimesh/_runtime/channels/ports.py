@@ -1,0 +1,428 @@
+"""The sending end of a channel: an object that may be sent anywhere, and keeps its channel open while it lives."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._routing.channel_accounts import Share, port_window
+from trimesh._routing.collector import SendWindow
+from trimesh._runtime.actors.context import refuse_if_forked
+from trimesh._runtime.channels.receiver import Receiver
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._runtime.tasks.crossing import in_trio, in_trio_now, wake
+from trimesh._runtime.values.codec import place_payload
+from trimesh._wire import messages
+from trimesh._wire.memory import Sink
+from trimesh._wire.typed.annotations import ItemType, item_type_described
+from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
+from trimesh.errors import ProtocolError
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.channels.registry import Channels
+
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
+    """The sending end of a channel.
+
+    It can be an argument or a result of an endpoint, an attribute of one, an item of another channel: what arrives
+    there is a port of the same channel. All ports of one process share one window of `capacity` items. The receiver
+    sees the end when every process has closed its ports, or dropped them, or has died, and no message that carries one
+    is under way.
+
+    Attributes:
+        capacity: Items of each process that may wait for the receiver.
+    """
+
+    __slots__ = ("__weakref__", "_holding", "_is_closed")
+
+    def __init__(self, holding: Holding | None) -> None:
+        self._is_closed = holding is None
+        self._holding = holding
+        if holding is not None:
+            holding.share.refer()
+
+    @property
+    def holding(self) -> Holding | None:
+        """What this process holds of the channel, or None when this port is closed."""
+        return None if self._is_closed else self._holding
+
+    @property
+    def capacity(self) -> int:
+        """Items of each process that may wait for the receiver."""
+        return 0 if self._holding is None else self._holding.capacity
+
+    @trio.lowlevel.enable_ki_protection
+    async def send(self, value: T_contra) -> None:
+        """Send an item; wait while `capacity` items of this process, or `limits.MAILBOX_BYTES`, wait for the receiver.
+
+        With a capacity of 0 it returns when the receiver has taken the item. Items of one process arrive in the order
+        in which they were sent; items are copied, and what they were made from may be changed when this returns.
+
+        Raises:
+            trio.ClosedResourceError: This port is closed.
+            trio.BrokenResourceError: The receiver is closed, or its process is gone: then the cause says how.
+            TypeError: The item cannot be serialised; with pickle="off" also: it is not what the channel was opened for.
+            PayloadError: With pickle="off": the class that the channel was opened for cannot be had in this process.
+
+        Blocking: a checkpoint, cancellable: cancelled, it has sent nothing. (Should the process of the receiver not
+        run, so that it answers no recall of an item for `limits.CANCEL_ACK_SECONDS`, it may yet take that item.)
+        """
+        await in_trio(self._send)(value)
+
+    async def _send(self, value: T_contra) -> None:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        holding = self._check()
+        parcel = self._encode(holding, value)
+        if holding.home.link is None:
+            refuse_if_forked()
+            await holding.channels.connect(holding.home)
+            self._check()
+        await holding.send(self, parcel)
+
+    @trio.lowlevel.enable_ki_protection
+    def send_nowait(self, value: T_contra) -> None:
+        """Send an item now.
+
+        Raises:
+            trio.WouldBlock: There is no room for it, or no link to the receiver's process yet; nothing was sent. So it
+                is always with a capacity of 0, because only the receiver's process knows whether a task waits there.
+            trio.ClosedResourceError, trio.BrokenResourceError, TypeError, PayloadError: See `send`.
+        """
+        in_trio_now(self._send_nowait)(value)
+
+    def _send_nowait(self, value: T_contra) -> None:
+        holding = self._check()
+        parcel = self._encode(holding, value)
+        if holding.home.link is None:
+            refuse_if_forked()
+            holding.channels.start_connecting(holding.home)
+        if not holding.has_room(parcel.nbytes):
+            raise trio.WouldBlock
+        holding.transmit(parcel)
+
+    @trio.lowlevel.enable_ki_protection
+    def clone(self) -> Port[T_contra]:
+        """Return another port of the same channel, which is closed by itself.
+
+        Raises:
+            trio.ClosedResourceError: This port is closed.
+        """
+        if self._is_closed:
+            self._raise_closed()
+        return in_trio_now(Port[T_contra])(self._holding)
+
+    @trio.lowlevel.enable_ki_protection
+    def close(self) -> None:
+        """Give this port up, at once and without a checkpoint. What it has sent arrives. Idempotent."""
+        in_trio_now(self._close)()
+
+    def _close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        assert self._holding is not None
+        self._holding.closed(self, self._raise_closed)
+        self._holding.channels.release(self._holding)
+
+    @trio.lowlevel.enable_ki_protection
+    async def aclose(self) -> None:
+        """Give this port up; see `close`. A checkpoint."""
+        await in_trio(self._aclose)()
+
+    async def _aclose(self) -> None:
+        self._close()
+        await trio.lowlevel.checkpoint()
+
+    def _check(self) -> Holding:
+        if self._is_closed:
+            self._raise_closed()
+        assert self._holding is not None
+        self._holding.check()
+        return self._holding
+
+    def _raise_closed(self) -> NoReturn:
+        raise trio.ClosedResourceError("this port is closed")
+
+    def _encode(self, holding: Holding, value: object) -> Parcel:
+        encoded = holding.channels.proc.values.encode_sent(value, holding.item_type)
+        payload, bodies = place_payload(encoded)
+        head = messages.encode(messages.PortItem(holding.channel, payload))
+        return Parcel(head, bodies, encoded.definitions, encoded.nbytes, encoded.attachments)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Refuse: only messages carry ports, so that they are counted."""
+        raise TypeError(
+            "a port travels in messages only, as an argument, a result or an item, got pickled or copied by itself: "
+            "use port.clone() for another one here"
+        )
+
+    def __del__(self) -> None:
+        # Anywhere, also in the middle of any other code: it is only noted here.
+        with contextlib.suppress(AttributeError):  # half-made
+            if not self._is_closed and self._holding is not None:
+                self._is_closed = True
+                self._holding.channels.note_release(self._holding)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._is_closed else f"of channel {self._holding and self._holding.channel}"
+        return f"<port {state}>"
+
+
+# ---- holding ---------------------------------------------------------------------------------------------------------
+
+# What one process holds of a channel whose receiver may be elsewhere: one window for all its ports of the channel.
+#
+# Senders wait here, in order, for the credits of the receiver's process; what waits here has not been sent, so a cancel
+# takes it back. An item of a channel without room has been sent and waits over there until it is taken; a cancel
+# recalls it, and `send` ends when the answer is in.
+
+
+class Sending:
+    """One `send` that has not returned.
+
+    Attributes:
+        port: Who sends: closing it ends this.
+        task: Parked here, or None when it has been woken.
+        cancel: Raises what has cancelled it, once its item has been recalled.
+        raising: Raises what it ends with, if it fails.
+        over: Set when it has been woken.
+        began_at: When it was called.
+    """
+
+    __slots__ = ("began_at", "cancel", "over", "parcel", "port", "raising", "task")
+
+    def __init__(self, port: object, parcel: Parcel) -> None:
+        self.port = port
+        self.parcel = parcel
+        self.task: trio.lowlevel.Task | None = None
+        self.cancel: Callable[[], NoReturn] | None = None
+        self.raising: Callable[[], object] | None = None
+        self.over = trio.Event()
+        self.began_at: float = trio.current_time()
+
+    async def park(self, abort: Callable[[Callable[[], NoReturn]], trio.lowlevel.Abort]) -> None:
+        """Wait until `wake`, and raise what that says."""
+        self.task = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(abort)
+        if self.raising is not None:
+            self.raising()
+
+    def wake(self, raising: Callable[[], object] | None = None) -> None:
+        """End the wait, if there is one."""
+        task, self.task = self.task, None
+        if task is not None:
+            self.over.set()
+            self.raising = raising
+            wake(task)
+
+
+class Holding:
+    """The ports of one channel in one process.
+
+    Attributes:
+        home: Where the receiver is.
+        channel: The channel's number there.
+        number: This process's number for this holding.
+        capacity: Items that may wait there for the receiver.
+        item_type: What they are, where nothing is pickled and the channel was opened for a type.
+        share: Whether anything here refers to it.
+        is_ended: Whether the receiver takes no items any more.
+    """
+
+    __slots__ = (
+        "_offered",
+        "_waiting",
+        "_window",
+        "capacity",
+        "channel",
+        "channels",
+        "home",
+        "is_ended",
+        "item_type",
+        "number",
+        "share",
+    )
+
+    def __init__(self, channels: Channels, home: Peer, channel: int, number: int, capacity: int) -> None:
+        self.channels = channels
+        self.home = home
+        self.channel = channel
+        self.number = number
+        self.capacity = capacity
+        self.item_type: ItemType | None = None
+        self.share = Share()
+        self.is_ended = False
+        self._waiting: deque[Sending] = deque()
+        self._offered: Sending | None = None
+        self._window: SendWindow = port_window(self.capacity)
+
+    @property
+    def key(self) -> tuple[ProcId, int]:
+        """The channel in the whole family."""
+        return self.home.proc_id, self.channel
+
+    # ---- sending ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse to send to a receiver that is no more.
+
+        Raises:
+            trio.BrokenResourceError: It is closed, or its process is gone; then the cause says how.
+        """
+        if self.home.death is not None:
+            text = "the process that receives from this channel has ended"
+            raise trio.BrokenResourceError(text) from self.home.death(maybe_executed=True)
+        if self.is_ended:
+            raise trio.BrokenResourceError("the receiver of this channel is closed")
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether an item would go out at once, and be kept there."""
+        return self.capacity > 0 and self._has_room(nbytes)
+
+    def _has_room(self, nbytes: int) -> bool:
+        return self.home.link is not None and not self._waiting and self._window.has_room(nbytes)
+
+    async def send(self, port: object, parcel: Parcel) -> None:
+        """Send an item as soon as there is room; without any, return when it has been taken."""
+        one = Sending(port, parcel)
+        if not self._has_room(parcel.nbytes):
+            self._waiting.append(one)
+        else:
+            self._send_one(one)
+            if self.capacity > 0:
+                await trio.lowlevel.cancel_shielded_checkpoint()
+                return
+        await one.park(partial(self._abort, one))
+
+    def _send_one(self, one: Sending) -> None:
+        self.transmit(one.parcel)
+        if self.capacity == 0:
+            self._offered = one
+
+    def transmit(self, parcel: Parcel) -> None:
+        """Send an item; what it was made from may be changed again at once."""
+        self._window.sent(parcel.nbytes)
+        copied = msgspec.structs.replace(parcel, bodies=[bytes(body) for body in parcel.bodies])
+        left = self.home.send(copied)
+        if left is not None:
+            self.channels.sent(left)
+
+    def send_waiting(self) -> None:
+        """Send what waits, as far as there is room."""
+        while self.home.link is not None and self._waiting and self._window.has_room(self._waiting[0].parcel.nbytes):
+            one = self._waiting.popleft()
+            self._send_one(one)
+            if self.capacity > 0:
+                one.wake()
+
+    def blocked(self) -> Iterator[Sending]:
+        """Yield the senders that wait: first the one whose item is over there and not taken, if there is one."""
+        if self._offered is not None:
+            yield self._offered
+        yield from self._waiting
+
+    def _abort(self, one: Sending, cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
+        """Cancel a sender: what waits here is taken back, what waits at home is asked for; the answer ends the wait."""
+        if one in self._waiting:
+            self._waiting.remove(one)
+            self.send_waiting()  # it may have kept later, smaller ones waiting
+            return trio.lowlevel.Abort.SUCCEEDED
+        one.cancel = cancel
+        self.channels.tell(self.home, messages.Recall(self.channel))
+        self.channels.proc.nursery.start_soon(self._give_up, one)
+        return trio.lowlevel.Abort.FAILED
+
+    @trio.lowlevel.enable_ki_protection
+    async def _give_up(self, one: Sending) -> None:
+        """Leave a recall that is not answered, as a cancelled call is left (rule C2)."""
+        try:
+            with trio.move_on_after(limits.CANCEL_ACK_SECONDS):
+                await one.over.wait()
+        finally:
+            one.wake(one.cancel)
+
+    # ---- news of the receiver --------------------------------------------------------------------------------
+
+    def room(self, message: messages.Room) -> None:
+        """Take the receiver's count.
+
+        Raises:
+            ProtocolError: It counts more than was sent.
+        """
+        if not self._window.acknowledged(message.taken):
+            return
+        one, self._offered = self._offered, None
+        if one is not None:
+            one.wake(one.cancel if message.recalled else None)
+        self.send_waiting()
+
+    def end(self) -> None:
+        """Learn that the receiver takes nothing any more, or that its process is gone: every sender learns it."""
+        self.is_ended = True
+        one, self._offered = self._offered, None
+        if one is not None:
+            one.wake(one.cancel or self.check)
+        while self._waiting:
+            self._waiting.popleft().wake(self.check)
+
+    def closed(self, port: object, raising: Callable[[], NoReturn]) -> None:
+        """End the senders of a port that has been closed."""
+        for one in [one for one in self._waiting if one.port is port]:
+            self._waiting.remove(one)
+            one.wake(raising)
+        offered = self._offered
+        if offered is not None and offered.port is port:
+            self.channels.tell(self.home, messages.Recall(self.channel))
+            offered.wake(raising)
+        self.send_waiting()
+
+
+# ---- how the ends of a channel travel in a family where nothing is pickled (`pickle="off"`) --------------------------
+
+
+def _take_port_apart(port: Port[Any], sink: Sink) -> tuple[Any, ...]:
+    if port.holding is None:
+        raise TypeError("a port must be open to be sent, got a closed one")
+    rebuild, parts = port.holding.channels.reducers()[Port](port, sink)
+    item_type = port.holding.item_type
+    return rebuild.__module__, rebuild.__qualname__, None if item_type is None else item_type.described, *parts
+
+
+def _put_port_together(source: DecodeSource, module: Any, name: Any, described: Any, *parts: Any) -> Any:
+    rebuild = source.bindings.get((module, name))
+    if rebuild is None:
+        raise ProtocolError(f"a port must be rebuilt by what this process has, got {module}.{name}")
+    item_type = None if described is None else item_type_described(described, may_import=source.may_import)
+    port: Port[Any] = rebuild(*parts)
+    if port.holding is not None and port.holding.item_type is None:
+        port.holding.item_type = item_type
+    return port
+
+
+def _refuse_receiver(_: DecodeSource, *parts: Any) -> Receiver[Any]:
+    raise ProtocolError(f"a receiver stays where its channel was opened, got one with {parts!r:.100}")
+
+
+_KINDS: Final = (
+    ValueKind("receiver", Receiver, lambda receiver, _: receiver.__reduce_ex__(5), _refuse_receiver),
+    ValueKind("port", Port, _take_port_apart, _put_port_together, stands_for=lambda cls: cls is trio.abc.SendChannel),
+)
+
+
+def register_kinds() -> None:
+    """Register the kinds of a receiver and of a port. Idempotent."""
+    for kind in _KINDS:
+        register_kind(kind)

@@ -1,0 +1,589 @@
+r"""The control socket of a controller: who looks on asks here, while a block is open.
+
+    client --Request--> a thread of ours --task--> the Trio loop: asks all processes --Answer--> client
+                                         \-- when that does not run: the thread itself, by signals
+
+CS-1 Nothing of it is on the way of a call: a thread waits in `accept`, without the GIL, until a client connects.
+CS-2 Only processes of this user are answered, as the kernel names them; nothing that comes is ever unpickled.
+CS-3 An answer comes also while the loop does not run, as long as Python code can run at all in this process.
+CS-4 When the block is left, socket and threads are gone.
+CS-5 A stop works whatever the program does with SIGINT: where that would not interrupt the run, its loop does.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import re
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.snapshot import AskedBySignal, Inquiries, look, proc_name
+from trimesh._runtime.system.forks import ForgottenInChildren
+from trimesh._runtime.system.user_files import credentials_of, entered, user_folder
+from trimesh._runtime.tasks import interrupt
+from trimesh._runtime.watch.report import stack_lines
+from trimesh._wire import observed
+from trimesh.errors import ConnectError, ProtocolError
+
+if TYPE_CHECKING:
+    from trimesh._runtime.holds import Holds
+    from trimesh._runtime.life.proc import Proc
+
+
+# ---- control ---------------------------------------------------------------------------------------------------------
+
+_log = logging.getLogger("trimesh")
+_POLL_SECONDS: Final = 0.005
+_JOIN_SECONDS: Final = 0.5
+_TRIES: Final = 5
+_NO_LOOP: Final = "the Trio loop of the controller does not run, and only it may do that"
+_CALL: Final = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,18})@([0-9a-f]{1,16})")
+
+
+class ControlSocket:
+    """The socket of one controller, and the threads that answer there.
+
+    Args:
+        proc: The controller.
+
+    Attributes:
+        on_stop: Interrupts the run, in its Trio loop, and returns why it cannot, if so.
+    """
+
+    def __init__(self, proc: Proc, inquiries: Inquiries) -> None:
+        self._proc = proc
+        self._inquiries = inquiries
+        self._token = trio.lowlevel.current_trio_token()
+        self._trio_thread = threading.get_ident()
+        self._listener: Listener | None = None
+        self._threads = list[threading.Thread]()
+        self._clients = set[socket.socket]()
+        self._waiting = set[queue.SimpleQueue[observed.ControlAnswer | None]]()
+        self._is_over = False
+        self._is_interrupted_by_signals = (
+            threading.current_thread() is threading.main_thread() or interrupt.are_interrupts_heard()
+        )
+        self.on_stop: Callable[[], str] = lambda: "this run has no blocks"
+
+    def open(self) -> None:
+        """Listen; a run without a socket is no failure, and said once."""
+        try:
+            self._listener = listen(self._proc.pid, proc_name(self._proc.proc_id))
+        except OSError as error:
+            _log.warning("this run cannot be looked at by the command trimesh: %s", error)
+            return
+        _open.add(self)
+        self._start(self._accept)
+
+    def close(self) -> None:
+        """End all of it.
+
+        Blocking: no checkpoint; some 0.1 ms when no client is there, at most `_JOIN_SECONDS`.
+        """
+        self._is_over = True
+        _open.discard(self)
+        if self._listener is not None:
+            self._listener.close()
+        for client in list(self._clients):
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        for replies in list(self._waiting):
+            replies.put(None)
+        ends_at = time.monotonic() + _JOIN_SECONDS
+        for thread in list(self._threads):
+            thread.join(max(0.0, ends_at - time.monotonic()))
+        if self._listener is not None:
+            self._listener.sock.close()
+
+    def forget(self) -> None:
+        """In a forked child: close our copies, which the child would listen at."""
+        if self._listener is not None:
+            self._listener.sock.close()
+        for client in self._clients:
+            client.close()
+
+    def _start(self, function: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=function, args=args, name="trimesh control socket", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    # ---- in threads ------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        while not self._is_over:
+            try:
+                client, _ = self._listener.sock.accept()
+            except OSError as error:
+                if self._is_over or isinstance(error, ConnectionAbortedError):
+                    continue
+                time.sleep(limits.OBSERVE_LOOP_SECONDS)  # no descriptors just now
+                continue
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if self._is_over or len(self._clients) >= limits.CONTROL_CLIENTS_MAX:
+                client.close()
+                continue
+            self._clients.add(client)
+            self._start(self._serve, client)
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            with client:
+                if credentials_of(client)[1] != os.geteuid():
+                    return
+                client.settimeout(limits.CONTROL_SECONDS)
+                while (data := receive_frame(client, limits.CONTROL_REQUEST_BYTES_MAX)) is not None:
+                    terminal = SocketTerminal(client, self._proc.holds, self._soon)
+                    answer, is_terminal = self._answer_safely(data, terminal)
+                    send_frame(client, msgspec.msgpack.encode(answer))
+                    if is_terminal:
+                        terminal.serve()
+                        return
+        except OSError:
+            return  # the client has gone, hangs, or sends what is no request
+        finally:
+            self._clients.discard(client)
+
+    def _soon(self, function: Callable[[], None]) -> None:
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(function)
+
+    def _answer_safely(self, data: bytes, terminal: SocketTerminal) -> tuple[observed.ControlAnswer, bool]:
+        """Return the answer, and whether the client is a terminal from now on."""
+        try:
+            request = observed.decode_request(data)
+            if request.kind != "attach":
+                return self._answer(request), False
+            attached = self._attach(request.target, terminal)
+        except ProtocolError as error:
+            return observed.ControlAnswer(error=str(error)), False
+        except Exception as error:  # noqa: BLE001 - a thread that dies would say nothing
+            return observed.ControlAnswer(error=f"{type(error).__name__}: {error}"), False
+        return attached, not attached.error
+
+    def _attach(self, target: str, terminal: SocketTerminal) -> observed.ControlAnswer:
+        async def attach() -> observed.ControlAnswer:
+            return observed.ControlAnswer(error=terminal.attach(target))
+
+        return self._in_loop(attach, limits.CONTROL_SECONDS / 2) or observed.ControlAnswer(error=_NO_LOOP)
+
+    async def _holds(self) -> observed.ControlAnswer:
+        return observed.ControlAnswer(holds=self._proc.holds.rows())
+
+    def _answer(self, request: observed.ControlRequest) -> observed.ControlAnswer:
+        match request.kind:
+            case "events":
+                return observed.ControlAnswer(events=tuple(self._proc.journal.after(request.after)))
+            case "output":
+                siblings = None if self._proc.family is None else self._proc.family.siblings
+                rows = [] if siblings is None else siblings.printer.log.after(request.after)
+                return observed.ControlAnswer(output=tuple(rows))
+            case "views":
+                seconds = request.seconds or limits.OBSERVE_SECONDS
+                return self._views(min(seconds, limits.CONTROL_SECONDS / 2))
+            case "stop":
+                return self._stop()
+            case "kill" | "cancel":
+                act = partial(self._kill if request.kind == "kill" else self._cancel, request.target)
+                return self._in_loop(act, limits.KILL_SECONDS) or observed.ControlAnswer(error=_NO_LOOP)
+            case "holds":
+                seconds = limits.CONTROL_SECONDS / 2
+                return self._in_loop(self._holds, seconds) or observed.ControlAnswer(error=_NO_LOOP)
+            case _:
+                return observed.ControlAnswer(
+                    error=f"this run knows no request {request.kind!r}; its trimesh may be older"
+                )
+
+    def _stop(self) -> observed.ControlAnswer:
+        """Interrupt the run: by SIGINT where that does it, as it reaches code without a checkpoint, too (CS-5)."""
+        if self._is_interrupted_by_signals and interrupt.is_run_interrupted_by_sigint():
+            os.kill(self._proc.pid, signal.SIGINT)
+            return observed.ControlAnswer()
+
+        async def stop() -> observed.ControlAnswer:
+            return observed.ControlAnswer(error=self.on_stop())
+
+        return self._in_loop(stop, limits.CONTROL_SECONDS / 2) or observed.ControlAnswer(
+            error=f"the run ignores SIGINT, and is stopped when its Trio loop runs again: {_NO_LOOP}"
+        )
+
+    async def _kill(self, target: str) -> observed.ControlAnswer:
+        members = [one for one in self._proc.members.values() if proc_name(one.peer.proc_id) == target]
+        if not members:
+            return observed.ControlAnswer(error="its process has ended, or belongs to another one of the run")
+        await members[0].end_by_kill()
+        return observed.ControlAnswer()
+
+    async def _cancel(self, target: str) -> observed.ControlAnswer:
+        match = _CALL.fullmatch(target)
+        if match is None:
+            return observed.ControlAnswer(
+                error=f"a call that has a caller who waits is called like 5f.12@7a, got {target!r}"
+            )
+        caller, number, callee = int(match[1], 16), int(match[2]), int(match[3], 16)
+        return observed.ControlAnswer(error=self._inquiries.interrupt(callee, caller, number, "trimesh cancel"))
+
+    def _views(self, seconds: float) -> observed.ControlAnswer:
+        async def ask() -> observed.ControlAnswer:
+            return observed.ControlAnswer(views=tuple(await self._inquiries.ask(seconds)))
+
+        return self._in_loop(ask, seconds) or self._views_without_loop(seconds)
+
+    def _in_loop(
+        self, function: Callable[[], Awaitable[observed.ControlAnswer]], seconds: float
+    ) -> observed.ControlAnswer | None:
+        """Return what a function of Trio answers; None if the loop does not run."""
+        begun = threading.Event()
+        replies = queue.SimpleQueue[observed.ControlAnswer | None]()
+
+        @trio.lowlevel.enable_ki_protection
+        async def run() -> None:
+            try:
+                replies.put(await function())
+            except Exception as error:  # noqa: BLE001 - who looks on must not end what is looked at
+                replies.put(observed.ControlAnswer(error=f"{type(error).__name__}: {error}"))
+            finally:
+                replies.put(None)
+
+        def begin() -> None:
+            begun.set()
+            if not self._proc.serve(run):
+                replies.put(None)
+
+        self._waiting.add(replies)
+        try:
+            self._token.run_sync_soon(begin)
+            if self._is_over or not begun.wait(limits.OBSERVE_LOOP_SECONDS):
+                return None
+            return replies.get(timeout=seconds + limits.OBSERVE_LOOP_SECONDS)
+        except (trio.RunFinishedError, queue.Empty):
+            return None
+        finally:
+            self._waiting.discard(replies)
+
+    def _views_without_loop(self, seconds: float) -> observed.ControlAnswer:
+        view = self._look()
+        if view is None:
+            return observed.ControlAnswer(error="the tables of this run change too fast to be read; ask again")
+        members = [one for one in list(self._proc.members.values()) if not one.gone.is_set() and one.stack_fd >= 0]
+        asked = AskedBySignal(members)
+        ends_at = time.monotonic() + seconds / 2
+        while not asked.is_answered and time.monotonic() < ends_at:
+            time.sleep(_POLL_SECONDS)
+        frame = sys._current_frames().get(self._trio_thread)  # noqa: SLF001 - what faulthandler shows, to Python
+        stack = "\n".join(["Stack (most recent call first):", *stack_lines(frame)])
+        proc = msgspec.structs.replace(view.proc, state="stuck", stack=stack)
+        return observed.ControlAnswer(by="thread", views=(msgspec.structs.replace(view, proc=proc), *asked.views()))
+
+    def _look(self) -> observed.ProcView | None:
+        for _ in range(_TRIES):
+            try:
+                return look(self._proc)
+            except RuntimeError:  # the loop does run, and has changed a table meanwhile
+                time.sleep(_POLL_SECONDS)
+        return None
+
+
+_open: ForgottenInChildren[ControlSocket] = ForgottenInChildren()
+
+
+# ---- a terminal at a control socket: one connection that has one hold, until either of them ends ---------------------
+
+
+class SocketTerminal:
+    """What a thread of the control socket is while its client debugs.
+
+    Args:
+        holds: Those of the controller.
+        in_trio: Has a function called in the Trio thread, soon.
+    """
+
+    def __init__(self, client: socket.socket, holds: Holds, in_trio: Callable[[Callable[[], None]], None]) -> None:
+        self._client = client
+        self._holds = holds
+        self._in_trio = in_trio
+        self._said = queue.SimpleQueue[tuple[str, str] | None]()
+        self._chars = 0
+
+    def attach(self, target: str) -> str:
+        """Take a hold, in the Trio thread; return why not, or an empty text."""
+        return self._holds.attach(target, self)
+
+    def say(self, kind: str, text: str) -> None:
+        """Let the client be told; in the Trio thread. A client that takes nothing is detached."""
+        self._chars += len(text)
+        if self._chars > limits.DEBUG_TERMINAL_CHARS_MAX:
+            with suppress(OSError):
+                self._client.shutdown(socket.SHUT_RDWR)
+            return
+        self._said.put((kind, text))
+
+    def serve(self) -> None:
+        """Hand on what the client says until it has gone, or says what is no line of a terminal."""
+        writer = threading.Thread(target=self._write, name="trimesh terminal", daemon=True)
+        try:
+            self._client.settimeout(None)
+            writer.start()
+            while (data := receive_frame(self._client, limits.CONTROL_REQUEST_BYTES_MAX)) is not None:
+                request = observed.decode_request(data)
+                if request.kind not in ("line", "detach"):
+                    return
+                self._in_trio(lambda kind=request.kind, text=request.text: self._holds.say(self, kind, text))  # type: ignore[misc]
+        except ProtocolError:
+            return
+        finally:
+            self._in_trio(lambda: self._holds.say(self, "detach", ""))
+            self._said.put(None)
+            with suppress(OSError):
+                self._client.shutdown(socket.SHUT_RDWR)
+            writer.join()
+
+    def _write(self) -> None:
+        with suppress(OSError):
+            while (said := self._said.get()) is not None:
+                kind, text = said
+                send_frame(self._client, msgspec.msgpack.encode(observed.ControlAnswer(said=kind, text=text)))
+                self._chars -= len(text)
+
+
+# ---- messages over a stream socket that blocks: their length in four bytes, then they themselves ---------------------
+
+_LENGTH: Final = struct.Struct("!I")
+
+
+def send_frame(sock: socket.socket, data: bytes) -> None:
+    """Send one message.
+
+    Blocking: until the kernel has taken it, or the time-out of the socket.
+
+    Raises:
+        OSError: The other end has gone, or takes nothing.
+    """
+    sock.sendall(_LENGTH.pack(len(data)))
+    sock.sendall(data)
+
+
+def receive_frame(sock: socket.socket, bytes_max: int) -> bytes | None:
+    """Return the next message; None when the other end has said all.
+
+    Blocking: until it has come, or the time-out of the socket.
+
+    Raises:
+        OSError: It has not come whole, or is larger than `bytes_max`.
+    """
+    head = _receive(sock, _LENGTH.size)
+    if not head:
+        return None
+    [size] = _LENGTH.unpack(head)
+    if size > bytes_max:
+        raise OSError(f"a message must have at most {bytes_max} bytes, got {size}")
+    data = _receive(sock, size)
+    if len(data) < size:
+        raise ConnectionResetError("the other end has gone in the middle of a message")
+    return data
+
+
+def _receive(sock: socket.socket, size: int) -> bytes:
+    """Return `size` bytes; none at the end of the stream."""
+    data = bytearray()
+    while len(data) < size:
+        part = sock.recv(min(size - len(data), 1 << 20))
+        if not part:
+            if data:
+                raise ConnectionResetError("the other end has gone in the middle of a message")
+            break
+        data += part
+    return bytes(data)
+
+
+# ---- where control sockets are: `.runs/PID-ID` in the private folder of this user ------------------------------------
+
+# A socket is there from the moment it is listened at, because it gets its name then. One that has no listener was left
+# by a run that was killed; whoever comes across it removes it.
+
+_NAME: Final = re.compile(r"([0-9]+)-([0-9a-f]+)")
+
+
+class Listener(msgspec.Struct, frozen=True, eq=False):
+    """A control socket of this process.
+
+    Attributes:
+        sock: What it listens at.
+    """
+
+    sock: socket.socket
+    name: str
+
+    def close(self) -> None:
+        """Remove the file, and end whoever waits for a connection."""
+        with suppress(OSError), _entered() as (_, fd):
+            os.unlink(self.name, dir_fd=fd)
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
+def _entered() -> Generator[tuple[Path, int], None, None]:
+    folder = user_folder()
+    with entered(folder):
+        pass
+    with entered(folder / ".runs") as fd:
+        yield folder / ".runs", fd
+
+
+def listen(pid: int, proc_id: str) -> Listener:
+    """Listen for those who look on.
+
+    Raises:
+        OSError: The folder cannot be trusted, or made; or there are no descriptors.
+    """
+    with _entered() as (_, fd):
+        name = f"{pid}-{proc_id}"
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(f"/proc/self/fd/{fd}/{name}.new")  # paths of sockets have at most 107 bytes
+            sock.listen(limits.CONTROL_CLIENTS_MAX)
+            os.rename(f"{name}.new", name, src_dir_fd=fd, dst_dir_fd=fd)
+        except BaseException:
+            sock.close()
+            raise
+        return Listener(sock, name)
+
+
+def runs() -> list[tuple[int, str]]:
+    """Return the runs of this user on this machine that have a socket: pid of the controller, and name.
+
+    Raises:
+        OSError: The folder cannot be trusted.
+    """
+    with _entered() as (_, fd):
+        found = [match for name in os.listdir(fd) if (match := _NAME.fullmatch(name))]
+    return sorted((int(match[1]), match[0]) for match in found)
+
+
+def dial(name: str) -> socket.socket | None:
+    """Return a connection to a run; None if it has ended.
+
+    Raises:
+        PermissionError: Another user listens there.
+        OSError: It cannot be connected to.
+    """
+    with _entered() as (_, fd):
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(limits.CONTROL_SECONDS)
+        try:
+            sock.connect(f"/proc/self/fd/{fd}/{name}")
+            if credentials_of(sock)[1] != os.geteuid():
+                raise PermissionError(f"the run {name} is of another user")
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+# ---- the other end of a control socket: what asks a run --------------------------------------------------------------
+
+
+class RunClient:
+    """A connection to the controller of a run.
+
+    Attributes:
+        pid: Of the controller.
+        name: Of the run, in the folder of this user.
+    """
+
+    def __init__(self, pid: int, name: str) -> None:
+        self.pid = pid
+        self.name = name
+        try:
+            found = dial(name)
+        except OSError as error:
+            raise ConnectError(f"the run of process {pid} cannot be asked: {error}") from error
+        if found is None:
+            raise ConnectError(f"the run of process {pid} has ended")
+        self._sock = found
+
+    def ask(self, request: observed.ControlRequest) -> observed.ControlAnswer:
+        """Ask, and return the answer.
+
+        Blocking: until it comes, at most `limits.CONTROL_SECONDS`.
+
+        Raises:
+            ConnectError: The run has ended, does not answer, or will not.
+        """
+        try:
+            send_frame(self._sock, msgspec.msgpack.encode(request))
+            data = receive_frame(self._sock, limits.OBSERVED_BYTES_MAX)
+            if data is None:
+                raise ConnectError(f"the run of process {self.pid} has ended")
+            answer = observed.decode_answer(data)
+        except TimeoutError:
+            raise ConnectError(
+                f"process {self.pid} has not answered within {limits.CONTROL_SECONDS:g} s: it is stopped, or C code "
+                f"in it holds the GIL (py-spy dump --native --pid {self.pid} shows where)"
+            ) from None
+        except (OSError, ProtocolError) as error:
+            raise ConnectError(f"the run of process {self.pid} cannot be asked: {error}") from error
+        if answer.error:
+            raise ConnectError(answer.error)
+        return answer
+
+    def say(self, request: observed.ControlRequest) -> None:
+        """Say something to a debugger, once this is its terminal.
+
+        Raises:
+            ConnectError: The run has ended.
+        """
+        try:
+            send_frame(self._sock, msgspec.msgpack.encode(request))
+        except OSError as error:
+            raise ConnectError(f"the run of process {self.pid} has ended: {error}") from error
+
+    def hear(self) -> observed.ControlAnswer | None:
+        """Return what a debugger says next; None when the connection has ended.
+
+        Blocking: until it says something.
+        """
+        self._sock.settimeout(None)
+        try:
+            data = receive_frame(self._sock, limits.OBSERVED_BYTES_MAX)
+            return None if data is None else observed.decode_answer(data)
+        except (OSError, ProtocolError):
+            return None
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)  # whoever waits in another thread is woken
+        self._sock.close()
+
+
+def known_runs() -> list[tuple[int, str]]:
+    """Return the pid of the controller and the name of each run of this user that has a socket.
+
+    Raises:
+        ConnectError: Their folder cannot be trusted.
+    """
+    try:
+        return runs()
+    except OSError as error:
+        raise ConnectError(f"runs of this user cannot be looked for: {error}") from error

@@ -1,7 +1,0 @@
-"""Who waits for whom, and which call of a deadlock is to fail."""
-
-from trimesh._runtime.deadlock.blocked_search import BlockedSearch
-
-__all__ = [
-    "BlockedSearch",
-]

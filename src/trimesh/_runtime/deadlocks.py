@@ -1,0 +1,498 @@
+"""Ends calls that wait for themselves with a `DeadlockError`, at once (rule C8).
+
+A call that has to wait for a slot is looked at `limits.DEADLOCK_SEARCH_SECONDS` later, once. If all the calls that hold
+the slots wait for others, the controller is told, which searches (`judge.py`) and says which call is to fail.
+
+Why one look is enough: let a deadlock stand, and let *c* be the call among its queued ones that came
+last into its mailbox. Every running call of the deadlock waits for one that is queued, by way of running ones, which
+were started for it; so whatever waits in the deadlock waited already when *c* came. The calls that hold the slots
+which *c* waits for are part of the deadlock, so each of them waited when *c* was looked at, and the search that follows
+starts from one of them and reaches all.
+
+Other waits that can be the last edge of a cycle are looked at in the same way: of a call that comes while its actor is
+still in the first half of its `lifespan` (the spawn is waited for), of a generator whose consumer takes
+nothing (its slot is waited for), and of a consumer for the next of several results (each that comes wakes it, so the
+last one that could come is waited for anew). A message that finds no room is looked at by its sender; but room is made
+without a word (`_routing/collector.py`), so it is looked at again as long as it waits, ever more seldom.
+
+A deadlock of calls costs those that are not in one: a flag when a call has to wait, and a look at what waits here at
+most every `limits.DEADLOCK_SEARCH_SECONDS`, only while calls do.
+
+Waits that a deadline will end arouse the same suspicion: who judges tells of such a deadlock, and lets it be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from trimesh import limits
+from trimesh._routing.deadlock import Deadlock, Question, Search, answer, stuck_nodes
+from trimesh._runtime.actors.reports import log_line
+from trimesh._runtime.calls.outgoing import Circles, error_of
+from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.wait_graph import LocalWaits
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeKind, NodeRef, NodeReport
+from trimesh.errors import DeadlockError, ProtocolError
+from trimesh.ids import ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.mailbox import Mailbox, SlotGroup
+    from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._runtime.peers.peer import Peer
+
+
+# ---- deadlocks -------------------------------------------------------------------------------------------------------
+
+
+class Deadlocks:
+    """The watch of one process, and, in the controller, the judge of the family.
+
+    Attributes:
+        circles: The calls of this process that wait for themselves until a deadline.
+    """
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._numbers = itertools.count(1)
+        self._crowded: list[SlotGroup] = []
+        self._early: list[Mailbox] = []
+        self._any: dict[AnyWait, None] = {}
+        self._unsent: dict[OutgoingCall, int] = {}  # and what had been taken before each when it was looked at last
+        self._has_moved = False  # what some of them waits for was taken, when they were looked at last
+        self._news = trio.Event()
+        self._judge = Judge(proc)
+        self.circles = Circles(proc)
+        proc.routes[messages.Look] = self._take_look
+        proc.routes[messages.Break] = self._take_break
+
+    def look(self) -> LocalWaits:
+        """Look who waits for whom in this process, waits with a deadline included."""
+        return LocalWaits(self._proc, self._numbers, bounded=True)
+
+    async def run(self) -> None:
+        """Watch, and judge, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            nursery.start_soon(self._judge.run)
+
+    # ---- the watch -------------------------------------------------------------------------------------------
+
+    def crowded(self, group: SlotGroup) -> None:
+        """Learn that a call has to wait for a slot."""
+        self._crowded.append(group)
+        self._news.set()
+
+    def early(self, mailbox: Mailbox) -> None:
+        """Learn that a call has to wait until an actor serves: its `lifespan` may wait for that call."""
+        self._early.append(mailbox)
+        self._news.set()
+
+    def producer_waits(self, call: IncomingCall) -> None:
+        """Learn that a generator endpoint waits for its consumer; that matters to those who wait for its slot."""
+        cell = self._proc.cells.get(call.mesh)
+        group = None if cell is None else cell.mailbox.group_of(call)
+        if group is not None and group.queue and not group.is_watched:
+            group.is_watched = True
+            self.crowded(group)
+
+    def awaits_any(self, wait: AnyWait) -> None:
+        """Learn that a task waits for the next result of a stream or a map."""
+        self._any[wait] = None
+        self._news.set()
+
+    def unsent(self, call: OutgoingCall) -> None:
+        """Learn that a message has to wait for room."""
+        self._unsent[call] = call.taken_before_it()
+        self._news.set()
+
+    async def _watch(self) -> None:
+        patience = limits.DEADLOCK_SEARCH_SECONDS
+        while True:
+            with trio.move_on_after(patience if self._unsent else math.inf):
+                await self._news.wait()
+            patience = limits.DEADLOCK_SEARCH_SECONDS if self._news.is_set() else 2 * patience
+            await trio.sleep(limits.DEADLOCK_SEARCH_SECONDS)
+            began = trio.current_time()
+            suspects = self._find_suspects()
+            took = trio.current_time() - began
+            if self._has_moved:  # so the next look is the first that can tell
+                patience = limits.DEADLOCK_SEARCH_SECONDS
+            if suspects:
+                await self._tell(suspects)
+            await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * took)
+
+    def _find_suspects(self) -> Sequence[NodeRef]:
+        """Return one waiting call for each group of slots that may never get free, and the messages without room."""
+        self._news = trio.Event()
+        groups, self._crowded = self._crowded, []
+        mailboxes, self._early = self._early, []
+        waits_for_any, self._any = self._any, {}
+        for group in groups:
+            group.is_watched = False
+        for mailbox in mailboxes:
+            mailbox.is_watched = False
+        stuck = self._stuck()
+        if not (groups or mailboxes or waits_for_any or stuck):
+            return ()
+        look = LocalWaits(self._proc, self._numbers, bounded=True)
+        suspects: dict[NodeRef, None] = {}
+        for group in groups:
+            if group.queue and group.is_full and all(look.has_waits(call) for call in group.running):
+                suspects[look.ref_of(next(iter(group.running)))] = None
+        suspects |= dict.fromkeys(ref for mailbox in mailboxes if (ref := look.spawn_ref(mailbox)) is not None)
+        suspects |= dict.fromkeys(ref for wait in waits_for_any if (ref := look.next_ref(wait)) is not None)
+        for call in stuck:
+            suspects |= dict.fromkeys(look.unsent_ref(call, peer) for peer in call.peers() if call.is_unsent_to(peer))
+        return self._without_the_free(suspects, look)
+
+    def _stuck(self) -> Sequence[OutgoingCall]:
+        """Return the calls without room for which none was made since they were looked at last.
+
+        What waits behind others that are taken gets its turn; in a deadlock nothing is taken, so it is found then.
+        """
+        found: list[OutgoingCall] = []
+        self._has_moved = False
+        for call, before in list(self._unsent.items()):
+            if not call.is_unsent:
+                del self._unsent[call]
+                continue
+            now = call.taken_before_it()
+            if now != before:
+                self._unsent[call] = now
+                self._has_moved = True
+            elif call.waiter is not None:
+                found.append(call)
+        return found
+
+    def in_the_way(self, task: trio.lowlevel.Task, proc_id: ProcId) -> tuple[Sequence[int], Sequence[NodeRef]]:
+        """Return what has to end before a task of this process can go on.
+
+        Returns:
+            The calls of this process to another one, and what the task waits for if other processes are part of it.
+        """
+        look = LocalWaits(self._proc, self._numbers)
+        waits = look.waits_of(task)
+        nodes = {report.ref: report for report in answer(waits, look.look_up)}
+        edges = {edge for node in nodes.values() for edge in node.waits_for} | set(waits)
+        there = {edge for edge in edges if edge.proc == proc_id and edge.kind in (NodeKind.CALL, NodeKind.SOURCE)}
+        stuck = stuck_nodes(nodes, there) | there
+        if any(ref in stuck for ref in waits):
+            return [edge.b for edge in there], []
+        elsewhere = {edge for edge in edges if edge.proc != self._proc.proc_id}
+        stuck = stuck_nodes(nodes, elsewhere) | elsewhere
+        return [], waits if any(ref in stuck for ref in waits) else []
+
+    def search_now(self, starts: Sequence[NodeRef]) -> BlockedSearch | None:
+        """Begin a search without tasks: whether what this process waits for needs an actor of it.
+
+        Returns:
+            The search, or None if this process is not the controller of its family. Call `end_search_now`, too.
+        """
+        if not self._judge.may_ask:
+            return None
+        found = BlockedSearch(self._proc, self._numbers, self._judge.new_look(), starts)
+        self._judge.also_tell(found.search)
+        return found
+
+    def end_search_now(self) -> None:
+        """Take no answers to such a search any more."""
+        self._judge.also_tell(None)
+
+    def _without_the_free(self, suspects: Iterable[NodeRef], look: LocalWaits) -> Sequence[NodeRef]:
+        """Leave out what can end, even if everything elsewhere is stuck."""
+        nodes = {report.ref: report for report in answer(suspects, look.look_up)}
+        elsewhere = {edge for node in nodes.values() for edge in node.waits_for if edge.proc != self._proc.proc_id}
+        stuck = stuck_nodes(nodes, elsewhere)
+        return [ref for ref in suspects if ref in stuck]
+
+    async def _tell(self, suspects: Sequence[NodeRef]) -> None:
+        family = self._proc.family
+        if family is None or family.root is None:
+            self._judge.suspect(suspects)
+            return
+        root = self._proc.peer(family.root)
+        await family.connect([root])
+        for few in _in_heads(suspects):
+            root.send(Parcel(messages.encode(messages.Suspect(few))))
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    def _take_look(self, peer: Peer, message: messages.Look, _: list[memoryview]) -> None:
+        look = LocalWaits(self._proc, self._numbers, bounded=message.bounded)
+        own = [ref for ref in message.refs if ref.proc == self._proc.proc_id]
+        reports = observed.encode(answer(own, look.look_up))
+        peer.send(Parcel(messages.encode(messages.Seen(message.look)), [reports]))
+
+    def _take_break(self, peer: Peer, message: messages.Break, bodies: list[memoryview]) -> None:
+        if len(bodies) != 1:
+            raise ProtocolError(f"the end of a deadlock must come with its cycle, got {len(bodies)} bodies")
+        error = error_of(observed.decode_reports(bodies[0]))
+        look = LocalWaits(self._proc, self._numbers)
+        report = look.look_up(message.victim)
+        if report is not None and report.can_break and set(report.waits_for) == set(message.holders):
+            self._end(message.victim, look, error)
+        peer.send(Parcel(messages.encode(messages.Broken(message.look))))
+
+    def _end(self, victim: NodeRef, look: LocalWaits, error: DeadlockError) -> None:
+        if victim.kind is NodeKind.UNSENT:
+            found = look.find_unsent(victim)
+            assert found is not None
+            outgoing, peer = found
+            outgoing.fail_unsent(peer, error)
+            return
+        call = look.find_call(victim)
+        assert call is not None
+        cell = self._proc.cells[call.mesh]
+        cell.mailbox.remove(call)
+        call.failed(self._proc.values.encode_error(error, cell.origin(call.spec.name)))
+
+
+def _in_heads(refs: Sequence[NodeRef]) -> Iterator[tuple[NodeRef, ...]]:
+    for start in range(0, len(refs), limits.DEADLOCK_REFS_MAX):
+        yield tuple(refs[start : start + limits.DEADLOCK_REFS_MAX])
+
+
+# ---- the controller's part in ending deadlocks: one search at a time for the whole family (rule C8) ------------------
+
+# A suspicion of any process starts a search (`_routing/deadlock.py`), which asks the processes that it leads to. The
+# victim gets its error before anything else is looked at, so no deadlock gets two victims; then what was stuck is
+# looked at again, for one call may have closed two cycles.
+#
+# The first search of a suspicion takes waits with a deadline for waits without one, as most suspicions end there. What
+# it finds stuck is searched again without them: a deadlock that is left has a victim, one that is not is only told of.
+
+
+class Judge:
+    """Searches and decides, in the controller; asleep in every other process."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._looks = itertools.count(1, 2)
+        self._suspects: dict[NodeRef, None] = {}
+        self._suspicion = trio.Event()
+        self._late: dict[int, Sequence[NodeRef]] = {}
+        self._search: Search | None = None
+        self._blocked: Search | None = None
+        self._breaking: tuple[int, int] | None = None
+        self._broken = trio.Event()
+        self._news = trio.Event()
+        self._told: deque[NodeRef] = deque(maxlen=limits.DEADLOCKS_KNOWN)
+        proc.routes[messages.Suspect] = self._take_suspect
+        proc.routes[messages.Seen] = self._take_seen
+        proc.routes[messages.Broken] = self._take_broken
+        proc.on_gone.append(self._peer_gone)
+
+    def suspect(self, refs: Iterable[NodeRef]) -> None:
+        """Look soon whether one of these is stuck."""
+        for ref in refs:
+            if len(self._suspects) < limits.DEADLOCK_NODES_MAX:
+                self._suspects[ref] = None
+        self._suspicion.set()
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether this process is the controller of its family: only that one is answered."""
+        return self._proc.family is not None and self._proc.family.root is None
+
+    def new_look(self) -> int:
+        """Return the number of a look; the next one is taken, too."""
+        return next(self._looks)
+
+    def also_tell(self, search: Search | None) -> None:
+        """Give answers to another search as well; see `BlockedSearch`. None for no other."""
+        self._blocked = search
+
+    async def run(self) -> None:
+        """Judge until cancelled."""
+        while True:
+            await self._suspicion.wait()
+            self._suspicion = trio.Event()
+            starts, self._suspects = tuple(self._suspects), {}
+            began = trio.current_time()
+            if not await self._act_on(starts):
+                await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * (trio.current_time() - began))
+
+    async def _act_on(self, starts: Sequence[NodeRef]) -> bool:
+        """Deal with one deadlock that is reached from `starts`; return False when there is none."""
+        search = await self._search_from(starts, bounded=True)
+        if not search.stuck:
+            return False
+        verdict = (await self._search_from(tuple(search.stuck), bounded=False)).verdict
+        if verdict is not None:
+            await self._carry_out(verdict)
+        elif search.verdict is not None:
+            await self._tell_of(search.verdict, search.callers)
+        else:
+            return False
+        self.suspect(search.stuck)
+        return True
+
+    async def _tell_of(self, verdict: Deadlock, callers: Iterable[NodeRef]) -> None:
+        """Say once that calls wait for themselves until a deadline, here and to those who have made them."""
+        self._told.append(verdict.victim)
+        text = str(error_of(verdict.cycle)).replace("waits for itself", "waits for itself, until a deadline ends it", 1)
+        log_line(self._proc, text)
+        calls: defaultdict[int, list[int]] = defaultdict(list)
+        for ref in callers:
+            calls[ref.proc].append(ref.a)
+        for proc_id, numbers in calls.items():
+            peer = await self._connected(proc_id)
+            if peer is not None:
+                head = messages.encode(messages.Circle(tuple(numbers[: limits.DEADLOCK_REFS_MAX])))
+                peer.send(Parcel(head, [observed.encode(verdict.cycle)]))
+
+    async def _search_from(self, starts: Sequence[NodeRef], *, bounded: bool) -> Search:
+        self._search = search = Search(
+            next(self._looks), starts, bounded=bounded, known=tuple(self._told) if bounded else ()
+        )
+        try:
+            while not search.is_done:
+                self._news = trio.Event()
+                with trio.move_on_after(limits.DEADLOCK_ANSWER_SECONDS) as patience:
+                    while search.questions:
+                        await self._ask(search, search.questions.pop(0))
+                    if not search.is_done:
+                        await self._news.wait()
+                if patience.cancelled_caught:
+                    self._do_without_the_silent(search)
+        finally:
+            self._search = None
+        return search
+
+    async def _ask(self, search: Search, question: Question) -> None:
+        peer = await self._connected(question.proc)
+        if peer is None:
+            search.gone(question.proc)
+        else:
+            peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs, search.bounded))))
+
+    async def _connected(self, proc_id: int) -> Peer | None:
+        """Return a process with a link to it, or None when it is gone, or another program's, which is never asked."""
+        peer = self._proc.peer(ProcId(proc_id))
+        if self._proc.family is not None and self._proc.family.is_foreign(peer.proc_id):
+            return None
+        if peer.link is None and peer.death is None and self._proc.family is not None:
+            await self._proc.family.connect([peer])
+        return peer if peer.link is not None and peer.death is None else None
+
+    def _do_without_the_silent(self, search: Search) -> None:
+        """A process that is stopped, or busy, does not hold up the others; what it says later is a new suspicion."""
+        search.questions.clear()
+        for proc_id in search.silent:
+            self._late[proc_id] = search.starts
+            search.gone(proc_id)
+
+    async def _carry_out(self, verdict: Deadlock) -> None:
+        """Have the victim ended, and wait until that is done, or its process is gone, or stopped."""
+        peer = await self._connected(verdict.victim.proc)
+        if peer is None:
+            return
+        look = next(self._looks)
+        self._breaking = (peer.proc_id, look)
+        self._broken = trio.Event()
+        head = messages.encode(messages.Break(look, verdict.victim, verdict.holders))
+        peer.send(Parcel(head, [observed.encode(verdict.cycle)]))
+        with trio.move_on_after(limits.CANCEL_ACK_SECONDS):
+            await self._broken.wait()
+        self._breaking = None
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _take_suspect(self, peer: Peer, message: messages.Suspect, _: list[memoryview]) -> None:
+        if self._proc.family is None or self._proc.family.root is not None:
+            raise ProtocolError(f"suspicions go to the controller, got one of process {peer.proc_id}")
+        self.suspect(message.refs)
+
+    def _take_seen(self, peer: Peer, message: messages.Seen, bodies: list[memoryview]) -> None:
+        if len(bodies) != 1:
+            raise ProtocolError(f"an answer must have one body of reports, got {len(bodies)}")
+        reports = observed.decode_reports(bodies[0])
+        if peer.proc_id in self._late:
+            self.suspect(self._late.pop(peer.proc_id))
+        if self._blocked is not None:
+            self._blocked.answered(peer.proc_id, message.look, reports)
+        if self._search is not None:
+            self._search.answered(peer.proc_id, message.look, reports)
+            self._news.set()
+
+    def _take_broken(self, peer: Peer, message: messages.Broken, _: list[memoryview]) -> None:
+        if self._breaking == (peer.proc_id, message.look):
+            self._broken.set()
+
+    def _peer_gone(self, peer: Peer) -> None:
+        self._late.pop(peer.proc_id, None)
+        if self._breaking is not None and self._breaking[0] == peer.proc_id:
+            self._broken.set()
+        if self._blocked is not None:
+            self._blocked.gone(peer.proc_id)
+        if self._search is not None:
+            self._search.gone(peer.proc_id)
+        self._news.set()
+
+
+# ---- blocked search --------------------------------------------------------------------------------------------------
+
+# A search for a deadlock by a function that waits without `await`: no task of this process runs meanwhile (rule N2).
+#
+# Every call to an actor of this process that has not ended waits for the function then, and the function for what it is
+# told that others wait for. Questions and answers are those of the judge; whoever waits reads the links, and lets the
+# search go on.
+
+
+class BlockedSearch:
+    """One search.
+
+    Args:
+        numbers: As `LocalWaits` takes them.
+        look: Number of the first look; the second has the next.
+        starts: What the function waits for.
+    """
+
+    def __init__(self, proc: Proc, numbers: Iterator[int], look: int, starts: Sequence[NodeRef]) -> None:
+        self._proc = proc
+        self._numbers = numbers
+        self._starts = tuple(starts)
+        self._function = NodeRef(NodeKind.NEXT, proc.proc_id)  # those of tasks are numbered from 1
+        self.search = Search(look, [self._function])
+
+    def go_on(self) -> IncomingCall | None:
+        """Ask what is to be asked; return the call to this process that the function waits for, once that is known."""
+        search = self.search
+        while search.questions:
+            question = search.questions.pop(0)
+            if question.proc == self._proc.proc_id:
+                look = LocalWaits(self._proc, self._numbers)
+                reports = answer(question.refs, partial(self._look_up, look))
+                search.answered(question.proc, question.look, reports)
+                continue
+            peer = self._proc.find_peer(question.proc)
+            if peer is None or peer.link is None:  # to connect takes tasks
+                search.gone(question.proc)
+            else:
+                peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs))))
+        verdict = search.verdict
+        if verdict is None or self._function not in verdict.stuck:
+            return None
+        look = LocalWaits(self._proc, self._numbers)
+        ours = [ref for ref in verdict.stuck if ref.kind is NodeKind.CALL and ref.proc == self._proc.proc_id]
+        return next((call for ref in sorted(ours) if (call := look.find_call(ref)) is not None), None)
+
+    def _look_up(self, look: LocalWaits, ref: NodeRef) -> NodeReport | None:
+        if ref == self._function:
+            return NodeReport(ref, needs_all=True, waits_for=self._starts, can_break=True)
+        if ref.kind is not NodeKind.CALL:
+            return look.look_up(ref)
+        call = look.find_call(ref)
+        if call is None or call.ended:
+            return None
+        return NodeReport(ref, needs_all=True, waits_for=(self._function,))

@@ -1,0 +1,518 @@
+"""What holds the threads of a worker: at `breakpoint()`, and at errors that leave an endpoint, if that is asked for.
+
+DB-1 A thread that is held waits `seconds` for a terminal and goes on if none comes, or what it runs is cancelled.
+DB-2 While the main thread is held no task runs in its process, and the clock of its Trio run stands still.
+DB-3 A terminal that has gone lets the thread go on; so does the end of its run.
+"""
+
+from __future__ import annotations
+
+import code
+import dis
+import inspect
+import itertools
+import os
+import pdb
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.cell import find_cell
+from trimesh._runtime.actors.context import execution_context
+from trimesh._runtime.system.forks import refuse_breakpoints
+from trimesh._runtime.tasks import place_outside
+from trimesh._wire import observed
+from trimesh.config import Settings
+from trimesh.errors import Origin, leaves, origin, place_name
+from trimesh.ids import AGENT
+from trimesh.shape.extent import Point
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+
+
+# ---- debugger --------------------------------------------------------------------------------------------------------
+
+_ENDING: Final = ("stop", "exit")
+"""Endpoints of the agent: the actor, or the process, is to end."""
+
+
+class Debugger:
+    """Holds threads of a worker process.
+
+    Args:
+        proc: The process; made in its Trio run.
+        seconds: For which a thread that is held waits for a terminal.
+
+    Attributes:
+        trio_thread: Ident of the main thread.
+    """
+
+    def __init__(self, proc: Proc, seconds: float) -> None:
+        self.trio_thread = threading.get_ident()
+        self._proc = proc
+        self._seconds = seconds
+        self._token = trio.lowlevel.current_trio_token()
+        self._clock = trio.lowlevel.current_clock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, HeldThread] = {}
+        proc.holds.debugger = self
+
+    def install(self) -> None:
+        """Be what `breakpoint()` calls; a debugger that `PYTHONBREAKPOINT` names, or the program has set, stays."""
+        if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
+            sys.breakpointhook = self.stop
+
+    # ---- in the thread that is held --------------------------------------------------------------------------
+
+    def stop(self, *args: Any, **kwargs: Any) -> None:
+        """Hold the calling thread where it stands: what `breakpoint()` does."""
+        del args, kwargs
+        frame = sys._getframe(1)  # noqa: SLF001 - as pdb does
+        known = next((one for one in self._open.values() if one.ident == threading.get_ident()), None)
+        if known is not None and (known.is_stopped or known.prompt is None):
+            return  # it was reached from the prompt of a terminal
+        if known is not None and known.prompt is not None:  # it is stepped through, or has breakpoints
+            known.prompt.set_trace(frame)
+            return
+        # MERGED
+
+        name = _here() or self._own_name()
+        held = self._hold("breakpoint", name, (frame, frame.f_lineno), "")
+        with held.standing():
+            found = held.wait_for_terminal(self._seconds)
+        if found:
+            Prompt(held).set_trace(frame)
+        else:
+            held.end(f"{name} goes on: no debugger has come")
+
+    def post_mortem(self, error: BaseException, where: Origin) -> None:
+        """Hold the calling thread by an error that has left an endpoint of this process; not one from elsewhere."""
+        traceback = _innermost(error.__traceback__)
+        if traceback is None or any(origin(leaf) is not None for leaf in leaves(error)):
+            return
+        # MERGED
+
+        name, found = _name_of(where.mesh, where.point, where.endpoint), False
+        held = self._hold("post-mortem", name, (traceback.tb_frame, traceback.tb_lineno), _text_of(error))
+        try:
+            with held.standing():
+                found = held.wait_for_terminal(self._seconds)
+            if found:
+                Prompt(held).look_at(error)
+        finally:
+            held.end("" if found else f"the error of {name} goes on: no debugger has come")
+
+    def _hold(self, kind: str, name: str, place: tuple[FrameType, int], text: str) -> HeldThread:
+        held = HeldThread(self, next(self._numbers), self._ending_of())
+        self._open[held.number] = held
+        frame, line = place
+        row = observed.HoldRow(
+            id=f"{self._proc.proc_id:x}.{held.number}",
+            proc=f"{self._proc.proc_id:x}",
+            proc_name=self._own_name(),
+            name=name,
+            kind=kind,
+            at=f'File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}',
+            text=text[: limits.OBSERVED_TEXT_CHARS],
+            pid=self._proc.pid,
+            host=self._proc.host_name,
+            seconds=self._seconds,
+        )
+        self.tell(held, "held", msgspec.json.encode(row).decode())
+        return held
+
+    def _own_name(self) -> str:
+        family, proc_id = self._proc.family, self._proc.proc_id
+        own = None if family is None else family.own_mesh
+        if own is None:
+            return f"process {self._proc.pid}"
+        rank = next(rank for rank, member in enumerate(own.members) if member.proc_id == proc_id)
+        return _name_of(own.name, own.whole.point(rank), None)
+
+    def _ending_of(self) -> Callable[[], bool]:
+        """Return what tells whether the code that runs here is to end."""
+        cell, call = find_cell(), None
+        if cell is not None and threading.get_ident() == self.trio_thread:
+            task: trio.lowlevel.Task | None
+            if trio.lowlevel.in_trio_task():
+                task = trio.lowlevel.current_task()
+            else:  # a task of asyncio, whose loop drives Trio
+                place = place_outside()
+                task = None if place is None else place.keeper
+            call = cell.mailbox.call_of(task)
+        agent = self._proc.cells.get(AGENT)
+
+        def is_ending() -> bool:
+            if call is not None and call.cancelled_by is not None:
+                return True
+            asked = [] if agent is None else [*agent.mailbox.queued(), *agent.mailbox.running()]
+            return any(one.spec.name in _ENDING for one in asked)
+
+        return is_ending
+
+    def pump(self, seconds: float) -> None:
+        """Read links in the main thread, which is held."""
+        self._proc.pump(seconds)
+
+    def tell(self, held: HeldThread, kind: str, text: str) -> None:
+        """Tell the controller what a thread says, in that thread."""
+        self._in_trio(held.is_main, partial(self._proc.holds.tell, held.number, kind, text))
+        if held.is_main:
+            self._proc.pump(0)
+
+    def stand(self, *, is_main: bool) -> Callable[[], None]:
+        """Learn that a thread stands still; return what is to be called when it goes on."""
+        pauses, begun = self._proc.holds.pauses, time.perf_counter()
+        if not is_main:
+            self._in_trio(False, partial(pauses.hold_here, 1))  # noqa: FBT003 - in which thread
+            return partial(self._in_trio, False, partial(pauses.hold_here, -1))  # noqa: FBT003 - the same
+        pauses.tell_held()
+
+        def go_on() -> None:
+            set_back(self._clock, time.perf_counter() - begun)
+            pauses.tell_free()
+
+        return go_on
+
+    def ended(self, held: HeldThread, text: str) -> None:
+        """Learn that a thread goes on for good."""
+        self._open.pop(held.number, None)
+        self.tell(held, "ended", text)
+
+    def _in_trio(self, is_main: bool, function: Callable[[], None]) -> None:  # noqa: FBT001 - private
+        if is_main:
+            function()
+        else:
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(function)
+
+    # ---- in the Trio thread ----------------------------------------------------------------------------------
+
+    def steer(self, hold: int, kind: str, text: str) -> None:
+        """Take what a terminal says."""
+        held = self._open.get(hold)
+        if held is None:
+            return
+        held.take(kind, text)
+        if kind == "detach" and held.is_main and not held.is_stopped:  # it runs, and is traced
+            sys.settrace(None)
+            held.end()
+
+
+def debug(proc: Proc, settings: Settings) -> None:
+    """Let threads of a worker process be held, as far as its settings say so; called in its Trio run."""
+    if settings.debug == "off" or settings.observe == "off":
+        refuse_breakpoints("debug" if settings.debug == "off" else "observe")
+        return
+    debugger = Debugger(proc, settings.debug_wait)
+    debugger.install()
+    if settings.debug == "post-mortem":
+        proc.holds.post_mortem = debugger.post_mortem
+
+
+def set_back(clock: trio.abc.Clock, seconds: float) -> None:
+    """Let the clock of a Trio run have stood still for some seconds: no deadline of the process has come nearer."""
+    offset = getattr(clock, "offset", None)
+    if isinstance(offset, float):  # of the system; a clock of tests stands still by itself
+        object.__setattr__(clock, "offset", offset - seconds)
+
+
+def _here() -> str:
+    """Return the name of the endpoint that runs; empty outside of actors."""
+    try:
+        context = execution_context()
+    except RuntimeError:
+        return ""
+    return _name_of(context.mesh, context.point, context.endpoint)
+
+
+def _name_of(mesh: str | None, point: Point | None, endpoint: str | None) -> str:
+    name = place_name(mesh or "", point)
+    return f"{name}.{endpoint}" if endpoint else name
+
+
+def _innermost(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 - its `__str__` is the program's
+        return type(error).__name__
+
+
+# ---- one thread that a debugger holds: what it says and hears, as the file that pdb reads and writes -----------------
+
+# The main thread runs no Trio task meanwhile: it reads the links itself, as for values that are waited for without
+# `await`. Any other thread waits for a queue, and Trio goes on beside it.
+
+
+class HeldThread:
+    """A hold, from `breakpoint()` until it goes on for good.
+
+    Args:
+        number: Of the hold there.
+        is_unwanted: Tells whether what the thread runs is to end.
+
+    Attributes:
+        number: As above.
+        is_main: Whether it is the thread of Trio.
+        is_stopped: Whether it stands still now; a debugger that steps lets it go on in between.
+        has_ended: Whether it goes on, and has no terminal any more.
+        ident: Of the thread.
+        prompt: What the terminal talks to, once there is one.
+    """
+
+    def __init__(self, debugger: Debugger, number: int, is_unwanted: Callable[[], bool]) -> None:
+        self.number = number
+        self.ident = threading.get_ident()
+        self.is_main = self.ident == debugger.trio_thread
+        self.prompt: Prompt | None = None
+        self.is_attached = False
+        self.is_stopped = False
+        self.has_ended = False
+        self._debugger = debugger
+        self._is_unwanted = is_unwanted
+        self._heard = queue.SimpleQueue[str | None]()
+        self._line = ""
+
+    # ---- what a terminal does --------------------------------------------------------------------------------
+
+    def take(self, kind: str, text: str) -> None:
+        """Take what the terminal says, in the Trio thread."""
+        if kind == "attach":
+            self.is_attached = True
+            self._heard.put("")
+        elif kind == "detach":
+            self.is_attached = False
+            self._heard.put(None)
+        else:
+            self._heard.put(text)
+
+    # ---- the thread itself -----------------------------------------------------------------------------------
+
+    @contextmanager
+    def standing(self) -> Generator[None, None, None]:
+        """Be where the thread stands still: what waits for it has its deadlines paused."""
+        self.is_stopped = True
+        resume = self._debugger.stand(is_main=self.is_main)
+        try:
+            yield
+        finally:
+            self.is_stopped = False
+            resume()
+
+    def wait_for_terminal(self, seconds: float) -> bool:
+        """Wait until a terminal has come; return False if none has, or what runs here is to end."""
+        ends_at = time.monotonic() + seconds
+        while not self.is_attached and not self._is_unwanted() and time.monotonic() < ends_at:
+            self._hear()
+        return self.is_attached
+
+    def _hear(self) -> str | None:
+        """Return what was said, or an empty text after a while."""
+        if not self.is_main:
+            try:
+                return self._heard.get(timeout=limits.DEBUG_TURN_SECONDS)
+            except queue.Empty:
+                return ""
+        if self._heard.empty():
+            self._debugger.pump(limits.DEBUG_TURN_SECONDS)
+        return "" if self._heard.empty() else self._heard.get()
+
+    def end(self, text: str = "") -> None:
+        """Tell that the thread goes on for good. Idempotent."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._debugger.ended(self, text)
+
+    # ---- a file ----------------------------------------------------------------------------------------------
+
+    encoding = "utf-8"
+
+    def readline(self) -> str:
+        """Return the next line from the terminal; an empty text when that has gone."""
+        prompt, self._line = self._line, ""
+        if self.is_attached:
+            self._say("prompt", prompt)
+        while self.is_attached:
+            if line := self._hear():
+                return line
+        return ""
+
+    def write(self, text: str) -> int:
+        """Show whole lines; what follows them is the prompt of the next `readline`."""
+        whole, newline, self._line = (self._line + text).rpartition("\n")
+        if newline and self.is_attached:
+            shown = whole + newline
+            for at in range(0, len(shown), limits.DEBUG_TEXT_CHARS):
+                self._say("output", shown[at : at + limits.DEBUG_TEXT_CHARS])
+        return len(text)
+
+    def _say(self, kind: str, text: str) -> None:
+        self._debugger.tell(self, kind, text)
+
+    def flush(self) -> None:
+        """Do nothing: lines leave when they are whole."""
+
+    def isatty(self) -> bool:
+        """Return False: what draws is in the terminal."""
+        return False
+
+
+# ---- pdb at the other end of a link. Imported by the first thread that is held ---------------------------------------
+
+_OURS: Final = ("asyncio", "asyncio.*", "selectors", "trio", "trio.*", "outcome", "outcome.*", "trimesh", "trimesh.*")
+"""Steps go over code of these: what is debugged is the program."""
+
+_CTRL_D: Final = "\x04"
+
+_COROUTINES: Final = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class Prompt(pdb.Pdb):
+    """The debugger of one hold.
+
+    Args:
+        held: The thread; must be the calling one.
+    """
+
+    def __init__(self, held: HeldThread) -> None:
+        super().__init__(stdin=held, stdout=held, skip=_OURS, nosigint=True, readrc=False)  # type: ignore[arg-type]
+        self._held = held
+        held.prompt = self
+
+    def look_at(self, error: BaseException) -> None:
+        """Look around where an error was raised; return when the terminal lets go."""
+        self.reset()
+        held = self._held
+        held.write(f"{type(error).__name__}: {error}\n")
+        with held.standing():
+            super().interaction(None, error.__traceback__)
+
+    def interaction(self, frame: FrameType | None, traceback: Any) -> None:
+        """Be at the prompt while the thread stands; pdb calls this at each stop."""
+        held = self._held
+        if held.is_attached:
+            with held.standing():
+                super().interaction(frame, traceback)
+        else:
+            self._go_on()
+        if not held.is_attached or sys.gettrace() is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._go_on()
+        self._held.end()
+
+    def _go_on(self) -> None:
+        self.clear_all_breaks()
+        self.set_continue()
+
+    def user_return(self, frame: FrameType, return_value: Any) -> None:
+        """Stop where a function returns; beyond the outermost one of the program it goes on."""
+        super().user_return(frame, return_value)
+        if not self.breaks and (frame.f_back is None or self._is_ours(frame.f_back)):
+            self._leave()
+
+    def _is_ours(self, frame: FrameType) -> bool:
+        return bool(self.is_skipped_module(str(frame.f_globals.get("__name__"))))
+
+    def dispatch_exception(self, frame: FrameType, arg: Any) -> Any:
+        """Stop where the program raises; what Trio does with the tasks of others is no news to it."""
+        return self.trace_dispatch if self._is_ours(frame) else super().dispatch_exception(frame, arg)
+
+    def dispatch_call(self, frame: FrameType, arg: Any) -> Any:
+        """Stop at calls; a coroutine that goes on is not called."""
+        if frame.f_code.co_flags & _COROUTINES and _goes_on(frame):
+            return frame.f_trace
+        return super().dispatch_call(frame, arg)
+
+    def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
+        """Pass over a coroutine that waits: it has not returned."""
+        if frame.f_code.co_flags & _COROUTINES and not _returns(frame):
+            return self.trace_dispatch
+        return super().dispatch_return(frame, arg)
+
+    def precmd(self, line: str) -> str:
+        """Take the Ctrl-D of a terminal."""
+        return "EOF" if line == _CTRL_D else str(super().precmd(line))
+
+    # ---- commands --------------------------------------------------------------------------------------------
+
+    def do_quit(self, arg: str) -> bool:
+        """q(uit): leave the thread, which goes on. `trimesh kill` and `trimesh cancel` end things."""
+        del arg
+        self._go_on()
+        return True
+
+    do_q = do_exit = do_detach = do_quit
+
+    def do_EOF(self, arg: str) -> bool:  # noqa: N802 - pdb calls it so
+        """Ctrl-D: the same."""
+        return self.do_quit(arg)
+
+    def do_run(self, arg: str) -> None:
+        """run, restart: not here."""
+        del arg
+        self.error("a process of a mesh is not restarted by its debugger; trimesh kill ends it")
+
+    do_restart = do_run
+
+    def do_interact(self, arg: str) -> None:
+        """interact: a shell with the names of the frame; Ctrl-D leaves it."""
+        del arg
+        assert self.curframe is not None
+        names = {**self.curframe.f_globals, **self.curframe.f_locals}
+        shell = _Shell(names, self._held)
+        stdout, displayhook = sys.stdout, sys.displayhook
+        sys.stdout, sys.displayhook = self._held, self._show
+        try:
+            shell.interact(banner="*interact: Ctrl-D leaves*", exitmsg="*exits interact*")
+        finally:
+            sys.stdout, sys.displayhook = stdout, displayhook
+
+    def _show(self, value: object) -> None:
+        if value is not None:
+            self._held.write(f"{value!r}\n")
+
+
+class _Shell(code.InteractiveConsole):
+    def __init__(self, names: dict[str, Any], held: HeldThread) -> None:
+        super().__init__(names)
+        self._held = held
+        self.raw_input: Callable[..., str] = self._ask
+
+    def _ask(self, prompt: str = "") -> str:
+        self._held.write(prompt)
+        line = self._held.readline()
+        if not line or line == f"{_CTRL_D}\n":
+            raise EOFError
+        return line.removesuffix("\n")
+
+    def write(self, data: str) -> None:
+        self._held.write(data)
+
+
+def _goes_on(frame: FrameType) -> bool:
+    code = frame.f_code.co_code
+    is_resumed = dis.opname[code[frame.f_lasti]] == "RESUME" and code[frame.f_lasti + 1] & 3 != 0
+    return is_resumed or frame.f_trace is not None  # which a frame has that was traced before
+
+
+def _returns(frame: FrameType) -> bool:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

@@ -1,0 +1,326 @@
+"""Threads that debuggers hold, in this process and below it, and the one terminal that has one of them.
+
+    held process --news--> its owner --news--> ... controller --> terminal
+                 <--lines-         <--lines-            <-- terminal
+
+HN-1 At most one terminal has one hold at a time, in a whole run.
+HN-2 A hold whose terminal has gone goes on; one whose process has gone has ended.
+
+Deadlines of what waits for a thread that a debugger holds: they wait, too, and go on with what was left of them.
+
+    held process --Pause: all calls to me--> caller --Pause: that call of yours--> who waits for the caller ...
+
+PA-1 Of a task that waits for such a call every deadline around it is paused, and that of the call that it is part of.
+PA-2 When it goes on, each has as much time left as it had. One that the program has set meanwhile stays as it is.
+PA-3 Calls of the agent are not paused: what a block does to end its processes keeps its time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.peers.incoming import IncomingCall
+from trimesh._runtime.peers.peer import Parcel, Peer
+from trimesh._wire import messages, observed
+from trimesh.errors import Origin, ProtocolError
+from trimesh.ids import AGENT
+
+if TYPE_CHECKING:
+    from trimesh._runtime.control import SocketTerminal
+    from trimesh._runtime.debugger import Debugger
+    from trimesh._runtime.life.proc import Proc
+
+
+_log = logging.getLogger("trimesh")
+_Key = tuple[int, int]
+
+
+class _Hold:
+    """A hold as the controller knows it, or a process on the way there.
+
+    Attributes:
+        row: What the controller shows of it.
+        since: Trio time.
+    """
+
+    __slots__ = ("row", "since", "terminal", "via")
+
+    def __init__(self, via: Peer, row: observed.HoldRow, since: float) -> None:
+        self.via = via
+        self.row = row
+        self.since = since
+        self.terminal: SocketTerminal | None = None
+
+
+class Holds:
+    """The holds that one process knows.
+
+    Attributes:
+        pauses: Deadlines of what waits for them.
+        debugger: What holds threads of this process.
+        post_mortem: Holds a thread by an error that has left an endpoint; None where errors are not held.
+    """
+
+    def __init__(self, proc: Proc) -> None:
+        self.pauses = Pauses(proc)
+        self.debugger: Debugger | None = None
+        self.post_mortem: Callable[[BaseException, Origin], None] | None = None
+        self._proc = proc
+        self._known: dict[_Key, _Hold] = {}
+        proc.routes[messages.HoldNews] = self._take_news
+        proc.routes[messages.Steer] = self._take_steer
+        proc.on_gone.append(self._gone)
+
+    # ---- up --------------------------------------------------------------------------------------------------
+
+    def tell(self, hold: int, kind: str, text: str) -> None:
+        """Tell the controller of a hold of this process; called in the Trio thread."""
+        self._pass_on(messages.HoldNews(self._proc.proc_id, hold, kind, text))
+
+    def _pass_on(self, message: messages.HoldNews) -> None:
+        family = self._proc.family
+        owner = None if family is None or family.parent is None else self._proc.find_peer(family.parent)
+        if owner is not None:
+            owner.send(Parcel(messages.encode(message)))
+
+    def _take_news(self, peer: Peer, message: messages.HoldNews, _: list[memoryview]) -> None:
+        key = message.proc, message.hold
+        known = self._known.get(key)
+        if message.kind == "held":
+            if known is not None or len(self._known) >= limits.DEBUG_HOLDS_MAX:
+                raise ProtocolError(f"a hold must be told of once, and of {limits.DEBUG_HOLDS_MAX} at most")
+            row = observed.decode_hold(message.text)
+            known = self._known[key] = _Hold(peer, row, self._proc.now())
+            if self._is_root:
+                self._announce(known)
+        elif known is None or known.via is not peer:
+            return  # it has ended here
+        elif message.kind == "ended":
+            del self._known[key]
+        if not self._is_root:
+            self._pass_on(message)
+        elif known.terminal is not None and message.kind != "held":
+            known.terminal.say(message.kind, message.text)
+        elif message.kind == "ended" and message.text:
+            _log.warning("%s", message.text)
+
+    @property
+    def _is_root(self) -> bool:
+        return self._proc.family is None or self._proc.family.parent is None
+
+    def _announce(self, hold: _Hold) -> None:
+        row = hold.row
+        what = "a breakpoint" if row.kind == "breakpoint" else f"an error: {row.text}"
+        _log.warning(
+            "%s (process %d on %s) is held at %s, at %s; debug it:\n    trimesh debug --pid %d '%s'\n"
+            "  It goes on by itself if none has come after %g s (TRIMESH_DEBUG_WAIT).",
+            *(row.name, row.pid, row.host, what, row.at, self._proc.pid, row.proc_name, row.seconds),
+        )
+
+    def _gone(self, peer: Peer) -> None:
+        for key, hold in list(self._known.items()):
+            if hold.via is peer:
+                del self._known[key]
+                if hold.terminal is not None:
+                    hold.terminal.say("ended", f"{hold.row.proc_name} has ended")
+                elif not self._is_root:
+                    self._pass_on(messages.HoldNews(*key, "ended", ""))
+
+    # ---- down ------------------------------------------------------------------------------------------------
+
+    def _take_steer(self, peer: Peer, message: messages.Steer, _: list[memoryview]) -> None:
+        del peer
+        self._steer(message)
+
+    def _steer(self, message: messages.Steer) -> None:
+        known = self._known.get((message.proc, message.hold))
+        if message.proc == self._proc.proc_id:
+            if self.debugger is not None:
+                self.debugger.steer(message.hold, message.kind, message.text)
+        elif known is not None:
+            known.via.send(Parcel(messages.encode(message)))
+
+    # ---- the controller --------------------------------------------------------------------------------------
+
+    def rows(self) -> tuple[observed.HoldRow, ...]:
+        """Return the holds of a run, the oldest first."""
+        now = self._proc.now()
+        return tuple(
+            msgspec.structs.replace(hold.row, age=now - hold.since, is_attached=hold.terminal is not None)
+            for hold in self._known.values()
+        )
+
+    def attach(self, target: str, terminal: SocketTerminal) -> str:
+        """Give a hold to a terminal; return why not, or an empty text."""
+        if (other := self._attached) is not None:
+            return f"one debugger at a time: another terminal has {other.row.name}"
+        found = next(((key, hold) for key, hold in self._known.items() if hold.row.id == target), None)
+        if found is None:
+            return f"the hold {target!r} has ended, or was never there"
+        key, hold = found
+        hold.terminal = terminal
+        self._steer(messages.Steer(*key, "attach", ""))
+        return ""
+
+    @property
+    def _attached(self) -> _Hold | None:
+        return next((hold for hold in self._known.values() if hold.terminal is not None), None)
+
+    def say(self, terminal: SocketTerminal, kind: str, text: str) -> None:
+        """Hand on what a terminal says to its hold; nothing when that has ended."""
+        for key, hold in self._known.items():
+            if hold.terminal is terminal:
+                self._steer(messages.Steer(*key, kind, text))
+                if kind == "detach":
+                    hold.terminal = None
+                return
+
+
+# ---- pausing ---------------------------------------------------------------------------------------------------------
+
+# Deadlines of what waits for a thread that a debugger holds: they wait, too, and go on with what was left of them.
+
+_FAR_SECONDS: Final = 1e9
+"""A deadline that does not come, and is still one: a slot forgets that of its call only if there is one."""
+
+Told = tuple[int, ...] | None
+
+
+class Pauses:
+    """The deadlines of one process that are paused.
+
+    Attributes:
+        held: Who has said that calls of this process wait; the numbers of those, None for all.
+    """
+
+    def __init__(self, proc: Proc) -> None:
+        self.held: dict[Peer, Told] = {}
+        self._proc = proc
+        self._held_here = 0
+        self._is_watching = False
+        self._scopes: dict[trio.CancelScope, float] = {}
+        self._calls: dict[IncomingCall, float] = {}
+        self._told: dict[Peer, Told] = {}
+        proc.routes[messages.Pause] = self._take
+        proc.on_gone.append(self._gone)
+
+    def is_held(self, peer: Peer) -> bool:
+        """Return whether a thread of another process is held."""
+        return peer in self.held and self.held[peer] is None
+
+    def _take(self, peer: Peer, message: messages.Pause, _: list[memoryview]) -> None:
+        if message.calls is None or message.calls:
+            self.held[peer] = message.calls
+        else:
+            self.held.pop(peer, None)
+        self._watch()
+
+    def _gone(self, peer: Peer) -> None:
+        self._told.pop(peer, None)
+        if self.held.pop(peer, ()) != ():
+            self._look()
+
+    def tell_held(self) -> None:
+        """Let the callers of this process wait, whose main thread is held: no task runs here."""
+        self._tell({peer: None for peer in self._proc.peers() if peer.link is not None})
+
+    def hold_here(self, change: int) -> None:
+        """Learn that a thread beside the main one is held (1), or goes on (-1)."""
+        self._held_here += change
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._is_watching or not self._proc.serve(self._keep_looking):
+            self._look()
+        else:
+            self._is_watching = True
+
+    @trio.lowlevel.enable_ki_protection
+    async def _keep_looking(self) -> None:
+        try:
+            while self.held or self._held_here:
+                self._look()
+                await trio.sleep(limits.DEBUG_PAUSE_SECONDS)
+        finally:
+            self._is_watching = False
+            self._look()
+
+    # ---- one look --------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        waits = self._proc.deadlocks.look()
+        scopes, calls, told = set[trio.CancelScope](), set[IncomingCall](), dict[Peer, Told]()
+        if self._held_here:
+            told.update((peer, None) for peer in self._proc.peers() if peer.link is not None)
+            calls.update(call for cell in self._cells() for call in cell.mailbox.queued())
+        for task in self._waiting_tasks():
+            call = waits.call_of(task)
+            if call is not None:
+                calls.add(call)
+                if call.call_id and (peer := self._proc.find_peer(call.peer.proc_id)) is not None:
+                    numbers = told.get(peer, ())
+                    told[peer] = None if numbers is None else tuple(sorted({*numbers, call.call_id}))
+            scopes.update(scope for scope in scopes_around(task) if call is None or scope is not call.scope)
+        self._pause(scopes, calls)
+        self._tell(told)
+
+    def _cells(self) -> Iterator[Any]:
+        return (cell for mesh, cell in self._proc.cells.items() if mesh != AGENT)
+
+    def _waiting_tasks(self) -> Iterator[trio.lowlevel.Task]:
+        for peer, numbers in self.held.items():
+            for call in list(peer.calls):
+                if not isinstance(call, OutgoingCall) or call.mesh == AGENT:
+                    continue
+                if numbers is None or call.call_id in numbers:
+                    yield from (task for task in (call.part_of, *call.awaiters) if task is not None)
+        if self._held_here:
+            for cell in self._cells():
+                for group in cell.mailbox.groups():
+                    yield from group.running.values()
+
+    def _pause(self, scopes: set[trio.CancelScope], calls: set[IncomingCall]) -> None:
+        now = self._proc.now()
+        for scope in scopes - self._scopes.keys():
+            if scope.deadline != math.inf and not scope.cancel_called:
+                self._scopes[scope] = scope.deadline - now
+                scope.deadline = math.inf
+        for call in calls - self._calls.keys():
+            if call.deadline != math.inf and not call.is_cancelled:
+                self._calls[call] = call.deadline - now
+                call.set_deadline(now + _FAR_SECONDS)
+        for scope in self._scopes.keys() - scopes:
+            left = self._scopes.pop(scope)
+            if scope.deadline == math.inf:
+                scope.deadline = now + left
+        for call in self._calls.keys() - calls:
+            left = self._calls.pop(call)
+            if not call.ended:
+                call.set_deadline(now + left)
+
+    def _tell(self, told: dict[Peer, Told]) -> None:
+        for peer in {**self._told, **told}:
+            numbers = told.get(peer, ())
+            if numbers != self._told.get(peer, ()) and peer.proc_id != self._proc.proc_id:
+                peer.send(Parcel(messages.encode(messages.Pause(numbers))))
+        self._told = told
+
+    def tell_free(self) -> None:
+        """Let the callers of this process go on, whose main thread does."""
+        self._tell({})
+
+
+def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
+    """Yield the cancel scopes that a task is in, innermost first."""
+    status: Any = task._cancel_status  # noqa: SLF001 - Trio has no other way to ask for them
+    while status is not None:
+        yield status._scope  # noqa: SLF001 - the same
+        status = status._parent  # noqa: SLF001 - the same

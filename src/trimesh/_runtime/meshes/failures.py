@@ -1,0 +1,361 @@
+"""What survivors of a death say of it: that a peer is gone, in the words of what they talked to it by.
+
+Ranks that meet in a collective, or over a socket of their own, hear of a death by themselves, often before its owner
+does. That is no failure beside the death but its consequence, so it is noted on the death, and `except* ProcDied`
+catches all there is.
+
+The handlers of failures of one mesh of processes, and of the actors on it, while their blocks are open.
+
+    failure --> handlers, the last opened first --(none has handled it)--> the policy of the mesh
+
+FH-1 a handler is asked as the failure is recorded, before any waiter hears of it, in the order of the failures: what
+     it says is as much a part of that moment as the verdict of the policy (X3).
+FH-2 a handler that raises has handled nothing: the policy goes on, and the handler's block raises its error.
+FH-3 no handler is asked once its block has been left, nor of a failure that its own view does not show.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import re
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.actors.context import set_proc_of_task
+from trimesh._runtime.actors.reports import log_kept_back
+from trimesh._runtime.tasks.background import without_consequences
+from trimesh._runtime.values.codec import describe
+from trimesh._runtime.values.endpoint_spec import MeshInfo
+from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Round, Supervisor
+from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import (
+    HostLost,
+    LinkLost,
+    Origin,
+    ProcDied,
+    RemoteError,
+    RestartLimit,
+    add_note,
+    leaves,
+    origin,
+    text_of,
+)
+from trimesh.events import Failure, OnFailure
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.values.endpoint_spec import MemberInfo
+
+
+Place = tuple[str, int]
+"""A process: host and pid."""
+Crew = Collection[Place]
+"""The processes of one mesh, those of all incarnations."""
+
+_BY_TYPE: Final = frozenset({"torch.distributed.DistBackendError", "torch.distributed.DistNetworkError"})
+"""Errors of torch, which this process need not have imported."""
+
+_BY_TEXT: Final = re.compile(
+    r"connection (closed|reset|was likely closed)|broken pipe|timed out waiting .* (recv|send) operation"
+    r"|(recv|send|read|write) (timeout|error)|socket closed",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What gloo says in a RuntimeError of its C++ files, and c10d of its store."""
+
+DEATHS: Final = (ProcDied, HostLost, LinkLost)
+
+
+def says_peer_is_gone(leaf: BaseException) -> bool:
+    """Return whether an error that is no group says that the other side of a connection is gone."""
+    if isinstance(leaf, RemoteError):
+        name, text = leaf.type_name, leaf.message
+    else:
+        name, text = f"{type(leaf).__module__}.{type(leaf).__qualname__}", text_of(leaf)
+    if isinstance(leaf, ConnectionError) or name in _BY_TYPE or name.replace("._C._distributed_c10d", "") in _BY_TYPE:
+        return True
+    return isinstance(leaf, RuntimeError | RemoteError) and text_says_peer_is_gone(text)
+
+
+def text_says_peer_is_gone(text: str) -> bool:
+    """Return whether the text of an error, or the end of a traceback, says so in the words of gloo or c10d."""
+    return ("gloo" in text or "c10d" in text) and _BY_TEXT.search(text) is not None
+
+
+def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None = None) -> list[Exception]:
+    """Return errors without those of survivors that only say that a peer is gone; the death of the peer tells of them.
+
+    Where no member has died they stay: then something else is the matter.
+
+    Args:
+        errors: Of members of one mesh, or of several.
+        crews: The processes of each mesh, when there are several: only those of one mesh are peers.
+    """
+    found = [leaf for error in errors for leaf in leaves(error)]
+    deaths = [leaf for leaf in found if isinstance(leaf, DEATHS) and origin(leaf).point is not None]
+    if not deaths:
+        return list(errors)
+    dead: set[Place] = {place for leaf in deaths if (place := place_of(origin(leaf))) is not None}
+
+    def is_told(leaf: BaseException) -> bool:
+        place = place_of(origin(leaf))
+        if place is None or place in dead or not says_peer_is_gone(leaf):
+            return False
+        return crews is None or any(place in crew and not dead.isdisjoint(crew) for crew in crews)
+
+    told = [leaf for leaf in found if is_told(leaf)]
+    if not told:
+        return list(errors)
+    _note(deaths[0], told)
+    return [rest for error in errors if (rest := _without(error, told)) is not None]
+
+
+def place_of(where: Origin | MemberInfo | None) -> Place | None:
+    """Return the process of a member; None for this program, and for one that is not known."""
+    return None if where is None or not where.pid else (where.host, where.pid)
+
+
+def _without(error: Exception, told: Sequence[BaseException]) -> Exception | None:
+    if isinstance(error, ExceptionGroup):
+        group = cast("ExceptionGroup[Exception]", error)
+        return group.split(lambda leaf: any(leaf is one for one in told))[1]
+    return None if any(error is one for one in told) else error
+
+
+def _note(death: BaseException, told: Sequence[BaseException]) -> None:
+    lines = ["those who were connected to it have failed for that reason:"]
+    for leaf in told[: limits.SURVIVORS_TOLD]:
+        where = origin(leaf)
+        place = "" if where is None else f"{describe(where)}: "
+        text = " ".join(str(leaf).split())[: limits.SURVIVOR_CHARS]
+        lines.append(f"  {place}{type(leaf).__name__}: {text}")
+    if len(told) > limits.SURVIVORS_TOLD:
+        lines.append(f"  and {len(told) - limits.SURVIVORS_TOLD} more")
+    add_note(death, "\n".join(lines))
+
+
+# ---- failure handling ------------------------------------------------------------------------------------------------
+
+# The handlers of failures of one mesh of processes, and of the actors on it, while their blocks are open.
+
+
+class _Handling:
+    """A handler while its block is open.
+
+    Attributes:
+        scope: Around the body.
+    """
+
+    def __init__(self, handler: OnFailure, sees: Callable[[int], bool]) -> None:
+        self.sees = sees
+        self.scope = trio.CancelScope()
+        self.errors: list[BaseException] = []
+        self._handler = handler
+        self._context = contextvars.copy_context()
+
+    def handles(self, failure: Failure) -> bool:
+        """Ask the handler, in the context of its block."""
+        try:
+            answer: Any = self._context.copy().run(self._handler, failure)
+            if inspect.iscoroutine(answer):
+                answer.close()
+            if answer is not None and not isinstance(answer, bool):
+                raise TypeError(
+                    f"a failure handler must return True (handled) or False, at once, got {answer!r}: make it a plain "
+                    "def, and start what waits in a nursery of your own"
+                )
+        except BaseException as error:  # noqa: BLE001 - raised by the block of the handler
+            self.errors.append(error)
+            self.scope.cancel(reason="its failure handler has raised an error")
+            return False
+        return bool(answer)
+
+
+class FailureHandling:
+    """All open handlers of one mesh of processes."""
+
+    def __init__(self) -> None:
+        self._open: list[_Handling] = []
+
+    def is_handled(
+        self, proc_ranks: Collection[int], info: MeshInfo, ranks: Collection[int], reason: Exception, *, has_ended: bool
+    ) -> bool:
+        """Return whether a handler takes a failure upon itself.
+
+        Args:
+            reason: The failure. One that says only that something was stopped is none.
+        """
+        if not self._open or without_consequences(reason) is None:
+            return False
+        points = tuple(info.whole.point(rank) for rank in ranks)
+        where = origin(reason)
+        is_known = where is not None and where.mesh == info.name
+        incarnation = where.incarnation if where is not None and is_known else info.members[min(ranks)].incarnation
+        failure = Failure(mesh=info.name, points=points, reason=reason, incarnation=incarnation, has_ended=has_ended)
+        asked = [one for one in reversed(self._open) if any(one.sees(rank) for rank in proc_ranks)]
+        return any(one.handles(failure) for one in asked)
+
+    @asynccontextmanager
+    @trio.lowlevel.enable_ki_protection
+    async def open(self, handler: OnFailure, sees: Callable[[int], bool]) -> AsyncGenerator[None, None]:
+        """Ask `handler` of failures while the body runs.
+
+        Args:
+            handler: A plain function.
+            sees: Whether it wants to hear of the process of a rank.
+
+        Raises:
+            ExceptionGroup: The handler has raised errors, which are in it, beside that of the body.
+        """
+        one = _Handling(handler, sees)
+        error: BaseException | None = None
+        await trio.lowlevel.checkpoint()
+        self._open.append(one)
+        try:
+            with one.scope:
+                yield
+        except BaseException as raised:  # noqa: BLE001 - raised below, beside the errors of the handler
+            error = raised
+        finally:
+            self._open.remove(one)
+        if one.errors:
+            found = [*one.errors] if error is None else [*one.errors, error]
+            raise BaseExceptionGroup("the failure handler has raised errors", found) from None
+        if error is not None:
+            raise error
+
+
+def check_handler(handler: Any) -> None:
+    """Refuse what cannot be asked at once.
+
+    Raises:
+        TypeError: It is no plain function.
+    """
+    if not callable(handler) or inspect.iscoroutinefunction(handler):
+        raise TypeError(
+            "on_failure takes a plain function of a Failure: it is asked before any call hears of the failure, so it "
+            f"must not wait; got {handler!r}. Start what waits in a nursery of your own: nursery.start_soon(...)"
+        )
+
+
+# ---- runs the rounds that a supervisor asks for: take down, rest, start again ----------------------------------------
+
+# Each round is a task of the process, not of the block, which has none; the block's end stops it and waits for it.
+
+
+class Restartable(Protocol):
+    """The members of a mesh, as what restarts them sees them."""
+
+    def going_down(self, round_: Round) -> None:
+        """Let calls to the members of a round wait from now on."""
+
+    async def take_down(self, round_: Round) -> None:
+        """End what lives of a round, in good order."""
+
+    async def bring_up(self, round_: Round) -> None:
+        """Start the members of a round; raise when that fails."""
+
+    def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
+        """Learn that there are no more restarts, on account of the start of a round, or else of a member."""
+
+
+class _Course:
+    """A round under way."""
+
+    def __init__(self) -> None:
+        self.scope = trio.CancelScope()
+        self.over = trio.Event()
+
+
+class Restarts:
+    """All restarts of one mesh.
+
+    Attributes:
+        proc: The owner's process.
+        supervisor: Decides.
+    """
+
+    def __init__(self, proc: Proc, supervisor: Supervisor, members: Restartable) -> None:
+        self.proc = proc
+        self.supervisor = supervisor
+        self.members = members
+        self._courses: dict[Round, _Course] = {}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether nothing is restarted any more."""
+        return self.supervisor.is_stopped
+
+    def is_ending(self, rank: int) -> bool:
+        """Return whether a member belongs to what is being taken down, so that its end is part of that."""
+        round_ = self.supervisor.round_of(rank)
+        return round_ is not None and round_.phase in (Phase.DOWN, Phase.RESTING)
+
+    def failed(self, rank: int, cause: Exception) -> None:
+        """Take the failure of a member that is to be restarted."""
+        decision = self.supervisor.failed(rank, cause, trio.current_time(), self.proc.chance())
+        self._act(decision, None, rank)
+
+    def _act(self, decision: Decision, round_: Round | None, rank: int) -> None:
+        match decision:
+            case Begin(round=begun, replaced=replaced):
+                courses = [self._courses[other] for other in replaced if other in self._courses]
+                for course in courses:
+                    course.scope.cancel(reason="a later failure has begun another restart")
+                self._courses[begun] = _Course()
+                self.members.going_down(begun)
+                ranks = ", ".join(map(str, begun.ranks[:8])) + (", ..." if len(begun.ranks) > 8 else "")
+                log_kept_back(
+                    self.proc, self.supervisor.name, begun.cause, f"restarting rank {ranks} after {begun.delay:.3g} s"
+                )
+                self.proc.nursery.start_soon(self._run, begun, self._courses[begun], courses)
+            case GiveUp(error=error):
+                self.members.gave_up(round_, rank, error)
+            case None:
+                pass
+
+    @trio.lowlevel.enable_ki_protection
+    async def _run(self, round_: Round, course: _Course, before: list[_Course]) -> None:
+        set_proc_of_task(self.proc)
+        try:
+            with trio.CancelScope(shield=True):  # they have been cancelled, and their members are ours now
+                for other in before:
+                    await other.over.wait()
+            with course.scope:
+                await self._restart(round_)
+        finally:
+            del self._courses[round_]
+            course.over.set()
+
+    async def _restart(self, round_: Round) -> None:
+        await self.members.take_down(round_)
+        await trio.sleep(self.supervisor.is_down(round_))
+        self.supervisor.rested(round_)
+        try:
+            await self.members.bring_up(round_)
+        except Exception as error:  # noqa: BLE001 - whatever keeps a member from starting is the cause of the next round
+            cause = _cause(error)
+            decision = self.supervisor.start_failed(round_, cause, trio.current_time(), self.proc.chance())
+            self._act(decision, round_, round_.ranks[0] if round_.ranks else -1)
+        else:
+            self.supervisor.started(round_)
+
+    def stop(self) -> None:
+        """Restart nothing any more, and stop the rounds that are under way."""
+        self.supervisor.stop()
+        for course in self._courses.values():
+            course.scope.cancel(reason="the mesh is being stopped")
+
+    async def wait_stopped(self) -> None:
+        """Wait until no round is under way; what it has started by then is its mesh's."""
+        while self._courses:
+            await next(iter(self._courses.values())).over.wait()
+
+
+def _cause(error: Exception) -> Exception:
+    """Return what a failed start is due to: the first leaf of the group."""
+    first = next(leaves(error))
+    return first if isinstance(first, Exception) else error

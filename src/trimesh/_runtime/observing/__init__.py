@@ -1,1 +1,0 @@
-"""What a run tells who looks on: tables of its processes and calls."""

@@ -1,0 +1,625 @@
+r"""One look at the tables of this process: rows for `_wire.observed`.
+
+Nothing is kept for it while calls run. It may be taken from a signal handler of the main thread, or from another thread
+while the loop does not run: it takes no lock, awaits nothing, asks Trio for nothing, and changes nothing that counts.
+
+What a whole run does: each process asks those that it owns, all at once and for a bounded time.
+
+    owner --Observe--> child (asks its own children) --Observed: a table for each process--> owner
+       \--signal, where no answer comes--> child: writes its tables, or at least the stack of its main thread
+
+AS-1 A question takes no longer than its seconds, whatever the processes do.
+AS-2 Every process that is owned is told of: by itself, else by what its owner knows, with its stack where there is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import trio
+
+from trimesh import limits
+from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.peers.peer import Parcel
+from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.watch.report import where
+from trimesh._runtime.watch.stacks import Report, read_report, request_report
+from trimesh._wire import messages, observed
+from trimesh._wire.observed import NodeKind, NodeRef
+from trimesh.errors import ProtocolError, place_name
+from trimesh.ids import AGENT, ProcId
+
+if TYPE_CHECKING:
+    from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.holds import Pauses
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.meshes.member import Member
+    from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh._wire.messages import CallerPlace
+    from trimesh.shape.extent import Point
+
+
+# ---- snapshot --------------------------------------------------------------------------------------------------------
+
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
+_KINDS: Final = {
+    NodeKind.CALL: "call",
+    NodeKind.MESSAGE: "call",
+    NodeKind.UNSENT: "room",
+    NodeKind.CONSUMER: "consumer",
+    NodeKind.SOURCE: "item",
+}
+
+
+def look(proc: Proc) -> observed.ProcView:
+    """Return what is known in `proc` of itself, of its children and of its calls."""
+    return _Look(proc).view()
+
+
+def brief_look(proc: Proc) -> observed.ProcView:
+    """Return the oldest calls, and what is not as it should be, for a flight record; it reads no other process."""
+    return _Look(proc).brief_view()
+
+
+def job_of(proc: Proc, record: str = "") -> observed.JobRow:
+    """Return what a controller tells of its run.
+
+    Args:
+        proc: The controller.
+        record: Folder of its flight records.
+    """
+    stopping = tuple(block.name for block in proc.stopping_blocks)
+    return observed.JobRow(
+        id=proc_name(proc.proc_id),
+        pid=proc.pid,
+        host=proc.host_name,
+        command="" if proc.is_simulated else _command_of(proc.pid),
+        started_at=proc.journal.began_at,
+        state="stopping" if stopping else "running",
+        stopping=stopping,
+        record=record,
+        insecure=tuple(sorted(proc.plain_hosts)),
+    )
+
+
+def proc_name(proc_id: int) -> str:
+    """Return how a process incarnation is called in rows."""
+    return f"{proc_id:x}"
+
+
+def coordinates(point: Point) -> dict[str, int]:
+    """Return a point as a map from labels to places."""
+    return {label: point[label] for label in point}
+
+
+class _Look:
+    """One look; see `look`."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._me = proc_name(proc.proc_id)
+        self._now = proc.now()
+        self._waits = proc.deadlocks.look()
+        self._made = [
+            (call, peer) for peer in proc.peers() for call in list(peer.calls) if isinstance(call, OutgoingCall)
+        ]
+        self._unsent = {call.number: call for call, _ in self._made if call.number}
+
+    def view(self) -> observed.ProcView:
+        """Return all tables."""
+        proc = self._proc
+        calls = [*self._incoming(), *self._outgoing(), *self._abandoned()]
+        calls.sort(key=lambda one: -one.age)
+        shown = calls[: limits.OBSERVED_CALLS]
+        return observed.ProcView(
+            proc=self._self(),
+            children=tuple(_child(self._me, member, proc.holds.pauses) for member in list(proc.members.values())),
+            actors=tuple(self._actor(cell) for mesh, cell in list(proc.cells.items()) if mesh != AGENT),
+            calls=tuple(shown),
+            links=tuple(self._links()),
+            grants=tuple(self._grants()),
+            publications=tuple(row for tell in proc.bulk.publications for row in tell()),
+            events=tuple(proc.journal.after(0)),
+            job=job_of(proc, self._record_folder()) if self._is_controller else None,
+            cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
+        )
+
+    def brief_view(self) -> observed.ProcView:
+        """Return what a flight record keeps."""
+        proc = self._proc
+        calls = [*self._incoming(), *self._outgoing()]
+        calls.sort(key=lambda one: -one.age)
+        shown = calls[: limits.RECORD_CALLS]
+        actors = [self._actor(cell) for mesh, cell in list(proc.cells.items()) if mesh != AGENT]
+        actors.sort(key=lambda one: -one.queued)
+        links = [link for link in self._links() if link.queued_bytes or link.waiting]
+        return observed.ProcView(
+            proc=self._self(),
+            actors=tuple(actors[: limits.RECORD_CALLS]),
+            calls=tuple(shown),
+            links=tuple(links[: limits.RECORD_CALLS]),
+            publications=tuple(self._late_publications())[: limits.RECORD_CALLS],
+            job=job_of(proc, self._record_folder()) if self._is_controller else None,
+            cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
+        )
+
+    # ---- this process and its children -----------------------------------------------------------------------
+
+    def _self(self) -> observed.ProcRow:
+        proc, family = self._proc, self._proc.family
+        own = None if family is None else family.own_mesh
+        mesh, point, incarnation = "", dict[str, int](), 0
+        if own is not None:
+            rank = next((rank for rank, one in enumerate(own.members) if one.proc_id == proc.proc_id), None)
+            if rank is not None:
+                mesh, point = own.name, coordinates(own.whole.point(rank))
+                incarnation = own.members[rank].incarnation
+        parent = None if family is None else family.parent
+        return observed.ProcRow(
+            id=self._me,
+            parent="" if parent is None else proc_name(parent),
+            name=place_name(mesh, point) if mesh else "controller",
+            mesh=mesh,
+            point=point,
+            incarnation=incarnation,
+            pid=proc.pid,
+            host=proc.host_name,
+            memory_bytes=0 if proc.is_simulated else memory_of(proc.pid),
+            record="" if proc.recorder is None else str(proc.recorder.path),
+        )
+
+    def _record_folder(self) -> str:
+        recorder = self._proc.recorder
+        return "" if recorder is None else str(recorder.path.parent)
+
+    @property
+    def _is_controller(self) -> bool:
+        return self._proc.family is None or self._proc.family.root is None
+
+    # ---- actors and memory -----------------------------------------------------------------------------------
+
+    def _actor(self, cell: Cell) -> observed.ActorRow:
+        spec, point = cell.spec, coordinates(cell.spec.point)
+        state = "ended" if cell.ended.is_set() else "serving" if cell.mailbox.is_open else "starting"
+        return observed.ActorRow(
+            proc=self._me,
+            name=place_name(spec.name, point),
+            mesh=spec.name,
+            point=point,
+            cls=spec.cls.__qualname__,
+            incarnation=spec.incarnation,
+            state=state,
+            queued=sum(1 for _ in cell.mailbox.queued()),
+            running=sum(1 for _ in cell.mailbox.running()),
+        )
+
+    def _grants(self) -> Iterator[observed.GrantRow]:
+        for one in self._proc.bulk.registrations():
+            yield observed.GrantRow(proc=self._me, kind="buffer", nbytes=one.span.nbytes)
+
+    def _late_publications(self) -> Iterator[observed.PublicationRow]:
+        """Yield those in whose way a pin is, or whose versions are written over unread."""
+        for tell in self._proc.bulk.publications:
+            for row in tell():
+                if row.unread > row.slots or any(pin.seconds for pin in row.pins):
+                    yield row
+
+    def _links(self) -> Iterator[observed.LinkRow]:
+        for peer in self._proc.peers():
+            if peer.link is None or peer.proc_id == self._proc.proc_id:
+                continue
+            counted = peer.link.statistics()
+            yield observed.LinkRow(
+                proc=self._me,
+                peer=proc_name(peer.proc_id),
+                messages_sent=counted.messages_sent,
+                messages_received=counted.messages_received,
+                bytes_sent=counted.bytes_sent,
+                bytes_received=counted.bytes_received,
+                queued_bytes=counted.queued_bytes,
+                dropped_frames=counted.dropped_frames,
+                waiting=peer.waiting,
+            )
+
+    # ---- calls that have come --------------------------------------------------------------------------------
+
+    def _incoming(self) -> Iterator[observed.CallRow]:
+        for mesh, cell in list(self._proc.cells.items()):
+            is_agent = mesh == AGENT
+            for group in list(cell.mailbox.groups()):
+                for call, task in list(group.running.items()):
+                    if not is_agent:
+                        yield self._running(cell, call, task)
+                holders = tuple(
+                    observed.WaitRow(kind="slot", call=self._name(self._waits.ref_of(one)))
+                    for one in list(group.running)
+                )
+                for call in [] if is_agent else list(group.queue):
+                    yield self._row(cell, call, "queued", holders)
+            if not cell.mailbox.is_open and not is_agent:
+                until = (observed.WaitRow(kind="slot", text="its actor serves"),)
+                for call in list(cell.mailbox.queued()):
+                    yield self._row(cell, call, "queued", until)
+
+    def _running(self, cell: Cell, call: IncomingCall, task: trio.lowlevel.Task) -> observed.CallRow:
+        waits = tuple(wait for edge in self._waits.edges_of(call) for wait in self._wait(edge))
+        state = "waiting" if waits else "running"
+        if call.cancelled_by is not None or call.deadline <= self._now:
+            state = "cancelling"
+        return self._row(cell, call, state, waits, task)
+
+    def _row(
+        self,
+        cell: Cell,
+        call: IncomingCall,
+        state: str,
+        waits: tuple[observed.WaitRow, ...] = (),
+        task: trio.lowlevel.Task | None = None,
+    ) -> observed.CallRow:
+        at, stack = ("", list[str]()) if task is None else where(task, call.thread)
+        spec, point = cell.spec, coordinates(cell.spec.point)
+        return observed.CallRow(
+            id=self._name(self._waits.ref_of(call)),
+            proc=self._me,
+            name=place_name(spec.name, point),
+            mesh=spec.name,
+            point=point,
+            endpoint=call.spec.name,
+            caller=self._name_of(call.caller, call.peer.proc_id),
+            caller_proc=proc_name(call.peer.proc_id),
+            state=state,
+            age=self._now - call.received_at,
+            left=self._left(call.deadline),
+            waits=waits,
+            at=at,
+            stack=tuple(stack),
+        )
+
+    def _name_of(self, place: CallerPlace | None, proc_id: int) -> str:
+        """Return how the caller of a call is called: an actor by what it has said of itself, else its process."""
+        if place is None:
+            family = self._proc.family
+            is_root = proc_id == (self._proc.proc_id if family is None or family.root is None else family.root)
+            return "controller" if is_root else f"process {proc_name(proc_id)}"
+        point, rest = list[tuple[str, int]](), place.rank
+        for label, size in zip(reversed(place.labels), reversed(place.sizes), strict=False):
+            point.append((label, rest % max(size, 1)))
+            rest //= max(size, 1)
+        name = place_name(place.mesh, dict(reversed(point)))
+        return f"{name}.{place.endpoint}" if place.endpoint else name
+
+    def _left(self, deadline: float) -> float | None:
+        return None if deadline == math.inf else deadline - self._now
+
+    # ---- what they wait for ----------------------------------------------------------------------------------
+
+    def _wait(self, edge: NodeRef) -> Iterator[observed.WaitRow]:
+        if edge.kind is NodeKind.NEXT:
+            for one in self._waits.any_of(edge):
+                yield from self._wait(one)
+            return
+        text = ""
+        if edge.kind is NodeKind.CONSUMER:
+            text = "who takes its items"
+        elif edge.kind is NodeKind.UNSENT:
+            text = "room in a mailbox"
+        yield observed.WaitRow(kind=_KINDS.get(edge.kind, "call"), call=self._name(edge), text=text)
+
+    def _name(self, ref: NodeRef) -> str:
+        """Return the id of the call that a node stands for; empty if it is none."""
+        match ref.kind:
+            case NodeKind.CALL | NodeKind.SOURCE:
+                return _call_id(ref.a, ref.b, ref.proc)
+            case NodeKind.MESSAGE:
+                return f"message.{ref.a}@{proc_name(ref.proc)}"
+            case NodeKind.UNSENT:
+                outgoing = self._unsent.get(ref.a)
+                return "" if outgoing is None else self._outgoing_id(outgoing, ref.b)
+            case _:
+                return ""
+
+    # ---- calls that were made --------------------------------------------------------------------------------
+
+    def _outgoing_id(self, call: OutgoingCall, proc_id: int) -> str:
+        if call.is_broadcast:
+            return f"message.{self._me}.{call.number}@{proc_name(proc_id)}"
+        return _call_id(self._proc.proc_id, call.call_id, proc_id)
+
+    def _outgoing(self) -> Iterator[observed.CallRow]:
+        for call, peer in self._made:
+            if call.mesh == AGENT:
+                continue
+            above = self._waits.call_of(call.part_of)
+            is_unsent = call.is_unsent_to(peer)
+            origin = call.request.origin(call.index_of(peer))
+            point = {} if origin.point is None else coordinates(origin.point)
+            name = place_name(call.request.mesh, point)
+            age = self._now - call.started_at
+            yield observed.CallRow(
+                id=self._outgoing_id(call, peer.proc_id),
+                proc=proc_name(peer.proc_id),
+                name=name,
+                mesh=call.request.mesh,
+                point=point,
+                endpoint=call.request.endpoint,
+                caller=self._name_of(call.request.caller, self._proc.proc_id),
+                caller_proc=self._me,
+                part_of="" if above is None else self._name(self._waits.ref_of(above)),
+                called=len(call.targets),
+                state="cancelling" if call.is_given_up else "sending" if is_unsent else "sent",
+                age=age,
+                left=None if call.budget is None else call.budget - age,
+                waits=(observed.WaitRow(kind="room", text=f"room in the mailbox of {name}"),) if is_unsent else (),
+            )
+
+    def _abandoned(self) -> Iterator[observed.CallRow]:
+        for peer in self._proc.peers():
+            for call in peer.abandoned:
+                origin = call.where()
+                point = {} if origin.point is None else coordinates(origin.point)
+                mesh, _, endpoint = call.what.rpartition(".")
+                yield observed.CallRow(
+                    id=_call_id(self._proc.proc_id, call.call_id, peer.proc_id),
+                    proc=proc_name(peer.proc_id),
+                    name=place_name(mesh, point),
+                    mesh=mesh,
+                    point=point,
+                    endpoint=endpoint,
+                    caller_proc=self._me,
+                    state="abandoned",
+                    age=self._now - call.started_at,
+                )
+
+
+def _call_id(caller: int, number: int, callee: int) -> str:
+    return f"{proc_name(caller)}.{number}@{proc_name(callee)}"
+
+
+def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
+    mesh, point = member.mesh, coordinates(member.point)
+    if member.gone.is_set():
+        state = "dead"
+    elif member.child is None:
+        state = "starting"
+    else:
+        state = "running" if member.stack_fd < 0 else STOPPED.get(process_state(member.pid), "running")
+        state = "exiting" if state == "running" and member.is_expected else state
+        state = "held" if state == "running" and pauses.is_held(member.peer) else state
+    return observed.ProcRow(
+        id=proc_name(member.peer.proc_id),
+        parent=parent,
+        name=place_name(mesh, point),
+        mesh=mesh,
+        point=point,
+        incarnation=member.incarnation,
+        pid=member.pid,
+        host=member.host_name,
+        state=state,
+        stalled_seconds=member.stall.seconds,
+        record=member.record,
+        stack_fd=member.stack_fd,
+    )
+
+
+def memory_of(pid: int) -> int:
+    """Return the resident memory of a process in bytes; 0 if it is not known."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
+    return 0
+
+
+def _command_of(pid: int) -> str:
+    with suppress(OSError):
+        parts = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return b" ".join(filter(None, parts)).decode(errors="replace")[: limits.OBSERVED_TEXT_CHARS]
+    return ""
+
+
+# ---- what a whole run does: each process asks those that it owns, all at once and for a bounded time -----------------
+
+_POLL_SECONDS: Final = 0.005
+_SHARE: Final = 0.8
+"""Of the time in which a child has to answer, for those below it: the rest is for the way back."""
+
+
+class Inquiry:
+    """One question that is under way.
+
+    Attributes:
+        views: What has come, by the child.
+        awaited: The children that have not answered.
+        news: Set when the last one has.
+    """
+
+    def __init__(self, awaited: set[ProcId]) -> None:
+        self.views: dict[ProcId, tuple[observed.ProcView, ...]] = {}
+        self.awaited = awaited
+        self.news = trio.Event()
+
+    def drop(self, proc_id: ProcId) -> None:
+        """Wait for a child no longer."""
+        self.awaited.discard(proc_id)
+        if not self.awaited:
+            self.news.set()
+
+
+class Inquiries:
+    """The questions of one process, and its answers to its owner."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._numbers = itertools.count(1)
+        self._open: dict[int, Inquiry] = {}
+        proc.routes[messages.Observe] = self._take_question
+        proc.routes[messages.Observed] = self._take_answer
+        proc.routes[messages.Interrupt] = self._take_interrupt
+        proc.on_gone.append(self._gone)
+
+    async def ask(self, seconds: float = limits.OBSERVE_SECONDS) -> Sequence[observed.ProcView]:
+        """Return what this process and all below it do, this one first.
+
+        Args:
+            seconds: For the answers.
+        """
+        proc = self._proc
+        members = [member for member in proc.members.values() if not member.gone.is_set() and member.child is not None]
+        by_signal = [member for member in members if member.stall.seconds and member.stack_fd >= 0]
+        by_message = [member for member in members if member not in by_signal and member.peer.link is not None]
+        number, question = next(self._numbers), Inquiry({member.peer.proc_id for member in by_message})
+        self._open[number] = question
+        patience = min(seconds / 2, limits.OBSERVE_LOOP_SECONDS + seconds / 4)
+        try:
+            head = messages.encode(messages.Observe(number, patience * _SHARE))
+            for member in by_message:
+                member.peer.send(Parcel(head))
+            asked = AskedBySignal(by_signal)
+            if question.awaited:
+                with trio.move_on_after(patience):
+                    await question.news.wait()
+        finally:
+            del self._open[number]
+        silent = [member for member in by_message if member.peer.proc_id not in question.views]
+        asked.add([member for member in silent if member.stack_fd >= 0 and not member.gone.is_set()])
+        far = [member for member in silent if member.stack_fd < 0 and not member.gone.is_set()]
+        states = await _states_of(far, min(seconds / 4, limits.OBSERVE_STATE_SECONDS))
+        ends_at = time.monotonic() + seconds / 2
+        while not asked.is_answered and time.monotonic() < ends_at:  # noqa: ASYNC110 - another process answers, by a file
+            await trio.sleep(_POLL_SECONDS)
+        below = [view for views in question.views.values() for view in views]
+        return [look(proc), *below, *asked.views(), *states]
+
+    # ---- messages --------------------------------------------------------------------------------------------
+
+    def _take_question(self, peer: Peer, message: messages.Observe, _: list[memoryview]) -> None:
+        seconds = min(max(message.seconds, 0.0), limits.OBSERVE_SECONDS)
+        self._proc.serve(self._answer, peer, message.number, seconds)
+
+    @trio.lowlevel.enable_ki_protection
+    async def _answer(self, peer: Peer, number: int, seconds: float) -> None:
+        views = tuple(await self.ask(seconds))
+        peer.send(Parcel(messages.encode(messages.Observed(number)), [observed.encode(views)]))
+
+    def _take_answer(self, peer: Peer, message: messages.Observed, bodies: list[memoryview]) -> None:
+        if len(bodies) != 1:
+            raise ProtocolError(f"what a process says of itself must come as one body, got {len(bodies)}")
+        question = self._open.get(message.number)
+        if question is not None and peer.proc_id in question.awaited:
+            question.views[peer.proc_id] = observed.decode_views(bodies[0])
+            question.drop(peer.proc_id)
+
+    def interrupt(self, proc_id: int, caller: int, number: int, reason: str) -> str:
+        """Have a call cancelled that this process, or one that it owns, runs; return why not, or an empty text."""
+        if proc_id == self._proc.proc_id:
+            return "" if self._cancel(caller, number, reason) else "it has ended"
+        member = self._proc.members.get(ProcId(proc_id))
+        if member is None or member.gone.is_set():
+            return "its process has ended, or belongs to another one of the run"
+        member.peer.send(Parcel(messages.encode(messages.Interrupt(caller, number, reason))))
+        return ""
+
+    def _take_interrupt(self, peer: Peer, message: messages.Interrupt, _: list[memoryview]) -> None:
+        del peer
+        self._cancel(message.caller, message.call, message.reason)
+
+    def _cancel(self, caller: int, number: int, reason: str) -> bool:
+        peer = self._proc.find_peer(caller)
+        call = None if peer is None else peer.inbound.get(number)
+        cell = None if call is None else self._proc.cells.get(call.mesh)
+        if call is None or cell is None or call.mesh == AGENT:
+            return False
+        cell.cancel(call, "other", reason)
+        return True
+
+    def _gone(self, peer: Peer) -> None:
+        for question in self._open.values():
+            question.drop(peer.proc_id)
+
+
+async def _states_of(members: Sequence[Member], seconds: float) -> Sequence[observed.ProcView]:
+    """Return what hosts say of processes there that say nothing themselves."""
+    found: dict[Member, str | None] = {}
+
+    @trio.lowlevel.enable_ki_protection
+    async def ask(member: Member) -> None:
+        if member.child is not None:
+            found[member] = await member.child.kernel_state()
+
+    if members:
+        with trio.move_on_after(seconds):
+            async with trio.open_nursery() as nursery:
+                for member in members:
+                    nursery.start_soon(ask, member)
+    return [_view_by_state(member, found.get(member)) for member in members]
+
+
+def _view_by_state(member: Member, letter: str | None) -> observed.ProcView:
+    letter = observed.HOST_SILENT if letter is None else letter
+    state = STOPPED.get(letter, "silent")
+    return observed.ProcView(
+        proc=observed.ProcRow(
+            id=proc_name(member.peer.proc_id),
+            state=state,
+            stalled_seconds=member.stall.seconds,
+            kernel_state=letter if state == "silent" else "",
+        )
+    )
+
+
+class AskedBySignal:
+    """Child processes that are asked by a signal, and answer in a file; see `watch/stack.py`."""
+
+    def __init__(self, members: Sequence[Member] = ()) -> None:
+        self._asked_at: dict[Member, float] = {}
+        self._reports: dict[Member, Report] = {}
+        self.add(members)
+
+    def add(self, members: Sequence[Member]) -> None:
+        for member in members:
+            self._asked_at[member] = request_report(member.pid)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether all have written their tables; looks now."""
+        for member, asked_at in self._asked_at.items():
+            found = self._reports.get(member)
+            if found is None or found.tables is None:
+                self._reports[member] = read_report(member.pid, member.stack_fd, asked_at)
+        return all(report.tables is not None for report in self._reports.values())
+
+    def views(self) -> list[observed.ProcView]:
+        """Return what each has said, or what can be said of it."""
+        return [_view_of(member, report) for member, report in self._reports.items()]
+
+
+def _view_of(member: Member, report: Report) -> observed.ProcView:
+    view: observed.ProcView | None = None
+    if report.tables is not None:
+        try:
+            view = observed.decode_view(report.tables)
+        except ProtocolError:  # the file was being written, or it is not ours
+            view = None
+    state = "silent" if report.tasks is None else "running" if report.is_in_loop else "stuck"
+    stack = "" if report.is_in_loop else report.stack
+    seconds = member.stall.seconds
+    if view is None:
+        proc = observed.ProcRow(
+            id=proc_name(member.peer.proc_id),
+            state=state,
+            stack=stack,
+            stalled_seconds=seconds,
+            kernel_state=process_state(member.pid) if state == "silent" else "",
+            memory_bytes=memory_of(member.pid),
+        )
+        return observed.ProcView(proc=proc)
+    proc = msgspec.structs.replace(view.proc, state=state, stack=stack, stalled_seconds=seconds)
+    return msgspec.structs.replace(view, proc=proc)

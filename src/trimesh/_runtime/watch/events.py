@@ -1,0 +1,271 @@
+"""The events of one mesh, on their way to all its readers (rule T3)."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+
+from trimesh import limits
+from trimesh._runtime.tasks.crossing import in_trio_block, in_trio_taking
+from trimesh._runtime.values.endpoint_spec import MeshInfo
+from trimesh._wire import observed
+from trimesh._wire.flight import SeenEvent
+from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import RemoteTraceback, place_name
+from trimesh.events import Died, Event, EventBuffer, Failed, GaveUp, Lagged, MemberEvent, Started, Unacknowledged
+
+if TYPE_CHECKING:
+    from trimesh._runtime.recording import FlightRecorder
+
+
+class EventStream:
+    """What one reader reads: `async for event in events`. It ends when the mesh has stopped."""
+
+    def __init__(self, is_seen: Callable[[Event], bool]) -> None:
+        self._is_seen = is_seen
+        self._buffer: EventBuffer = EventBuffer(limits.EVENTS)
+        self._news = trio.Event()
+        self._is_over = False
+        self._taken: list[Event] = []
+
+    def __aiter__(self) -> EventStream:
+        return self
+
+    def __anext__(self) -> Awaitable[Event]:
+        """Return the next record; `Lagged(n)` in place of n that were lost.
+
+        Blocking: a checkpoint, cancellable; a record that was not returned is not lost.
+        """
+        return in_trio_taking(self._advance, self._put_back)
+
+    async def _advance(self) -> Event:
+        await trio.lowlevel.checkpoint()
+        while not (self._taken or self._buffer):
+            if self._is_over:
+                raise StopAsyncIteration
+            await self._news.wait()
+        if self._taken:
+            return self._taken.pop(0)
+        found = self._buffer.take()
+        assert found is not None
+        return found
+
+    def _put_back(self, event: Event) -> None:
+        """Keep a record that has not come to code outside of Trio."""
+        self._taken.append(event)
+        self._wake()
+
+    def put(self, event: Event) -> None:
+        """Add a record, if this reader sees its member."""
+        if self._is_seen(event):
+            self._buffer.put(event)
+            self._wake()
+
+    def end(self) -> None:
+        """Let the reader come to the end."""
+        self._is_over = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+
+class EventHub:
+    """Publishes the records of one mesh to all its readers; a slow one never makes the others wait.
+
+    Attributes:
+        info: Returns the mesh as it is now.
+        journal: Notes every record, for who asks later.
+        is_closed: Whether the mesh has stopped.
+    """
+
+    def __init__(self, info: Callable[[], MeshInfo], journal: Journal) -> None:
+        self.info = info
+        self.journal = journal
+        self.is_closed = False
+        self._readers: list[EventStream] = []
+
+    def tell(self, kind: type[MemberEvent], rank: int, **details: Any) -> None:
+        """Publish a record of one kind about the member of a rank."""
+        self.publish(self._record(kind, rank, details))
+
+    def _record(self, kind: type[MemberEvent], rank: int, details: dict[str, Any]) -> Event:
+        info = self.info()
+        about: dict[str, Any] = {
+            "mesh": info.name,
+            "point": info.whole.point(rank),
+            "incarnation": info.members[rank].incarnation,
+        }
+        return cast("Event", kind(**about, **details))
+
+    def snapshot(self, ranks: Iterable[int]) -> list[Event]:
+        """Return the records with which a reader begins: those of the members that live."""
+        members = self.info().members
+        return [
+            self._record(Started, rank, {"host": members[rank].host, "pid": members[rank].pid or None})
+            for rank in ranks
+        ]
+
+    def publish(self, event: Event) -> None:
+        """Give a record to every reader."""
+        self.journal.take(event)
+        for reader in self._readers:
+            reader.put(event)
+
+    def close(self) -> None:
+        """End every reader's stream: the mesh has stopped."""
+        self.is_closed = True
+        for reader in self._readers:
+            reader.end()
+
+    def open(self, snapshot: Iterable[Event], sees: Callable[[int], bool]) -> AbstractAsyncContextManager[EventStream]:
+        """Read records while the body runs.
+
+        Args:
+            snapshot: The records to begin with.
+            sees: Whether the reader wants to hear of the member of a rank.
+        """
+        return in_trio_block(self._open(snapshot, sees))
+
+    @asynccontextmanager
+    async def _open(self, snapshot: Iterable[Event], sees: Callable[[int], bool]) -> AsyncGenerator[EventStream, None]:
+
+        def is_seen(event: Event) -> bool:
+            return isinstance(event, Lagged) or event.point.base_rank is None or sees(event.point.base_rank)
+
+        reader = EventStream(is_seen)
+        for event in snapshot:
+            reader.put(event)
+        if self.is_closed:
+            reader.end()
+        self._readers.append(reader)
+        try:
+            await trio.lowlevel.checkpoint()
+            yield reader
+        finally:
+            self._readers.remove(reader)
+
+
+# ---- journal ---------------------------------------------------------------------------------------------------------
+
+# What has happened to the members that a process owns: the newest events of all its meshes, as rows for readers.
+
+_FAILURES: Final = (Died, Failed, GaveUp, Unacknowledged)
+
+
+class Journal:
+    """Keeps the newest `limits.OBSERVED_EVENTS` events of one process; the text of an error, never the error.
+
+    Attributes:
+        began_at: Unix time at which this process has joined its family; a controller does so with its outermost block.
+        count: Events so far.
+        recorder: Keeps them in a file, too; None without.
+    """
+
+    def __init__(self) -> None:
+        self.began_at = time.time()
+        self.count = 0
+        self.recorder: FlightRecorder | None = None
+        self._rows: deque[observed.EventRow] = deque(maxlen=limits.OBSERVED_EVENTS)
+
+    def take(self, event: Event) -> None:
+        """Note what has happened to a member."""
+        if not isinstance(event, Lagged):
+            self.count += 1
+            row = _row(self.count, event)
+            self._rows.append(row)
+            if self.recorder is not None:
+                stack = getattr(event, "stack", "")[: limits.RECORD_STACK_CHARS]
+                self.recorder.note(SeenEvent(event=row, stack=stack))
+
+    def after(self, number: int) -> list[observed.EventRow]:
+        """Return the events that are kept and have a greater number, oldest first."""
+        return [row for row in list(self._rows) if row.number > number]
+
+
+def _row(number: int, event: MemberEvent) -> observed.EventRow:
+    point = {label: event.point[label] for label in event.point}
+    return observed.EventRow(
+        number=number,
+        at=time.time(),
+        kind=type(event).__name__,
+        name=place_name(event.mesh, point),
+        mesh=event.mesh,
+        point=point,
+        incarnation=event.incarnation,
+        text=_text(event),
+        is_failure=isinstance(event, _FAILURES),
+        causes=() if (error := _error(event)) is None else causes_of(error),
+    )
+
+
+def _error(event: Any) -> BaseException | None:
+    return getattr(event, "error", None) or getattr(event, "cause", None)
+
+
+def _text(event: Any) -> str:
+    if (error := _error(event)) is not None:
+        return f"{type(error).__name__}: {error}"[: limits.OBSERVED_TEXT_CHARS]
+    if (seconds := getattr(event, "seconds", None)) is not None:
+        return f"its Trio loop has not run for {seconds:.1f} s"
+    if pid := getattr(event, "pid", None):
+        return f"pid {pid} on {event.host}"
+    return ""
+
+
+# ---- causes ----------------------------------------------------------------------------------------------------------
+
+# What is behind an error, as texts: the errors of a group, causes of causes, and where a remote one was raised.
+
+_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:: .*)?$")
+_PLACE: Final = re.compile(r'^\s+(File ".*", line \d+, in .*)$')
+_TEXT_LINES_MAX: Final = 2_000
+
+
+def causes_of(error: BaseException) -> tuple[str, ...]:
+    """Return the errors behind one, each after what it has caused, at most `limits.OBSERVED_CAUSES`."""
+    return tuple(text[: limits.OBSERVED_TEXT_CHARS] for text in islice(_behind(error), limits.OBSERVED_CAUSES))
+
+
+def _behind(error: BaseException) -> Iterator[str]:
+    seen = {id(error)}
+    todo = _next(error)
+    while todo:
+        one = todo.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if isinstance(one, RemoteTraceback):
+            yield from _of_traceback(one.text)
+        else:
+            yield f"{type(one).__name__}: {one}"
+        todo = [*_next(one), *todo]
+
+
+def _next(error: BaseException) -> list[BaseException]:
+    """Return what an error is made of, then what it was raised from."""
+    found: list[BaseException] = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return found if behind is None else [*found, behind]
+
+
+def _of_traceback(text: str) -> Iterator[str]:
+    """Yield where the error of a traceback was raised, and the errors before it there, newest first."""
+    lines = text.splitlines()[-_TEXT_LINES_MAX:]
+    place, found = "", list[tuple[str, str]]()
+    for line in lines:
+        if match := _PLACE.match(line):
+            place = match[1]
+        elif _RAISED.match(line) and place:
+            found.append((line, place))
+            place = ""
+    for number, (line, at) in enumerate(reversed(found)):
+        yield f"at {at}" if number == 0 else f"{line}, at {at}"
