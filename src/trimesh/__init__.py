@@ -22,15 +22,14 @@ from trimesh._transport.interface import LinkStatistics
 from trimesh._wire.pickled.by_value import by_value
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
-from trimesh.actor.calling.started import StartedCall
 from trimesh.actor.channel import open_channel
 from trimesh.actor.context import Context, context
 from trimesh.actor.endpoint import Endpoint, endpoint
 from trimesh.actor.host_mesh import HostMesh, this_host, this_proc
-from trimesh.actor.options import Retry
-from trimesh.actor.outcome import Outcome
-from trimesh.actor.per_rank import per_rank
+from trimesh.actor.options import Retry, per_rank
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.actor.started import StartedCall
+from trimesh.actor.verbs import Outcome
 from trimesh.config import configured
 from trimesh.errors import (
     ActorFailed,
@@ -86,8 +85,8 @@ _assemble()
 
 if TYPE_CHECKING:
     from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, telemetry, tensor, testing
-    from trimesh.actor.device_mesh import DeviceMesh, heal
-    from trimesh.actor.procs.current import current_view
+    from trimesh.actor.host_mesh import DeviceMesh, heal
+    from trimesh.actor.proc_mesh import current_view
     from trimesh.blocking import from_thread
     from trimesh.events import Departed, MembershipView
     from trimesh.programs import connect, publish_as
@@ -304,9 +303,9 @@ def _import(name: str) -> Any:
     if name == "from_thread":
         return importlib.import_module("trimesh.blocking.from_thread")
     if name in ("DeviceMesh", "heal"):
-        return getattr(importlib.import_module("trimesh.actor.device_mesh"), name)
+        return getattr(importlib.import_module("trimesh.actor.host_mesh"), name)
     if name == "current_view":
-        return importlib.import_module("trimesh.actor.procs.current").current_view
+        return importlib.import_module("trimesh.actor.proc_mesh").current_view
     if name in ("Departed", "MembershipView"):
         return getattr(importlib.import_module("trimesh.events"), name)
     if name in ("connect", "publish_as"):

@@ -14,9 +14,9 @@ from trimesh._runtime.services import TENSORS, Handler
 from trimesh._runtime.system import read_sources
 from trimesh._wire.memory import Sink
 from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
-from trimesh.actor.calling.verb import provide_threads
 from trimesh.actor.host_mesh import hosts_module
-from trimesh.actor.procs.mesh_tensors import tensor_module
+from trimesh.actor.proc_mesh import tensor_module
+from trimesh.actor.started import provide_threads
 from trimesh.config import provide
 
 

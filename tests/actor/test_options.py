@@ -9,7 +9,7 @@ from tests.rows import rows
 
 from trimesh import Actor, Backoff, Endpoint, ProcDied, Retry, endpoint, limits
 from trimesh._runtime.values.endpoint_spec import endpoints_of
-from trimesh.actor.calling.item_map import with_earlier
+from trimesh.actor.item_map import with_earlier
 
 
 class Worker(Actor):

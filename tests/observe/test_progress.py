@@ -21,7 +21,7 @@ import trimesh
 from trimesh import configured, limits
 from trimesh._runtime.watch import progress_view
 from trimesh._runtime.watch.progress_view import showing
-from trimesh.actor.retrying import RankCalls
+from trimesh.actor.item_map import RankCalls
 
 PROGRAM = """
 import pathlib, sys, time, trio

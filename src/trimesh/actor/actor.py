@@ -42,7 +42,7 @@ class _NotHere:
         self._name = name
 
     def __get__(self, instance: object, owner: type) -> Any:
-        from trimesh.actor.calling.misnamed import no_attribute  # noqa: PLC0415 - only errors need it
+        from trimesh.actor.options import no_attribute  # noqa: PLC0415 - only errors need it
 
         raise no_attribute(owner, self._name)
 

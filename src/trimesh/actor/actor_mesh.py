@@ -71,7 +71,7 @@ class ActorMesh(Shaped):
             raise AttributeError(name)
         spec = self._view.endpoints.get(name)
         if spec is None:
-            from trimesh.actor.calling.misnamed import no_endpoint  # noqa: PLC0415 - only errors need it
+            from trimesh.actor.options import no_endpoint  # noqa: PLC0415 - only errors need it
 
             raise no_endpoint(self._cls, name, self._view.endpoints, MESH_ATTRIBUTES)
         found: Endpoint[..., Any] = Endpoint(self._view, spec)

@@ -11,14 +11,12 @@ import msgspec
 
 from trimesh._runtime.tasks import in_trio, in_trio_now
 from trimesh._runtime.values import EndpointKind, EndpointSpec, is_abstract, signature_of
-from trimesh.actor import verbs
-from trimesh.actor.calling import reduced, replied
-from trimesh.actor.calling.item_map import ItemMap
-from trimesh.actor.calling.verb import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
+from trimesh.actor import replies, verbs
+from trimesh.actor.item_map import ItemMap
 from trimesh.actor.options import NO_OPTIONS, Members, Merge, Options, Retry, check_window, suggests_keywords
-from trimesh.actor.outcome import Outcome
-from trimesh.actor.results import Results
-from trimesh.actor.stream import Stream
+from trimesh.actor.results import Results, Stream
+from trimesh.actor.started import CALL, CALL_ONE, CALL_SETTLED, CHOOSE, CallVerb
+from trimesh.actor.verbs import Outcome
 from trimesh.plain_numbers import plain_real, whole_number
 from trimesh.shape.extent import Point
 from trimesh.shape.value_mesh import ValueMesh
@@ -171,7 +169,7 @@ class Endpoint(Generic[P, R]):
             MeshErrorGroup: As from `call`, without `.partial`.
             Exception: What `fn` raises; the endpoints that still run are cancelled.
         """
-        return CallVerb(reduced.way_of(fn, along, commutative=commutative), self._mesh, self._spec, self._options)
+        return CallVerb(replies.way_of(fn, along, commutative=commutative), self._mesh, self._spec, self._options)
 
     async def broadcast(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member and return once the message is queued everywhere.
@@ -191,7 +189,7 @@ class Endpoint(Generic[P, R]):
         if self._options is not NO_OPTIONS:
             self._check("broadcast")
             if self._options.reply_to is not None:
-                await in_trio(replied.broadcast)(self._mesh, self._spec, self._options.reply_to, args, kwargs)
+                await in_trio(replies.broadcast)(self._mesh, self._spec, self._options.reply_to, args, kwargs)
                 return
         await in_trio(verbs.broadcast)(self._mesh, self._spec, args, kwargs)
 
@@ -267,7 +265,7 @@ class Endpoint(Generic[P, R]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            from trimesh.actor.calling.misnamed import no_verb  # noqa: PLC0415 - only errors need it
+            from trimesh.actor.options import no_verb  # noqa: PLC0415 - only errors need it
 
             raise no_verb(f"{self._mesh.name}.{self._spec.name}", name)
 

@@ -12,8 +12,8 @@ from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh._wire.typed.known_kinds import name_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
-from trimesh.actor.outcome import Outcome
 from trimesh.actor.proc_mesh import ProcMesh, refer_procs
+from trimesh.actor.verbs import Outcome
 from trimesh.actor.view import MeshView
 from trimesh.errors import ProtocolError
 from trimesh.shape.region import Region

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+import attrs
 import msgspec
 import trio
 
@@ -14,15 +15,14 @@ from trimesh._runtime.life import Proc, current_proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.peers import Target
 from trimesh._runtime.values import GENERATOR, EndpointSpec
-from trimesh.actor.options import NO_OPTIONS, Options
-from trimesh.actor.outcome import Outcome
-from trimesh.actor.per_rank import PerRank, Spread, spread
+from trimesh.actor.options import NO_OPTIONS, Options, PerRank, Spread, spread
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
     from trimesh._runtime.values import MeshInfo
     from trimesh.actor.view import MeshView
+
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -345,3 +345,32 @@ def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -
         mesh=mesh.name,
         endpoint=spec.name,
     )
+
+
+# ---- what one rank of `call_settled` came to -------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+@attrs.frozen
+class Outcome(Generic[T]):
+    """A value or an error.
+
+    Attributes:
+        value: What the endpoint returned, or None after an error.
+        error: What it raised, with coordinates, or None.
+    """
+
+    value: T | None = None
+    error: Exception | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there was no error."""
+        return self.error is None
+
+    def unwrap(self) -> T:
+        """Return the value, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.value  # type: ignore[return-value]

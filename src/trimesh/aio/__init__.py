@@ -11,7 +11,7 @@ the tasks of this loop: a cancel of the asyncio task cancels the work, and a can
 from trimesh.actor.host_mesh import this_host, this_proc
 from trimesh.aio.actor import Actor
 from trimesh.aio.awaiting import watch_tasks
-from trimesh.aio.portal import open_trio
+from trimesh.aio.body import open_trio
 from trimesh.aio.time_limits import TimeLimit, fail_after, move_on_after
 
 __all__ = [

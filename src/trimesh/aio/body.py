@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import HeldBlock
-from trimesh.aio.crossing import Crossing, cancelled_in_trio
+from trimesh._runtime.tasks import HeldBlock, Site, crossing
 from trimesh.aio.sites import AsyncioSite, TaskSite
-from trimesh.aio.time_limits import TimeLimit, current_limit
-from trimesh.aio.trio_run import lease
+from trimesh.aio.time_limits import LimitedSite, TimeLimit, TimeOver, current_limit
+from trimesh.aio.trio_run import TrioRun, find_run, find_token, lease, running_loop
 
 T = TypeVar("T")
 
@@ -185,3 +184,209 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             self._limit.expire()
         else:
             self._has_cancelled_owner = self._owner.cancel("the block around it was cancelled")
+
+
+# ---- crossing --------------------------------------------------------------------------------------------------------
+
+# One piece of work that an asyncio task has done in Trio, and waits for; see `_runtime.tasks.crossing`.
+#
+# An error that the work raises wins over a cancel of the task, as it does in `asyncio.TaskGroup`. A cancel that comes
+# from Trio's side is `asyncio.CancelledError` here.
+
+
+class Crossing(crossing.Crossing[T, TrioRun]):
+    """Work in Trio for one asyncio task."""
+
+    _waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Let the asyncio task look at what has changed."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(
+        self, until: Callable[[], bool], is_known: Callable[[], bool] | None = None
+    ) -> asyncio.CancelledError | None:
+        """Wait until something is so; return the first cancel that has come meanwhile: it has cancelled the work.
+
+        Args:
+            until: Asked whenever something has changed.
+            is_known: Asked whether a cancel that comes is one of our own, which Trio has asked for.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not until():
+            self._waiter = self.site.run.loop.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError as error:
+                if is_known is None or not is_known():
+                    cancelled = cancelled or error
+                    self.cancel()
+        self._waiter = None
+        return cancelled
+
+    async def wait_done(self, is_known: Callable[[], bool] | None = None) -> asyncio.CancelledError | None:
+        """Wait until the work has ended; see `wait`."""
+        return await self.wait(lambda: self.is_done, is_known)
+
+    def cancel(self, reason: str = "the asyncio task was cancelled") -> None:
+        """Cancel the work, from asyncio's side."""
+        super().cancel(reason)
+
+
+async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:
+    """Return what a cancel from Trio's side is in asyncio, in the task whose work at `site` was cancelled.
+
+    Where Trio cancels that task, too, it is that cancel: a second one would come in the midst of its clean-up.
+    """
+    if isinstance(site, TaskSite) and site.is_here:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError as error:
+            return error
+    return asyncio.CancelledError("the block around it was cancelled")
+
+
+async def run_in_trio(
+    site: Site[TrioRun], work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None = None
+) -> T:
+    """Have `work` done at `site` and return its result.
+
+    Args:
+        site: Where.
+        work: What.
+        put_back: Given, in Trio, a result that the task does not get, because it was cancelled.
+
+    Raises:
+        asyncio.CancelledError: The task was cancelled, or the block that it is in.
+        Exception: What the work has raised.
+    """
+    crossing = Crossing[T](site)
+    crossing.start(work)
+    cancelled = await crossing.wait_done()
+    try:
+        if crossing.error is not None:
+            raise crossing.error
+        if crossing.was_cancelled:
+            raise cancelled or await cancelled_in_trio(site)
+        value = cast("T", crossing.value)
+        if cancelled is not None:
+            if put_back is not None:
+                with suppress(trio.RunFinishedError):
+                    site.run.post(partial(put_back, value))
+            raise cancelled
+        return value
+    finally:
+        del crossing, cancelled  # no cycle of an error, its traceback and this frame
+
+
+# ---- the portal between the tasks of asyncio and Trio, and the block that keeps it running ---------------------------
+
+P = ParamSpec("P")
+
+
+class AsyncioPortal:
+    """Brings the work of asyncio tasks to the Trio run of their loop; see `foreign.Portal`."""
+
+    def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        """Run a coroutine function in Trio, inside the innermost block that the running task is in."""
+        return self.take(partial(function, *args, **kwargs), None)
+
+    def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> Coroutine[Any, Any, T]:
+        """Run a step in Trio; what it has taken for a task that is cancelled is put back."""
+        limit = current_limit()
+        return self._start(step, put_back) if limit is None else self._within(limit, step, put_back)
+
+    async def _within(
+        self, limit: TimeLimit, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None
+    ) -> T:
+        with suppress(TimeOver):
+            return await self._start(partial(limit.within, work), put_back)
+        raise await limit.cut()
+
+    def _start(self, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> Coroutine[Any, Any, T]:
+        loop = running_loop()
+        site = find_site(loop)
+        if site is None:
+            run = find_run(loop)
+            if run is None:
+                return self._run_by_neighbour(work, put_back)
+            site = run.root
+        stand_in = site.stand_in()
+        return self._run(site, work, put_back) if stand_in is None else stand_in.perform(work, put_back)
+
+    async def _run(
+        self, site: AsyncioSite, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None
+    ) -> T:
+        site.run.users += 1
+        try:
+            return await run_in_trio(site, work, put_back)
+        finally:
+            await site.run.release()
+
+    async def _run_by_neighbour(self, work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> T:
+        token = find_token()
+        if token is None:
+            raise RuntimeError(
+                "a mesh handle works only in the asyncio loop, or Trio run, whose block owns its processes, and no "
+                "block is open in this loop: write `async with trimesh.aio.spawn_procs(...) as procs:`"
+            )
+        async with open_trio(trio_token=token):
+            return await self.take(work, put_back)
+
+    def block(
+        self, enter: Callable[[], Awaitable[T]], leave: Callable[[BaseException | None], Awaitable[bool | None]]
+    ) -> AbstractAsyncContextManager[T]:
+        """Return a block of Trio for a body in asyncio."""
+        running_loop()
+        return Body(enter, leave)
+
+    def run_now(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function that does not wait; in the thread of Trio, where the running loop uses a Trio run."""
+        call = partial(function, *args, **kwargs)
+        try:
+            run = find_run(asyncio.get_running_loop())
+        except RuntimeError:
+            return call()  # no asyncio either
+        if run is not None:
+            result: T = run.run_now(call)
+            return result
+        token = None if trio.lowlevel.in_trio_run() else find_token()
+        return call() if token is None else trio.from_thread.run_sync(call, trio_token=token)
+
+    def place(self) -> Site[TrioRun] | None:
+        """Return where in Trio the work of the running task of asyncio is done."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return None
+        run = find_run(loop)
+        site = find_site(loop) or (None if run is None else run.root)
+        limit = current_limit()
+        return site if site is None or limit is None else LimitedSite(site, limit)
+
+
+def open_trio(*, trio_token: trio.lowlevel.TrioToken | None = None) -> AbstractAsyncContextManager[None]:
+    """Use one Trio run for all meshes of the block: `async with trimesh.aio.open_trio():`.
+
+    The blocks of meshes do so themselves. Around several that follow each other it saves starting Trio anew; and
+    it lets a loop in a thread of its own use meshes of a Trio program.
+
+    Args:
+        trio_token: Of a Trio run in another thread. Without it, it is the run that this thread has already (the
+            program has made Trio a guest of its loop itself), or the one that has started this thread
+            (`trio.to_thread.run_sync(asyncio.run, ...)`), else a guest of the running loop.
+    """
+    return Body(_do_nothing, _settle_nothing, trio_token)
+
+
+async def _do_nothing() -> None:
+    await trio.lowlevel.checkpoint()
+
+
+async def _settle_nothing(error: BaseException | None) -> bool:
+    await trio.lowlevel.checkpoint()
+    return False
+
+
+crossing.set_portal(AsyncioPortal())

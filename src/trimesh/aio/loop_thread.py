@@ -19,7 +19,7 @@ import trio
 from trimesh._runtime.life import Proc
 from trimesh._runtime.tasks import Waiting
 from trimesh.aio.actor_tasks import broken_loop, start_task
-from trimesh.aio.portal import open_trio
+from trimesh.aio.body import open_trio
 from trimesh.aio.trio_run import TrioRun, find_run
 from trimesh.errors import TrimeshInternalError
 

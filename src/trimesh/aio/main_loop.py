@@ -24,8 +24,8 @@ from trimesh._runtime.life import Proc
 from trimesh._runtime.tasks import Waiting
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.aio.actor_tasks import broken_loop, start_task
+from trimesh.aio.body import open_trio
 from trimesh.aio.driver import SOME_EVENTS, driver_for
-from trimesh.aio.portal import open_trio
 from trimesh.aio.slots import AsyncioSlot
 from trimesh.aio.trio_names import NAMES
 from trimesh.aio.trio_run import TrioRun, find_run

@@ -12,8 +12,8 @@ from trimesh._runtime import channels
 from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor import channel, endpoint
 from trimesh.actor.options import Members, Merge, Retry
-from trimesh.actor.outcome import Outcome
 from trimesh.actor.results import Results
+from trimesh.actor.verbs import Outcome
 from trimesh.blocking.body import AnyBody, CallFuture, FacedBody, body_of
 from trimesh.blocking.handle import (
     Attribute,

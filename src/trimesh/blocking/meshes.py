@@ -14,7 +14,6 @@ from trimesh._runtime import channels
 from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor import actor_mesh, host_mesh, proc_mesh, spawning
 from trimesh.actor.actor import Actor
-from trimesh.actor.procs import current
 from trimesh.blocking.body import AnyBody, Body, FacedBody, body_of
 from trimesh.blocking.calls import Endpoint, Port, RDMABuffer
 from trimesh.blocking.handle import (
@@ -287,7 +286,7 @@ def current_view(mesh: M) -> M:
     if not isinstance(mesh, FacedHandle):
         raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")
     handle = cast("FacedHandle[Any]", mesh)
-    return cast("M", handle._seen(handle._wait(current.current_view, handle)))  # noqa: SLF001 - of its kind
+    return cast("M", handle._seen(handle._wait(proc_mesh.current_view, handle)))  # noqa: SLF001 - of its kind
 
 
 def publish_as(name: str, actors: object, /) -> AbstractContextManager[None]:

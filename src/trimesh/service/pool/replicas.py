@@ -17,8 +17,7 @@ import trio
 from trimesh._runtime.meshes import kill_wanted
 from trimesh._runtime.tasks import in_trio_taking
 from trimesh.actor.actor_mesh import ActorMesh, processes_of
-from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.actor.procs.current import current_view
+from trimesh.actor.proc_mesh import ProcMesh, current_view
 from trimesh.plain_numbers import plain_real, plain_whole
 from trimesh.service.dispatch import Replica
 from trimesh.service.pool.engine import PoolEngine

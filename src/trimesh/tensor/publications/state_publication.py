@@ -14,7 +14,7 @@ from trimesh import limits
 from trimesh._runtime.actors import find_cell
 from trimesh._runtime.tasks import in_trio, in_trio_block
 from trimesh.actor.actor_mesh import ActorMesh
-from trimesh.actor.procs.current import current_view
+from trimesh.actor.proc_mesh import current_view
 from trimesh.errors import (
     LinkLost,
     MeshError,

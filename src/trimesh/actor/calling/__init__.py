@@ -1,1 +1,0 @@
-"""The verbs that wait for results, as objects; calls that are awaited later."""

@@ -1,1 +1,0 @@
-"""What is behind the handle on a mesh of processes."""
