@@ -103,7 +103,7 @@ def test_share_of_what_was_found_is_said() -> None:
     """Over a file of this project: mutants are in processes of their own, and the file stays as it is."""
     path = Path("src/trimesh/_routing/collector.py")
     before = path.read_bytes()
-    tests = "tests/routing/test_collector.py"
+    tests = "tests/routing"
     command = [sys.executable, "-m", "tests.mutation.run", str(path), "--tests", tests, "--sample", "8"]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110).stdout
     [line] = [line for line in said.splitlines() if line.startswith("= src/trimesh/_routing")]

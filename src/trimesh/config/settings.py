@@ -1,6 +1,6 @@
 """The settings: one struct with kind, default and text of each; `SETTINGS` has names and kinds."""
 
-from __future__ import annotations
+# Annotations are not texts here: a new process decodes the struct, and msgspec would compile each of them there.
 
 from collections.abc import Callable
 from typing import Annotated, Any, Final, cast

@@ -1,7 +1,7 @@
 """The channels of one process, and its ports of channels elsewhere: what moves their messages.
 
-Which process holds a port is counted by `_routing/channel_accounts.py`. All messages of a holder to a home take the DATA lane of
-one link, so that what it gives up comes after the ports and items that it has sent.
+Which process holds a port is counted by `_routing/channel_accounts.py`. All messages of a holder to a home take the
+DATA lane of one link, so that what it gives up comes after the ports and items that it has sent.
 """
 
 from __future__ import annotations

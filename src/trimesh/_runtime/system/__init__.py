@@ -7,7 +7,7 @@ from trimesh._runtime.system.forks import is_thread_of_parent
 from trimesh._runtime.system.linux import MARKER, close_others, set_parent_death_signal, set_process_name
 from trimesh._runtime.system.output import LineCutter, Tail
 from trimesh._runtime.system.seeds import SEED_MAX
-from trimesh._runtime.system.user_files import read_sources
+from trimesh._runtime.system.user_files import credentials_of, entered, read_sources
 
 __all__ = [
     "MARKER",
@@ -19,6 +19,8 @@ __all__ = [
     "checked_output",
     "checked_variables",
     "close_others",
+    "credentials_of",
+    "entered",
     "host_name",
     "is_thread_of_parent",
     "parent_of",

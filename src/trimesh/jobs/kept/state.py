@@ -24,8 +24,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.programs import FILE_NAME, checked_file_name
-from trimesh._runtime.system import host_name, start_of
-from trimesh._runtime.system.user_files import credentials_of, entered
+from trimesh._runtime.system import credentials_of, entered, host_name, start_of
 from trimesh._transport.native.carriers import boot_id
 from trimesh.errors import ConnectError, ProtocolError
 from trimesh.jobs.pki import OwnPKI
