@@ -108,7 +108,7 @@ FROM_RUNTIME = re.compile(r"from trimesh\._runtime\.([\w.]+) import (?:\(([^)]*)
 
 REACHED_INTO = {
     *("actors.agent", "actors.cell", "actors.context", "calls.outgoing"),
-    *("life.current", "life.current", "life.family", "life.proc", "sites", "life.worker"),
+    *("life.current", "life.current", "life.family", "life.proc", "life.worker"),
     *("peers.host", "peers.incoming", "peers.deaths", "peers.peer", "peers.peer"),
     *("system.exits", "system.seeds", "system.records", "system.seeds"),
     *("tasks.crossing", "tasks.crossing", "tasks.interrupt"),

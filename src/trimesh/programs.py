@@ -17,8 +17,6 @@ from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ConnectError
 
-# ---- programs --------------------------------------------------------------------------------------------------------
-
 A = TypeVar("A", bound=Actor)
 
 

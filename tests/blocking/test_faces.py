@@ -28,7 +28,7 @@ CLASSES: dict[type[Any], tuple[type[Any], set[str]]] = {
     blocking_service.Pool: (service.Pool, set()),
     blocking_service.PoolSession: (service.PoolSession, {"moves"}),
     blocking_service.ReplayBuffer: (service.ReplayBuffer, set()),
-    blocking_service.Slots: (service.Slots, {"engine"}),
+    blocking_service.Slots: (service.Slots, set()),
     blocking_service.Store: (service.Store, set()),
 }
 """The class of `trimesh` that each stands for, and what it does not have of that."""

@@ -122,7 +122,7 @@ def test_versions_fit_where_the_first_two_numbers_of_python_do() -> None:
 @pytest.mark.executed("what its agents execute is another text")
 async def test_job_that_cannot_start_an_agent_says_its_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """H7: an agent that ends before it has joined is told with what it wrote."""
-    for boot in ("local._BOOT", "forked.template.BOOT"):
+    for boot in ("local._BOOT", "local.BOOT"):
         monkeypatch.setattr(f"trimesh.jobs.{boot}", "raise SystemExit('no trimesh here')")
     with trio.fail_after(HANG_SECONDS), pytest.raises(MeshErrorGroup) as caught:
         async with jobs.LocalJob(2):

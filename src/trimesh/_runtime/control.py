@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
 
 
-# ---- control ---------------------------------------------------------------------------------------------------------
-
 _log = logging.getLogger("trimesh")
 _POLL_SECONDS: Final = 0.005
 _JOIN_SECONDS: Final = 0.5

@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer
 
 
-# ---- deadlocks -------------------------------------------------------------------------------------------------------
-
-
 class Deadlocks:
     """The watch of one process, and, in the controller, the judge of the family.
 

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
 
 
-# ---- debugger --------------------------------------------------------------------------------------------------------
-
 _ENDING: Final = ("stop", "exit")
 """Endpoints of the agent: the actor, or the process, is to end."""
 

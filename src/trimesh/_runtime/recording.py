@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.incoming import IncomingCall
 
 
-# ---- recording -------------------------------------------------------------------------------------------------------
-
 _RUN: Final = re.compile(r"([0-9]{13})-([0-9]{1,9})-([0-9a-f]{1,16})")
 _FILE: Final = re.compile(r"[0-9a-f]{1,16}")
 

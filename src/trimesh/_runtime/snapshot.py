@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from trimesh.shape.extent import Point
 
 
-# ---- snapshot --------------------------------------------------------------------------------------------------------
-
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
 _KINDS: Final = {

@@ -27,8 +27,6 @@ from trimesh import limits
 from trimesh._wire.memory import memory_at
 from trimesh.errors import LimitExceeded
 
-# ---- interface -------------------------------------------------------------------------------------------------------
-
 Buffer = bytes | bytearray | memoryview
 """A C-contiguous buffer of bytes that the caller lends until the message is sent."""
 

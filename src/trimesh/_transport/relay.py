@@ -29,8 +29,6 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
-# ---- relay -----------------------------------------------------------------------------------------------------------
-
 
 class SessionEnding(Enum):
     """Why a session is down."""

@@ -33,8 +33,6 @@ import msgspec
 
 from trimesh import limits
 
-# ---- memory ----------------------------------------------------------------------------------------------------------
-
 _HUGE_PAGE_BYTES: Final = 1 << 21
 _OFFSET: Final = bytes.__basicsize__ - 1
 """Where the contents of a `bytes` begin; `__basicsize__` counts the zero behind them."""

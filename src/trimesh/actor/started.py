@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
@@ -34,7 +33,9 @@ from trimesh.actor.options import NO_OPTIONS, Options
 from trimesh.actor.view import MeshView
 from trimesh.errors import RemoteCancelled
 
-# ---- started ---------------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    import asyncio
+
 
 T = TypeVar("T")
 
@@ -290,6 +291,8 @@ def check_group(group: object) -> None:
     Raises:
         TypeError: It is none.
     """
+    import asyncio  # noqa: PLC0415 - who gives a group of it has it
+
     if not isinstance(group, asyncio.TaskGroup):
         raise TypeError(f"start_in takes a trio.Nursery or an asyncio.TaskGroup, got {group!r}")
 
@@ -310,6 +313,8 @@ def hold(call: StartedCall[Any], group: asyncio.TaskGroup) -> None:
 
 
 async def _wait(call: StartedCall[Any]) -> None:
+    import asyncio  # noqa: PLC0415 - as above
+
     cancelled: asyncio.CancelledError | None = None
     while True:
         try:

@@ -16,8 +16,6 @@ from trimesh import limits
 from trimesh.cli.text import FINE, call_line, clean, common, duration, one_line, size, state_of
 from trimesh.observe import CallRow, ProcActivity, RunSnapshot, activity_between, find_run
 
-# ---- top -------------------------------------------------------------------------------------------------------------
-
 _WIDTH = 240
 
 

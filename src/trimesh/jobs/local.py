@@ -41,7 +41,6 @@ from trimesh._runtime.hosts import import_for_spawners, marked
 from trimesh._runtime.system import close_others, host_name, set_parent_death_signal, set_process_name
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
-from trimesh.jobs import agent
 from trimesh.jobs.job import Job, checked_hosts
 from trimesh.jobs.launcher import AgentOrder, ChildAgent, Launcher, start_child
 
@@ -161,16 +160,19 @@ def serve() -> NoReturn:
     os.close(nothing)
     set_process_name("trimesh-agents")
     import_for_spawners()
-    _Template(requests, program).run()
+    from trimesh.jobs.agent import main  # noqa: PLC0415 - `python -m` warns of a program that was imported before
+
+    _Template(requests, program, main).run()
     os._exit(0)
 
 
 class _Template:
-    """The loop of the template, and the copies that it is the parent of."""
+    """The loop of the template, and the copies that it is the parent of; each runs `main`."""
 
-    def __init__(self, requests: socket.socket, program: int) -> None:
+    def __init__(self, requests: socket.socket, program: int, main: Callable[[], NoReturn]) -> None:
         self._requests = requests
         self._program = program
+        self._main = main
         self._copies: dict[int, tuple[int, socket.socket]] = {}
         self._poll = select.poll()
         self._end = math.inf
@@ -219,6 +221,7 @@ class _Template:
         if pid == 0:
             try:
                 _be_copy(stdin, stderr, told, parent)
+                self._main()
             except BaseException:  # noqa: BLE001 - it must not run on as the template
                 traceback.print_exc()
             finally:
@@ -242,7 +245,7 @@ class _Template:
         told.close()
 
 
-def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> NoReturn:
+def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> None:
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
@@ -253,7 +256,6 @@ def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> NoRet
         socket.send_fds(told, [NUMBER.pack(os.getpid())], [os.pidfd_open(os.getpid())])
     close_others({0, 1, 2})
     set_process_name("trimesh-agent")
-    agent.main()
 
 
 # ---- the template of agents as the program sees it -------------------------------------------------------------------

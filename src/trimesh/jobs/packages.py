@@ -52,8 +52,6 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.code.folder import LockedByFile, cache_folder, make_own_folder
 
-# ---- packages --------------------------------------------------------------------------------------------------------
-
 _WHOLE: Final = "whole"
 _LOCK: Final = ".lock"
 

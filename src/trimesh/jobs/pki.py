@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from trimesh.jobs.identity import Credentials
 
 
-# ---- pki -------------------------------------------------------------------------------------------------------------
-
 UNDERSTOOD: Final = "I understand"
 """What `insecure=` of a job must be."""
 

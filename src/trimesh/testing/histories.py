@@ -25,8 +25,6 @@ import trio
 from trimesh import limits
 from trimesh.errors import place_name
 
-# ---- histories -------------------------------------------------------------------------------------------------------
-
 
 class History:
     """The operations of one run, with the times at which they began and ended; simulated or over real processes.

@@ -21,8 +21,6 @@ from typing import Any, Final
 
 import msgspec
 
-# ---- output ----------------------------------------------------------------------------------------------------------
-
 ALIVE: Final = frozenset(("RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"))
 """States of a job whose processes may run. Every other one, also one that nothing here knows, is the end of it."""
 

@@ -26,8 +26,6 @@ from trimesh.tensor.protocol import tracing
 from trimesh.tensor.protocol.placement import Cut, cuts_by_label
 from trimesh.tensor.session.opening import team_of
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
 M = TypeVar("M", bound=nn.Module)
 
 Patterns = Mapping[str, Sequence[Cut] | None]
