@@ -1,4 +1,4 @@
-"""The spawner as its controller sees it: a child process, started by exec; or forked, see `forking`.
+"""The spawner as its controller sees it: a child process, started by exec; or forked, see below.
 
 A spawner that is forked by a process which has imported what spawners import: a tenth of what an executed one costs.
 

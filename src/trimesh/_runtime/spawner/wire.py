@@ -199,7 +199,7 @@ class OutputTaken(Record, frozen=True, tag=True):
 
 
 class CastChannel(Record, frozen=True, tag=True):
-    """Controller to an agent only: bodies of casts come here. Descriptor: the agent's end; see `hosts/cast_frames`."""
+    """Controller to an agent only: bodies of casts come here. Descriptor: the agent's end; see `hosts/casts`."""
 
 
 class Retire(Record, frozen=True, tag=True):

@@ -185,7 +185,7 @@ class Relayed(Record, frozen=True, tag=True):
 
 
 class CastFeed(Record, frozen=True, tag=True):
-    """One agent to another: the bodies of a cast, on this channel; see `hosts/cast_frames`.
+    """One agent to another: the bodies of a cast, on this channel; see `hosts/casts`.
 
     Attributes:
         number: Of the cast at the host that is fed.

@@ -48,7 +48,7 @@ class Values:
         bindings: What rebuilds them, as `Decoder` takes it.
 
     Attributes:
-        is_pickled: Whether values are pickled; else they go by the annotations of endpoints (`typed_values`).
+        is_pickled: Whether values are pickled; else they go by the annotations of endpoints (`TypedValues`).
     """
 
     is_pickled = True

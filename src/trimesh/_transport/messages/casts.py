@@ -7,7 +7,7 @@
                 <--TAKEN, or REFUSED--
     HostCaster  --let go-->
 
-Where three hosts or more take part they are a tree (see `cast_tree`): the sender sends bodies to some, whose agents
+Where three hosts or more take part they are a tree (below): the sender sends bodies to some, whose agents
 feed them to others, which keep them and answer as if the sender had sent them.
 
     HostCaster a   --FEED b, bodies-->     the agent of a  --bodies-->  the agent of b
@@ -368,7 +368,7 @@ class Precedence:
 
     Attributes:
         under_way: Chunked messages that have not left, in the order of their turns.
-        apart: Those among what is under way that send no chunks: see `casting`.
+        apart: Those among what is under way that send no chunks.
         busy: How many messages of each flow are under way or held, always the same object; empty: every message may
             go.
     """

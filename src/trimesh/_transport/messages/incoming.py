@@ -1,6 +1,6 @@
 """Large messages on their way in, whose chunks are copied into the memory of the receiver as they come.
 
-PURE but for memory. Nothing that a peer says is believed; see `chunked` for what a chunk is.
+PURE but for memory. Nothing that a peer says is believed; see `outgoing` for what a chunk is.
 
     KB-1 Only what nothing else refers to is written to again (`ReusableBytes`).
     KB-2 The first of a size is not kept: it may be the only one.
@@ -445,7 +445,7 @@ def map_bodies(where: bytes, words: Sequence[int]) -> list[memoryview]:
 
     Args:
         where: What `WHERE` packs.
-        words: The table of the message, see `chunked`.
+        words: The table of the message, see `outgoing`.
 
     Raises:
         HostMemoryError: This process cannot have them, so they are to be sent.

@@ -8,7 +8,7 @@ bytes, in order. The first one has two bodies, the table of sizes and the head o
     chunk     u32 message | u8 what it is: a `Piece`
     table     u64 for each body: its size, bit 63 = a `bytes`
 
-What is said of bodies that enter a host by themselves looks the same; see `casting`.
+What is said of bodies that enter a host by themselves looks the same; see `casts`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exceptions as bytes and back (rule X2): the original type, its parts, its chain and its remote traceback.
 
 pickle rebuilds an exception by calling its class with `args`, which breaks on the first keyword-only parameter. Here
-an exception is taken apart (`exception_parts`) into records (`exception_records`), each part encoded by itself, and
+an exception is taken apart (`exception_values`) into records, each part encoded by itself, and
 put together without running an `__init__` written in Python.
 
     EX-1 Encoding never raises, whatever the exception is made of.

@@ -209,7 +209,7 @@ def program_frame(frames: Sequence[T], package: Callable[[T], str]) -> T | None:
 
 # ---- stack text ------------------------------------------------------------------------------------------------------
 
-# Packages of frames in a stack that was written as text, by their files; `frames` has the rule for what is hidden.
+# Packages of frames in a stack that was written as text, by their files; the rule for what is hidden is above.
 
 _NAMED: Final = frozenset(("torch",))
 """Those of `BELOW` that a reader knows: they say where a computation is, though not at which line of the program."""

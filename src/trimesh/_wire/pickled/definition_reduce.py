@@ -1,6 +1,6 @@
 """Takes classes, functions, cells and modules apart for `by_value`; the sending half.
 
-What is made of them is put together by `definition_rebuild`. Many small objects that occur in classes (properties,
+What is made of them is put together by `by_value`. Many small objects that occur in classes (properties,
 dataclass fields, weak sets) are reduced by cloudpickle, whose knowledge of Python's releases is used here; its
 own table of classes is not, for its ids are random and a class goes whole with every message.
 

@@ -4,7 +4,7 @@ Two ways, which the annotation decides (`annotations`). *Typed*: msgspec writes 
 enums, dates and containers as it does, and the receiver builds what its own annotation says. *Plain*, where there is
 no annotation: only builtin values and kinds travel, and come back as what they were (a tuple as a tuple).
 
-    payload = msgpack "."                                  or with memory beside it: as `regions` lays it out
+    payload = msgpack "."                                  or with memory beside it: as `_wire.memory` lays it out
     extension types: 1 memory (number of the entry)   2 kind (its name, what it was taken apart into)
                      3 tuple   4 set   5 frozenset   6 bytearray   7 dict as pairs
 

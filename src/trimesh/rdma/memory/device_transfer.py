@@ -5,10 +5,10 @@
     device      device         by the device itself
     device      host           through pinned places
 
-Between hosts, and where the device is not seen here, adapters move them that reach devices (see `adapters`); if those
+Between hosts, and where the device is not seen here, adapters move them that reach devices (below); if those
 reach that of one end only, through pinned places at the other.
 
-A buffer on a device is granted by its ticket (see `ticket`). Who copies holds a claim on that grant, as a view does, so
+A buffer on a device is granted by its ticket (see `handle`). Who copies holds a claim on that grant, as a view does, so
 `aclose` waits for it; and looks at the grant after each piece, so it ends soon when the buffer is revoked or its owner
 has died.
 

@@ -131,7 +131,7 @@ class Recorder:
 
 
 _EVERYWHERE: Final = frozenset({"keep_generators", "give_generators_back"})
-"""What is issued for every team of a process, wherever the caller computes: see `generator_states`."""
+"""What is issued for every team of a process, wherever the caller computes: see `upload`."""
 
 _UNRECORDED: Final = frozenset({"fetch", "fetch_full", "function_fetch", "function_inspect", "metadata"})
 """What brings a value to the controller."""

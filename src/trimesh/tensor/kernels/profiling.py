@@ -151,7 +151,7 @@ def give_generators_back(rank: Rank, team: TeamOnRank, states: torch.Tensor, kno
 def _generators(rank: Rank, team: TeamOnRank) -> list[torch.Generator]:
     """Return those of the process, that of the rank's device last, and that of the team's global tensors.
 
-    They are asked themselves: torch's functions for their states take those of meshes along (`generator_states`), which
+    They are asked themselves: torch's functions for their states take those of meshes along (`upload`), which
     in a simulation are those of this very process.
     """
     own = [torch.default_generator]

@@ -299,7 +299,7 @@ class SequenceRun:
                 rank.results.pop(self.given[number], None)
 
 
-# ---- reads the stream of commands, and knows sequences in it again: see `sequence` -----------------------------------
+# ---- reads the stream of commands, and knows sequences in it again ---------------------------------------------------
 
 
 @attrs.frozen
