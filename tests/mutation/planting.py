@@ -20,9 +20,7 @@ class Functions:
 
     def __init__(self, path: str) -> None:
         self.path: Final = path
-        objects = [
-            it for it in gc.get_objects() if isinstance(it, FunctionType) and it.__code__.co_filename == self.path
-        ]
+        objects = [it for it in gc.get_objects() if type(it) is FunctionType and it.__code__.co_filename == self.path]
         lines = {(it.__code__.co_qualname, it.__code__.co_firstlineno) for it in objects}
         keys = _numbered(lines)
         self._of_key = [(keys[it.__code__.co_qualname, it.__code__.co_firstlineno], it) for it in objects]
