@@ -54,13 +54,11 @@ FDS_MAX = 16
 
 FIRST_BLOCK = (
     "trimesh._runtime.holds",
-    "trimesh._runtime.holds",
     "trimesh._runtime.life.proc",
     "trimesh._runtime.life.tracing",
     "trimesh._runtime.snapshot",
     "trimesh._runtime.services.bulk",
     "trimesh._runtime.services.linked_moves",
-    "trimesh._runtime.watch.events",
     "trimesh._runtime.watch.events",
 )
 """What each process imports with its first block, after it was forked."""

@@ -28,7 +28,7 @@ OUTER = ("0x7f41 (libc.so.6)", "<module> (program.py)", "run (trio/_core/_run.py
         (["__init__ (<attrs generated methods trimesh._runtime.peers.incoming.IncomingCall>)"], "mailbox, slot"),
         (["Proc.received (trimesh/_runtime/life/proc.py)"], "tables of the process"),
         (["Block.leave (trimesh/_runtime/meshes/proc_members.py)"], "meshes, processes"),
-        (["SendWindow.sent (trimesh/_routing/credit.py)"], "credits, outbox"),
+        (["SendWindow.sent (trimesh/_routing/collector.py)"], "call, collector"),
         (["Collector.add (trimesh/_routing/collector.py)"], "call, collector"),
         (["send (trimesh/_transport/native/link.py)", "cdata_call (_cffi_backend.cpython-311.so)"], "cffi"),
         (["send (trimesh/_transport/native/link.py)", "ffi_call (_cffi_backend.so)", f"tm_send ({LIBRARY})"], NATIVE),
@@ -49,7 +49,7 @@ def test_innermost_frame_that_names_a_part_decides(frames: list[str], part: str)
 
 
 def test_sample_without_native_frames_is_the_kernels_where_it_is_entered() -> None:
-    entering = "AroundWait.before_io_wait (trimesh/_transport/native/around_wait.py)"
+    entering = "AroundWait.before_io_wait (trimesh/_transport/native/loop_waits.py)"
 
     assert part_of(["run (trio/_core/_run.py)", entering]) == KERNEL
     assert (
