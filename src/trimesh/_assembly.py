@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from trimesh._runtime.life import Proc
-from trimesh._runtime.services import TENSORS, Handler
+from trimesh._runtime.services import TENSORS, Handler, known_services
 from trimesh._runtime.system import read_sources
 from trimesh._wire.memory import Sink
 from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
@@ -18,6 +17,9 @@ from trimesh.actor.host_mesh import hosts_module
 from trimesh.actor.proc_mesh import tensor_module
 from trimesh.actor.started import provide_threads
 from trimesh.config import provide
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life import Proc
 
 
 def _load_tensor_service() -> Callable[[Proc], Handler]:
@@ -65,7 +67,7 @@ def assemble() -> None:
     """Make the package whole; it does so when it is imported."""
     provide(read_sources)
     provide_threads(_run_from_thread)
-    Proc.known_services[TENSORS] = _load_tensor_service
+    known_services[TENSORS] = _load_tensor_service
     tensor_module.load = _mesh_tensors
     hosts_module.load = _host_services
     register_kind(ValueKind("buffer", "trimesh.rdma.buffers.buffer.RDMABuffer", _take_apart, _put_buffer_together))

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, overload
 
 import trio
 
+from trimesh._runtime import life
 from trimesh._runtime.channels import Port, Receiver
-from trimesh._runtime.life import lease_proc
 from trimesh._runtime.tasks import in_trio_block
 from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import whole_number
@@ -63,7 +63,7 @@ def open_channel(
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def _open(capacity: int, item_type: Any) -> AsyncGenerator[tuple[Port[Any], Receiver[Any]], None]:
-    async with lease_proc(is_block=False) as (proc, _):
+    async with life.lease_proc(is_block=False) as (proc, _):
         await trio.lowlevel.checkpoint()
         port, home = proc.channels.open(capacity, item_type)
         try:

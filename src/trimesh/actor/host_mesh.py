@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import trio
 
-from trimesh._runtime.life import JobHosts, OwnedHost, adopt_procs, check_per_host, open_procs, open_warm_host
+from trimesh._runtime import life
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import Bind, checked_bind, checked_output, host_name
 from trimesh._runtime.tasks import in_trio
@@ -36,6 +36,7 @@ from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life import JobHosts, OwnedHost
     from trimesh.jobs import on_hosts
     from trimesh.jobs.code import CodeSync
     from trimesh.jobs.on_hosts import Forwarding
@@ -176,7 +177,7 @@ class HostMesh:
             ConfigError: What is said of settings is wrong.
             MeshErrorGroup: On entering, when a process could not be started: with its coordinates, and nothing left.
         """
-        name, extent = checked_name(name), check_per_host(per_host)
+        name, extent = checked_name(name), life.check_per_host(per_host)
         owned = self._owned
         if self._hosts is not None:
             if bind is not None:
@@ -210,7 +211,7 @@ class HostMesh:
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[ProcMesh, None]:
-            async with open_procs(name, extent, options, policy, owned) as procs:
+            async with life.open_procs(name, extent, options, policy, owned) as procs:
                 procs.fix_size(fixed_by)
                 yield ProcMesh(procs, procs.whole)
 
@@ -220,7 +221,7 @@ class HostMesh:
                     "awaiting spawn_procs() needs a block that owns the processes, and this_host() has none: "
                     "write `async with this_host().spawn_procs(...) as procs:`"
                 )
-            procs = await adopt_procs(owned, name, extent, options, policy)
+            procs = await life.adopt_procs(owned, name, extent, options, policy)
             procs.fix_size(fixed_by)
             return ProcMesh(procs, procs.whole)
 
@@ -244,7 +245,7 @@ class HostMesh:
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[HostMesh, None]:
-            async with open_warm_host(modules, seconds, pickled=pickled) as owned:
+            async with life.open_warm_host(modules, seconds, pickled=pickled) as owned:
                 yield HostMesh(owned)
 
         async def adopt() -> HostMesh:

@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.life import (
-    ActorPlan,
-    BorrowPlan,
-    OwnedProcs,
-    adopt_actors,
-    current_proc,
-    find_proc_anywhere,
-    get_borrowed,
-    named_of,
-    open_actors,
-    own_process,
-    stop_procs,
-)
-from trimesh._runtime.meshes import ProcMembers, changes_of, check_handler, kill_wanted
+from trimesh._runtime import life
+from trimesh._runtime.life import current_proc, find_proc_anywhere
+from trimesh._runtime.meshes import ProcMembers, check_handler, kill_wanted
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
 from trimesh._runtime.values import MemberInfo, MeshInfo
 from trimesh._runtime.watch import EventStream, MeshStatistics
@@ -50,6 +39,7 @@ from trimesh.shape.value_mesh import Shaped
 if TYPE_CHECKING:
     import torch
 
+    from trimesh._runtime.life import OwnedProcs
     from trimesh.events import MembershipView
     from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh
     from trimesh.tensor.ops import on_mesh
@@ -225,20 +215,20 @@ class ProcMesh(MakesTensors, Shaped):
         actor = checked_class(cls)
         check_arguments(actor, args, kwargs)
         if self._shared_by is not None:
-            plan_there = BorrowPlan(self._shared_by, self._shown, self._policy, name, actor, args, kwargs)
+            plan_there = life.BorrowPlan(self._shared_by, self._shown, self._policy, name, actor, args, kwargs)
             return borrowing(plan_there, actor, f"spawn({name!r}, {actor.__qualname__})")
         region = None if self._owned is None else self._shown
-        plan = ActorPlan(self._owned, region, self._policy, name, actor, args, kwargs)
+        plan = life.ActorPlan(self._owned, region, self._policy, name, actor, args, kwargs)
         if self._policy is not None:
             check_units(self._policy, self._shown.extent)
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[A, None]:
-            async with open_actors(plan) as members:
+            async with life.open_actors(plan) as members:
                 yield handle_on(members.info, actor, members)
 
         async def adopt() -> A:
-            members = await adopt_actors(plan)
+            members = await life.adopt_actors(plan)
             return cast("A", handle_on(members.info, actor, members))
 
         return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
@@ -272,11 +262,11 @@ class ProcMesh(MakesTensors, Shaped):
         actor = checked_class(cls)
         check_arguments(actor, args, kwargs)
         if self._shared_by is not None:
-            plan = BorrowPlan(self._shared_by, self._shown, None, name, actor, args, kwargs)
-            info = await in_trio(get_borrowed)(plan)
+            plan = life.BorrowPlan(self._shared_by, self._shown, None, name, actor, args, kwargs)
+            info = await in_trio(life.get_borrowed)(plan)
             return cast("A", handle_on(info, actor, None))
         self._own_members("actors have names on a mesh that spawn_procs has made")
-        members = await in_trio(named_of(self._owned_here()).get)(self._shown, name, actor, args, kwargs)
+        members = await in_trio(life.named_of(self._owned_here()).get)(self._shown, name, actor, args, kwargs)
         return cast("A", handle_on(members.info, actor, members))
 
     def _check_spawning(self) -> None:
@@ -379,7 +369,7 @@ class ProcMesh(MakesTensors, Shaped):
                 "write spawn_procs(..., supervision=Isolate())"
             )
         kept = self._shown.exclude(points)
-        await in_trio(changes_of(members).replace)([rank for rank in self._shown.ranks() if rank not in kept])
+        await in_trio(members.changes.replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
     async def resize(self, /, **sizes: int) -> Self:
         """Let this mesh grow or shrink along its first dimension: `procs = await procs.resize(replica=6)`.
@@ -412,7 +402,7 @@ class ProcMesh(MakesTensors, Shaped):
         if len(sizes) != 1:
             raise ShapeError(f"resize takes one dimension and its new size, as in resize(replica=6), got {sizes!r}")
         [(label, size)] = Extent(sizes).items()
-        region = await in_trio(changes_of(members).resize)(label, size)
+        region = await in_trio(members.changes.resize)(label, size)
         return self._seen(region)
 
     def membership(self) -> AbstractAsyncContextManager[AsyncIterator[MembershipView]]:
@@ -467,7 +457,7 @@ class ProcMesh(MakesTensors, Shaped):
         owned = self._owned_here()
         if not self._is_whole:
             raise ValueError(f"stop ends a whole mesh, and {self!r} shows a part: kill(points) ends some processes")
-        await in_trio(stop_procs)(owned, None if grace is None else checked_grace(grace))
+        await in_trio(life.stop_procs)(owned, None if grace is None else checked_grace(grace))
 
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
@@ -492,7 +482,7 @@ class ProcMesh(MakesTensors, Shaped):
         return self._owned_here(), self._shown
 
     def _owned_here(self) -> OwnedProcs:
-        return self._owned if self._owned is not None else own_process(current_proc())
+        return self._owned if self._owned is not None else life.own_process(current_proc())
 
     def _check_owned(self, rule: str) -> None:
         if self._is_reference:
@@ -526,7 +516,7 @@ class ProcMesh(MakesTensors, Shaped):
             return self._owned.info
         proc = find_proc_anywhere()
         if proc is not None:
-            return own_process(proc).info
+            return life.own_process(proc).info
         return MeshInfo(AGENT, self.name, None, self._shown, (MemberInfo(ProcId(0), "", 0),))
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
 from trimesh._runtime.calls import Err, RepliedCall, Request, Result, begin_replied, reason_of, result_of
 from trimesh._runtime.channels import Port
-from trimesh._runtime.life import Proc, current_proc
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.peers import Target
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
@@ -24,6 +24,9 @@ from trimesh.errors import MeshErrorGroup, ShapeError
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life import Proc
 
 Fold = Callable[[Any, Any], Any]
 

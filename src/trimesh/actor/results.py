@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, in_trio_task
@@ -22,7 +22,6 @@ from trimesh._runtime.calls import (
     value_of,
     yield_to_cancel,
 )
-from trimesh._runtime.life import Proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.tasks import TrioBlock, in_trio_taking, split_cancelled
 from trimesh._runtime.values import EndpointKind, EndpointSpec
@@ -32,6 +31,9 @@ from trimesh.actor.view import MeshView
 from trimesh.config import current
 from trimesh.errors import MeshErrorGroup
 from trimesh.shape.extent import Point
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life import Proc
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, get_orig
 import trio
 
 from trimesh import limits
-from trimesh._runtime.life import BorrowPlan, open_borrowed
+from trimesh._runtime import life
 from trimesh._runtime.system import SEED_MAX, checked_variables
 from trimesh._runtime.tasks import TrioBlock, in_trio
 from trimesh._runtime.values import MeshInfo, endpoints_of, is_abstract, signature_of
@@ -22,6 +22,9 @@ from trimesh.actor.view import MeshView, Stoppable
 from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import real_number, whole_number
 from trimesh.shape.extent import Point
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life import BorrowPlan
 
 T = TypeVar("T")
 
@@ -243,7 +246,7 @@ def borrowing(plan: BorrowPlan, cls: type[Actor], what: str) -> Spawning[Any]:
 
     @asynccontextmanager
     async def open_() -> AsyncGenerator[Any, None]:
-        async with open_borrowed(plan) as borrowed:
+        async with life.open_borrowed(plan) as borrowed:
             yield handle_on(borrowed.info, cls, borrowed)
 
     async def adopt() -> Any:

@@ -22,7 +22,7 @@ from trimesh._runtime.calls import (
     begin,
     finish,
 )
-from trimesh._runtime.life import Proc, current_proc
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import ActorMembers
 from trimesh._runtime.peers import Target
 from trimesh._runtime.tasks import Site, effective_deadline, in_trio, in_trio_now, place_outside
@@ -35,6 +35,8 @@ from trimesh.errors import RemoteCancelled
 
 if TYPE_CHECKING:
     import asyncio
+
+    from trimesh._runtime.life import Proc
 
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import trio
 
 from trimesh._runtime.actors import caller_here
 from trimesh._runtime.calls import Err, Ok, Request, Result, invoke, post, post_nowait
-from trimesh._runtime.life import Proc, current_proc
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.peers import Target
 from trimesh._runtime.values import GENERATOR, EndpointSpec
@@ -20,6 +20,7 @@ from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled,
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life import Proc
     from trimesh._runtime.values import MeshInfo
     from trimesh.actor.view import MeshView
 

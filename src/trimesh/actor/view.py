@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from trimesh._runtime.calls import Membership, is_reached, membership_of
-from trimesh._runtime.life import OwnedProcs, Proc, current_proc, find_proc, find_proc_anywhere
+from trimesh._runtime.life import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import EndpointSpec, MeshInfo
@@ -15,6 +15,9 @@ from trimesh._wire.messages import SentView, sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life import OwnedProcs, Proc
 
 _STALLED_LOAD: Final = 1 << 32
 """Calls that a stalled member seems to have besides: more than any other has."""

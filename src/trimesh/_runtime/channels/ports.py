@@ -390,6 +390,20 @@ class Holding:
         self.send_waiting()
 
 
+class CarriedPorts:
+    """The ports of a message that has come: a reference to each, until this object is dropped."""
+
+    __slots__ = ("channels", "holdings")
+
+    def __init__(self, channels: Channels) -> None:
+        self.channels = channels
+        self.holdings: list[Holding] = []
+
+    def __del__(self) -> None:
+        for holding in self.holdings:
+            self.channels.note_release(holding)
+
+
 # ---- how the ends of a channel travel in a family where nothing is pickled (`pickle="off"`) --------------------------
 
 

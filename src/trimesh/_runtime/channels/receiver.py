@@ -20,7 +20,8 @@ from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import CarriedPorts, Channels
+    from trimesh._runtime.channels.ports import CarriedPorts
+    from trimesh._runtime.channels.registry import Channels
 
 T_co = TypeVar("T_co", covariant=True)
 

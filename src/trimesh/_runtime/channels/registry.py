@@ -16,7 +16,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.channels import ports
-from trimesh._runtime.channels.ports import Holding, Port, Sending
+from trimesh._runtime.channels.ports import CarriedPorts, Holding, Port, Sending
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.interface import Lane, Link
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
 
 _REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
 """What stands for a port in a payload; the decoder of each process gives it its meaning."""
-
-
-class CarriedPorts:
-    """The ports of a message that has come: a reference to each, until this object is dropped."""
-
-    __slots__ = ("channels", "holdings")
-
-    def __init__(self, channels: Channels) -> None:
-        self.channels = channels
-        self.holdings: list[Holding] = []
-
-    def __del__(self) -> None:
-        for holding in self.holdings:
-            self.channels.note_release(holding)
 
 
 def rebuild_port(*_: object) -> Port[Any]:

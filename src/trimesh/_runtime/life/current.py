@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextvars
 import sys
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from trimesh._runtime.actors.context import proc_of_run, proc_of_task, refuse_if_forked
-from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.tasks.crossing import in_trio_now
-from trimesh._runtime.watch.report import write_report
+
+if TYPE_CHECKING:
+    from trimesh._runtime.life.proc import Proc
 
 
 def find_proc() -> Proc | None:
@@ -90,6 +91,8 @@ def dump(file: TextIO | None = None) -> None:
 
 
 def _dump(out: TextIO) -> None:
+    from trimesh._runtime.watch.report import write_report  # noqa: PLC0415 - few programs dump
+
     write_report(find_proc(), out)
 
 

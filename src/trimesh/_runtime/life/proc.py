@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -34,7 +34,7 @@ from trimesh._runtime.peers.incoming import IncomingCall, ItemSender, refuse
 from trimesh._runtime.peers.peer import LoopbackLink, Parcel, Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
-from trimesh._runtime.services.registry import Load, Services
+from trimesh._runtime.services.registry import Services, known_services
 from trimesh._runtime.sites import Sites
 from trimesh._runtime.system.cpu_binding import host_name
 from trimesh._runtime.tasks.background import Tasks
@@ -82,11 +82,9 @@ class Proc:
         bulk: What it has granted to others, and how it reaches what they have.
         above: What packages above the runtime keep for this process, by class.
         services: Brings the messages of those packages to them.
-        known_services: What loads each of those that have messages; `trimesh._assembly` fills it in.
         plain_hosts: Names of its hosts to which sessions are without TLS.
     """
 
-    known_services: ClassVar[dict[str, Load]] = {}
     __slots__ = (
         "_deaths",
         "_groups",
@@ -157,7 +155,7 @@ class Proc:
         self.values = make_values(proc_id, main, ports.reducers(), ports.bindings(), Agent.spawn, pickled=pickled)
         self.sites: Sites | None = None
         self.above, self.plain_hosts = dict[type, object](), set[str]()
-        self.services = Services(self, Proc.known_services)
+        self.services = Services(self, known_services)
         self.bulk = Bulk(self)
         self._serving: trio.Nursery | None = None
         serve_streams(self)

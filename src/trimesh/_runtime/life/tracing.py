@@ -31,8 +31,7 @@ from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
     from trimesh._runtime.calls.outgoing import OutgoingCall
-    from trimesh._runtime.channels.ports import Holding
-    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.channels.ports import CarriedPorts, Holding
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer

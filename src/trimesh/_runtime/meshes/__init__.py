@@ -1,7 +1,6 @@
 """Meshes as their owner sees them: one block, its members, their restarts and their end."""
 
 from trimesh._runtime.meshes.actor_members import ActorMembers
-from trimesh._runtime.meshes.changes import changes_of
 from trimesh._runtime.meshes.failures import (
     DEATHS,
     check_handler,
@@ -19,7 +18,6 @@ __all__ = [
     "Member",
     "ProcMembers",
     "Rendezvous",
-    "changes_of",
     "check_handler",
     "fold_into_deaths",
     "kill_wanted",

@@ -204,12 +204,6 @@ class Changes:
                 actors.size.drop(ranks)
 
 
-def changes_of(procs: ProcMembers) -> Changes:
-    if not isinstance(procs.change, Changes):
-        procs.change = Changes(procs)
-    return procs.change
-
-
 def gone_of(procs: ProcMembers, ranks: Collection[int]) -> MembershipChanged:
     """Return the error of a view that shows members which are not in their mesh any more."""
     found = sorted(procs.absent.intersection(ranks))

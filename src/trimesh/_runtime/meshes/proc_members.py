@@ -72,7 +72,6 @@ class ProcMembers:
         stopped: Set once it has been ended for good.
         absent: Ranks that are not in the mesh: they have left, or have not joined yet.
         replacing: Ranks whose members the user is changing.
-        change: How the user changes it, once that has been asked for.
         fixed_by: Why its size cannot change; empty when it can.
     """
 
@@ -110,7 +109,7 @@ class ProcMembers:
         self.absent: set[int] = set()
         self.replacing: set[int] = set()
         self.fixed_by = ""
-        self.change: Changes | None = None
+        self._changes: Changes | None = None
         self._views: MembershipHub | None = None
         self._settled = trio.Event()
         self.events = EventHub(lambda: self.info, self.proc.journal)
@@ -132,6 +131,15 @@ class ProcMembers:
     def is_healing(self) -> bool:
         """Whether a member may be followed by another one."""
         return is_healing(self.policy)
+
+    @property
+    def changes(self) -> Changes:
+        """What replaces members and changes how many there are."""
+        if self._changes is None:
+            from trimesh._runtime.meshes.changes import Changes  # noqa: PLC0415 - few meshes change
+
+            self._changes = Changes(self)
+        return self._changes
 
     @property
     def views(self) -> MembershipHub:
@@ -281,13 +289,13 @@ class ProcMembers:
 
     def _defer(self, rank: int, act: Callable[[], None]) -> None:
         """Leave what has happened to a member to whoever is changing it."""
-        if self.change is not None:
-            self.change.defer(rank, act)
+        if self._changes is not None:
+            self._changes.defer(rank, act)
 
     async def catch_up(self, actors: ActorMembers) -> None:
         """Make the members of a mesh that are missing in processes which have come since it was spawned."""
-        if self.change is not None:
-            await self.change.catch_up(actors)
+        if self._changes is not None:
+            await self._changes.catch_up(actors)
 
     async def wait_settled(self, ranks: Collection[int]) -> None:
         """Wait until none of some members is being restarted (rule M2). No checkpoint when none is."""

@@ -35,7 +35,7 @@ from trimesh.ids import MeshId
 if TYPE_CHECKING:
     from trimesh._runtime.actors.server import LateAnswer
     from trimesh._runtime.calls.started import StartedWork
-    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.channels.ports import CarriedPorts
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
 

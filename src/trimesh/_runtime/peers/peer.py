@@ -25,7 +25,7 @@ from trimesh.ids import AGENT, CallId, MeshId, ProcId
 if TYPE_CHECKING:
     from trimesh._runtime.calls.call_set import CallBatch
     from trimesh._runtime.calls.outgoing import OutgoingCall
-    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.channels.ports import CarriedPorts
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.deaths import DeathOf
     from trimesh._runtime.peers.incoming import IncomingCall

@@ -1,7 +1,7 @@
 """Messages of the packages above, and memory granted to other processes."""
 
 from trimesh._runtime.services.bulk import Bulk, Granted, NotByAdapter, Registration, describe
-from trimesh._runtime.services.registry import TENSORS, Handler
+from trimesh._runtime.services.registry import TENSORS, Handler, known_services
 
 __all__ = [
     "TENSORS",
@@ -11,4 +11,5 @@ __all__ = [
     "NotByAdapter",
     "Registration",
     "describe",
+    "known_services",
 ]

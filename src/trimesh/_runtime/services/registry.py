@@ -22,7 +22,7 @@ from trimesh._wire.memory import NotYet
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.channels.registry import CarriedPorts
+    from trimesh._runtime.channels.ports import CarriedPorts
     from trimesh._runtime.life.proc import Proc
 
 TENSORS: Final = "tensors"
@@ -56,6 +56,9 @@ class Handler(Protocol):
 
 Load = Callable[[], Callable[["Proc"], Handler]]
 """Imports a service, perhaps in a thread; returns what makes the handler of a process."""
+
+known_services: Final[dict[str, Load]] = {}
+"""What loads each service, by name; `trimesh._assembly` fills it in."""
 
 _Early = tuple[Peer, bytes, list[memoryview], "CarriedPorts | None"]
 """A message that has come before its service: who sent it, payload, bodies, carried ports."""

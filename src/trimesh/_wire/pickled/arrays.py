@@ -1,8 +1,8 @@
 """numpy arrays and memoryviews, so that their bytes travel beside the pickle and arrive writable (rule V1).
 
 numpy's own way sends contiguous arrays out of band, but two views of one array as two copies; here an array says
-where its memory lies, and the layout of the message (`_wire.memory`) keeps what overlaps in one piece. numpy is imported
-only by an array that arrives.
+where its memory lies, and the layout of the message (`_wire.memory`) keeps what overlaps in one piece. numpy is
+imported only by an array that arrives.
 """
 
 from __future__ import annotations
