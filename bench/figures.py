@@ -1,4 +1,4 @@
-"""The figures of one run as the table of docs/performance.md, with goals and what of them was missed.
+"""The figures of one run as the table of docs/performance.md: medians that a peer has, too, and missed goals.
 
 python -m bench.figures                   from .bench/latest.json, where `make bench` puts them
 python -m bench.figures OTHER.json
@@ -74,6 +74,9 @@ def _table(figures: list[dict[str, Any]]) -> list[str]:
         f"|---|---|---:|{'---:|---:|' * len(peers)}---:|---|",
     ]
     for row in figures:
+        has_peer = any(ratio is not None for ratio in row["ratios"].values())
+        if not (has_peer and row["quantile"] == "p50") and _verdict(row) != "**missed**":
+            continue
         cells = [row["figure"], row["quantile"], amount(row["trimesh"], row["unit"])]
         for peer in peers:
             ratio = row["ratios"][peer]

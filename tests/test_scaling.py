@@ -1,4 +1,4 @@
-"""The model of casts agrees with the simulator where that is small, and docs/scaling.md with its data."""
+"""The model of casts agrees with the simulator where that is small, and bench/scaling/README.md with its data."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python -m bench.scaling measure     the costs of this machine, then real casts beside the prediction (minutes)
     python -m bench.scaling sizes       what a process costs its owner and the machine, up to 512 of them (4 GB)
     python -m bench.scaling simulate    simulated casts beside the prediction (minutes, gigabytes)
-    python -m bench.scaling render      docs/scaling.json into the tables of docs/scaling.md and docs/scaling.svg
+    python -m bench.scaling render      data.json into the tables of README.md and scaling.svg
 
-The first three write docs/scaling.json. docs/scaling.md explains all of it.
+The first three write bench/scaling/data.json. bench/scaling/README.md explains all of it.
 """

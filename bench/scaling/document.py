@@ -1,4 +1,4 @@
-"""docs/scaling.json as the tables of docs/scaling.md, and as its picture."""
+"""Tables and picture of bench/scaling/README.md, from data.json."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bench.scaling import picture
 from bench.scaling.costs import Costs
 from bench.scaling.tree import Network, Shape, bulk_seconds, caller_bytes, counts, seconds
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs"
-DATA, DOCUMENT, PICTURE = (FOLDER / f"scaling.{suffix}" for suffix in ("json", "md", "svg"))
+FOLDER = Path(__file__).parent
+DATA, DOCUMENT, PICTURE = FOLDER / "data.json", FOLDER / "README.md", FOLDER / "scaling.svg"
 
 PER_HOST = 8
 HOSTS = (1, 10, 100, 1000, 4096)
