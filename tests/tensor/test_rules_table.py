@@ -1,4 +1,4 @@
-"""The table of rules: what docs/tensors.md prints of it, and what torch itself says of its operators."""
+"""The table of rules: its page in docs/reference, and what torch itself says of its operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trimesh.tensor.rules.table import ROWS, written_into  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
-DOCUMENT = Path(__file__).parents[2] / "docs/tensors.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/reference/tensor-operators.md"
 
 
 def _overloads(name: str) -> list[object]:
@@ -28,7 +28,7 @@ def _overloads(name: str) -> list[object]:
 
 def test_the_document_has_the_table() -> None:
     text = DOCUMENT.read_text()
-    assert written_into(text) == text, "write it anew: python -m trimesh.tensor.rules docs/tensors.md"
+    assert written_into(text) == text, f"write it anew: python -m trimesh.tensor.rules {DOCUMENT}"
 
 
 @rows("row", ROWS)

@@ -334,7 +334,7 @@ def test_what_needs_processes_is_refused_and_nothing_is_left() -> None:
 @pytest.mark.real
 @pytest.mark.stress
 async def test_time_is_within_a_factor_of_that_of_real_steps() -> None:
-    """By numbers that were measured before it; docs/tensors.md has what was found."""
+    """By numbers that were measured before it; docs/tensors.md has the comparison."""
     plan, cut = ParallelPlan.fully_sharded("gpus"), ["gpus", None]
 
     def step_of(mesh: ProcMesh) -> Any:

@@ -18,7 +18,7 @@ REDUCTIONS: Final = (
     "({f} > 0).sum() + 1", "0 + ({f} > 0).sum()", "({f} > 0).sum({d}).float()", "({f} > 0).any({d}) * 2",
 )  # fmt: skip
 
-# `torch.trapezoid` of no rows makes zeros of this process, as docs/tensors.md says.
+# `torch.trapezoid` of no rows makes zeros of this process, as docs/reference/tensor-limits.md says.
 CUMULATIVE: Final = (
     "{x}.cumsum({d})", "{n}.cumsum({d})", "{product}.cumprod({d})", "{f}.logcumsumexp({d})", "{n}.cummax({d})",
     "{n}.cummin({d})",

@@ -1,4 +1,4 @@
-"""`python -m trimesh.tensor.rules [docs/tensors.md]`: prints the table, or writes it to its place in a document."""
+"""Print the table of rules, or write it into a page: `python -m trimesh.tensor.rules [PAGE]`."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def rows_of(name: str) -> Sequence[Row]:
     return _BY_NAME.get(name, ())
 
 
-BEGIN: Final = "<!-- the table of rules: python -m trimesh.tensor.rules docs/tensors.md -->"
+BEGIN: Final = "<!-- the table of rules: python -m trimesh.tensor.rules docs/reference/tensor-operators.md -->"
 END: Final = "<!-- its end -->"
 
 
