@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from tests import tree_figures
+from tests import prose_figures, tree_figures
 
 ERRORS = '''
     """Two lines
@@ -114,3 +115,31 @@ def test_figures_of_this_tree_are_text() -> None:
 
     assert "_runtime/life" in text
     assert "functions" in text
+
+
+def test_prose_is_counted(tmp_path: Path) -> None:
+    package = tmp_path / "src" / "trimesh"
+    package.mkdir(parents=True)
+    (package / "calls.py").write_text(
+        '"""What waits."""\n\n\ndef run():\n    """Return what is read, or what was."""\n'
+    )
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "guide.md").write_text(f"{'word ' * 36}end.\n\n| {'word ' * 40} |\n\n{'word ' * 30}end.\n")
+    for name in ("README.md", "CONTRIBUTING.md"):
+        (tmp_path / name).write_text("# Title\n")
+    git(tmp_path)
+
+    found = {name: len(lines) for name, lines in prose_figures.findings(tmp_path, "HEAD~1").items()}
+
+    assert list(found.values()) == [1, 1, 2, 1, 1]
+
+
+def git(folder: Path) -> None:
+    """Make a repository with two commits; the subject of the second is too long."""
+    for command in (
+        ["init", "-q"],
+        ["commit", "--allow-empty", "-qm", "first"],
+        ["commit", "--allow-empty", "-qm", "x" * 71],
+    ):
+        who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *who, *command], cwd=folder, check=True)
