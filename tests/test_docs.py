@@ -50,11 +50,10 @@ def _run_readme(text: str, folder: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_every_decision_is_named_by_the_architecture() -> None:
-    named = re.findall(r"^- \[(\d{4})\]\(adr/([\w-]+)\.md\)", read("docs/ARCHITECTURE.md"), re.MULTILINE)
-    there = sorted(path.stem for path in (ROOT / "docs" / "adr").glob("*.md") if not path.stem.startswith("0000"))
-    assert [name for _, name in named] == there
-    assert all(name.startswith(number) for number, name in named)
+def test_index_of_essays_names_each_once() -> None:
+    named = re.findall(r"^- \[[\w-]+\]\(([\w-]+)\.md\): ", read("docs/design/index.md"), re.MULTILINE)
+    there = [path.stem for path in (ROOT / "docs" / "design").glob("*.md") if path.stem != "index"]
+    assert sorted(named) == sorted(there)
 
 
 def listings(document: str) -> list[str]:
@@ -147,8 +146,9 @@ def has_heading(document: str, link: str) -> bool:
     return anchor in slugs | set(re.findall(r'<a id="(\w+)"', text))
 
 
-def test_architecture_names_existing_files() -> None:
-    named = set(re.findall(r"`([\w/]+\.(?:py|zig|h|toml))`", read("docs/ARCHITECTURE.md")))
+def test_architecture_and_essays_name_existing_files() -> None:
+    pages = [ROOT / "docs" / "ARCHITECTURE.md", *(ROOT / "docs" / "design").glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`([\w/]+\.(?:py|zig|h|toml))`", page.read_text())}
 
     assert len(named) > 20
     assert {name for name in named if not any((ROOT / folder / name).exists() for folder in SOURCE_FOLDERS)} == set()

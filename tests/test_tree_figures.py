@@ -70,8 +70,8 @@ def tree(tmp_path: Path) -> Path:
         "native/src/rings/ring.zig": dedent(LOOP),
         "native/src/rings/fuzz_ring.zig": dedent(LOOP),
         "docs/guide.md": "# One two\n",
-        "docs/adr/0000-template.md": "three\n",
-        "docs/adr/0001-links.md": "three four\n",
+        "docs/design/index.md": "three\n",
+        "docs/design/links.md": "## Four\n\nfive\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def test_figures_of_a_tree(tree: Path) -> None:
     assert (found["import_lines"], found["files"], found["median_lines"]) == (5, 4, 1)
     assert found["files_by_folder"] == {"(top level)": 2, "_runtime": 2, "_runtime/life": 1}
     assert found["zig"]["rings"] == {"functions": 2, "assertions": 2, "a_function": 1.0}  # type: ignore[index]
-    assert (found["docs_words"], found["docs_words_without_decisions"], found["decisions"]) == (6, 3, 1)
+    assert (found["docs_words"], found["docs_words_without_essays"], found["decisions"]) == (7, 4, 1)
     assert found["modules_of_import"] == 2
 
 

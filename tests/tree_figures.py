@@ -246,13 +246,13 @@ def zig_figures(root: Path) -> dict[str, dict[str, float]]:
 
 def document_figures(root: Path) -> dict[str, int]:
     pages = sorted((root / "docs").rglob("*.md"))
-    decisions = [path for path in pages if path.parent.name == "adr" and re.match(r"\d{4}", path.name)]
+    essays = [path for path in pages if path.parent.name == "design" and path.name != "index.md"]
     words = {path: len(path.read_text().split()) for path in [*pages, *root.glob("*.md")]}
     return {
         "docs_words": sum(words[path] for path in pages),
-        "docs_words_without_decisions": sum(words[path] for path in pages if path not in decisions),
+        "docs_words_without_essays": sum(words[path] for path in pages if path not in essays),
         "top_level_words": sum(words[path] for path in root.glob("*.md") if path.name != "CHANGELOG.md"),
-        "decisions": sum(not path.name.startswith("0000") for path in decisions),
+        "decisions": sum(len(re.findall(r"^## ", path.read_text(), re.MULTILINE)) for path in essays),
     }
 
 

@@ -28,8 +28,6 @@ def completed(menu: list[Any]) -> list[Any]:
     parts = {title: entries for part in menu for title, entries in part.items() if isinstance(entries, list)}
     parts["Reference"].append({"Names": [{title: page} for title, page in reference.api_titles().items()]})
     docs = outside.ROOT / outside.DOCS
-    decisions = sorted(path.relative_to(docs).as_posix() for path in (docs / "adr").glob("*.md"))
-    parts[LAST].append({"Decisions": decisions})
     examples = [page for page in outside.pages().values() if page.startswith("examples/")]
     parts["How-to"].append({"Example programs": sorted(examples)})
     known = set(named(menu))

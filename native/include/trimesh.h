@@ -300,8 +300,8 @@ int32_t tm_before_wait(tm_bus *bus, int32_t poller);
 /* ---- bulk data: memory that others read and write themselves ---- */
 
 /* A *mover* grants others access to memory of this process, and reaches into memory that others have granted, without
- * their help: see docs/adr/0007. A thread of the library (T2), started when it is first needed, copies what is large
- * and serves TCP. Functions that take a mover are called by one thread at a time; none waits. */
+ * their help: see docs/design/memory.md. A thread of the library (T2), started when it is first needed, copies what is
+ * large and serves TCP. Functions that take a mover are called by one thread at a time; none waits. */
 
 typedef struct tm_mover tm_mover;
 
@@ -610,7 +610,7 @@ int32_t tm_tls_get_info(tm_tls_session *session, tm_tls_info *info_out);
 /* ---- sessions between hosts ---- */
 
 /* A *relay* joins local stream sockets to *channels* of sessions with other hosts: one connection at a time, TLS in it,
- * that may break and come again (docs/adr/0030, 0031). A thread of the library (T3) moves the bytes. Functions that
+ * that may break and come again (docs/design/hosts.md). A thread of the library (T3) moves the bytes. Functions that
  * take a relay are called by one thread at a time; none waits. Sockets are taken over on success only. */
 
 typedef struct tm_relay tm_relay;

@@ -2,7 +2,7 @@
 
 Every figure is a median over real processes. *loop* is the call of the library that writes the frame to all rings:
 the rows for one reader show what a frame written once, for all, would cost. *wakes* is the call that wakes the
-readers. *all answered* ends when the last answer has come. docs/adr/0001 draws the conclusion.
+readers. *all answered* ends when the last answer has come. docs/design/links.md draws the conclusion.
 """
 
 from __future__ import annotations

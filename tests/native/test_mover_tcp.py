@@ -1,4 +1,4 @@
-"""The carrier tcp: its protocol as a stranger speaks it, hostile clients, owners that do not answer (ADR 0007)."""
+"""The carrier tcp: its protocol as a stranger speaks it, hostile clients, owners that do not answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are sent one right after the other leave as one message, and are calls like any other (docs/adr/0096)."""
+"""Calls sent one right after the other leave as one message, and are calls like any other (docs/design/calls.md)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 //! The open way of one transfer, or one view, into one granted range: from the claim, taken before the grant is looked
-//! at, until it is given back (ADR 0007). T0 opens it; T0 or T2 closes it.
+//! at, until it is given back (docs/design/memory.md). T0 opens it; T0 or T2 closes it.
 //!
 //! AC-1 An access is open only while it has a claim; what is kept without one is not looked at by it any more.
 //! AC-2 The grant's word, and whether the owner lives and has its ledger, are looked at after every piece: bytes that

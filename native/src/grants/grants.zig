@@ -4,7 +4,7 @@
 //! GR-1 Who is at a grant from within this process (the carrier `local`, the server of `tcp`) counts in `uses`, taken
 //! before the word is looked at, as claims are. GR-2 Rows are written to by T0 alone; T2 may look at them at any time.
 //! GR-3 Memory of a device is in no terms: whoever goes by them, in this process or another, finds neither a right nor
-//! an address. Only adapters are told where it is (ADR 0107).
+//! an address. Only adapters are told where it is (docs/design/memory.md).
 
 const std = @import("std");
 const assert = std.debug.assert;

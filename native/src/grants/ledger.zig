@@ -1,4 +1,4 @@
-//! The table of a process's grants, in a sealed memfd that others of the same host open and map themselves (ADR 0007).
+//! The table of a process's grants, in a sealed memfd that others of the host map themselves (docs/design/memory.md).
 //! The owner writes rows and blocks; readers write claims and locks.
 //!
 //!     row:    empty --grant--> granted --revoke--> revoked --drop--> empty    (each grant has a new generation)

@@ -258,7 +258,7 @@ def checked_size(head: bytes, bodies: Sequence[Buffer]) -> int:
 #
 # A *grant* is one piece of memory that others may reach who know its secret. A *home* says how a process is reached; an
 # *attachment* is one process's open view of another's home. A *carrier* is a way in which bytes move. The owner runs
-# nothing for a transfer. See docs/adr/0007.
+# nothing for a transfer. See docs/design/memory.md.
 
 
 class Carrier(enum.Flag):

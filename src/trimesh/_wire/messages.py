@@ -7,7 +7,7 @@ number of `Item` before that. `Cancel`, `Credit` and `Taken` use the CONTROL lan
 
 Cumulative counts make the frames idempotent: `dequeued` is how many messages of this sender the actor has taken out of
 its mailbox so far, so a lost or repeated credit does no harm. 0 says that there is no such actor, and that no count is
-kept (docs/adr/0018).
+kept (docs/design/calls.md).
 """
 
 from typing import Annotated, Final

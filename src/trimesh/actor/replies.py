@@ -135,7 +135,7 @@ class Folding:
         return ValueMesh(Region(self._extent).exclude_ranks(missing), values)
 
 
-# ---- `broadcast` with `options(reply_to=port)`: every outcome goes to a port, as it comes (ADR 0041) -----------------
+# ---- `broadcast` with `options(reply_to=port)`: every outcome goes to a port, as it comes (docs/design/calls.md) -----
 
 
 async def broadcast(

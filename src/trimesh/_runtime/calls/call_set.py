@@ -112,7 +112,7 @@ class SetCall(OutgoingCall):
 
 
 class CallBatch:
-    """Calls to one actor that leave as one message (docs/adr/0096).
+    """Calls to one actor that leave as one message (docs/design/calls.md).
 
     CB-1 it is open only while its task runs on without waiting, and leaves before anything else is sent to the actor.
     CB-2 a call is counted by the credits of its actor when it is added, and has its place on the link when it leaves.

@@ -518,7 +518,7 @@ def crash(proc: Proc, cause: BaseException) -> None:
 
 # ---- several calls ---------------------------------------------------------------------------------------------------
 
-# Several calls that have come as one message (docs/adr/0096) are taken out of it, and are calls like any other.
+# Several calls that arrive as one message (docs/design/calls.md) are taken out of it, and are calls like any other.
 
 
 def serve_several_calls(proc: Proc) -> None:

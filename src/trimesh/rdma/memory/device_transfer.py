@@ -286,7 +286,7 @@ def _lost(handle: Handle, why: str) -> LinkLost:
     return error
 
 
-# ---- transfers by RDMA adapters that reach memory of devices themselves (GPUDirect RDMA, ADR 0107) -------------------
+# ---- transfers by RDMA adapters that reach memory of devices themselves (GPUDirect RDMA, docs/design/memory.md) ------
 
 # The owner is asked for nothing, as by any carrier; but adapters and devices have no common order of what they do.
 
