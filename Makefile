@@ -122,7 +122,7 @@ tutorial: setup-dev  ## follow the tutorial literally, by its commands only
 lint: setup-dev  ## ruff: lint and format; spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/codespell src native tests examples bench docs release website *.md *.toml *.py Makefile
+	$(BIN)/codespell src native tests examples bench docs release tools website *.md *.toml *.py Makefile
 
 format: setup-dev  ## let ruff and zig format the sources
 	$(BIN)/ruff check --fix .

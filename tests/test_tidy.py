@@ -42,7 +42,7 @@ def sources() -> dict[str, str]:
     if done.returncode == 0:
         paths = [Path(line) for line in done.stdout.splitlines()]
     else:  # unpacked from an archive
-        kept = ("src", "native", "tests", "examples", "bench", "docs")
+        kept = ("src", "native", "tests", "examples", "bench", "docs", "tools")
         paths = [path.relative_to(ROOT) for folder in kept for path in (ROOT / folder).rglob("*")]
         paths = [path for path in paths if "__pycache__" not in path.parts]
     existing = (path for path in paths if (ROOT / path).is_file() and path.suffix in TEXT_SUFFIXES)

@@ -307,10 +307,6 @@ LINKED_PIECES: Final = 8
 """Such pieces under way between two processes: they fill 1 ms at 8 GB/s, and bound the owner's memory for each."""
 KEPT_PIECE_BYTES: Final = 1 << 22
 """Copied by the Trio thread between two checkpoints from a pinned version whose publisher has ended: 0.5 ms."""
-SIGNED_LINE_BYTES_MAX: Final = 1 << 16
-"""One message between the sides of the self-test of adapters: two handles for adapters, a dozen texts."""
-SELF_TEST_SECONDS: Final = 300.0
-"""The self-test of adapters as a whole, a dozen transfers of 64 MiB each way: seconds, unless something hangs."""
 
 # ---- Memory of CUDA devices ----
 

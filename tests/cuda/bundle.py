@@ -29,7 +29,7 @@ NEEDED: Final = ("trimesh-actors[cli,testing]", "hypothesis", "pytest-timeout", 
 """What tests, examples and benches of devices import besides torch and numpy."""
 INSTALLER: Final = "pip"
 """It travels along: an environment that uv has made has none."""
-FOLDERS: Final = ("tests", "examples", "bench")
+FOLDERS: Final = ("tests", "examples", "bench", "tools")
 LEFT_OUT: Final = ("bench/results/",)
 PLATFORMS: Final = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_24", "manylinux_2_17", "manylinux2014")
 KEPT_OF_UCX: Final = re.compile(

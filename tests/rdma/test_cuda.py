@@ -381,7 +381,7 @@ async def test_other_host_is_told_that_it_does_not_reach_the_device() -> None:
 
 @SIZES
 async def test_other_host_reaches_the_device_by_an_adapter(size: int) -> None:
-    """GPUDirect RDMA; `python -m trimesh.rdma --gpudirect` says what it lacks."""
+    """GPUDirect RDMA; `tools/gpudirect.py` says what it lacks."""
     async with this_host().spawn_procs({"gpus": 2}, env=lambda point: {"TRIMESH_HOST_ID": str(point["gpus"])}) as procs:
         owner = await procs.slice(gpus=0).spawn("owner", Owner, size)
         reader = await procs.slice(gpus=1).spawn("reader", Reader)

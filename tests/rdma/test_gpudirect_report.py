@@ -1,4 +1,4 @@
-"""`python -m trimesh.rdma --gpudirect`, as far as no device and no adapter is needed: both sides in one process.
+"""`tools/gpudirect.py`, as far as no device and no adapter is needed: both sides in one process.
 
 UCX is a stand-in, and memory of the host passes for memory of a device (tests/native/recording_ucp.c).
 """
@@ -15,21 +15,19 @@ import msgspec
 import pytest
 import trio
 from tests.native.recording import Recording
+from tools import gpudirect
+from tools.gpudirect import HostMemory, Memory, Reached, ask, reached_of, serve
 
 from trimesh._transport.interface import Grant, MemoryKind, ProcessAddress
 from trimesh.errors import ProtocolError
-from trimesh.rdma import __main__ as program
-from trimesh.rdma.buffers import gpudirect_side
-from trimesh.rdma.buffers.gpudirect import ask, reached_of, serve
-from trimesh.rdma.buffers.gpudirect_side import Reached, TriedHostMemory, TriedMemory
 
 pytestmark = pytest.mark.real
 
 SIZE = 100_000
 
 
-def make(nbytes: int) -> tuple[TriedMemory | None, str]:
-    return TriedHostMemory(bytearray(nbytes), MemoryKind.CUDA), "no device"
+def make(nbytes: int) -> tuple[Memory | None, str]:
+    return HostMemory(bytearray(nbytes), MemoryKind.CUDA), "no device"
 
 
 @pytest.mark.parametrize(
@@ -58,18 +56,18 @@ def test_what_the_other_side_says_is_looked_at(at: tuple[str, ...], value: Any) 
         reached_of(said if at else value)
 
 
-def no_device(_nbytes: int) -> tuple[TriedMemory | None, str]:
+def no_device(_nbytes: int) -> tuple[Memory | None, str]:
     return None, "no torch"
 
 
-class Torn(TriedHostMemory):
+class Torn(HostMemory):
     """Memory that an adapter writes to, and that shows something else."""
 
     def get(self) -> bytes:
         return super().get()[:-1] + b"?"
 
 
-def make_torn(nbytes: int) -> tuple[TriedMemory | None, str]:
+def make_torn(nbytes: int) -> tuple[Memory | None, str]:
     return Torn(bytearray(nbytes), MemoryKind.CUDA), "a torn device"
 
 
@@ -77,7 +75,7 @@ def make_torn(nbytes: int) -> tuple[TriedMemory | None, str]:
 def recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recording]:
     recording = Recording(tmp_path)
     recording.install(monkeypatch)
-    monkeypatch.setattr(gpudirect_side, "ADAPTERS", str(tmp_path))  # which has something in it
+    monkeypatch.setattr(gpudirect, "ADAPTERS", str(tmp_path))  # which has something in it
     (tmp_path / "rec0").touch()
     yield recording
     recording.uninstall(monkeypatch)
@@ -94,7 +92,7 @@ class Run:
 
     def tell(self, line: object) -> None:
         self.served.append(str(line))
-        if "--gpudirect" in str(line):
+        if "tools/gpudirect.py" in str(line):
             self.peer = str(line).split()[-1]
             self.is_there.set()
 
@@ -160,11 +158,11 @@ def test_machine_without_anything_says_so(
     recording: Recording, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit status says it, too. torch is not imported for this."""
-    monkeypatch.setattr(gpudirect_side, "ADAPTERS", "/nowhere")
+    monkeypatch.setattr(gpudirect, "ADAPTERS", "/nowhere")
     monkeypatch.setenv("TRIMESH_UCX", "/nowhere")
-    monkeypatch.setattr(program, "ask", partial(ask, make=no_device, nbytes=SIZE))
-    monkeypatch.setattr(sys, "argv", ["trimesh.rdma", "--gpudirect", "127.0.0.1:1/token"])
-    assert program.chosen() == 1
+    monkeypatch.setattr(gpudirect, "ask", partial(ask, make=no_device, nbytes=SIZE))
+    monkeypatch.setattr(sys, "argv", ["gpudirect.py", "127.0.0.1:1/token"])
+    assert gpudirect.main() == 1
     told = capsys.readouterr().out
     lines = [line[6:].split(":")[0] for line in told.splitlines() if line.startswith("  NO")]
     assert lines == ["adapters", "libucp", "CUDA device", "host memory registered", "peer"]
@@ -174,13 +172,13 @@ def test_machine_without_anything_says_so(
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["--gpudirect"], "PEER"), (["--serve", "::1"], "--serve goes"), (["--gpudirect", "here"], "ADDRESS:PORT/TOKEN")],
+    [([], "PEER"), (["--serve", "::1", "here:1/t"], "PEER"), (["here"], "ADDRESS:PORT/TOKEN")],
 )
 def test_wrong_command_lines_say_what_to_write(
     arguments: list[str], word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["trimesh.rdma", *arguments])
+    monkeypatch.setattr(sys, "argv", ["gpudirect.py", *arguments])
     with pytest.raises(SystemExit) as caught:
-        program.chosen()
+        gpudirect.main()
     assert caught.value.code == 2
     assert word in capsys.readouterr().err

@@ -294,7 +294,7 @@ _said = set[str]()
 
 
 def _warn_of_first_use() -> None:
-    warn_untried("GPUDirect RDMA", "run `python -m trimesh.rdma --gpudirect` on two machines (docs/rdma.md)")
+    warn_untried("GPUDirect RDMA", "run `tools/gpudirect.py` of the sources on two machines (docs/rdma.md)")
 
 
 def _say_once(what: str, why: str) -> None:
