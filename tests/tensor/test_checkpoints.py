@@ -207,6 +207,20 @@ async def test_torch_reads_checkpoints_and_writes_them(tmp_path: Path) -> None:
         assert torch.equal(rest["extra"]["tensors"][1]["b"], torch.ones(2, 2))
 
 
+@pytest.mark.daily
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of a process alone
+async def test_checkpoint_that_torch_wrote_on_python_3_13_is_read(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"some": {"ones": torch.ones(2)}}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    path = tmp_path / "saved" / ".metadata"
+    written = pickle.dumps(pickle.loads(path.read_bytes()), 2).replace(b"cpathlib\n", b"cpathlib._local\n")
+    assert b"cpathlib._local\nPosixPath\n" in written
+    path.write_bytes(written)
+    found = await load_checkpoint(tmp_path / "saved", {"some": None})
+    assert torch.equal(found["some"]["ones"], torch.ones(2))
+
+
 async def check_what_cannot_be_saved(procs: ProcMesh, path: Path) -> None:
     (path / "there").mkdir(parents=True)
     with pytest.raises(FileExistsError, match="where nothing is"):

@@ -147,13 +147,9 @@ class _Records(pickle.Unpickler):
         is_record = module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
         if is_record and name.isidentifier() and isinstance(found := super().find_class(module, name), type):
             return found
-        if (module, name) in (
-            ("torch", "Size"),
-            ("collections", "OrderedDict"),
-            ("torch.serialization", "_get_layout"),
-        ):
-            return super().find_class(module, name)
-        if module == "pathlib" and name in ("Path", "PosixPath", "PurePosixPath"):
+        if module == "pathlib._local":  # as written by Python 3.13; others have no such module
+            module = "pathlib"
+        if (module, name) in _BESIDE:
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
