@@ -9,7 +9,7 @@ from tests.wire.conftest import Script
 from tests.wire.sides import Side
 
 from trimesh import limits
-from trimesh._wire.pickled import by_value
+from trimesh._wire.pickled import definition_bodies
 from trimesh._wire.pickled.by_value import Definitions
 from trimesh.errors import RemoteError
 
@@ -178,7 +178,7 @@ def test_definition_outside_of_a_link_is_refused(home: Side, script: Script) -> 
         with pytest.raises(TypeError, match="only by the decoder of a link"):
             pickle.loads(encoded.payload)
     with pytest.raises(TypeError, match="only by the decoder of a link"):
-        by_value.restore(main.A, ("class", {}, None))
+        definition_bodies.restore_function(main.f, ({}, {}, None, {}, []))
 
 
 def test_table_without_an_encoder_says_so() -> None:

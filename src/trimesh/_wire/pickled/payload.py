@@ -42,8 +42,8 @@ from trimesh._wire.memory import (
     whole_bytes,
 )
 from trimesh._wire.pickled import arrays, exception_values
-from trimesh._wire.pickled.by_value import DefinitionError, Definitions, Rebuilder
-from trimesh._wire.pickled.definition_reduce import DefinitionReducers
+from trimesh._wire.pickled.by_value import DefinitionError, Definitions
+from trimesh._wire.pickled.definition_bodies import DefinitionReducers, bindings_of
 from trimesh.errors import PayloadError
 
 _PROTOCOL = 5
@@ -336,7 +336,7 @@ class Decoder:
         """
         self._bindings = dict(bindings or {})
         if definitions is not None:
-            self._bindings |= Rebuilder(definitions).bindings()
+            self._bindings |= bindings_of(definitions)
             definitions.unpickle = self._load
 
     def decode(self, payload: Buffer, buffers: Sequence[memoryview] = (), *, what: str = "a value") -> Any:
