@@ -266,7 +266,7 @@ class ProcMesh(MakesTensors, Shaped):
             info = await in_trio(life.get_borrowed)(plan)
             return cast("A", handle_on(info, actor, None))
         self._own_members("actors have names on a mesh that spawn_procs has made")
-        members = await in_trio(life.named_of(self._owned_here()).get)(self._shown, name, actor, args, kwargs)
+        members = await in_trio(self._owned_here().named.get)(self._shown, name, actor, args, kwargs)
         return cast("A", handle_on(members.info, actor, members))
 
     def _check_spawning(self) -> None:

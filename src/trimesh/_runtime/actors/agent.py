@@ -6,24 +6,26 @@ So a spawn is a call like any other: it has a deadline, can be cancelled, fails 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
-from trimesh._runtime.actors.cell import ActorSpec, Cell, Kept, make_from
+from trimesh._runtime.actors.cell import ActorSpec, Cell, Kept, make_asked, make_from
 from trimesh._runtime.actors.context import ExecutionContext, OwnMeshes, set_context
 from trimesh._runtime.actors.server import LocatedError
 from trimesh._runtime.calls.membership import Place
 from trimesh._runtime.tasks.background import split_cancelled
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointKind, EndpointSpec, MeshInfo
-from trimesh.errors import Origin
-from trimesh.ids import AGENT, MeshId
+from trimesh.errors import MeshStopped, Origin
+from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.shape.extent import Point
+from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.ownership import Lent, OwnedProcs
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.peer import Peer
 
@@ -36,6 +38,7 @@ class Agent:
 
     Attributes:
         stack_fd: Where the stack of the main thread is written on request; -1 for a simulated process.
+        lent: What this process lends now, by borrower and the number that it gave.
         exit_requested: Set when the owner wants the process to end.
     """
 
@@ -43,6 +46,7 @@ class Agent:
         self.proc = proc
         self.stack_fd = stack_fd
         self.exit_requested = trio.Event()
+        self.lent: dict[tuple[ProcId, int], Lent] = {}
 
     async def setup(self, function: Callable[[], Any] | None, info: MeshInfo) -> int:
         """Run the user's `setup` function, sync or async; the answer says that the process is ready.
@@ -157,6 +161,50 @@ class Agent:
         await self.proc.channels.flush()
         self.exit_requested.set()
 
+    # ---- meshes of processes that are shared -----------------------------------------------------------------
+
+    def lend(
+        self,
+        borrower: ProcId,
+        lease: int,
+        mesh: MeshId,
+        region: Region,
+        name: str,
+        kept: Kept,
+        policy: Any,
+    ) -> AsyncGenerator[MeshInfo, None]:
+        """Spawn actors for another process; see `OwnedProcs.lend`."""
+        return self._shared(mesh, "spawn").lend(self.lent, (borrower, lease), region, name, kept, policy)
+
+    async def give_back(self, borrower: ProcId, lease: int) -> None:
+        """Let what was lent be drained and stopped; the call of `lend` ends when it is."""
+        lent = self.lent.get((borrower, lease))
+        if lent is not None:
+            lent.given_back.set()
+
+    async def get_shared(self, mesh: MeshId, region: Region, name: str, kept: Kept) -> MeshInfo:
+        """Return the actor of a name; see `NamedActors.get`."""
+        procs = self._shared(mesh, "get_or_spawn")
+        cls, args, kwargs = make_asked(self.proc.values, name, kept)
+        return (await procs.named.get(procs.checked(region), name, cls, args, kwargs)).info
+
+    def _shared(self, mesh: MeshId, what: str) -> OwnedProcs:
+        """Return a mesh on which others may spawn.
+
+        Raises:
+            RuntimeError: It is not shared.
+            MeshStopped: It is being stopped.
+        """
+        procs = self.proc.shared.get(mesh)
+        if procs is None or procs.block is None:
+            raise RuntimeError(
+                f"{what} must be asked of a mesh of processes that is shared, and this one is not, or has been "
+                "stopped: its owner writes spawn_procs(..., shared=True)"
+            )
+        if procs.is_stopping or procs.block.is_stopping:
+            raise MeshStopped(f"{procs.info.name} is being stopped and takes no new actors")
+        return procs
+
 
 @contextmanager
 def _located(where: Origin) -> Generator[None, None, None]:
@@ -169,8 +217,7 @@ def _located(where: Origin) -> Generator[None, None, None]:
         raise LocatedError(error, where) from None
 
 
-def agent_endpoint(function: Callable[..., Any], kind: EndpointKind = EndpointKind.ASYNC) -> None:
-    """Let agents serve a function, whose first parameter is the agent; rooms above add theirs."""
+def _add_endpoint(function: Callable[..., Any], kind: EndpointKind = EndpointKind.ASYNC) -> None:
     whole = inspect.signature(function)
     signature = whole.replace(parameters=list(whole.parameters.values())[1:])  # without self
     name = function.__name__
@@ -189,8 +236,11 @@ for _name in (
     "drain",
     "stop",
     "exit",
+    "give_back",
+    "get_shared",
 ):
-    agent_endpoint(getattr(Agent, _name))
+    _add_endpoint(getattr(Agent, _name))
+_add_endpoint(Agent.lend, EndpointKind.GENERATOR)
 setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 
 

@@ -2,31 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from trimesh._runtime.life.controller import lease_proc
-from trimesh._runtime.life.current import current_proc, dump, find_proc, find_proc_anywhere, proc_for, rebuild
-from trimesh._runtime.life.ownership import (
-    ActorPlan,
-    HostCode,
-    HostsNotice,
-    JobHosts,
-    OwnedHost,
-    OwnedProcs,
-    adopt_actors,
-    adopt_procs,
-    check_per_host,
-    open_actors,
-    open_procs,
-    open_warm_host,
-    own_process,
-    stop_procs,
-)
-from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.life.sharing import BorrowPlan, get_borrowed, named_of, open_borrowed
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from trimesh._runtime.life.borrowing import BorrowPlan, get_borrowed, open_borrowed
+    from trimesh._runtime.life.controller import lease_proc
+    from trimesh._runtime.life.current import current_proc, dump, find_proc, find_proc_anywhere, proc_for, rebuild
+    from trimesh._runtime.life.ownership import (
+        ActorPlan,
+        HostCode,
+        HostsNotice,
+        JobHosts,
+        OwnedHost,
+        OwnedProcs,
+        adopt_actors,
+        adopt_procs,
+        check_per_host,
+        open_actors,
+        open_procs,
+        open_warm_host,
+        own_process,
+        stop_procs,
+    )
+    from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.life.tracing import trace_calls
+
+_HOMES: Final = {
+    "ActorPlan": "ownership",
+    "BorrowPlan": "borrowing",
+    "HostCode": "ownership",
+    "HostsNotice": "ownership",
+    "JobHosts": "ownership",
+    "OwnedHost": "ownership",
+    "OwnedProcs": "ownership",
+    "Proc": "proc",
+    "adopt_actors": "ownership",
+    "adopt_procs": "ownership",
+    "check_per_host": "ownership",
+    "current_proc": "current",
+    "dump": "current",
+    "find_proc": "current",
+    "find_proc_anywhere": "current",
+    "get_borrowed": "borrowing",
+    "lease_proc": "controller",
+    "open_actors": "ownership",
+    "open_borrowed": "borrowing",
+    "open_procs": "ownership",
+    "open_warm_host": "ownership",
+    "own_process": "ownership",
+    "proc_for": "current",
+    "rebuild": "current",
+    "stop_procs": "ownership",
+    "trace_calls": "tracing",
+}
 
 __all__ = [
     "ActorPlan",
@@ -46,7 +75,6 @@ __all__ = [
     "find_proc_anywhere",
     "get_borrowed",
     "lease_proc",
-    "named_of",
     "open_actors",
     "open_borrowed",
     "open_procs",
@@ -60,9 +88,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what few programs need when it is asked for."""
-    if name == "trace_calls":
-        from trimesh._runtime.life.tracing import trace_calls  # noqa: PLC0415
-
-        return trace_calls
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Import a part when it is used first: most are for processes that open meshes."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)

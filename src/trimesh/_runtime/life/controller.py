@@ -257,15 +257,13 @@ def _prepared(
     try:
         # The native library is loaded here, when the first block is entered, not by `import trimesh`. What `Proc`
         # imports comes before its transport takes descriptors.
-        from trimesh._runtime import holds  # noqa: PLC0415
         from trimesh._runtime.control import ControlSocket  # noqa: PLC0415
         from trimesh._runtime.flight_feed import record_run  # noqa: PLC0415
-        from trimesh._runtime.life import local_host, tracing  # noqa: PLC0415
+        from trimesh._runtime.life import local_host  # noqa: PLC0415
         from trimesh._runtime.services import linked_moves  # noqa: PLC0415
-        from trimesh._runtime.watch import events as _  # noqa: F401, PLC0415
         from trimesh._transport.native.transport import NativeTransport  # noqa: PLC0415
 
-        del holds, linked_moves, local_host, tracing  # only loaded
+        del linked_moves, local_host  # only loaded
         transport = NativeTransport(proc_id, settings=settings)
     except OSError as error:  # descriptors, memory or threads are wanting
         raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error

@@ -1,6 +1,20 @@
 """Open what users open: process meshes, actor meshes, warm hosts.
 
 Each is an async context manager with a block of its own, or is adopted into the block of what it is spawned on.
+
+Other processes may spawn actors on a process mesh that is shared, and share actors by name:
+
+    borrower                                    owner of the processes
+    --------                                    ----------------------
+    open_borrowed() -- lend(...) ------------>  open_actors() in a block of its own, inside that of the processes
+                    <-- MeshInfo -------------  ready
+       its block is left -- give_back() ----->  drains and stops them
+                    <-- end, or what failed --
+
+LN-1 the owner's agent looks the right up by the number of the mesh: what is not shared is refused, whoever asks.
+LN-2 what is lent ends with the borrower's call: by its end, its cancel, or the death of its process; and, before that,
+     with the block of the processes.
+LN-3 what processes do is the owner's business, by their policy; what the actors fail by is the borrower's.
 """
 
 from __future__ import annotations
@@ -14,6 +28,7 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.actors.cell import Kept, make_asked
 from trimesh._runtime.actors.reports import log_line
 from trimesh._runtime.calls.membership import Membership, family_of
 from trimesh._runtime.life.controller import check_mode, lease_proc
@@ -29,7 +44,7 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
 from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, replaces_all, units_of
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import MeshErrorGroup, ShapeError, SpawnError
+from trimesh.errors import MeshErrorGroup, MeshStopped, ShapeError, SpawnError
 from trimesh.ids import AGENT, MeshId, ProcId
 from trimesh.plain_numbers import whole_number
 from trimesh.shape.extent import Extent
@@ -46,7 +61,7 @@ class OwnedProcs:
         proc: The owner's process.
         block: Where actors that are awaited go.
         members: The child processes; None for the mesh of this very process.
-        named: The actors on it that are shared by name, once there are any; see `sharing`.
+        named: The actors on it that are shared by name.
         is_stopping: Whether its block has begun to stop.
     """
 
@@ -55,7 +70,7 @@ class OwnedProcs:
         self.block = block
         self._whole = whole
         self.members = members
-        self.named: object = None
+        self.named = NamedActors(self)
 
     @property
     def whole(self) -> Region:
@@ -80,6 +95,49 @@ class OwnedProcs:
     def is_stopping(self) -> bool:
         """Whether its block has begun to stop."""
         return self.members is not None and self.members.is_stopping
+
+    def checked(self, region: Region) -> Region:
+        """Refuse a view of another mesh, which another process asks for."""
+        if region.mesh != self.whole.mesh or not set(region.table) <= set(self.whole.ranks()):
+            raise RuntimeError(f"a view of {self.info.name} must show its own processes")
+        return region
+
+    async def lend(
+        self,
+        leases: dict[tuple[ProcId, int], Lent],
+        key: tuple[ProcId, int],
+        region: Region,
+        name: str,
+        kept: Kept,
+        policy: Policy | None,
+    ) -> AsyncGenerator[MeshInfo, None]:
+        """Spawn actors for another process; yield them once, and end them when this call ends.
+
+        Args:
+            leases: All that the process lends.
+            key: Who asks, and its number for them: messages of it run to their end.
+            kept: Class and arguments.
+            policy: What a failure of an actor does; None for the policy of the processes.
+        """
+        assert self.block is not None
+        cls, args, kwargs = make_asked(self.proc.values, name, kept)
+        plan = ActorPlan(self, self.checked(region), policy, name, cls, args, kwargs, key[0])
+        lent: Lent | None = None
+        scope = trio.CancelScope()
+        try:
+            with scope:
+                async with open_actors(plan) as members:
+                    lent = leases[key] = Lent(members, scope)
+                    self.block.adopt(lent)
+                    yield members.info
+                    await lent.given_back.wait()
+        finally:
+            if lent is not None:
+                del leases[key]
+                self.block.disown(lent)
+                lent.ended.set()
+        if scope.cancelled_caught:
+            raise MeshStopped(f"the block that owns the processes of {name} is being left")
 
 
 class OwnedHost:
@@ -121,25 +179,13 @@ def _proc_members(
     return ProcMembers(proc, host, block, name, whole, options, policy)
 
 
-class SharedProcs(dict[MeshId, OwnedProcs]):
-    """The process meshes of a process on which others may spawn, by number; see `sharing`."""
-
-
-def shared_procs(proc: Proc) -> SharedProcs:
-    found = proc.above.get(SharedProcs)
-    if not isinstance(found, SharedProcs):
-        found = proc.above[SharedProcs] = SharedProcs()
-    return found
-
-
 def _owned(proc: Proc, block: Block, members: ProcMembers) -> OwnedProcs:
     """Return processes that have started with their owner's powers; lend them out if they are to be shared."""
     owned = OwnedProcs(proc, block, members.whole, members)
     if members.options.shared and not members.is_stopping:
         mesh = MeshId(cast("int", members.whole.mesh))
-        shared = shared_procs(proc)
-        shared[mesh] = owned
-        members.on_stopped = partial(shared.pop, mesh, None)
+        proc.shared[mesh] = owned
+        members.on_stopped = partial(proc.shared.pop, mesh, None)
     return owned
 
 
@@ -365,6 +411,123 @@ async def _adopt(block: Block, owned: Owned) -> None:
         return
     await run_to_end(lambda: owned.stop(trio.current_time() + block.grace))
     block.check_open()
+
+
+# ---- actors that other processes have on a mesh of processes of this one ---------------------------------------------
+
+
+class Lent:
+    """Actors that another process has asked for, as the block of the processes owns them.
+
+    Attributes:
+        scope: Around their block.
+        given_back: Set when the borrower's block is being left.
+        ended: Set when they have ended.
+    """
+
+    def __init__(self, members: ActorMembers, scope: trio.CancelScope) -> None:
+        self.members = members
+        self.scope = scope
+        self.given_back = trio.Event()
+        self.ended = trio.Event()
+
+    @property
+    def info(self) -> MeshInfo:
+        return self.members.info
+
+    def cancel_background(self, reason: str) -> None:
+        self.members.cancel_background(reason)
+
+    async def drain(self) -> list[Exception]:
+        """Nothing: what the borrower has sent is drained as its block is left."""
+        return []
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """End them; what fails is told to the borrower, and the processes are killed when the grace is over."""
+        del deadline
+        self.scope.cancel(reason=f"the block that owns the processes of {self.info.name} is being left")
+        await self.ended.wait()
+        return []
+
+    def abandon(self) -> None:
+        """Nothing: the borrower may go on until they are stopped."""
+
+    def kill_now(self) -> None:
+        """Nothing: the processes are killed by their own block."""
+
+
+class _Entry:
+    def __init__(self, cls: type) -> None:
+        self.cls = cls
+        self.members: ActorMembers | None = None
+        self.ready = trio.Event()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended, and nothing will take its place."""
+        if self.members is None:
+            return False
+        membership = self.members.membership
+        [rank] = self.members.ranks
+        return not membership.is_live(rank) and not membership.may_return(rank)
+
+
+class NamedActors:
+    """The actors that are shared by name on one mesh of processes, at its owner."""
+
+    def __init__(self, procs: OwnedProcs) -> None:
+        self._procs = procs
+        self._entries: dict[str, _Entry] = {}
+
+    async def get(
+        self, region: Region, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorMembers:
+        """Return the actor of a name; spawn it, in the block of the processes, where there is none that lives.
+
+        Who asks while it is being spawned waits; when that fails, one who waits tries again.
+
+        Raises:
+            TypeError: It is of another class.
+            MeshErrorGroup: It could not be made.
+        """
+        await trio.lowlevel.checkpoint()
+        while True:
+            entry = self._entries.get(name)
+            if entry is None or entry.is_gone:
+                return await self._spawn(region, name, cls, args, kwargs)
+            if entry.cls is not cls:
+                raise TypeError(
+                    f"the actor {name!r} of {self._procs.info.name} is of class {entry.cls.__qualname__}, got "
+                    f"{cls.__qualname__}: give another class another name"
+                )
+            if entry.members is not None:
+                return entry.members
+            await entry.ready.wait()
+
+    async def _spawn(
+        self, region: Region, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorMembers:
+        entry = self._entries[name] = _Entry(cls)
+        try:
+            plan = ActorPlan(self._procs, self._place(region), None, name, cls, args, kwargs)
+            entry.members = await adopt_actors(plan)
+        except BaseException:
+            if self._entries.get(name) is entry:
+                del self._entries[name]
+            raise
+        finally:
+            entry.ready.set()
+        return entry.members
+
+    def _place(self, region: Region) -> Region:
+        """Return the first process of a view that lives, as a view of one."""
+        members = self._procs.members
+        ranks = list(region.ranks())
+        living = [rank for rank in ranks if members is None or members.is_live(rank)] or ranks
+        if not living:
+            raise MeshStopped(f"{self._procs.info.name} has no process for an actor: the view is empty")
+        point = self._procs.whole.point(living[0])
+        return self._procs.whole.slice(**dict(point))
 
 
 # ---- which hosts of a job a mesh of hosts shows, and what is started on them -----------------------------------------

@@ -28,18 +28,22 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import serve_streams
 from trimesh._runtime.channels.registry import Channels
 from trimesh._runtime.deadlocks import Deadlocks
+from trimesh._runtime.holds import Holds
+from trimesh._runtime.life.tracing import serve_traced
 from trimesh._runtime.meshes.block import StoppingBlocks
 from trimesh._runtime.peers.deaths import DeathOf, Deaths
-from trimesh._runtime.peers.incoming import IncomingCall, ItemSender, refuse
+from trimesh._runtime.peers.incoming import EarlyCalls, IncomingCall, ItemSender, refuse
 from trimesh._runtime.peers.peer import LoopbackLink, Parcel, Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
 from trimesh._runtime.services.bulk import Bulk
 from trimesh._runtime.services.registry import Services, known_services
 from trimesh._runtime.sites import Sites
+from trimesh._runtime.snapshot import Inquiries
 from trimesh._runtime.system.cpu_binding import host_name
 from trimesh._runtime.tasks.background import Tasks
 from trimesh._runtime.values.codec import make_values, take_payload
 from trimesh._runtime.values.endpoint_spec import GENERATOR
+from trimesh._runtime.watch.events import Journal
 from trimesh._transport.interface import Buffer, DownReason, Link, LinkDown, LinkGroup, Transport
 from trimesh._wire import messages
 from trimesh._wire.messages import Calls
@@ -48,6 +52,7 @@ from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.family import Family
+    from trimesh._runtime.life.ownership import OwnedProcs
     from trimesh._runtime.meshes.actor_members import ActorMembers
     from trimesh._runtime.meshes.block import Block
     from trimesh._runtime.meshes.member import Member
@@ -62,6 +67,7 @@ class Proc:
         cells: Actors that live here.
         owners: Actor meshes that this process owns, by id.
         members: Child processes that this process owns.
+        shared: Its process meshes on which others may spawn, by id.
         memberships: Who lives where in the meshes that this process has handles on.
         blocks, stopping_blocks: Open blocks of this process, and those that are being left.
         family: Told of every lost link; makes new ones.
@@ -124,6 +130,7 @@ class Proc:
         "recorder",
         "routes",
         "services",
+        "shared",
         "sites",
         "stopping_blocks",
         "transport",
@@ -143,6 +150,7 @@ class Proc:
         self.host_name, self.pid = host_name(), os.getpid()
         self.cells: dict[MeshId, Cell] = {}
         self.owners: dict[MeshId, ActorMembers] = {}
+        self.shared: dict[MeshId, OwnedProcs] = {}
         self.members: dict[ProcId, Member] = {}
         self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
         self.blocks: list[Block] = []
@@ -161,14 +169,6 @@ class Proc:
         serve_streams(self)
         serve_reports(self)
         self.deadlocks: Deadlocks = Deadlocks(self)
-        from trimesh._runtime.holds import Holds  # noqa: PLC0415 - loaded with the first block
-
-        # MERGED
-        from trimesh._runtime.life.tracing import serve_traced  # noqa: PLC0415
-        from trimesh._runtime.peers.incoming import EarlyCalls  # noqa: PLC0415
-        from trimesh._runtime.snapshot import Inquiries  # noqa: PLC0415
-        from trimesh._runtime.watch.events import Journal  # noqa: PLC0415
-
         serve_several_calls(self)
         serve_traced(self)
         self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)

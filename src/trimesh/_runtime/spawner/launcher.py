@@ -58,8 +58,8 @@ from trimesh.ids import ProcId
 
 IncomingHook = Callable[[ProcId, socket.socket], None]
 
-_MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host",)}
-"""What an entry imports when it runs, so better before the fork: here the native transport, and the launcher itself."""
+_MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host", "trimesh._runtime.life.ownership")}
+"""What an entry imports when it runs, so better before the fork: the native transport, this module, meshes of actors"""
 
 
 class ProcLauncher:

@@ -321,7 +321,7 @@ def _be_spawner(passed: list[int], streams: list[int | None], parent: int) -> No
 
 NoticeHook = Callable[[Received], None]
 
-MODULES = (records.ENTRY.partition(":")[0], "trimesh._runtime.life.local_host")
+MODULES = (records.ENTRY.partition(":")[0], "trimesh._runtime.life.local_host", "trimesh._runtime.life.ownership")
 
 
 class FarRoot:
