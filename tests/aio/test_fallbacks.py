@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from tests.patience import HANG_SECONDS
 
-from trimesh.aio import driver, eager, trio_names
+from trimesh.aio import driver, slots
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 PROGRAMS = Path(__file__).parent / "programs" / "fallbacks"
-SOURCE = Path(trio_names.__file__).parents[2]
+SOURCE = Path(driver.__file__).parents[2]
 NOT_RENAMED = {"clock", "done_callback"}
 """Public, too: parameters of `trio.run` and of `start_guest_run`."""
 
@@ -53,7 +53,7 @@ def rename(name: str) -> tuple[str, str, str]:
 
 
 def names_of_trio() -> list[str]:
-    tables = (trio_names.RUN, trio_names.TRAPS)
+    tables = (driver.RUN, driver.TRAPS)
     classes = {holder for table in tables for holder in table} - {"Task", "TheIOManager"}
     fields = {name for table in tables for names in table.values() for name in names} - NOT_RENAMED
     others = {"GLOBAL_RUN_CONTEXT", "sniffio_library", "CancelShieldedCheckpoint", "unrolled_run"}
@@ -97,11 +97,11 @@ def test_name_that_loops_of_asyncio_lack(name: str) -> None:
     assert run_program("asyncio", ("asyncio", rf"\b{name}\b", f"{name}_elsewhere")) == CALLBACKS
 
 
-@pytest.mark.parametrize("name", ["_wait", *(eager.TASKS if sys.version_info < (3, 12) else ())])
+@pytest.mark.parametrize("name", ["_wait", *(slots.TASKS if sys.version_info < (3, 12) else ())])
 def test_name_that_tasks_of_asyncio_lack(name: str) -> None:
     """K05: the first step of a call is made in its turn; watchers look at what is public."""
     end = f"\ndel {name}\n__all__ = tuple(one for one in __all__ if one != {name!r})\n"
-    without = (r"\Z", end) if name in eager.TASKS else (rf"\b{name}\b", f"{name}_elsewhere")
+    without = (r"\Z", end) if name in slots.TASKS else (rf"\b{name}\b", f"{name}_elsewhere")
     assert run_program("asyncio", ("asyncio.tasks", *without)) == SELECTORS
 
 

@@ -16,10 +16,8 @@ from trimesh._runtime.actors import LIVE, ServeSlot, lifespan_of
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.values import ENDPOINTS, EndpointKind, EndpointSpec, endpoints_of
 from trimesh.actor import actor
-from trimesh.aio.actor_tasks import Tasks, tasks_of_actor
-from trimesh.aio.asyncio_work import block_in_asyncio, items_from_asyncio, run_in_asyncio
-from trimesh.aio.loop_thread import LoopThread, lease_thread
-from trimesh.aio.main_loop import MainLoop, lease_main_loop
+from trimesh.aio.asyncio_work import Tasks, block_in_asyncio, items_from_asyncio, run_in_asyncio, tasks_of_actor
+from trimesh.aio.loops import LoopThread, MainLoop, lease_main_loop, lease_thread
 from trimesh.aio.slots import running_slot
 
 _loop_of_actor: ContextVar[MainLoop | LoopThread] = ContextVar("trimesh_aio_loop")

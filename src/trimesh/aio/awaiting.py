@@ -13,11 +13,9 @@ from typing import Any, Final, cast
 import trio
 
 from trimesh._runtime.tasks import await_chain, hidden_awaits, set_outside_tasks
-from trimesh.aio.actor_tasks import tasks_of_actor
-from trimesh.aio.asyncio_work import AsyncioWork
-from trimesh.aio.sites import SpareStandIn
+from trimesh.aio.asyncio_work import AsyncioWork, tasks_of_actor
+from trimesh.aio.sites import SpareStandIn, StandIn, wait_for_asyncio
 from trimesh.aio.slots import AsyncioSlot
-from trimesh.aio.stand_in import StandIn, wait_for_asyncio
 
 
 class AsyncioTasks:

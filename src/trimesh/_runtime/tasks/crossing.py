@@ -196,7 +196,7 @@ class Crossing(ABC, Generic[T, RunT]):
 
 
 woken_elsewhere: Final[dict[trio.lowlevel.Task, Callable[[], object]]] = {}
-"""Wake-up functions of stand-ins, whose coroutines another loop steps; see `trimesh.aio.stand_in`."""
+"""Wake-up functions of stand-ins, whose coroutines another loop steps; see `trimesh.aio.sites`."""
 
 
 def wake(task: trio.lowlevel.Task) -> None:

@@ -155,7 +155,7 @@ _INTERRUPTING: Final = (
     "trio._core._ki",
     "asyncio.runners",
     "trimesh._runtime.tasks.interrupt",
-    "trimesh.aio.interrupts",
+    "trimesh.aio.trio_run",
     "trimesh.blocking.trio_thread",
 )
 """Modules whose handlers of SIGINT interrupt a run."""
