@@ -60,6 +60,20 @@ def test_package_is_the_command() -> None:
     assert "autopsy" in done.stdout
 
 
+def test_command_without_the_page_asks_for_its_extra_when_the_page_is_asked_for() -> None:
+    pytest.importorskip("cyclopts")
+    blocked = "import sys, runpy; sys.modules['starlette'] = None; "
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        script = f"{blocked} sys.argv[1:] = {list(arguments)}; runpy.run_module('trimesh', run_name='__main__')"
+        return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+
+    assert run("--help").returncode == 0
+    done = run("dashboard")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "trimesh: dashboard needs starlette and anycorn: pip install 'trimesh-actors[dashboard]'\n"
+
+
 def test_data_without_torch_asks_for_its_own_extra() -> None:
     """That has torch and pyarrow, both of which it needs."""
     script = "import sys; sys.modules['torch'] = None; import trimesh.data"

@@ -83,8 +83,6 @@ class Debugger:
         if known is not None and known.prompt is not None:  # it is stepped through, or has breakpoints
             known.prompt.set_trace(frame)
             return
-        # MERGED
-
         name = _here() or self._own_name()
         held = self._hold("breakpoint", name, (frame, frame.f_lineno), "")
         with held.standing():
@@ -99,8 +97,6 @@ class Debugger:
         traceback = _innermost(error.__traceback__)
         if traceback is None or any(origin(leaf) is not None for leaf in leaves(error)):
             return
-        # MERGED
-
         name, found = _name_of(where.mesh, where.point, where.endpoint), False
         held = self._hold("post-mortem", name, (traceback.tb_frame, traceback.tb_lineno), _text_of(error))
         try:

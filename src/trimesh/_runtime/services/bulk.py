@@ -192,7 +192,6 @@ class Bulk:
         self._is_served = False
         self._attachments: dict[ProcessAddress, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
-        # MERGED
         from trimesh._runtime.services.linked_moves import LinkedMoves  # noqa: PLC0415 - loaded with the first block
 
         self.kept: Final = KeptMemory()

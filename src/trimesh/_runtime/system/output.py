@@ -264,8 +264,6 @@ class OutputPrinter:
             contextvars.Context().run(self._write, chunks)
             return False
         if self._same is None:
-            # MERGED
-
             self._same = SameLines()
         was_told = bool(self._same)
         contextvars.Context().run(self._write, self._same.take(chunks, time.monotonic()))
