@@ -63,7 +63,7 @@ FIRST_BLOCK = (
 )
 """What each process imports with its first block, after it was forked."""
 
-HOSTS = ("trimesh.cli.main", "trimesh.cli.hosts", "trimesh.jobs.agent", "trimesh.jobs.local")
+HOSTS = ("trimesh.cli.main", "trimesh.cli.jobs", "trimesh.jobs.agent", "trimesh.jobs.local")
 """What agents are, and import."""
 
 WARM = (

@@ -266,7 +266,7 @@ def test_pods_are_told_where_their_certificates_are() -> None:
 
 def test_host_that_says_half_of_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("cyclopts")
-    from trimesh.cli.hosts import join
+    from trimesh.cli.jobs import join
 
     assert join("127.0.0.1:1", token_file="-", key="/b") == 2
     assert "need all of --certificate, --key, --authority and --peer" in capsys.readouterr().err

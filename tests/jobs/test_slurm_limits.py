@@ -9,8 +9,8 @@ import trio
 
 from trimesh import limits
 from trimesh.config import configured
+from trimesh.jobs import slurm
 from trimesh.jobs.slurm import SlurmJob
-from trimesh.jobs.slurm import launcher as slurm
 
 
 @pytest.mark.parametrize(("grace", "ahead"), [(20.0, 0.0), (20.0, 30.0), (math.inf, 0.0)])

@@ -7,7 +7,7 @@ import pytest
 from tests.rows import rows
 
 from trimesh.jobs import SlurmJob
-from trimesh.jobs.slurm.output import (
+from trimesh.jobs.slurm_output import (
     ahead_of,
     fields_of,
     granted,

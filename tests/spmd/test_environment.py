@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trimesh.spmd.actor import HostPlace, environments
+from trimesh.spmd.program import HostPlace, environments
 
 
 def test_ranks_count_anew_on_each_host() -> None:

@@ -9,8 +9,7 @@ import trio
 import trio.testing
 
 from trimesh import MeshErrorGroup, limits
-from trimesh.spmd.actor import ScriptFailed
-from trimesh.spmd.program import run_together
+from trimesh.spmd.program import ScriptFailed, run_together
 
 GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
 

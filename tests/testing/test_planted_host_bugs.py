@@ -24,7 +24,7 @@ from trimesh._transport.messages.casts import CastBody
 from trimesh._transport.relay import SessionEnding
 from trimesh.errors import ProtocolError
 from trimesh.ids import ProcId
-from trimesh.jobs.identity.tokens import TokenLedger, proof_of
+from trimesh.jobs.identity import TokenLedger, proof_of
 from trimesh.testing.simulated.job_host import SimJobHost
 from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
 

@@ -18,12 +18,11 @@ import msgspec
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from trimesh.cli import hosts, kept_jobs
 from trimesh.cli.autopsy import autopsy, report
 from trimesh.cli.dashboard import dashboard
 from trimesh.cli.debug import debug
 from trimesh.cli.doctor import doctor
-from trimesh.cli.hosts import run_script
+from trimesh.cli.jobs import hosts, kept_jobs, run_script
 from trimesh.cli.logs import logs
 from trimesh.cli.members import MemberRefused, NamedMember, choose
 from trimesh.cli.processes import is_wrong, process_tree, stop_lines
@@ -273,5 +272,5 @@ for _command in (
 ):
     app.command(_command)
 app.command(run_script, name="run")
-app.command(hosts.app)
-app.command(kept_jobs.app)
+app.command(hosts)
+app.command(kept_jobs)

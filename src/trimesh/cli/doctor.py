@@ -103,7 +103,7 @@ def _of_jobs() -> Iterator[Finding]:
 def _of_certificates(name: str) -> Finding:
     """Return what is found of the certificate files of a job, as this host has them."""
     from trimesh.jobs import named_job  # noqa: PLC0415 - most files name no certificates
-    from trimesh.jobs.identity.certificates import look_at  # noqa: PLC0415
+    from trimesh.jobs.identity import look_at  # noqa: PLC0415
 
     try:
         pki = named_job(name).pki

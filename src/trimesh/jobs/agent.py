@@ -482,7 +482,7 @@ def join(
 
     Exit codes: 0 the program, or a signal, has said stop; 77 the host was refused, or the program is not there; 1 else.
 
-    The arguments are those of the command (`cli/hosts.py`).
+    The arguments are those of the command (`cli/jobs.py`).
     """
     state = None if state_file is None else AgentState(Path(state_file))
 

@@ -5,7 +5,6 @@ an interpreter of its own, and `await trimesh.spmd.run(procs, train, 0.1)` a fun
 the others; nothing of them outlives the call.
 """
 
-from trimesh.spmd.actor import ScriptFailed, SPMDActor
-from trimesh.spmd.program import env, run
+from trimesh.spmd.program import ScriptFailed, SPMDActor, env, run
 
 __all__ = ["SPMDActor", "ScriptFailed", "env", "run"]

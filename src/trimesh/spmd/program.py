@@ -1,4 +1,4 @@
-"""`trimesh.spmd.run`: one program, once for each process of a mesh.
+"""`trimesh.spmd.run`: one program, once for each process of a mesh; `SPMDActor`, which runs it there.
 
 RK-1 a rank that fails for a reason of its own ends the others at once.
 RK-2 one that fails since a peer is gone is a consequence: the peer's own failure has `limits.SPMD_VERDICT_SECONDS` to
@@ -8,23 +8,33 @@ RK-3 consequences are told as a note on a failure that is none, and raised only 
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import secrets
+import signal as signals
+import subprocess
 import sys
+import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar, overload
+from pathlib import Path
+from typing import Any, TypeVar, cast, overload
 
+import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.meshes import says_peer_is_gone, text_says_peer_is_gone
+from trimesh._runtime.meshes import Rendezvous, says_peer_is_gone, text_says_peer_is_gone
+from trimesh._runtime.system import host_name, run_process
+from trimesh.actor.actor import Actor
+from trimesh.actor.endpoint import endpoint
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.errors import MeshErrorGroup, add_note, leaves, origin, place_name
+from trimesh.errors import MeshError, MeshErrorGroup, add_note, leaves, origin, place_name
 from trimesh.shape.value_mesh import ValueMesh
-from trimesh.spmd.actor import ScriptFailed, SPMDActor, environments
+from trimesh.spmd import child
 from trimesh.spmd.child import pack
 
 R = TypeVar("R")
@@ -191,3 +201,234 @@ def _told(failures: Sequence[Exception]) -> list[Exception]:
         where = ", ".join(place_name(one.mesh, one.point) for one in places if one is not None)
         add_note(causes[0], f"ranks that failed since a peer was gone: {where}")
     return causes
+
+
+# ---- `SPMDActor`: starts the program of one rank, watches it and ends it ---------------------------------------------
+
+
+class HostPlace(msgspec.Struct, frozen=True):
+    """Where a rank is.
+
+    Attributes:
+        host: Differs between hosts, and is the same for all ranks of one.
+        address: What others reach this host by.
+    """
+
+    host: str
+    address: str
+
+
+def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[dict[str, str]]:
+    """Return the variables of each rank, those that only differ between launchers left out.
+
+    Args:
+        places: Where each rank is.
+        port: On the host of rank 0, for its store.
+        run_id: The same for all ranks, and for no other run.
+    """
+    hosts = list(dict.fromkeys(place.host for place in places))
+    sizes = Counter(place.host for place in places)
+    before: Counter[str] = Counter()
+    found: list[dict[str, str]] = []
+    for rank, place in enumerate(places):
+        variables: Mapping[str, object] = {
+            "RANK": rank,
+            "WORLD_SIZE": len(places),
+            "LOCAL_RANK": before[place.host],
+            "LOCAL_WORLD_SIZE": sizes[place.host],
+            "GROUP_RANK": hosts.index(place.host),
+            "GROUP_WORLD_SIZE": len(hosts),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": len(places),
+            "MASTER_ADDR": places[0].address if len(hosts) > 1 else "127.0.0.1",
+            "MASTER_PORT": port,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+            "TORCHELASTIC_MAX_RESTARTS": 0,
+            "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 has the store, on the port that is kept for it
+        }
+        before[place.host] += 1
+        found.append({name: str(value) for name, value in variables.items()})
+    return found
+
+
+class SPMDActor(Actor):
+    """Runs the program of one rank in an interpreter of its own, below the process that it lives in.
+
+    `trimesh.spmd.run` uses it; a program of yours may spawn it to put its own environment together.
+    """
+
+    def __init__(self) -> None:
+        self._rendezvous: Rendezvous | None = None
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        """Keep the port, if there is one."""
+        try:
+            yield
+        finally:
+            if self._rendezvous is not None:
+                self._rendezvous.close()
+
+    @endpoint
+    def place(self) -> HostPlace:
+        """Return where this rank is."""
+        host = host_name()
+        return HostPlace(host, host)
+
+    @endpoint
+    def get_host_port(self) -> tuple[str, int]:
+        """Return this host's address, and a port that no other process gets for as long as the actor lives."""
+        self._rendezvous = self._rendezvous or Rendezvous()
+        return host_name(), self._rendezvous.port
+
+    @endpoint
+    async def main(self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> int:
+        """Run a command to its end; return its exit code, 0.
+
+        Args:
+            command: Program and arguments.
+            env: Added to the environment of this process.
+            grace: Seconds from SIGTERM to SIGKILL when the call is cancelled.
+
+        Raises:
+            ScriptFailed: Its exit code is not 0, or a signal has ended it.
+            OSError: It could not be started.
+        """
+        await self._run(command, env, grace, " ".join(command[1:]) or command[0])
+        return 0
+
+    @endpoint
+    async def call(self, work: bytes, name: str, env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> bytes:
+        """Run a function in an interpreter of its own; see `trimesh.spmd.child` for what comes and goes.
+
+        Raises:
+            ScriptFailed: It has ended without a result.
+            BaseException: What the function has raised.
+        """
+        reader, writer = os.pipe()
+        answer = bytearray()
+        failed: ScriptFailed | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_read, reader, answer)
+            try:
+                command = [sys.executable, child.__file__, str(writer)]
+                await self._run(command, env, grace, name, stdin=work, pass_fds=(writer,))
+            except* ScriptFailed as group:
+                [failed] = cast("tuple[ScriptFailed]", group.exceptions)
+            finally:
+                os.close(writer)
+        if failed is None:
+            return bytes(answer)
+        if answer:
+            error: BaseException = pickle.loads(answer)
+            add_note(error, failed.stderr_tail.rstrip())
+            raise error
+        raise failed
+
+    async def _run(
+        self, command: Sequence[str], env: Mapping[str, str], grace: float, name: str, **options: Any
+    ) -> None:
+        """Run a command with its standard error going two ways: to that of this process, and into an error."""
+        tail = _Tail()
+        with tempfile.TemporaryDirectory(prefix="trimesh-spmd-") as folder:
+            error_file = Path(folder) / "error.json"
+            reader, writer = os.pipe()
+            options.setdefault("stdin", subprocess.DEVNULL)
+            variables = {**_defaults(env), **env, "TORCHELASTIC_ERROR_FILE": str(error_file)}
+            done: list[subprocess.CompletedProcess[bytes]] = []
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_tee, reader, tail)
+                try:
+                    done.append(
+                        await run_process(command, grace=grace, check=False, env=variables, stderr=writer, **options)
+                    )
+                finally:
+                    os.close(writer)
+            if done[0].returncode:
+                text = _recorded(error_file) or tail.text
+                raise ScriptFailed(name, done[0].returncode, text)
+
+
+def _defaults(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program, without what it is given."""
+    defaults = {"PYTHONUNBUFFERED": "1"}  # lines come when they are printed
+    if env.get("LOCAL_WORLD_SIZE", "1") != "1":
+        defaults["OMP_NUM_THREADS"] = "1"  # as torchrun: each rank would take all cores
+    return {**defaults, **os.environ}
+
+
+def _recorded(path: Path) -> str:
+    """Return what torch's `record` has written of the error of a program, or ""."""
+    try:
+        message = json.loads(path.read_bytes())["message"]
+        return str(message if isinstance(message, str) else message["extraInfo"]["py_callstack"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+class _Tail:
+    """The last of what a program has written."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def add(self, more: bytes | bytearray) -> None:
+        """Add something, and forget what is too old."""
+        self._bytes += more
+        del self._bytes[: -limits.SPMD_STDERR_TAIL_BYTES]
+
+    @property
+    def text(self) -> str:
+        """What is left, decoded."""
+        return self._bytes.decode(errors="replace")
+
+
+async def _tee(reader: int, tail: _Tail) -> None:
+    """Pass the standard error of a program on, until no process has it open any more."""
+    write = partial(os.write, sys.stderr.fileno())
+    async with trio.lowlevel.FdStream(reader) as stream:
+        async for some in stream:
+            tail.add(some)
+            await trio.to_thread.run_sync(write, some)  # it may be a slow pipe
+
+
+async def _read(reader: int, into: bytearray) -> None:
+    async with trio.lowlevel.FdStream(reader) as stream:
+        async for some in stream:
+            into += some
+
+
+# ---- what `trimesh.spmd` raises for a rank whose program has failed --------------------------------------------------
+
+
+class ScriptFailed(MeshError):
+    """The program of a rank has failed.
+
+    Attributes:
+        program: What was run.
+        exit_code: Its exit code, or None when a signal ended it.
+        signal: Number of the signal that ended it, or None.
+        stderr_tail: Last lines of its standard error, at most `limits.SPMD_STDERR_TAIL_BYTES`; the traceback, that is,
+            or what `torch.distributed.elastic.multiprocessing.errors.record` has written of it.
+    """
+
+    def __init__(self, program: str, returncode: int, stderr_tail: str = "") -> None:
+        super().__init__(program, returncode, stderr_tail)
+        self.program = program
+        self.exit_code = returncode if returncode >= 0 else None
+        self.signal = -returncode if returncode < 0 else None
+        self.stderr_tail = stderr_tail
+
+    def __str__(self) -> str:
+        how = f"exited with {self.exit_code}" if self.signal is None else f"was ended by {_name(self.signal)}"
+        tail = self.stderr_tail.rstrip()
+        return f"{self.program} {how}" + (f"; the end of its standard error:\n{tail}" if tail else "")
+
+
+def _name(signum: int) -> str:
+    try:
+        return signals.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -9,7 +9,7 @@ from tests.patience import HANG_SECONDS
 
 pytest.importorskip("cryptography")
 
-from trimesh.jobs.kept import attached_job
+from trimesh.jobs.kept import kept_job
 from trimesh.jobs.kept.state import HostsGranted, Lines, Question
 
 
@@ -32,11 +32,11 @@ async def test_block_ends_when_the_keeper_has_freed_the_hosts(monkeypatch: pytes
         await trio.lowlevel.checkpoint()
         return None, Lines(ours)
 
-    monkeypatch.setattr(attached_job, "reached", reached)
+    monkeypatch.setattr(kept_job, "reached", reached)
     with trio.fail_after(HANG_SECONDS):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keeper)
-            async with attached_job._open_attachment("lab"):
+            async with kept_job._open_attachment("lab"):
                 steps.append("attached")
             steps.append("left")
     assert steps == ["attached", "freed", "left"]

@@ -18,6 +18,7 @@ import kubernetes_validate
 import yaml
 from tests.jobs.pods.jobset_schema import KUBERNETES, check_manifest
 
+from trimesh.jobs.kubernetes.cluster import place_of
 from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     INDEX_LABEL,
@@ -28,7 +29,6 @@ from trimesh.jobs.kubernetes.job import (
     more_manifests,
     yaml_text,
 )
-from trimesh.jobs.kubernetes.pods import place_of
 
 TEMPLATE = {
     "metadata": {"labels": {"team": "ml"}, "annotations": {"note": "yes"}},

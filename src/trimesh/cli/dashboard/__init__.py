@@ -47,7 +47,8 @@ def dashboard(
     is no run.
     """
     try:
-        from trimesh.cli.dashboard.site import PageServer, RunSource, checked_prefix  # noqa: PLC0415 - may be missing
+        from trimesh.cli.dashboard.feed import RunSource  # noqa: PLC0415 - as below
+        from trimesh.cli.dashboard.site import PageServer, checked_prefix  # noqa: PLC0415 - packages may be missing
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("anycorn", "starlette"):
             raise

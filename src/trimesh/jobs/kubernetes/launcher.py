@@ -27,8 +27,8 @@ from trimesh import limits
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards, is_loopback
-from trimesh.jobs.kubernetes import pods as words
-from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, open_cluster
+from trimesh.jobs.kubernetes import cluster as words
+from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, PodSeen, PodWatch, open_cluster
 from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     JOBSET_VERSION,
@@ -40,7 +40,6 @@ from trimesh.jobs.kubernetes.job import (
     manifests_of,
     more_manifests,
 )
-from trimesh.jobs.kubernetes.pods import PodSeen, PodWatch
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 
 _log: Final = logging.getLogger("trimesh")
