@@ -12,7 +12,7 @@ from tests.conformance.probe import Probe
 import trimesh
 import trimesh.blocking as tb
 from trimesh import Actor, Isolate, MeshErrorGroup, MeshStopped, ProcDied, Restart, endpoint
-from trimesh.blocking.body import Body
+from trimesh.blocking.work import Body
 
 pytestmark = [pytest.mark.real, pytest.mark.daily]
 

@@ -14,7 +14,7 @@ from tests.lifetime.program import Program
 from tests.programs.conftest import SCRIPTS, names_in
 
 from trimesh import Actor, ConnectError, connect, endpoint, limits, publish_as, this_host, this_proc
-from trimesh._runtime.programs import names
+from trimesh._runtime.programs import publication
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import BrokerSocket
 from trimesh.ids import ProcId
@@ -138,7 +138,7 @@ async def test_other_user_is_declined(folder: Path, monkeypatch: pytest.MonkeyPa
 )
 async def test_program_that_does_not_fit_is_declined(field: str, value: Any, text: str):
     """W2: by the one that publishes; both are named."""
-    ours = msgspec.structs.replace(names.side_of(pickled=True, proc_id=ProcId(5)), program="old.py", pid=1)
+    ours = msgspec.structs.replace(publication.side_of(pickled=True, proc_id=ProcId(5)), program="old.py", pid=1)
     async with this_proc().spawn("echo", Echo) as echo, publish_as("a", echo):
         broker = BrokerSocket(dialled("a"))
         assert isinstance(await next_record(broker), wire.Greeting)
@@ -147,7 +147,9 @@ async def test_program_that_does_not_fit_is_declined(field: str, value: Any, tex
         broker.close()
     assert isinstance(declined, wire.Declined)
     with pytest.raises(ConnectError, match=text):
-        names.check_fit(names.side_of(pickled=True, proc_id=ProcId(6)), msgspec.structs.replace(ours, **{field: value}))
+        publication.check_fit(
+            publication.side_of(pickled=True, proc_id=ProcId(6)), msgspec.structs.replace(ours, **{field: value})
+        )
 
 
 async def test_number_of_another_process_is_declined():
@@ -158,7 +160,7 @@ async def test_number_of_another_process_is_declined():
             first = BrokerSocket(dialled("a"))
             greeting = await next_record(first)
             assert isinstance(greeting, wire.Greeting)
-            ours = names.side_of(pickled=True, proc_id=ProcId(5))
+            ours = publication.side_of(pickled=True, proc_id=ProcId(5))
             first.send(wire.Join(ours))
             joined = await next_record(first)
             assert isinstance(joined, wire.Joined)
@@ -174,8 +176,8 @@ async def test_number_of_another_process_is_declined():
 async def test_publisher_that_does_not_fit_is_refused(folder: Path):
     """W2: by the one that connects, before it says anything."""
     os.mkdir(folder, mode=0o700)
-    taken = names.take_name("a")
-    theirs = msgspec.structs.replace(names.side_of(pickled=True, proc_id=ProcId(5)), trimesh="0.0.1")
+    taken = publication.take_name("a")
+    theirs = msgspec.structs.replace(publication.side_of(pickled=True, proc_id=ProcId(5)), trimesh="0.0.1")
 
     async def greet() -> None:
         await trio.lowlevel.wait_readable(taken.listener)
@@ -214,7 +216,7 @@ async def test_rubbish_ends_the_connection_alone(data: bytes):
 async def test_silent_publisher_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """W1: one that is stopped, say."""
     monkeypatch.setattr(limits, "JOIN_SECONDS", 0.05)
-    taken = names.take_name("a")
+    taken = publication.take_name("a")
     with pytest.raises(ConnectError, match="has not answered for"):
         async with connect("a", Echo):
             raise AssertionError
@@ -270,7 +272,7 @@ class Nested(Actor):
 
 
 def dialled(name: str) -> socket.socket:
-    found = names.dial(name)
+    found = publication.dial(name)
     assert found is not None
     return found
 

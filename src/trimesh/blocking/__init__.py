@@ -4,7 +4,6 @@
 result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited for, remote side too.
 """
 
-from trimesh.blocking.body import CallFuture, Cancelled, TimeLimit, fail_after, move_on_after
 from trimesh.blocking.calls import Endpoint, Port, RDMABuffer, Receiver, Verb, open_channel
 from trimesh.blocking.handle import EventStream, MembershipViews
 from trimesh.blocking.meshes import (
@@ -19,7 +18,7 @@ from trimesh.blocking.meshes import (
     this_host,
     this_proc,
 )
-from trimesh.blocking.work import enter, run
+from trimesh.blocking.work import CallFuture, Cancelled, TimeLimit, enter, fail_after, move_on_after, run
 
 __all__ = [
     "ActorMesh",

@@ -14,7 +14,6 @@ from trimesh.actor import channel, endpoint
 from trimesh.actor.options import Members, Merge, Retry
 from trimesh.actor.results import Results
 from trimesh.actor.verbs import Outcome
-from trimesh.blocking.body import AnyBody, CallFuture, FacedBody, body_of
 from trimesh.blocking.handle import (
     Attribute,
     ClosedByBlock,
@@ -27,7 +26,7 @@ from trimesh.blocking.handle import (
     returns_face,
     waits,
 )
-from trimesh.blocking.work import Each, submit, wait, wait_now
+from trimesh.blocking.work import AnyBody, CallFuture, Each, FacedBody, body_of, submit, wait, wait_now
 from trimesh.errors import Origin
 from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Point

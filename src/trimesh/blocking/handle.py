@@ -11,8 +11,7 @@ from typing import Any, Concatenate, Generic, Never, ParamSpec, Self, TypeGuard,
 
 from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.blocking.body import AnyBody, FacedBody, body_of
-from trimesh.blocking.work import Each, wait, wait_now
+from trimesh.blocking.work import AnyBody, Each, FacedBody, body_of, wait, wait_now
 from trimesh.events import Event, MembershipView
 from trimesh.shape.extent import Extent
 from trimesh.shape.value_mesh import Shaped

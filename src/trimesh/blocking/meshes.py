@@ -14,7 +14,6 @@ from trimesh._runtime import channels
 from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor import actor_mesh, host_mesh, proc_mesh, spawning
 from trimesh.actor.actor import Actor
-from trimesh.blocking.body import AnyBody, Body, FacedBody, body_of
 from trimesh.blocking.calls import Endpoint, Port, RDMABuffer
 from trimesh.blocking.handle import (
     Attribute,
@@ -30,7 +29,7 @@ from trimesh.blocking.handle import (
     waits,
 )
 from trimesh.blocking.trio_thread import check_thread
-from trimesh.blocking.work import wait
+from trimesh.blocking.work import AnyBody, Body, FacedBody, body_of, wait
 from trimesh.rdma.buffers import buffer
 from trimesh.shape.extent import Extent
 

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from trimesh import limits, service
-from trimesh.blocking.body import AnyBody, CallFuture, FacedBody, body_of
 from trimesh.blocking.calls import Endpoint, Verb
 from trimesh.blocking.handle import (
     FacedObject,
@@ -24,7 +23,7 @@ from trimesh.blocking.handle import (
     waits,
 )
 from trimesh.blocking.meshes import ActorMesh, ProcMesh
-from trimesh.blocking.work import Each, submit
+from trimesh.blocking.work import AnyBody, CallFuture, Each, FacedBody, body_of, submit
 from trimesh.service.accounts import By
 from trimesh.service.dispatch import PoolRoute
 from trimesh.service.pool.pool import MapVerb

@@ -31,7 +31,7 @@ from trimesh._runtime.tasks import Site, Waiting, interrupt
 from trimesh.errors import TrimeshInternalError
 
 if TYPE_CHECKING:
-    from trimesh.blocking.body import AnyBody
+    from trimesh.blocking.work import AnyBody
 
 _log = logging.getLogger("trimesh")
 

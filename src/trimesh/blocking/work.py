@@ -1,31 +1,536 @@
-"""Work of this thread that is done in Trio: which run does it, and inside which block."""
+"""Work of this thread that is done in Trio: which run does it, inside which block; blocks with a body in the thread.
+
+A body is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the waits of its body end by `Cancelled`, and the
+block is left, and raises what has happened, when the body ends. One that was opened has no end to wait for: it is left
+at once, and what has happened is raised by the calls that were under way, else by the next one, else by `close`.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import math
+import queue
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from types import TracebackType
+from typing import Any, Final, Generic, ParamSpec, Self, TypeVar, cast
 
 import trio
 
-from trimesh._runtime.tasks import Site
-from trimesh.blocking.body import (
-    AnyBody,
-    CallFuture,
-    Cancelled,
-    Crossing,
-    FutureCrossing,
-    TimeLimit,
-    body_of,
-    current_limit,
-    innermost,
-)
+from trimesh._runtime.tasks import HeldBlock, Site, crossing, interrupt
+from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.blocking.trio_thread import InterruptGuard, ThreadRun, check_thread, find_token, lease, release
 
 P = ParamSpec("P")
 T = TypeVar("T")
+FaceT = TypeVar("FaceT")
+
+
+class Cancelled(BaseException):
+    """A wait was cancelled from Trio's side: its time is over, or the block around it has failed.
+
+    Like `trio.Cancelled` it is no error: let it pass. The block, or the time limit, that it belongs to takes it,
+    and raises what has happened.
+
+    Attributes:
+        limit: The time limit, if it was one.
+    """
+
+    def __init__(self, text: str, limit: TimeLimit | None = None) -> None:
+        super().__init__(text)
+        self.limit = limit
+
+
+_limit: ContextVar[TimeLimit | None] = ContextVar("trimesh_blocking_limit", default=None)
+
+
+def current_limit() -> TimeLimit | None:
+    """Return the limit with the earliest deadline that the running code is in."""
+    return _limit.get()
+
+
+class TimeLimit:
+    """A block in which waits end at a deadline, and which raises `TimeoutError` then; used once.
+
+    Attributes:
+        deadline: When, as `time.monotonic()` tells it.
+        cancelled_caught: Whether a wait was ended by it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        if not seconds >= 0:
+            raise ValueError(f"a time limit must be seconds, at least 0, got {seconds!r}")
+        self.seconds = seconds
+        self.deadline = math.inf
+        self.cancelled_caught = False
+        self._around: TimeLimit | None = None
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self.deadline = time.monotonic() + self.seconds
+        self._around = _limit.get()
+        if self._around is None or self.deadline < self._around.deadline:
+            _limit.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """End.
+
+        Raises:
+            TimeoutError: A wait was ended.
+        """
+        if self._catches(error):
+            raise TimeoutError(f"the time limit of {self.seconds:g} s is over") from None
+        return None
+
+    def _catches(self, error: BaseException | None) -> bool:
+        _limit.set(self._around)
+        self.cancelled_caught = isinstance(error, Cancelled) and error.limit is self
+        return self.cancelled_caught
+
+
+class QuietTimeLimit(TimeLimit):
+    """A block in which waits end at a deadline, after which the program goes on behind it; used once."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        return self._catches(error)
+
+
+def fail_after(seconds: float) -> TimeLimit:
+    """Let waits of a block end after some seconds with `TimeoutError`: `with trimesh.blocking.fail_after(5): ...`.
+
+    Calls are cancelled, remote side too, and have unwound when it is raised. The time that is left travels with each
+    call. Code that waits for nothing of trimesh is not interrupted.
+    """
+    return TimeLimit(seconds)
+
+
+def move_on_after(seconds: float) -> QuietTimeLimit:
+    """As `fail_after`, but go on after the block; `limit.cancelled_caught` tells whether the time was over."""
+    return QuietTimeLimit(seconds)
+
+
+class Crossing(crossing.Crossing[T, ThreadRun]):
+    """Work in Trio within the time limit of its caller.
+
+    Attributes:
+        limit: That limit.
+    """
+
+    def __init__(self, site: Site[ThreadRun]) -> None:
+        super().__init__(site)
+        self.limit: TimeLimit | None = current_limit()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may put into it
+
+    def start(self, work: Callable[[], Awaitable[T]]) -> None:
+        """Begin the work; see the base."""
+
+        async def work_in_time() -> T:
+            if self.limit is not None:
+                self.scope.deadline = trio.current_time() + self.limit.deadline - time.monotonic()
+            return await work()
+
+        super().start(work_in_time)
+
+    @property
+    def was_cancelled_around(self) -> bool:
+        """Whether the block around it was cancelled, rather than it."""
+        return self.was_cancelled and not self.scope.cancelled_caught
+
+    def wake(self) -> None:
+        """Let the thread look at what has changed."""
+        self._news.put(None)
+
+    def wait(self, guard: InterruptGuard, until: Callable[[], bool], deadline: float = math.inf) -> None:
+        """Wait until something is so, or a moment has come; Ctrl-C cancels the work meanwhile.
+
+        Args:
+            guard: Is on.
+            until: Asked whenever something has changed.
+            deadline: As `time.monotonic()` tells it.
+
+        Raises:
+            BaseException: What a signal handler of the program has raised; the work has ended then.
+        """
+        before, guard.on_interrupt = guard.on_interrupt, self._interrupt
+        if guard.has_come:
+            self._interrupt()  # it came after the start of the work
+        raised: BaseException | None = None
+        try:
+            while not until() and time.monotonic() < deadline:
+                try:
+                    self._news.get(timeout=None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    continue
+                except BaseException as error:  # noqa: BLE001 - raised when the work has ended
+                    raised = raised or error
+                    self.cancel("a signal handler has raised")
+            if raised is not None:
+                raise raised
+        finally:
+            guard.on_interrupt = before
+            del raised
+
+    def _interrupt(self) -> None:
+        self.cancel("Ctrl-C")
+
+    def result(self) -> T:
+        """Return what has come of the work, which has ended.
+
+        Raises:
+            Cancelled: A cancel has ended it.
+            BaseException: What it has raised.
+        """
+        try:
+            if self.error is not None:
+                raise self.error
+            if self.was_cancelled:
+                raise self.cancelled()
+            return cast("T", self.value)
+        finally:
+            del self  # no cycle of an error, its traceback and this frame
+
+    def cancelled(self) -> Cancelled:
+        """Return what a cancel of the work is to the thread."""
+        limit = self.limit
+        # The block around it may have the same deadline, and be first to hear of it.
+        if limit is not None and (self.scope.cancelled_caught or time.monotonic() >= limit.deadline):
+            return Cancelled("the time limit around it is over", limit)
+        return Cancelled("the block around it was cancelled")
+
+
+class FutureCrossing(Crossing[T]):
+    """Work in Trio that a future stands for.
+
+    Attributes:
+        future: Has its result, in the thread of Trio first.
+    """
+
+    def __init__(self, site: Site[ThreadRun]) -> None:
+        super().__init__(site)
+        self.future = CallFuture[T](self)
+
+    def wake(self) -> None:
+        """Give the future what has come."""
+        self.future.settle()
+
+
+class CallFuture(concurrent.futures.Future[T]):
+    """The result of a call that is under way; see `concurrent.futures.Future`.
+
+    `cancel` cancels the call, remote side too; the future is done when that has unwound: cancelled, or with the error
+    that the endpoint has raised meanwhile. Callbacks run in the thread of Trio: they must not wait for calls.
+    """
+
+    def __init__(self, crossing: FutureCrossing[T]) -> None:
+        super().__init__()
+        self._crossing = crossing
+
+    def running(self) -> bool:
+        """Return whether the call is under way."""
+        return not self.done()
+
+    def cancel(self) -> bool:
+        """Ask the call to end; return whether it had not ended yet. `result()` waits until it has."""
+        if self.done():
+            return False
+        self._crossing.cancel("the future was cancelled")
+        return True
+
+    def settle(self) -> None:
+        """Take the result of the work, which has ended."""
+        work = self._crossing
+        if work.error is not None:
+            self.set_exception(work.error)
+        elif work.was_cancelled:
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        else:
+            self.set_result(cast("T", work.value))
+
+
+_innermost: ContextVar[AnyBody | None] = ContextVar("trimesh_blocking_body", default=None)
+
+
+class _Ended(Crossing[None]):
+    """The crossing of a block, which tells it of its end."""
+
+    def __init__(self, site: Site[ThreadRun], body: AnyBody) -> None:
+        super().__init__(site)
+        self._body = body
+
+    def wake(self) -> None:
+        if self.is_done:
+            self._body.is_open = False
+        super().wake()
+
+
+class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None"]):
+    """A block of Trio for a body in a thread; used once.
+
+    Args:
+        enter: Enters the block, in Trio.
+        leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
+        what: The block, for people.
+        home: The block of the mesh that it is made on.
+
+    Attributes:
+        what: The block, for people.
+        is_open: Whether it takes work.
+        around: The block around it.
+        owns: The mesh that it was entered for.
+        is_kept: Whether it is open until it is closed, rather than as long as a `with`.
+    """
+
+    def __init__(
+        self,
+        enter: Callable[[], Awaitable[T]],
+        leave: Callable[[BaseException | None], Awaitable[bool | None]],
+        what: str,
+        home: AnyBody | None = None,
+    ) -> None:
+        super().__init__(enter, leave)
+        self.what = what
+        self.is_open = False
+        self.is_kept = False
+        self.around: AnyBody | None = None
+        self.owns: object = None
+        self._home = home
+        self._run: ThreadRun | None = None
+        self._crossing: _Ended
+        self._value: T | None = None
+        self._is_entered = False
+        self._is_over = False
+        self._is_told = False
+        self._is_failing = False
+
+    @property
+    def site(self) -> Site[ThreadRun]:
+        """Where the work of its body is done."""
+        return self._site
+
+    def __enter__(self) -> T:
+        """Enter the block; see `enter`."""
+        return self.enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        """Leave the block; see `leave`."""
+        return self.leave(error)
+
+    def enter(self, *, keep: bool = False) -> T:
+        """Enter the block.
+
+        Args:
+            keep: Whether it is to be open until `close`.
+
+        Raises:
+            Cancelled: The time is over, or the block around it was cancelled; nothing of the block is left.
+            KeyboardInterrupt: Ctrl-C came; nothing of the block is left.
+        """
+        check_thread()
+        if self._run is not None:
+            raise RuntimeError(f"{self.what} can be entered once: make another one")
+        self.is_kept = keep
+        try:
+            with InterruptGuard() as guard:
+                self._run = lease()
+                self._run.bodies.append(self)
+                self._begin(guard)
+            if not keep:
+                _innermost.set(self)
+            value, self._value = self._value, None
+            return cast("T", value)
+        except BaseException as error:
+            if self._run is not None and not self._is_over:
+                self.leave(error)  # Ctrl-C, after the guard
+            raise
+
+    def _begin(self, guard: InterruptGuard) -> None:
+        run = self._run
+        assert run is not None
+        home = self._home if self._home is not None and self._home.is_open else None
+        self.around = innermost(run) or home
+        around = run.root if self.around is None else self.around.site
+        self._site = Site(run, around)
+        self._crossing = crossing = _Ended(around, self)
+        try:
+            crossing.start(self._live)
+        except trio.RunFinishedError:
+            self._finish()
+            raise
+        crossing.wait(guard, lambda: self._is_entered or crossing.is_done)
+        if not self._is_entered or guard.has_come:
+            self._end(guard, KeyboardInterrupt() if guard.has_come else None)
+            raise crossing.cancelled()
+
+    def leave(self, error: BaseException | None) -> bool:
+        """Leave the block; return whether it has swallowed what the body has raised.
+
+        Raises:
+            BaseException: What the block raises.
+        """
+        if _innermost.get() is self:
+            _innermost.set(self.around)
+        if self._is_over or self._run is None or self._run.is_forgotten:
+            return False
+        try:
+            with InterruptGuard() as guard:
+                for inner in self.inner():
+                    if inner.is_kept:
+                        inner.leave(error)
+                return self._end(guard, error)
+        except BaseException as raised:
+            without_own_frames(raised)
+            raise
+
+    def close(self) -> None:
+        """Leave a block that was opened.
+
+        Raises:
+            RuntimeError: A block that was opened inside of it is still open, or this one belongs to a `with`.
+        """
+        if not self.is_kept:
+            raise RuntimeError(f"{self.what} belongs to its `with` block, which ends it: leave that, or open() it")
+        inner = self.inner()
+        if inner:
+            raise RuntimeError(f"close first what was opened inside: {inner[0].what} is open in {self.what}")
+        self.leave(None)
+
+    def inner(self) -> list[AnyBody]:
+        """Return the blocks that are open inside of this one, the last first."""
+        bodies = [] if self._run is None else self._run.bodies
+        return [body for body in reversed(bodies) if body.around is self]
+
+    def close_until(self, deadline: float) -> bool:
+        """Leave the block at the exit of the interpreter; return whether it was left by a moment."""
+        with InterruptGuard() as guard:
+            self._let_go()
+            self._crossing.wait(guard, lambda: self._crossing.is_done, deadline)
+        if self._crossing.is_done and self._crossing.error is not None and not self._is_told:
+            raise self._crossing.error
+        return self._crossing.is_done
+
+    def _end(self, guard: InterruptGuard, error: BaseException | None) -> bool:
+        crossing = self._crossing
+        self.is_open = False
+        if isinstance(error, KeyboardInterrupt):
+            interrupt.interrupt_elsewhere(kills=False)
+        if isinstance(error, Cancelled) or not self._is_entered:
+            crossing.cancel("the body of the block was cancelled")
+        else:
+            self._body_error = error
+        self._let_go()
+        try:
+            crossing.wait(guard, lambda: crossing.is_done)
+            if _is_interrupt_alone(crossing.error) and isinstance(error, KeyboardInterrupt):
+                return False
+            if crossing.error is not None and crossing.error is not error and not self._is_told:
+                raise crossing.error
+            if crossing.error is not None or (error is not None and not self._is_suppressed):
+                return False
+            if crossing.was_cancelled:
+                if self.around is not None:
+                    self.around.check_failed(guard, crossing)
+                raise crossing.cancelled()
+            return self._is_suppressed
+        finally:
+            self._finish()
+            del error  # no cycle of an error, its traceback and this frame
+
+    def _finish(self) -> None:
+        if not self._is_over and self._run is not None:
+            self._is_over = True
+            self._run.bodies.remove(self)
+            release(self._run)
+
+    def check_failed(self, guard: InterruptGuard, ended: Crossing[Any] | None = None) -> None:
+        """Raise what a block has come to that was opened and ends by itself, unless it was raised before.
+
+        Args:
+            guard: Is on.
+            ended: Work that has just ended. If the block has cancelled it, the block is failing, and the thread may
+                hear of that before `_tell_cancel` says so.
+        """
+        if not self.is_kept or self._is_over:
+            return
+        was_cancelled_here = ended is not None and ended.site is self.site and ended.was_cancelled_around
+        if not (self._is_failing or was_cancelled_here or self._crossing.is_done):
+            return
+        self._crossing.wait(guard, lambda: self._crossing.is_done)
+        self._is_told = True
+        self._finish()
+        self._crossing.result()
+
+    def _entered(self, value: T) -> None:
+        self._value, self._is_entered, self.is_open = value, True, True
+        if self.is_kept:
+            self._crossing.scope.deadline = math.inf  # a time limit was for entering
+        self._crossing.wake()
+
+    def _tell_cancel(self) -> bool:
+        self._is_failing = True
+        return not self.is_kept
+
+    def __repr__(self) -> str:
+        return f"<block of {self.what}, {'open' if self.is_open else 'not open'}>"
+
+
+AnyBody = Body[Any]
+
+
+def _is_interrupt_alone(error: BaseException | None) -> bool:
+    """Tell whether a group has nothing but `KeyboardInterrupt` in it: a script raises that bare."""
+    if not isinstance(error, BaseExceptionGroup):
+        return False
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return group.split(KeyboardInterrupt)[1] is None
+
+
+def innermost(run: ThreadRun | None = None) -> AnyBody | None:
+    """Return the innermost open `with` block of this library that the running code is in."""
+    body = _innermost.get()
+    while body is not None and not (body.is_open and (run is None or body.site.run is run)):
+        body = body.around
+    return body
+
+
+class FacedBody(AbstractContextManager[FaceT], Generic[T, FaceT]):
+    """A `with` block of a thread whose value has another face here."""
+
+    def __init__(self, body: Body[T], face: Callable[[T], FaceT]) -> None:
+        self._body = body
+        self._face = face
+
+    def __enter__(self) -> FaceT:
+        return self._face(self._body.enter())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._body.leave(error)
+
+
+def body_of(block: AbstractAsyncContextManager[T], what: str, home: AnyBody | None = None) -> Body[T]:
+    """Return a body for an async context manager of Trio."""
+
+    async def leave(error: BaseException | None) -> bool | None:
+        if error is None:
+            return await block.__aexit__(None, None, None)
+        return await block.__aexit__(type(error), error, error.__traceback__)
+
+    return Body(block.__aenter__, leave, what, home)
+
+
+# ---- work: calls of async functions from this thread -----------------------------------------------------------------
 
 _END: Final = object()
 

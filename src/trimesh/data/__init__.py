@@ -14,8 +14,7 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
-from trimesh.data.columns import DataError, Pad
-from trimesh.data.sources import DataSource, arrow_files, parquet, query, table
+from trimesh.data.sources import DataError, DataSource, Pad, arrow_files, parquet, query, table
 from trimesh.data.stream import DataStream, DataStreamStatistics, RowBatch, open_stream
 
 __all__ = [

@@ -11,8 +11,17 @@ import attrs
 import msgspec
 import torch
 
-from trimesh.data.columns import ArrowBatch, ArrowTable, Column, Pad, arrow, columns_of, tensors_of
-from trimesh.data.sources import DataSource, OpenSource
+from trimesh.data.sources import (
+    ArrowBatch,
+    ArrowTable,
+    Column,
+    DataSource,
+    OpenSource,
+    Pad,
+    arrow,
+    columns_of,
+    tensors_of,
+)
 
 WINDOWS_KEPT: Final = 2
 """A batch may begin in one window and end in the next."""

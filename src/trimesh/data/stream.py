@@ -22,7 +22,6 @@ from trimesh.actor.actor import Actor
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.context_managers import asynccontextmanager
-from trimesh.data.columns import Column, DataError, Pad
 from trimesh.data.reading import (
     FoundRows,
     Position,
@@ -33,7 +32,7 @@ from trimesh.data.reading import (
     order_of,
     pieces_of,
 )
-from trimesh.data.sources import DataSource
+from trimesh.data.sources import Column, DataError, DataSource, Pad
 from trimesh.errors import LimitExceeded, MeshError, MeshErrorGroup, ProcDied, ShapeError, leaves, origin
 from trimesh.plain_numbers import plain_whole
 from trimesh.rdma.buffers.buffer import RDMABuffer

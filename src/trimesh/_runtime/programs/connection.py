@@ -24,8 +24,7 @@ from trimesh._runtime.life.local_host import is_near
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import DeathOf, connection_lost, stopped
 from trimesh._runtime.peers.host import NoLinkError
-from trimesh._runtime.programs.names import check_fit, dial, side_of
-from trimesh._runtime.programs.publication import controllers_transport
+from trimesh._runtime.programs.publication import check_fit, controllers_transport, dial, side_of
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.client import SpawnerClient, SpawnerLostError
 from trimesh._runtime.spawner.socket import BrokerSocket, Received, close_all, stream_of
