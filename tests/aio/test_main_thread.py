@@ -19,7 +19,7 @@ from tests.patience import HANG_SECONDS
 
 import trimesh
 from trimesh import Actor, MeshErrorGroup, endpoint, leaves, this_host
-from trimesh.aio import loops
+from trimesh.aio import actor
 from trimesh.aio.driver import adopt_guest
 from trimesh.errors import TrimeshInternalError
 
@@ -210,7 +210,7 @@ def test_generators_of_trio_are_its_own_though_an_id_was_one_of_asyncio(monkeypa
         generators.clear()
         is_in_trio = False
 
-    asyncio.run(loops._with_generators_of_trio(hooks, run_both()))
+    asyncio.run(actor._with_generators_of_trio(hooks, run_both()))
     assert given == ["Trio"] * 100
 
 

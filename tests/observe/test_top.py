@@ -24,7 +24,7 @@ pytest.importorskip("textual")
 from textual.widgets import Input, Static
 
 from trimesh.cli.commands import run
-from trimesh.cli.top import COLUMNS, cells, chosen, detail, summary
+from trimesh.cli.processes import COLUMNS, cells, chosen, detail, summary
 from trimesh.cli.top_screen import DetailScreen, TopApp
 
 HOSTILE = "[red]a\x1b]0;owned\x07\x1b[2J\r\u202ez"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from builtins import slice as Slice  # noqa: N812
 
     from trimesh._runtime.watch import EventStream, MeshStatistics
-    from trimesh.blocking import handle as blocking
+    from trimesh.blocking import calls as blocking
     from trimesh.shape.extent import Extent, Point
 
     P = ParamSpec("P")

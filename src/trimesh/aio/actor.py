@@ -1,24 +1,51 @@
-"""`trimesh.aio.Actor`: the base class of actors that are asyncio programs."""
+"""`trimesh.aio.Actor`, the base class of actors that are asyncio programs, and the asyncio loop that they share.
+
+The loop runs in a thread of its own, or on the main thread of a worker.
+
+    none --lease()--> starting --> running --last release()--> ending --> none
+
+LH-1 the first actor that needs it starts it, and the last one to go ends it; in between all share it.
+LH-2 it is served as long as the links of the process are: what actors do while they unwind works.
+LH-3 an end that no actor has asked for ends everything that waits for the loop, with an error.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import contextvars
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, Final, cast
 
 import attrs
+import outcome
 import trio
 
 from trimesh._runtime.actors import LIVE, ServeSlot, lifespan_of
-from trimesh._runtime.life import current_proc
+from trimesh._runtime.life import Proc, current_proc
+from trimesh._runtime.tasks import Waiting
 from trimesh._runtime.values import ENDPOINTS, EndpointKind, EndpointSpec, endpoints_of
+from trimesh._transport.native.transport import NativeTransport
 from trimesh.actor import actor
-from trimesh.aio.asyncio_work import Tasks, block_in_asyncio, items_from_asyncio, run_in_asyncio, tasks_of_actor
-from trimesh.aio.loops import LoopThread, MainLoop, lease_main_loop, lease_thread
-from trimesh.aio.slots import running_slot
+from trimesh.aio.asyncio_work import (
+    Tasks,
+    block_in_asyncio,
+    broken_loop,
+    items_from_asyncio,
+    run_in_asyncio,
+    start_task,
+    tasks_of_actor,
+)
+from trimesh.aio.body import open_trio
+from trimesh.aio.driver import NAMES, SOME_EVENTS, driver_for
+from trimesh.aio.slots import AsyncioSlot, running_slot
+from trimesh.aio.trio_run import TrioRun, find_run
+from trimesh.errors import TrimeshInternalError
 
 _loop_of_actor: ContextVar[MainLoop | LoopThread] = ContextVar("trimesh_aio_loop")
 
@@ -135,3 +162,354 @@ async def _end(tasks: Tasks) -> None:
 
 
 setattr(Actor, LIVE, classmethod(_live))
+
+
+# ---- the loop of a thread of its own ---------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """The loop, and the thread that it runs in.
+
+    Attributes:
+        run: The Trio run of the process as the loop sees it; there once it runs.
+        works: What waits in Trio for a task of the loop.
+    """
+
+    def __init__(self) -> None:
+        self.run: TrioRun
+        self.works: set[Waiting] = set()
+        self._users = 0
+        self._is_running = False
+        self._started = trio.Event()
+        self._unused = trio.Event()
+        self._ended = trio.Event()
+        self._stop: asyncio.Event
+        self._error: BaseException | None = None
+
+    # ---- Trio's side -----------------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it takes no more work."""
+        return self._unused.is_set() or self._ended.is_set()
+
+    async def release(self) -> None:
+        """Stop to use it; the last one ends it and waits for that, whatever cancels come meanwhile."""
+        self._users -= 1
+        if not self._users:
+            self._unused.set()
+            with trio.CancelScope(shield=True):
+                await self._ended.wait()
+
+    def broken(self) -> TrimeshInternalError:
+        """Return the error of those who need a loop that has ended by itself."""
+        return broken_loop(self._error)
+
+    async def _wait_started(self) -> None:
+        await self._started.wait()
+        if not self._is_running:
+            raise self.broken()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _serve(self) -> None:
+        """Run the thread until the last user has gone, or the links of the process are served no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._wait_thread, trio.lowlevel.current_trio_token())
+            try:
+                await self._unused.wait()
+            finally:
+                self._unused.set()
+                if self._is_running:
+                    self._tell_stop()
+
+    async def _wait_thread(self, token: trio.lowlevel.TrioToken) -> None:
+        context = contextvars.Context()  # the actor that comes first is not the one that all tasks belong to
+        try:
+            with trio.CancelScope(shield=True):
+                # Its own limiter: it would take one of the threads that the program counts on for all its life.
+                limiter = trio.CapacityLimiter(1)
+                await trio.to_thread.run_sync(lambda: context.run(self._run_loop, token), limiter=limiter)
+        except BaseException as error:  # noqa: BLE001 - told to the actors, which fail by it
+            self._error = error
+        self._is_running = False
+        self._ended.set()
+        self._started.set()
+        for work in list(self.works):
+            work.fail(self.broken())
+        self._unused.set()
+
+    def _runs(self, run: TrioRun) -> None:
+        self.run, self._is_running = run, True
+        self._started.set()
+        if self._unused.is_set():  # it was never waited for
+            self._tell_stop()
+
+    def _tell_stop(self) -> None:
+        self.run.tell(self._stop.set)
+
+    # ---- asyncio's side --------------------------------------------------------------------------------------
+
+    def _run_loop(self, token: trio.lowlevel.TrioToken) -> None:
+        with asyncio.Runner() as runner:
+            runner.get_loop().set_task_factory(start_task)
+            runner.run(self._serve_loop(token))
+
+    async def _serve_loop(self, token: trio.lowlevel.TrioToken) -> None:
+        self._stop = asyncio.Event()
+        async with open_trio(trio_token=token):
+            run = find_run(asyncio.get_running_loop())
+            assert run is not None
+            run.post(partial(self._runs, run))
+            await self._stop.wait()
+
+
+async def lease_thread(proc: Proc) -> LoopThread:
+    """Use the loop in a thread of the running process, in one of its Trio tasks; the first one starts it. Release it.
+
+    Raises:
+        RuntimeError: The process is ending.
+    """
+    thread = cast("LoopThread | None", proc.above.get(LoopThread))
+    if thread is None or thread.has_ended:
+        thread = proc.above[LoopThread] = LoopThread()
+        if not proc.serve(thread._serve):  # noqa: SLF001 - its own module
+            raise RuntimeError("an actor cannot begin in a process that is ending")
+    thread._users += 1  # noqa: SLF001 - the same
+    try:
+        await thread._wait_started()  # noqa: SLF001 - the same
+    except BaseException:
+        await thread.release()
+        raise
+    return thread
+
+
+# ---- the loop of the main thread, which drives the Trio run while asyncio actors live --------------------------------
+
+# `trio.run` runs a turn, then gets events from its `io_manager`. A `MainLoop` takes the place of the I/O manager: its
+# `get_events` runs the loop, whose driver runs the turns, and returns when the last actor has gone.
+
+Steps = Generator[float, Any, None]
+
+ASKED: Final = frozenset(("io_manager", "get_events"))
+"""Names that `trio.run` has to use: without them it would never call `MainLoop.get_events`."""
+
+
+class MainLoop:
+    """The asyncio loop of a worker, which drives its Trio run.
+
+    Args:
+        transport: The native transport; it spins in the waits of the loop.
+        steps: Trio's run generator.
+
+    Attributes:
+        run: The Trio run of the loop; set once it serves.
+        works: Registry of what fails when the loop ends by itself.
+        ended: Set when the loop has ended and `trio.run` waits by itself again.
+    """
+
+    def __init__(self, transport: NativeTransport, steps: Steps) -> None:
+        self.run: TrioRun
+        self.works: set[Waiting] = set()
+        self.ended = trio.Event()
+        self._transport = transport
+        self._steps = steps
+        self._names = cast("Any", NAMES)
+        self._runner = self._names.context.runner
+        self._io_manager = self._runner.io_manager
+        self._users = 0
+        self._is_running = False
+        self._started = trio.Event()
+        self._stop: asyncio.Event | None = None
+        self._error: BaseException | None = None
+
+    # ---- Trio's side -----------------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """True once the last actor has released it, or the loop has ended."""
+        return self._users == 0 or self.ended.is_set()
+
+    def open(self) -> None:
+        """Have the run driven by the loop, as soon as this turn of it is over."""
+        self._users = 1
+        self._runner.io_manager = self
+
+    async def wait_started(self) -> None:
+        """Wait until it takes work."""
+        await self._started.wait()
+        if not self._is_running:
+            raise self.broken()
+
+    def share(self) -> None:
+        """Use it, too."""
+        self._users += 1
+
+    async def release(self) -> None:
+        """Stop to use it; the last one ends it and waits for that, whatever cancels come meanwhile."""
+        self._users -= 1
+        if not self._users:
+            if self._stop is not None:
+                self._stop.set()
+            with trio.CancelScope(shield=True):
+                await self.ended.wait()
+
+    def broken(self) -> TrimeshInternalError:
+        return broken_loop(self._error)
+
+    async def serve_slot(self, serve: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a slot of an actor's mailbox."""
+        await AsyncioSlot(self.run, self.works).live(serve)
+
+    # ---- in place of the io manager ----------------------------------------------------------------------------
+
+    def get_events(self, timeout: float) -> Any:
+        """Run the loop until the last actor has gone; return that there may be events."""
+        del timeout  # the loop waits itself
+        self._runner.io_manager = self._io_manager
+        # Who sets `signal.set_wakeup_fd` for the loop, as `add_signal_handler` does, does not put Trio's back.
+        wakeup = signal.set_wakeup_fd(-1)
+        signal.set_wakeup_fd(wakeup)
+        library = self._names.library
+        before, library.name = library.name, None
+        try:
+            self._run_loop()
+        finally:
+            library.name = before
+            signal.set_wakeup_fd(wakeup)
+        return SOME_EVENTS
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._io_manager, name)
+
+    def _run_loop(self) -> None:
+        over: list[outcome.Outcome[Any]] = []
+
+        def finished(result: outcome.Outcome[Any]) -> None:
+            over.append(result)
+            if self._stop is not None:
+                self._stop.set()
+
+        trio_hooks = sys.get_asyncgen_hooks()
+        loop = asyncio.new_event_loop()
+        driver = driver_for(loop, self._runner, self._steps, finished)
+        try:
+            asyncio.set_event_loop(loop)
+            loop.set_task_factory(start_task)
+            with self._transport.moving_run():
+                driver.start()
+            try:
+                loop.run_until_complete(_with_generators_of_trio(trio_hooks, self._serve(loop)))
+            except BaseException as error:  # noqa: BLE001 - told to the actors, which fail by it
+                self._error = error
+            self._is_running = False
+            if not over:
+                self._fail_works()
+            finishing = loop.create_task(_with_generators_of_trio(trio_hooks, _finish(loop)))
+            while not finishing.done():  # what stops the loop may do so again
+                with suppress(BaseException):  # the first error is the one that is told
+                    loop.run_until_complete(finishing)
+            if not over:
+                self._fail_works()
+        finally:
+            if not over:
+                with self._transport.moving_run():
+                    driver.stop()
+                self._started.set()
+                self.ended.set()
+            asyncio.set_event_loop(None)
+            loop.close()
+        if over and isinstance(over[0], outcome.Error) and isinstance(over[0].error, trio.TrioInternalError):
+            raise over[0].error
+
+    def _fail_works(self) -> None:
+        """End what waits for the loop: all of it, where the loop has ended by itself (LH-3)."""
+        for work in list(self.works):
+            work.fail(self.broken())
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._stop = asyncio.Event()
+        async with open_trio():
+            run = find_run(loop)
+            assert run is not None
+            self.run, self._is_running = run, True
+            self._started.set()
+            if not self._users:  # it was never waited for
+                self._stop.set()
+            await self._stop.wait()
+
+
+async def _with_generators_of_trio(trio_hooks: Any, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`, and let Trio end the async generators of its tasks, as it does in a run that waits itself."""
+    asyncio_hooks: Any = sys.get_asyncgen_hooks()
+    ours: set[int] = set()  # of asyncio
+
+    def first(generator: Any) -> None:
+        if trio.lowlevel.in_trio_task():
+            ours.discard(id(generator))  # the id may be that of a generator that has run to its end
+            trio_hooks.firstiter(generator)
+        else:
+            ours.add(id(generator))
+            asyncio_hooks.firstiter(generator)
+
+    def last(generator: Any) -> None:
+        if id(generator) in ours:
+            ours.discard(id(generator))
+            asyncio_hooks.finalizer(generator)
+        else:
+            trio_hooks.finalizer(generator)
+
+    sys.set_asyncgen_hooks(first, last)  # until the loop stops, which puts back what it has found
+    await work
+
+
+async def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Do what `asyncio.run` does at its end; the Trio run goes on meanwhile."""
+    await _end_tasks(loop)
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
+    await _end_tasks(loop)  # that Trio has started meanwhile
+
+
+async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    while tasks := asyncio.all_tasks(loop) - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+def find_steps() -> Steps | None:
+    """Return the turns of the running run, if `trio.run` makes them: then a loop can do it instead."""
+    if NAMES is None or not hasattr(NAMES.context, "runner"):
+        return None
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - its documented name
+    while frame is not None and frame.f_code is not NAMES.run_code:
+        frame = frame.f_back
+    run = None if frame is None else frame.f_back
+    if run is None or not ASKED.issubset(run.f_code.co_names):
+        return None
+    steps: Any = run.f_locals.get("gen")
+    return cast("Steps", steps) if getattr(steps, "gi_code", None) is NAMES.run_code else None
+
+
+async def lease_main_loop(proc: Proc) -> MainLoop | None:
+    """Use the loop that drives the run of a worker; None where none can. Release it."""
+    while (here := cast("MainLoop | None", proc.above.get(MainLoop))) is not None and here.has_ended:
+        if here.ended.is_set():
+            del proc.above[MainLoop]
+        else:
+            await here.ended.wait()
+    if here is not None:
+        here.share()
+    else:
+        is_worker = proc.family is not None and proc.family.root != proc.proc_id
+        steps = find_steps() if is_worker else None
+        if steps is None or not isinstance(proc.transport, NativeTransport):
+            return None
+        here = proc.above[MainLoop] = MainLoop(proc.transport, steps)
+        here.open()
+    try:
+        await here.wait_started()
+    except BaseException:
+        await here.release()
+        raise
+    return here

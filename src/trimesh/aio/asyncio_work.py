@@ -28,7 +28,7 @@ from trimesh.aio.sites import TaskSite
 from trimesh.errors import TrimeshInternalError
 
 if TYPE_CHECKING:
-    from trimesh.aio.loops import LoopThread, MainLoop
+    from trimesh.aio.actor import LoopThread, MainLoop
 
 
 T = TypeVar("T")

@@ -4,8 +4,16 @@
 result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited for, remote side too.
 """
 
-from trimesh.blocking.calls import Endpoint, Port, RDMABuffer, Receiver, Verb, open_channel
-from trimesh.blocking.handle import EventStream, MembershipViews
+from trimesh.blocking.calls import (
+    Endpoint,
+    EventStream,
+    MembershipViews,
+    Port,
+    RDMABuffer,
+    Receiver,
+    Verb,
+    open_channel,
+)
 from trimesh.blocking.meshes import (
     ActorMesh,
     HostMesh,

@@ -14,12 +14,14 @@ from trimesh._runtime import channels
 from trimesh._wire.exceptions.tracebacks import shortens_tracebacks
 from trimesh.actor import actor_mesh, host_mesh, proc_mesh, spawning
 from trimesh.actor.actor import Actor
-from trimesh.blocking.calls import Endpoint, Port, RDMABuffer
-from trimesh.blocking.handle import (
+from trimesh.blocking.calls import (
     Attribute,
+    Endpoint,
     FacedHandle,
     FacedObject,
     MembershipViews,
+    Port,
+    RDMABuffer,
     bound,
     calls_here,
     enters,

@@ -11,9 +11,10 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from trimesh import limits, service
-from trimesh.blocking.calls import Endpoint, Verb
-from trimesh.blocking.handle import (
+from trimesh.blocking.calls import (
+    Endpoint,
     FacedObject,
+    Verb,
     calls_here,
     calls_in_trio,
     enters,

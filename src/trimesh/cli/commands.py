@@ -25,10 +25,9 @@ from trimesh.cli.doctor import doctor
 from trimesh.cli.jobs import hosts, kept_jobs, run_script
 from trimesh.cli.logs import logs
 from trimesh.cli.members import MemberRefused, NamedMember, choose
-from trimesh.cli.processes import is_wrong, process_tree, stop_lines
+from trimesh.cli.processes import is_wrong, process_tree, stop_lines, top
 from trimesh.cli.profile import profile, trace
 from trimesh.cli.text import call_lines, clean, is_stuck, one_line, publication_lines, stack_lines, wait_lines
-from trimesh.cli.top import top
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
 

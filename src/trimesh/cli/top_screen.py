@@ -20,8 +20,8 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from trimesh import limits
+from trimesh.cli.processes import COLUMNS, cells, chosen, detail, summary
 from trimesh.cli.text import one_line
-from trimesh.cli.top import COLUMNS, cells, chosen, detail, summary
 from trimesh.errors import ConnectError
 from trimesh.observe import ProcActivity, RunSnapshot, activity_between, calls_of
 

@@ -51,26 +51,6 @@ from trimesh.errors import ConnectError, HostLost, ProtocolError, SpawnError, Tr
 from trimesh.jobs.job import Job
 from trimesh.jobs.kept import state as states
 from trimesh.jobs.kept.kept_job import ForeseenEnd
-from trimesh.jobs.kept.state import (
-    AgentEnded,
-    Attach,
-    Attached,
-    BeginAgent,
-    EndAgent,
-    Extend,
-    HostReplaced,
-    HostsGranted,
-    HostsNoticed,
-    JobSeen,
-    KeeperRefused,
-    KeptState,
-    Lines,
-    LookAtJob,
-    Question,
-    ReplaceHost,
-    check_user,
-    listen,
-)
 from trimesh.jobs.launcher import AgentOrder, ChildAgent, start_child
 from trimesh.jobs.local import agent_command
 from trimesh.jobs.on_hosts.commands import host_environment
@@ -106,7 +86,7 @@ class KeeperTold(msgspec.Struct, frozen=True):
     """
 
     pid: int
-    state: KeptState | None = None
+    state: states.KeptState | None = None
     failure: str = ""
     is_taken: bool = False
 
@@ -123,7 +103,7 @@ class Keeper:
         self._is_over = False
         self._changed = trio.Event()
         self._ends_at = 0.0
-        self._state = KeptState(
+        self._state = states.KeptState(
             name=order.name,
             key=os.urandom(16).hex(),
             kind=type(job).__name__,
@@ -172,7 +152,7 @@ class Keeper:
             self._held = HeldHosts(
                 self._job, seats, hosts, ids, run.launcher.interface, foreseen, lambda: run.spares > 0
             )
-            async with listen(self._state.key) as listener, trio.open_nursery() as nursery:
+            async with states.listen(self._state.key) as listener, trio.open_nursery() as nursery:
                 nursery.start_soon(trio.serve_listeners, self._serve, [listener])
                 self._set_lease(self._order.lease)
                 self._update(status="kept", hosts=tuple(hosts.names))
@@ -241,30 +221,30 @@ class Keeper:
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection; what it sends ends nothing but itself."""
-        lines = Lines(stream)
+        lines = states.Lines(stream)
         async with stream:
             try:
-                check_user(stream.socket)
-                question = await lines.receive(Question)
+                states.check_user(stream.socket)
+                question = await lines.receive(states.Question)
                 await self._answer(question, lines)
             except (ConnectError, ProtocolError, trio.BrokenResourceError):
                 return
 
-    async def _answer(self, question: object, lines: Lines) -> None:
+    async def _answer(self, question: object, lines: states.Lines) -> None:
         assert self._held is not None
         match question:
-            case LookAtJob():
-                await lines.send(JobSeen(self._state, self._held.attached))
-            case Extend(lease=lease) if 0 < lease <= limits.KEPT_LEASE_SECONDS_MAX and not self._is_over:
+            case states.LookAtJob():
+                await lines.send(states.JobSeen(self._state, self._held.attached))
+            case states.Extend(lease=lease) if 0 < lease <= limits.KEPT_LEASE_SECONDS_MAX and not self._is_over:
                 self._set_lease(lease)
                 self._update()
                 self._changed.set()
-                await lines.send(JobSeen(self._state, self._held.attached))
-            case Extend():
+                await lines.send(states.JobSeen(self._state, self._held.attached))
+            case states.Extend():
                 await lines.send(
-                    KeeperRefused(f"a lease must be a number of seconds of a job that is kept, got {question}")
+                    states.KeeperRefused(f"a lease must be a number of seconds of a job that is kept, got {question}")
                 )
-            case Attach(pid=pid, grace=grace):
+            case states.Attach(pid=pid, grace=grace):
                 await self._held.serve(lines, pid, grace)
             case _:
                 raise ProtocolError("a connection to a keeper begins with a question")
@@ -363,7 +343,7 @@ class HeldHosts:
         foreseen: ForeseenEnd,
         has_spares: Callable[[], bool],
     ) -> None:
-        self.attached: Attached | None = None
+        self.attached: states.Attached | None = None
         self._job = job
         self._seats = seats
         self._hosts = hosts
@@ -377,19 +357,19 @@ class HeldHosts:
         self._scopes: dict[int, trio.CancelScope] = {}
         self._has_ended = trio.Event()
 
-    async def serve(self, lines: Lines, pid: int, grace: float | None) -> None:
+    async def serve(self, lines: states.Lines, pid: int, grace: float | None) -> None:
         """Let a program have the hosts until its connection ends, or refuse it."""
         refusal = await self._wait_turn()
         if refusal is not None:
-            await lines.send(KeeperRefused(refusal))
+            await lines.send(states.KeeperRefused(refusal))
             return
-        self.attached = Attached(host_name(), pid, time.time())
+        self.attached = states.Attached(host_name(), pid, time.time())
         self._leaving = trio.Event()
         self._free = trio.Event()
         try:
             parts = dict(self._job.parts)
             await lines.send(
-                HostsGranted(
+                states.HostsGranted(
                     tuple(self._hosts.names),
                     parts,
                     self._job.is_named,
@@ -434,20 +414,20 @@ class HeldHosts:
             f"since {at}: end that, or wait for it"
         )
 
-    async def _take_orders(self, lines: Lines, nursery: trio.Nursery) -> None:
-        while (record := await lines.receive(BeginAgent | EndAgent | ReplaceHost)) is not None:
+    async def _take_orders(self, lines: states.Lines, nursery: trio.Nursery) -> None:
+        while (record := await lines.receive(states.BeginAgent | states.EndAgent | states.ReplaceHost)) is not None:
             match record:
-                case BeginAgent(number=number, rank=rank, order=order) if 0 <= rank < len(self._host_ids):
+                case states.BeginAgent(number=number, rank=rank, order=order) if 0 <= rank < len(self._host_ids):
                     scope = self._scopes[number] = trio.CancelScope()
                     nursery.start_soon(self._run_agent, lines, number, rank, order, scope)
-                case EndAgent(number=number) if number in self._scopes:
+                case states.EndAgent(number=number) if number in self._scopes:
                     self._scopes[number].cancel(reason="the program has told its agent to end")
-                case ReplaceHost(rank=rank) if 0 <= rank < len(self._host_ids):
+                case states.ReplaceHost(rank=rank) if 0 <= rank < len(self._host_ids):
                     nursery.start_soon(self._replace, lines, rank)
                 case _:
                     pass
 
-    async def _replace(self, lines: Lines, rank: int) -> None:
+    async def _replace(self, lines: states.Lines, rank: int) -> None:
         """Have another machine at a place, if there is a spare one; else the seat there gives a new agent anyway."""
         failure = ""
         if self._has_spares():
@@ -458,19 +438,21 @@ class HeldHosts:
                     failure = ""
                 except SpawnError as error:
                     failure = str(error)
-        await _send(lines, HostReplaced(rank, self._hosts.names[rank], failure))
+        await _send(lines, states.HostReplaced(rank, self._hosts.names[rank], failure))
 
-    async def _run_agent(self, lines: Lines, number: int, rank: int, order: str, scope: trio.CancelScope) -> None:
-        ended = AgentEnded(number, "it was told to end", "", "agent exit")
+    async def _run_agent(
+        self, lines: states.Lines, number: int, rank: int, order: str, scope: trio.CancelScope
+    ) -> None:
+        ended = states.AgentEnded(number, "it was told to end", "", "agent exit")
         with scope:
             seat = self._seats.slice(hosts=rank).serve.options(abandon_after=limits.KEPT_CLEAN_SECONDS)
             try:
-                ended = AgentEnded(number, *(await seat.call_one(order)))
+                ended = states.AgentEnded(number, *(await seat.call_one(order)))
             except Exception as error:  # noqa: BLE001 - whatever it is, the program has lost this host
-                ended = AgentEnded(number, *_words_of(error))
+                ended = states.AgentEnded(number, *_words_of(error))
         if self._ending is not None:
             reason, text = self._ending
-            ended = AgentEnded(number, text, "", reason)
+            ended = states.AgentEnded(number, text, "", reason)
         with trio.CancelScope(shield=True), trio.move_on_after(limits.KEPT_ANSWER_SECONDS):
             await _send(lines, ended)
         del self._scopes[number]
@@ -490,11 +472,11 @@ class HeldHosts:
                 await self._has_ended.wait()
 
 
-async def _tell_program(lines: Lines, wait: Callable[[], Awaitable[str]], is_end: bool) -> None:  # noqa: FBT001
-    await _send(lines, HostsNoticed(await wait(), is_end))
+async def _tell_program(lines: states.Lines, wait: Callable[[], Awaitable[str]], is_end: bool) -> None:  # noqa: FBT001
+    await _send(lines, states.HostsNoticed(await wait(), is_end))
 
 
-async def _send(lines: Lines, record: AgentEnded | HostsNoticed | HostReplaced) -> None:
+async def _send(lines: states.Lines, record: states.AgentEnded | states.HostsNoticed | states.HostReplaced) -> None:
     """Send a record to a program that may have gone."""
     try:
         await lines.send(record)

@@ -27,27 +27,6 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import ConnectError, ProtocolError, SpawnError
 from trimesh.jobs.job import Job, Pickle
 from trimesh.jobs.kept import state as states
-from trimesh.jobs.kept.state import (
-    AgentEnded,
-    Answer,
-    Attach,
-    Attached,
-    BeginAgent,
-    EndAgent,
-    Extend,
-    HostReplaced,
-    HostsGranted,
-    HostsNoticed,
-    JobSeen,
-    KeeperRefused,
-    KeptState,
-    Lines,
-    LookAtJob,
-    Question,
-    ReplaceHost,
-    checked_kept_name,
-    dial,
-)
 from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 from trimesh.jobs.local import interpreter_command
 from trimesh.jobs.opening import open_job
@@ -76,8 +55,8 @@ class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
         gone: Why nothing is kept any more; "" while it is.
     """
 
-    state: KeptState
-    attached: Attached | None = None
+    state: states.KeptState
+    attached: states.Attached | None = None
     gone: str = ""
 
     @property
@@ -107,7 +86,7 @@ async def keep(name: str, job: Job, *, lease: float) -> KeptJob:
         ConnectError: The name is taken.
         SpawnError: The hosts cannot be had; the text has the words of whoever refused.
     """
-    checked_kept_name(name)
+    states.checked_kept_name(name)
     if not isinstance(job, Job):
         raise TypeError(f"keep takes a job, LocalJob(2) for one, got {job!r}")
     seconds = checked_lease(lease)
@@ -229,25 +208,25 @@ def _last_words(name: str) -> str:
 # ---- asking a keeper --------------------------------------------------------------------------------------------
 
 
-async def reached(name: str) -> tuple[KeptState, Lines]:
+async def reached(name: str) -> tuple[states.KeptState, states.Lines]:
     """Return the state of a kept job, and a connection to its keeper.
 
     Raises:
         ConnectError: It is not kept, or not any more, or not here.
     """
-    state = states.read(checked_kept_name(name))
+    state = states.read(states.checked_kept_name(name))
     gone = states.why_gone(state)
     if gone:
         raise ConnectError(f"the job {name} is not kept any more: {gone}; `trimesh job stop {name}` frees the name")
     if state.status == "starting":
         raise ConnectError(f"the job {name} is not there yet: process {state.pid} waits for its hosts; try again later")
     try:
-        return state, await dial(state.key)
+        return state, await states.dial(state.key)
     except OSError as error:
         raise ConnectError(f"the keeper of {name}, process {state.pid}, cannot be reached: {error}") from error
 
 
-async def asked(lines: Lines, question: Question, name: str, *, seconds: float = 0.0) -> Any:
+async def asked(lines: states.Lines, question: states.Question, name: str, *, seconds: float = 0.0) -> Any:
     """Ask a keeper, and return its answer.
 
     Args:
@@ -262,12 +241,12 @@ async def asked(lines: Lines, question: Question, name: str, *, seconds: float =
     with trio.move_on_after(seconds + limits.KEPT_ANSWER_SECONDS):
         try:
             await lines.send(question)
-            answer: Any = await lines.receive(Answer)
+            answer: Any = await lines.receive(states.Answer)
         except (trio.BrokenResourceError, ProtocolError) as error:
             raise ConnectError(f"the keeper of {name} cannot be asked: {error}") from error
         if answer is None:
             raise ConnectError(f"the keeper of {name} has ended")
-        if isinstance(answer, KeeperRefused):
+        if isinstance(answer, states.KeeperRefused):
             raise ConnectError(f"{name}: {answer.text}")
         return answer
     raise ConnectError(
@@ -297,14 +276,14 @@ async def _kept() -> list[KeptJob]:
     return found
 
 
-async def _looked(state: KeptState) -> KeptJob:
+async def _looked(state: states.KeptState) -> KeptJob:
     try:
         gone = states.why_gone(state)
         if gone or state.status == "starting":
             return KeptJob(state=state, gone=gone)
         _, lines = await reached(state.name)
         async with lines.stream:
-            seen: JobSeen = await asked(lines, LookAtJob(), state.name)
+            seen: states.JobSeen = await asked(lines, states.LookAtJob(), state.name)
     except ConnectError as error:
         return KeptJob(state=state, gone=str(error))
     return KeptJob(state=seen.state, attached=seen.attached)
@@ -323,7 +302,7 @@ async def extend(name: str, *, lease: float) -> KeptJob:
 async def _extend(name: str, lease: float) -> KeptJob:
     _, lines = await reached(name)
     async with lines.stream:
-        seen: JobSeen = await asked(lines, Extend(lease), name)
+        seen: states.JobSeen = await asked(lines, states.Extend(lease), name)
     return KeptJob(state=seen.state, attached=seen.attached)
 
 
@@ -335,7 +314,7 @@ async def stop(name: str) -> str:
     Raises:
         ConnectError: There is none by that name, or it is on another machine.
     """
-    return await in_trio(partial(_stop, checked_kept_name(name)))()
+    return await in_trio(partial(_stop, states.checked_kept_name(name)))()
 
 
 async def _stop(name: str) -> str:
@@ -353,7 +332,7 @@ async def _stop(name: str) -> str:
     return "it has ended, and nothing of it is left"
 
 
-async def _ended(state: KeptState, pidfd: int) -> str:
+async def _ended(state: states.KeptState, pidfd: int) -> str:
     """End a keeper, and return how that went."""
     text = "it has ended, and nothing of it is left"
     signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -427,7 +406,7 @@ _log = logging.getLogger("trimesh")
 
 
 def _checked_name(_: object, __: object, name: Any) -> None:
-    checked_kept_name(name)
+    states.checked_kept_name(name)
 
 
 @attrs.frozen
@@ -543,7 +522,7 @@ class KeptAgent:
     async def stop(self) -> None:
         with trio.CancelScope(shield=True), trio.move_on_after(limits.KEPT_CLEAN_SECONDS):
             if not self.ended.is_set():
-                await self._attachment.tell(EndAgent(self._number))
+                await self._attachment.tell(states.EndAgent(self._number))
                 await self.ended.wait()
 
 
@@ -556,11 +535,11 @@ class HostAttachment:
         ending: Told that the program has to leave them.
     """
 
-    def __init__(self, lines: Lines, granted: HostsGranted) -> None:
+    def __init__(self, lines: states.Lines, granted: states.HostsGranted) -> None:
         self.granted = granted
         self.notice, self.ending = HostsNotice(), HostsNotice()
         self._replacing = trio.Lock()
-        self._replaced: HostReplaced | None = None
+        self._replaced: states.HostReplaced | None = None
         self._has_replaced = trio.Event()
         self._lines = lines
         self._agents: dict[int, KeptAgent] = {}
@@ -575,7 +554,7 @@ class HostAttachment:
         """
         self._number += 1
         agent = self._agents[self._number] = KeptAgent(self, self._number)
-        if self._is_over or not await self.tell(BeginAgent(self._number, rank, order.line.decode())):
+        if self._is_over or not await self.tell(states.BeginAgent(self._number, rank, order.line.decode())):
             raise SpawnError(f"the host {self.granted.hosts[rank]} cannot be had: the keeper of the job has ended")
         return agent
 
@@ -587,16 +566,16 @@ class HostAttachment:
         """
         async with self._replacing:
             self._replaced, self._has_replaced = None, trio.Event()
-            if not self._is_over and await self.tell(ReplaceHost(rank)):
+            if not self._is_over and await self.tell(states.ReplaceHost(rank)):
                 await self._has_replaced.wait()
-            answer: HostReplaced | None = self._replaced
+            answer: states.HostReplaced | None = self._replaced
         if answer is None:
             raise SpawnError(f"the host {self.granted.hosts[rank]} cannot be replaced: the keeper of the job has ended")
         if answer.failure:
             raise SpawnError(f"the keeper of the job has no other host in the place of {answer.name}: {answer.failure}")
         return answer.name
 
-    async def tell(self, record: BeginAgent | EndAgent | ReplaceHost) -> bool:
+    async def tell(self, record: states.BeginAgent | states.EndAgent | states.ReplaceHost) -> bool:
         """Tell the keeper, and return whether it is there."""
         try:
             await self._lines.send(record)
@@ -624,7 +603,7 @@ class HostAttachment:
     async def read(self) -> None:
         """Learn what the keeper says, until it has gone."""
         try:
-            while self._take(await self._lines.receive(Answer)):
+            while self._take(await self._lines.receive(states.Answer)):
                 pass
         except ProtocolError:
             pass
@@ -635,13 +614,13 @@ class HostAttachment:
 
     def _take(self, record: object) -> bool:
         match record:
-            case AgentEnded(number=number):
+            case states.AgentEnded(number=number):
                 if (agent := self._agents.pop(number, None)) is not None:
                     agent.exit = AgentExit(record.text, record.last_words, record.reason)
                     agent.ended.set()
-            case HostsNoticed(text=text, is_end=is_end):
+            case states.HostsNoticed(text=text, is_end=is_end):
                 (self.ending if is_end else self.notice).tell(text)
-            case HostReplaced():
+            case states.HostReplaced():
                 self._replaced = record
                 self._has_replaced.set()
             case _:
@@ -661,7 +640,8 @@ async def _open_attachment(name: str) -> AsyncGenerator[HostAttachment, None]:
     grace = reread().grace
     grace = grace if math.isfinite(grace) else 0.0  # such a block has no end that could be waited for
     async with lines.stream:
-        granted: HostsGranted = await asked(lines, Attach(os.getpid(), grace), name, seconds=limits.KEPT_CLEAN_SECONDS)
+        attach = states.Attach(os.getpid(), grace)
+        granted: states.HostsGranted = await asked(lines, attach, name, seconds=limits.KEPT_CLEAN_SECONDS)
         attachment = HostAttachment(lines, granted)
         try:
             yield attachment
