@@ -24,7 +24,7 @@ from trimesh import (
     open_channel,
     this_host,
 )
-from trimesh.testing.plans.vocabulary import SpawnFault
+from trimesh.testing.plans.system_faults import SpawnFault
 
 TROUBLE: Final = (ProcDied, MeshStopped, ActorFailed, LinkLost, RemoteCancelled, Unresponsive, MemoryError)
 """What a caller may get when something has gone wrong."""

@@ -24,7 +24,10 @@ from tests.soak.schedule import Schedule, Trouble
 
 import trimesh
 from trimesh import FailFast, Restart, RestartLimit, this_host
-from trimesh.testing.plans.vocabulary import Death, EndpointFault, Fault, LinkFault, LoopLag, LostCall, Partition, Where
+from trimesh.testing.plans.endpoint_faults import EndpointFault, LostCall
+from trimesh.testing.plans.fault import Fault, Where
+from trimesh.testing.plans.link_faults import LinkFault, Partition
+from trimesh.testing.plans.process_faults import Death, LoopLag
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
 STATES: Final = ("nothing went wrong", "all answered after trouble", "the block failed")

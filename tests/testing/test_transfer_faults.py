@@ -19,7 +19,7 @@ from trimesh import Isolate, MeshErrorGroup, ProcDied
 from trimesh.rdma import Published
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
 from trimesh.testing.plans.plan import FaultPlan
-from trimesh.testing.plans.vocabulary import TransferFault
+from trimesh.testing.plans.system_faults import TransferFault
 from trimesh.testing.real.run import run_real
 from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
 

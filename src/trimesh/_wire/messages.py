@@ -657,18 +657,11 @@ class Fired(Message, frozen=True, tag=46):
     where: str
 
 
-class Misbehave(Message, frozen=True, tag=47):
-    """Do something to the own process, now.
-
-    Attributes:
-        kind: "exit", "hold_gil", "lag", "jump", "drift", "quicken" or "die", which waits for the next endpoint.
-        number: Exit code, seconds, the rate of a drift, the number of the fault that made it slow; of "die" 0 for the
-            start of the endpoint, 1 for its end, before the reply.
-    """
+class Heal(Message, frozen=True, tag=47):
+    """End a planned fault that the process was given by `Arm`."""
 
     token: str
-    kind: str
-    number: float
+    index: int
 
 
 Terminal = Return | Error | CancelAck | Refused
@@ -683,7 +676,7 @@ _Deadlocks = Suspect | Look | Seen | Break | Broken | Circle
 _Publications = Subscribe | Published | Unpinned
 _Above = Service
 _Programs = Disconnect
-_Testing = Arm | Fired | Misbehave
+_Testing = Arm | Fired | Heal
 """What only processes take that a test has armed."""
 
 _Apart = MoveMessage | WatchMessage | Calls

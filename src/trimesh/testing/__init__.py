@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     )
     from trimesh.testing.plans.chaos import Chaos, ChaosPlan, LivenessError
     from trimesh.testing.plans.determinism import NotDeterministicWarning, is_bit_exact
-    from trimesh.testing.plans.faults import Faults, UnsupportedFault
-    from trimesh.testing.plans.plan import UnfiredFault
-    from trimesh.testing.plans.vocabulary import Fired
+    from trimesh.testing.plans.fault import UnsupportedFault
+    from trimesh.testing.plans.faults import Faults
+    from trimesh.testing.plans.plan import Fired, UnfiredFault
     from trimesh.testing.real.host_network import HostNetwork, open_host_network, why_no_networks
     from trimesh.testing.real.launcher_cases import LAUNCHER_CASES, LauncherSubject, check_launcher
     from trimesh.testing.real.network_job import NetworkJob
@@ -48,7 +48,7 @@ _HOMES: Final = {
     "NeverReached": "running",
     "Entry": "simulated.oracles",
     "Faults": "plans.faults",
-    "Fired": "plans.vocabulary",
+    "Fired": "plans.plan",
     "NotDeterministicWarning": "plans.determinism",
     "NotLinearizable": "histories",
     "Operation": "histories",
@@ -57,7 +57,7 @@ _HOMES: Final = {
     "Trace": "simulated.oracles",
     "UndecidedError": "histories",
     "UnfiredFault": "plans.plan",
-    "UnsupportedFault": "plans.faults",
+    "UnsupportedFault": "plans.fault",
     "check_launcher": "real.launcher_cases",
     "check_linearizable": "histories",
     "open_host_network": "real.host_network",

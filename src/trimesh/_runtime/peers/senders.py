@@ -92,7 +92,7 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     # tests: with the token that the process was armed with
     messages.Arm: _CONTROLLER,
     messages.Fired: _MEMBER,
-    messages.Misbehave: _CONTROLLER,
+    messages.Heal: _CONTROLLER,
 }
 """Every kind of message."""
 

@@ -6,12 +6,9 @@ the protocol, and has nothing at its sites.
 
 from __future__ import annotations
 
-import ctypes
 import inspect
-import os
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 import attrs
@@ -25,16 +22,16 @@ from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.values.codec import take_payload
 from trimesh._runtime.values.endpoint_spec import EndpointSpec
-from trimesh._transport.interface import DownReason, Link, LinkDown
+from trimesh._transport.interface import Link
 from trimesh._transport.native.fault_table import TableKey
 from trimesh._transport.native.transport import NativeTransport
 from trimesh._wire import messages
 from trimesh.errors import PayloadError, ProtocolError, place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.extent import Point
-from trimesh.testing.plans.disturbances import FailingTransfers, ProcClock, SlowProcessors
-from trimesh.testing.plans.injector import Injector, Rule, dying, run, watched
-from trimesh.testing.plans.vocabulary import EndpointFault, LostCall, ProcessorFault, TransferFault
+from trimesh.testing.plans.endpoint_faults import lose_link, watched
+from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, healed
+from trimesh.testing.plans.process_faults import ProcClock
 
 ARMED = -1
 """Index of the `Fired` message by which a process says that it is armed."""
@@ -62,82 +59,75 @@ class ArmedSetup:
             if self.table is not None:
                 self.table.arm(proc.transport)
             here = execution_context()
-            _Armed(proc, self.token, here.mesh, here.point).serve()
+            Armed(proc, self.token, here.mesh, here.point).serve()
         result = None if self.setup is None else self.setup()
         if inspect.isawaitable(result):
             await result
 
 
 @attrs.define(eq=False)
-class _Armed:
-    """The sites of one real process."""
+class Armed:
+    """The sites of one real process.
+
+    Attributes:
+        faults: Those that have begun here.
+        clock: What Python code here reads as the time.
+    """
 
     proc: Proc
     token: str
     mesh: str
     point: Point
-    _injector: Injector = attrs.field(init=False)
-    _transfers: FailingTransfers = attrs.field(init=False)
-    _processors: SlowProcessors = attrs.field(init=False)
-    _clock: ProcClock = attrs.field(factory=ProcClock)
+    faults: ActiveFaults = attrs.field(init=False)
+    clock: ProcClock = attrs.field(factory=ProcClock)
     _planner: Peer | None = None
-    _dies_at_end: bool | None = None
+    _heals: dict[int, Heal] = attrs.field(factory=dict[int, Heal])
 
     def __attrs_post_init__(self) -> None:
-        self._injector = Injector(self._fired)
-        self._transfers = FailingTransfers(partial(self._fired_here, "transfer"))
-        self._processors = SlowProcessors(partial(self._fired_here, "processor"))
+        self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
 
     def serve(self) -> None:
         """Take faults from now on, and say so to the owner of this process."""
         self.proc.sites = self
         self.proc.routes[messages.Arm] = self._arm
-        self.proc.routes[messages.Misbehave] = self._misbehave
+        self.proc.routes[messages.Heal] = self._heal
         agent = self.proc.cells[AGENT]
         _tell(agent.owner, ARMED, "spawn", "")
+
+    @property
+    def _place(self) -> Place:
+        return (REAL, self.proc.proc_id)
 
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
-        """Lose the requests that are to be lost."""
-        del peer
-        if not self._injector.loses_request(proc.cells, message):
+        """Lose what is to be lost, and its link."""
+        if self.faults.received(self._place, proc, peer, message):
             return True
-        link.abort()
-        proc.link_down(link, LinkDown(DownReason.EOF))
+        lose_link(proc, link)
         return False
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
-        """Start it: failing starts are planned for the process of the test alone."""
-        return request
+        return self.faults.launching(request)
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
         spec = call.spec
-        if call.mesh == AGENT:
+        if call.mesh == AGENT or not self.faults.active:
             return spec
-        seconds = self._processors.seconds(self.proc.proc_id)
-        if seconds:
-            time.sleep(seconds)  # as computing does: nothing else runs
-        if not self._injector.rules and self._dies_at_end is None:
-            return spec
-        return watched(spec, lambda: self._begin(cell, call, spec), run)
+        return watched(spec, lambda: self._begin(cell, call, spec))
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
-        chosen = self._injector.spec_for(cell, call, spec)
-        return chosen if self._dies_at_end is None else dying(chosen, at_end=self._dies_at_end)
+        time.sleep(self.faults.computing(self._place))  # as computing does: nothing else runs
+        return self.faults.dispatch(self._place, cell, call, spec)
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Disturb a transfer; see `Sites.moving`."""
-        return self._transfers.moving(proc_id)
+        del proc_id
+        return self.faults.moving(self._place)
 
-    def _fired_here(self, site: str, index: int, _: object) -> None:
+    def _fired(self, index: int, site: str, where: str) -> None:
         assert self._planner is not None
-        _tell(self._planner, index, site, place_name(self.mesh, self.point))
-
-    def _fired(self, rule: Rule, cell: Cell) -> None:
-        assert self._planner is not None
-        site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
-        _tell(self._planner, rule.index, site, place_name(cell.spec.name, cell.spec.point))
+        _tell(self._planner, index, site, where)
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -151,41 +141,15 @@ class _Armed:
             (fault,), _ = self.proc.values.decode(*take_payload(message.payload, bodies), what="a planned fault")
         except PayloadError as error:
             raise ProtocolError(f"a planned fault cannot be rebuilt here: {error}") from error
+        if not isinstance(fault, Fault):
+            raise ProtocolError(f"a process is armed with a fault, got {type(fault).__name__}")
         self._planner = peer
-        match fault:
-            case EndpointFault() | LostCall():
-                self._injector.rules.append(Rule(message.index, fault))
-            case TransferFault():
-                self._transfers.plan(message.index, fault, (self.proc.proc_id,))
-            case ProcessorFault():
-                self._processors.plan(message.index, fault, (self.proc.proc_id,))
-            case _:
-                raise ProtocolError(
-                    f"a process takes faults of endpoints, processors, transfers; got {type(fault).__name__}"
-                )
+        self._heals[message.index] = fault.armed(self, message.index)
 
-    def _misbehave(self, peer: Peer, message: messages.Misbehave, bodies: list[memoryview]) -> None:
+    def _heal(self, peer: Peer, message: messages.Heal, bodies: list[memoryview]) -> None:
         del peer, bodies
         self._check(message.token)
-        if message.kind == "exit":
-            os._exit(int(message.number))
-        elif message.kind == "hold_gil":
-            # A PyDLL keeps the GIL while the function runs.
-            ctypes.PyDLL(None).usleep(ctypes.c_uint(int(message.number * 1e6)))
-        elif message.kind == "lag":
-            time.sleep(message.number)
-        elif message.kind == "jump":
-            self._clock.jump(message.number)
-        elif message.kind == "drift":
-            self._clock.drift(message.number)
-        elif message.kind == "quicken":
-            self._processors.end(int(message.number))
-        elif message.kind == "die":
-            self._dies_at_end = bool(message.number)
-        else:
-            raise ProtocolError(
-                f"a process misbehaves by exit, hold_gil, lag, jump, drift, quicken, die; got {message.kind!r}"
-            )
+        self._heals.pop(message.index, healed)()
 
 
 def _tell(peer: Peer, index: int, site: str, where: str) -> None:

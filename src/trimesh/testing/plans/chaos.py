@@ -20,25 +20,48 @@ import trio
 from trimesh import limits
 from trimesh.actor.proc_mesh import ProcMesh
 from trimesh.testing.plans.determinism import stream
+from trimesh.testing.plans.fault import Fault, Moment, Place, Where, checked_amount
 from trimesh.testing.plans.faults import Faults
+from trimesh.testing.plans.link_faults import LinkFault, Partition
 from trimesh.testing.plans.plan import checked_series
-from trimesh.testing.plans.vocabulary import (
-    Death,
-    Fault,
-    LinkFault,
-    LoopLag,
-    Moment,
-    Partition,
-    Place,
-    ProcessorFault,
-    TransferFault,
-    Where,
-    checked_amount,
-)
+from trimesh.testing.plans.process_faults import Death, LoopLag, ProcessorFault
+from trimesh.testing.plans.system_faults import TransferFault
 
 T = TypeVar("T")
 
-KINDS: Final = ("kill", "stop", "partition", "delay", "lag", "slow", "transfer")
+CONTROLLER: Final = Where("controller", (None,))
+
+TRANSFERS: Final = 10
+"""So many transfers of a member are late, one after the other."""
+
+
+@attrs.frozen
+class Strike:
+    """What a fault by chance is made of.
+
+    Attributes:
+        victim: The member.
+        seconds: How long it lasts.
+        late: By how many seconds what is late is late.
+        moment: When a member that is killed ends.
+    """
+
+    victim: Where
+    seconds: float
+    late: float
+    moment: Moment
+
+
+KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
+    "kill": lambda one: Death(one.victim, "sigkill", one.moment),
+    "stop": lambda one: Death(one.victim, "sigstop"),
+    "partition": lambda one: Partition(CONTROLLER, one.victim),
+    "delay": lambda one: LinkFault(CONTROLLER, one.victim, "delay", one.late),
+    "lag": lambda one: LoopLag(one.victim, one.seconds),
+    "slow": lambda one: ProcessorFault(one.victim, one.late),
+    "transfer": lambda one: TransferFault(one.victim, times=TRANSFERS, seconds=one.late),
+}
+"""Kinds of faults that chaos draws, and what makes one. Seeds draw them in this order: a new one is the last."""
 
 SLOW: Final = ("delay", "slow", "transfer")
 """Kinds that make a member slow: it counts as up."""
@@ -51,9 +74,6 @@ LONGEST_SECONDS: Final = 2 * limits.LEASE_SECONDS
 
 DELAY_SECONDS: Final = 0.5
 """A slow link is slower by up to this, and so are a transfer of a buffer and the start of an endpoint."""
-
-TRANSFERS: Final = 10
-"""So many transfers of a member are late, one after the other."""
 
 FIRST_MESSAGES: Final = 50
 """Over real processes the first fault comes after up to so many messages: a body of some dozen calls meets it."""
@@ -275,8 +295,10 @@ class Chaos:
             if not up:
                 continue
             victim = up[int(step.victim * len(up))]
+            late = DELAY_SECONDS * step.seconds / LONGEST_SECONDS or 1e-6
             moment = self.faults.executor.moment(step.seconds / LONGEST_SECONDS)
-            heal = self.faults.plan(_fault(step, victim, moment), key=f"c{self._plans - 1}.{step.number}")
+            fault = KINDS[step.kind](Strike(victim, step.seconds or 1e-6, late, moment))
+            heal = self.faults.plan(fault, key=f"c{self._plans - 1}.{step.number}")
             heals.append(heal)
             if step.kind != "kill":
                 nursery.start_soon(self._heal_after, step, victim, heal)
@@ -297,23 +319,3 @@ class Chaos:
 
 def _others(mesh: ProcMesh, point: Any) -> list[Any]:
     return [other for other in mesh.points() if other.rank != point.rank]
-
-
-def _fault(step: ChaosStep, victim: Where, moment: Moment) -> Fault:
-    controller = Where("controller", (None,))
-    late = DELAY_SECONDS * step.seconds / LONGEST_SECONDS or 1e-6
-    match step.kind:
-        case "kill":
-            return Death(victim, "sigkill", moment)
-        case "stop":
-            return Death(victim, "sigstop")
-        case "partition":
-            return Partition(controller, victim)
-        case "delay":
-            return LinkFault(controller, victim, "delay", late)
-        case "slow":
-            return ProcessorFault(victim, late)
-        case "transfer":
-            return TransferFault(victim, times=TRANSFERS, seconds=late)
-        case _:
-            return LoopLag(victim, step.seconds or 1e-6)

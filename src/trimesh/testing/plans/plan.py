@@ -8,7 +8,24 @@ from typing import Final
 
 import attrs
 
-from trimesh.testing.plans.vocabulary import ClockFault, Fault, Fired, LinkFault
+from trimesh.testing.plans.fault import Fault
+
+
+@attrs.frozen
+class Fired:
+    """A fault that happened.
+
+    Attributes:
+        time: Seconds since the run began; virtual in a simulation.
+        site: Where in the runtime.
+        where: Coordinates.
+        fault: Which.
+    """
+
+    time: float
+    site: str
+    where: str
+    fault: Fault
 
 
 class UnfiredFault(AssertionError):
@@ -36,7 +53,7 @@ class Planned:
     @property
     def is_certain(self) -> bool:
         """Whether it must happen in each run, not only in some."""
-        return not self.is_chance and (not isinstance(self.fault, LinkFault) or self.fault.is_certain)
+        return not self.is_chance and self.fault.is_certain
 
     @property
     def is_chance(self) -> bool:
@@ -46,7 +63,7 @@ class Planned:
     @property
     def is_drawn(self) -> bool:
         """Whether a seed decides what it hits, or how hard."""
-        return not self.is_certain or (isinstance(self.fault, ClockFault) and self.fault.skew != 0)
+        return not self.is_certain or self.fault.is_drawn
 
 
 @attrs.define(eq=False)

@@ -18,14 +18,14 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
 import attrs
 import trio
 
-from trimesh.testing.plans.vocabulary import Direction, checked_amount
+from trimesh.testing.plans.fault import Direction, Heal, checked_amount
 
 CONTROLLER: Final = -1
 """The rank of the test's own process among the hosts."""
@@ -39,8 +39,6 @@ _PER_MILLION: Final = 1_000_000
 _BURST_BYTES: Final = 32 * 1024
 _LATENCY: Final = "400ms"
 """What waits longer than that for its turn on a slow cable is dropped, as by a switch."""
-
-Heal = Callable[[], None]
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,7 +16,6 @@ from trimesh._runtime.hosts import marked
 from trimesh.jobs.job import Job
 from trimesh.jobs.launcher import AgentExit, AgentOrder, ChildAgent, Launcher, start_child
 from trimesh.jobs.local import agent_command
-from trimesh.testing.plans.vocabulary import HostFault
 from trimesh.testing.real.host_network import CONTROLLER, HostNetwork
 
 
@@ -44,26 +43,6 @@ class NetworkJob(Job):
     def launcher(self) -> NetworkLauncher:
         """See `Job.launcher`."""
         return NetworkLauncher(self)
-
-    def disturb(self, fault: HostFault) -> Callable[[], None]:
-        """Make a fault of a host happen; return what heals it.
-
-        Raises:
-            ValueError: There is no such host.
-        """
-        network, hosts = self.network, [fault.host]
-        match fault.kind:
-            case "cut":
-                return network.cut(hosts, fault.direction)
-            case "drop":
-                return network.lose_packets(hosts, fault.amount, fault.direction)
-            case "bandwidth":
-                return network.limit(hosts, 8 * fault.amount)
-            case "reset":
-                network.reset(hosts)
-            case "lose":
-                self.kill_agent(fault.host)
-        return _healed
 
     def kill_agent(self, rank: int, signum: int = signal.SIGKILL) -> None:
         """Send a signal to the agent of a host, if it runs."""
@@ -123,7 +102,3 @@ class NetworkAgent(ChildAgent):
             if self.has_ended:
                 self.exit_code = self._process.returncode
             await super().stop()
-
-
-def _healed() -> None:
-    """Heal what is over at once."""

@@ -33,7 +33,8 @@ from trimesh._transport.interface import DownReason, Lane, Link, LinkDown
 from trimesh.errors import SpawnError, place_name
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent
-from trimesh.testing.plans.vocabulary import LinkFault, Place
+from trimesh.testing.plans.fault import Heal, Place
+from trimesh.testing.plans.link_faults import DisturbedWire
 from trimesh.testing.simulated.tasks import drop_tasks
 
 if TYPE_CHECKING:
@@ -398,8 +399,6 @@ def proc_of_task(proc: Proc) -> Generator[None, None, None]:
 # time. A place that is *held* hears nothing; once the heartbeats of a child have been held for `limits.LEASE_SECONDS`,
 # its owner gives it up, as the native library does.
 
-FATES = {"drop": Fate.LOST, "reset": Fate.LOST, "duplicate": Fate.REPEATED, "corrupt": Fate.DAMAGED}
-
 
 @attrs.frozen(eq=False)
 class Hold:
@@ -416,38 +415,6 @@ class Hold:
 
     def covers(self, source: Place, target: Place) -> bool:
         return (self.sources is None or source in self.sources) and (self.targets is None or target in self.targets)
-
-
-@attrs.define(eq=False)
-class _Disturbance:
-    """A fault of links, while it lasts."""
-
-    fault: LinkFault
-    draw: random.Random
-    on_hit: Callable[[str], None]
-    passed_bytes: dict[tuple[ProcId, ProcId], int] = attrs.field(factory=dict[tuple[ProcId, ProcId], int])
-    busy_until: dict[tuple[ProcId, ProcId], float] = attrs.field(factory=dict[tuple[ProcId, ProcId], float])
-
-    def fate(self, pair: tuple[ProcId, ProcId], size: int) -> Fate:
-        kind, amount = self.fault.kind, self.fault.amount
-        if kind == "reset":
-            self.passed_bytes[pair] = self.passed_bytes.get(pair, 0) + size
-            return Fate.LOST if self.passed_bytes[pair] > amount else Fate.ARRIVES
-        if kind in FATES and self.draw.random() < amount:
-            return FATES[kind]
-        return Fate.ARRIVES
-
-    def delay(self, pair: tuple[ProcId, ProcId], size: int) -> float:
-        kind, amount = self.fault.kind, self.fault.amount
-        if kind == "delay":
-            return amount
-        if kind == "reorder":
-            return self.draw.uniform(0, amount)
-        if kind == "bandwidth":
-            now = trio.current_time()
-            self.busy_until[pair] = max(self.busy_until.get(pair, now), now) + size / amount
-            return self.busy_until[pair] - now
-        return 0.0
 
 
 @attrs.define(eq=False)
@@ -486,7 +453,7 @@ class SimWire(Delivery):
     start_soon: Callable[..., None]
     _wired: list[Wired] = attrs.field(factory=list[Wired])
     _holds: list[Hold | HostCut] = attrs.field(factory=list["Hold | HostCut"])
-    _disturbances: list[_Disturbance] = attrs.field(factory=list[_Disturbance])
+    _disturbed: list[DisturbedWire] = attrs.field(factory=list[DisturbedWire])
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
         """Return what the faults that are planned for this link make of a message."""
@@ -494,7 +461,6 @@ class SimWire(Delivery):
         for disturbance in self._on(source, target):
             fate = disturbance.fate((source, target), size)
             if fate is not Fate.ARRIVES:
-                disturbance.on_hit(f"{size} bytes")
                 return fate
         return Fate.ARRIVES
 
@@ -503,23 +469,19 @@ class SimWire(Delivery):
         del lane
         delay = self.draw.uniform(0, self.jitter) if self.jitter else 0.0
         for disturbance in self._on(source, target):
-            more = disturbance.delay((source, target), size)
-            if more:
-                disturbance.on_hit(f"{more:g} s")
-                delay += more
+            delay += disturbance.delay((source, target), size)
         return delay
 
-    def _on(self, source: ProcId, target: ProcId) -> Sequence[_Disturbance]:
-        if not self._disturbances:
+    def _on(self, source: ProcId, target: ProcId) -> Sequence[DisturbedWire]:
+        if not self._disturbed:
             return ()
         ends = self.place_of(source), self.place_of(target)
-        return [one for one in self._disturbances if one.fault.covers(*ends)]
+        return [one for one in self._disturbed if one.covers(*ends)]
 
-    def disturb(self, fault: LinkFault, draw: random.Random, on_hit: Callable[[str], None]) -> Callable[[], None]:
+    def disturb(self, one: DisturbedWire) -> Heal:
         """Begin a fault of links; return what ends it."""
-        made = _Disturbance(fault, draw, on_hit)
-        self._disturbances.append(made)
-        return lambda: self._disturbances.remove(made) if made in self._disturbances else None
+        self._disturbed.append(one)
+        return lambda: self._disturbed.remove(one) if one in self._disturbed else None
 
     # ---- holding ---------------------------------------------------------------------------------------------
 
@@ -529,7 +491,7 @@ class SimWire(Delivery):
         self._wired.append(wired)
         self._look(wired)
 
-    def hold(self, hold: Hold | HostCut) -> Callable[[], None]:
+    def hold(self, hold: Hold | HostCut) -> Heal:
         """Let nothing pass; return what lets it pass again."""
         self._holds.append(hold)
         self._look_at_all()
@@ -549,7 +511,7 @@ class SimWire(Delivery):
 
     def release_all(self) -> None:
         self._holds.clear()
-        self._disturbances.clear()
+        self._disturbed.clear()
         self._look_at_all()
 
     def _look_at_all(self) -> None:

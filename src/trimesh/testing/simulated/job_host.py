@@ -30,13 +30,11 @@ from trimesh.errors import SpawnError
 from trimesh.ids import ProcId
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
-from trimesh.testing.plans.vocabulary import HostFault, Place
+from trimesh.testing.plans.fault import Direction, Heal, Place
 from trimesh.testing.simulated.host import SimChild, SimHost
 
 if TYPE_CHECKING:
     from trimesh.testing.simulated.simulation import Simulation
-
-Heal = Callable[[], None]
 
 
 @attrs.frozen(eq=False)
@@ -44,7 +42,7 @@ class HostCut:
     """Nothing passes between one host and everything else, in some direction; see `Hold`."""
 
     host: SimJobHost
-    fault: HostFault
+    direction: Direction
     ends_lease: bool = False
 
     def covers(self, source: Place, target: Place) -> bool:
@@ -55,12 +53,12 @@ class HostCut:
     @property
     def holds_to_it(self) -> bool:
         """Whether nothing comes to the host."""
-        return self.fault.direction != "b_to_a"
+        return self.direction != "b_to_a"
 
     @property
     def holds_from_it(self) -> bool:
         """Whether nothing leaves it."""
-        return self.fault.direction != "a_to_b"
+        return self.direction != "a_to_b"
 
 
 class SimJobHost:
@@ -187,13 +185,9 @@ class SimJobHost:
 
     # ---- faults ----------------------------------------------------------------------------------------------
 
-    def begin(self, fault: HostFault) -> Heal:
-        """Make a fault happen; return what heals it."""
-        if fault.kind == "lose":
-            self.end_agent()
-            self.lose("agent exit", "its agent has ended (simulated)")
-            return _healed
-        cut = HostCut(self, fault)
+    def cut(self, direction: Direction) -> Heal:
+        """Let nothing pass to the host, from it, or both; return what heals that."""
+        cut = HostCut(self, direction)
         self._cuts.append(cut)
         self._healed = trio.Event()
         self._reachable = trio.Event()
@@ -264,10 +258,6 @@ class SimSuccessors:
         more = [self._make(rank, whole.point(rank)) for rank in range(first, first + count)]
         self._hosts += more
         return more
-
-
-def _healed() -> None:
-    """Heal what is over at once."""
 
 
 @asynccontextmanager

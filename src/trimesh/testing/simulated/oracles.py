@@ -54,7 +54,7 @@ from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.watch.report import describe_actors
 from trimesh._wire import messages
 from trimesh.ids import AGENT, ProcId
-from trimesh.testing.plans.vocabulary import Place
+from trimesh.testing.plans.fault import Place
 from trimesh.testing.simulated.host import World
 
 Terminal = messages.Return | messages.Error | messages.CancelAck | messages.Refused

@@ -19,7 +19,7 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Final
@@ -37,34 +37,14 @@ from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.seeds import ProcSeeds
 from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec
 from trimesh._transport.in_memory.transport import MemoryLink
-from trimesh._transport.interface import DownReason, Link, LinkDown
+from trimesh._transport.interface import Link
 from trimesh._wire import messages
-from trimesh.errors import ShapeError, place_name
+from trimesh.errors import place_name
 from trimesh.ids import AGENT, ProcId
 from trimesh.testing.plans.determinism import stream
-from trimesh.testing.plans.disturbances import FailingStarts, FailingTransfers, Refusals, SlowProcessors
-from trimesh.testing.plans.faults import UnsupportedFault
-from trimesh.testing.plans.injector import Injector, Rule, run, watched
+from trimesh.testing.plans.endpoint_faults import lose_link, watched
+from trimesh.testing.plans.fault import ActiveFaults, Heal, Moment, Place, all_healed
 from trimesh.testing.plans.plan import FaultPlan, Planned
-from trimesh.testing.plans.vocabulary import (
-    SIGNALS,
-    ClockFault,
-    Death,
-    EndpointFault,
-    HostFault,
-    LinkFault,
-    LoopLag,
-    LostCall,
-    MemberFault,
-    Moment,
-    Partition,
-    Place,
-    ProcessorFault,
-    ResourceFault,
-    SpawnFault,
-    TransferFault,
-    parse_how,
-)
 from trimesh.testing.simulated.guards import own_pid, refused, replaced, with_copies
 from trimesh.testing.simulated.host import Hold, SimChild, SimWire, Wired, World
 from trimesh.testing.simulated.job_host import SimJobHost
@@ -179,14 +159,6 @@ TRANSFERS: Final = (1e-6, 1e-6, 0.001, 0.05)
 """Seconds that a transfer of a buffer, and a chunk of a large one, may take; which of them a run has, its seed decides.
 Never none: who reads again and again would not let the clock go on."""
 
-_EOF = LinkDown(DownReason.EOF, "lost by a planned fault")
-
-Heal = Callable[[], None]
-
-
-def _healed() -> None:
-    """Heal what is over at once."""
-
 
 @attrs.define(eq=False, init=False)
 class Simulation:
@@ -199,6 +171,8 @@ class Simulation:
         oracles: What must hold.
         world: The processes.
         wire: The links between them.
+        faults: Those that have begun at the sites of the processes.
+        time: The clocks of the processes.
         hosts: Of the job of this run, if it has one.
     """
 
@@ -209,15 +183,11 @@ class Simulation:
     world: World
     wire: SimWire
     _deadlines: Deadlines
-    _injector: Injector
+    faults: ActiveFaults
     numbers: SimRandom
-    _time: SimTime
+    time: SimTime
     _files: SimFiles
     _threads: SimThreads
-    _spawns: FailingStarts
-    _refusals: Refusals
-    _transfers: FailingTransfers
-    _processors: SlowProcessors
     _moves: random.Random
     _move_seconds: float
     _heard: set[ProcId]
@@ -233,15 +203,11 @@ class Simulation:
         self.plan = FaultPlan(left_out=left_out)
         self.oracles = Oracles()
         self._deadlines = Deadlines(self.oracles, self._proc, self._drifts, self.start_soon)
-        self._injector = Injector(self._fired_in_actor)
-        self._time = SimTime(self.place_of, self._sleep)
+        self.faults = ActiveFaults(self.fire, self._name_of)
+        self.time = SimTime(self.place_of, self._sleep)
         self._files = SimFiles()
-        self._threads = SimThreads(stream(seed, "threads"), self._time)
-        self.numbers = SimRandom(seed, self._time.wall)
-        self._spawns = FailingStarts(self.fire)
-        self._refusals = Refusals(self.fire)
-        self._transfers = FailingTransfers(partial(self._fired_at, "transfer"))
-        self._processors = SlowProcessors(partial(self._fired_at, "processor"))
+        self._threads = SimThreads(stream(seed, "threads"), self.time)
+        self.numbers = SimRandom(seed, self.time.wall)
         self._moves = stream(seed, "transfers")
         self._move_seconds = self._moves.choice(TRANSFERS)
         self._heard = set()
@@ -286,13 +252,13 @@ class Simulation:
     def surroundings(self) -> Generator[None, None, None]:
         """Give the code of actors what `stdlib_table.py` says, while this runs."""
         changes = [*refused(), own_pid()]
-        for one in (self._time, self._threads, self.numbers, self._files):
+        for one in (self.time, self._threads, self.numbers, self._files):
             changes += one.changes()
-        with self.numbers.lent(), replaced(with_copies(changes)), virtual_dates(self._time.wall), closing(self._files):
+        with self.numbers.lent(), replaced(with_copies(changes)), virtual_dates(self.time.wall), closing(self._files):
             yield
 
     def _sleep(self, place: Place, seconds: float) -> None:
-        self._stick((place,), seconds)
+        self.stick((place,), seconds)
 
     # ---- names -----------------------------------------------------------------------------------------------
 
@@ -309,9 +275,8 @@ class Simulation:
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
         self.note("receive", self.label_of(proc.proc_id), f"{_describe(message)} from {self.label_of(peer.proc_id)}")
-        if self._injector.loses_request(proc.cells, message):
-            link.abort()
-            proc.link_down(link, _EOF)
+        if not self.faults.received(self.place_of(proc.proc_id), proc, peer, message):
+            lose_link(proc, link)
             return False
         self.oracles.received(proc, peer, message)
         self._deadlines.received(proc, peer, message)
@@ -321,11 +286,11 @@ class Simulation:
         spec = call.spec
         if call.mesh == AGENT:
             return spec
-        return watched(spec, lambda: self._begin(cell, call, self._without_thread(spec)), run)
+        return watched(spec, lambda: self._begin(cell, call, self._without_thread(spec)))
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
         """Let a transfer take its time, or disturb it; see `Sites.moving`."""
-        disturbed = self._transfers.moving(self.place_of(proc_id))
+        disturbed = self.faults.moving(self.place_of(proc_id))
         return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
 
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
@@ -344,15 +309,15 @@ class Simulation:
         self.oracles.started(cell, call)
         self._deadlines.started(cell.proc.proc_id, call)
         place = self.place_of(cell.proc.proc_id)
-        self._time.spend(place, self._processors.seconds(place))
+        self.time.spend(place, self.faults.computing(place))
         before = len(self.plan.log)
-        chosen = self._injector.spec_for(cell, call, spec)
+        chosen = self.faults.dispatch(place, cell, call, spec)
         for fired in self.plan.log[before:]:
-            if isinstance(fired.fault, EndpointFault) and fired.fault.error is not None:
+            if fired.fault.fails_call:
                 self.oracles.injected(cell, call)
-            if isinstance(fired.fault, LostCall):
+            if fired.fault.loses_link:
                 self._severed.add(frozenset((call.peer.proc_id, cell.proc.proc_id)))
-        drift = self._time.drift(place)
+        drift = self.time.drift(place)
         if drift:
             now = trio.current_time()
             call.set_deadline(now + (call.deadline - now) / (1 + drift))
@@ -362,15 +327,12 @@ class Simulation:
         return self.world.proc(proc_id)
 
     def _drifts(self, proc_id: ProcId) -> bool:
-        return self._time.drift(self.place_of(proc_id)) != 0
+        return self.time.drift(self.place_of(proc_id)) != 0
 
-    def _fired_in_actor(self, rule: Rule, cell: Cell) -> None:
-        site = "receive" if isinstance(rule.fault, LostCall) and rule.fault.what == "request" else "dispatch"
-        self.fire(rule.index, site, place_name(cell.spec.name, cell.spec.point))
-
-    def _fired_at(self, site: str, index: int, place: Any) -> None:
+    def _name_of(self, place: Place) -> str:
+        """Return what a place is called in the log of faults."""
         where = [child.label for child in self.world.children.values() if place is not None and child.place == place]
-        self.fire(index, site, where[-1] if where else "controller")
+        return where[-1] if where else "controller"
 
     def fire(self, index: int, site: str, where: str) -> None:
         """Note that a planned fault happens now."""
@@ -381,11 +343,11 @@ class Simulation:
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
         self.oracles.launched((request.whole.mesh, request.rank), request.incarnation)
-        return self._spawns.launching(request)
+        return self.faults.launching(request)
 
     def linking(self, owner: ProcId) -> None:
         """Learn that a process is about to make its end of a link."""
-        self._refusals.check(self.place_of(owner))
+        self.faults.linking(self.place_of(owner))
 
     def started(self, child: SimChild, seeds: ProcSeeds) -> None:
         """Learn of a new process, and of what its random numbers start from."""
@@ -462,129 +424,61 @@ class Simulation:
     # ---- faults ----------------------------------------------------------------------------------------------
 
     async def pause(self, seconds: float, messages: int) -> None:
-        """Wait in virtual time; see `Executor.pause`."""
+        """Wait in virtual time before a fault of chaos; how many messages come meanwhile does not matter."""
         del messages
         await trio.sleep(seconds)
 
     def moment(self, share: float) -> Moment:
-        """Kill at once: the moment follows from the order of tasks; see `Executor.moment`."""
+        """Return when a process that chaos kills ends: at once, as the moment follows from the order of tasks."""
         del share
         return "now"
 
     def execute(self, planned: Planned) -> Heal:
-        """Make a planned fault happen, now or when its time comes; return what heals it."""
-        fault = planned.fault
-        if planned.is_left_out:
-            return _healed
-        return self._at_host(planned, fault) if isinstance(fault, HostFault) else self._at_members(planned, fault)
+        return planned.fault.simulated(self, planned)
 
-    def _at_host(self, planned: Planned, fault: HostFault) -> Heal:
-        if not 0 <= fault.host < len(self.hosts):
-            raise ShapeError(f"there are {len(self.hosts)} hosts, see simulate(hosts=), got host {fault.host}")
-        if fault.kind not in ("lose", "cut"):
-            raise UnsupportedFault(f'simulated hosts have no packets: run on the back end "net", got {fault}')
-        self.fire(planned.index, "host", self.hosts[fault.host].name)
-        return self.hosts[fault.host].begin(fault)
+    def begin(self, planned: Planned) -> Heal:
+        """Ask a fault at the sites of all processes from now on; return what ends that."""
+        return self.faults.begin(planned.index, planned.fault)
 
-    def _at_members(self, planned: Planned, fault: MemberFault) -> Heal:
-        match fault:
-            case EndpointFault() | LostCall():
-                self._injector.rules.append(Rule(planned.index, fault))
-                return _healed
-            case Death():
-                return self._kill(planned, fault)
-            case LinkFault():
-                draw = stream(self.seed, "link", planned.index)
-                where = f"{fault.a.text} - {fault.b.text}"
-                return self.wire.disturb(fault, draw, lambda _: self.fire(planned.index, "link", where))
-            case Partition():
-                return self._part(planned, fault)
-            case SpawnFault():
-                self._spawns.plan(planned, fault)
-                return _healed
-            case ClockFault():
-                self._time.set_clocks(fault, stream(self.seed, "clock", planned.index))
-                self.fire(planned.index, "clock", fault.where.text)
-                return _healed
-            case ProcessorFault():
-                return self._processors.plan(planned.index, fault, frozenset(fault.where.places))
-            case ResourceFault():
-                return self._refusals.plan(planned, fault)
-            case TransferFault():
-                return self._transfers.plan(planned.index, fault, frozenset(fault.where.places))
-            case LoopLag():
-                self.fire(planned.index, "loop", fault.where.text)
-                return self._stick(fault.where.places, fault.seconds)
+    def draw(self, purpose: str, planned: Planned) -> random.Random:
+        """Return the random numbers of a planned fault."""
+        return stream(self.seed, purpose, planned.index)
+
+    def is_alive(self, place: Place) -> bool:
+        return bool(self.living_at((place,)))
+
+    def living_at(self, places: Sequence[Place]) -> list[SimChild]:
+        """Return the processes at some places that have not ended."""
+        return [child for child in self.world.children.values() if child.report is None and child.place in places]
 
     def fell(self, child: SimChild) -> None:
         """Note that a process ends by a fault."""
         self._felled.add(child.proc_id)
 
-    def _kill(self, planned: Planned, fault: Death) -> Heal:
-        kind, number = parse_how(fault.how)
-        self.fire(planned.index, "process", fault.where.text)
-        if kind == "sigstop":
-            return self._freeze(fault.where.places, None)
-        if kind == "hold_gil":
-            return self._stick(fault.where.places, number)
-        for child in list(self.world.children.values()):
-            if child.report is None and child.place in fault.where.places:
-                self._felled.add(child.proc_id)
-                if kind == "exit":
-                    child.die(code=int(number))
-                else:
-                    child.die(signum=SIGNALS[kind], oom_killed=kind == "oom", last_words="simulated")
-        return _healed
+    def hold(
+        self, sources: Sequence[Place] | None, targets: Sequence[Place] | None, *, ends_lease: bool = True
+    ) -> Heal:
+        """Let nothing pass from some places to some others, None for all; return what lets it pass again."""
+        source, target = (None if places is None else frozenset(places) for places in (sources, targets))
+        return self.wire.hold(Hold(source, target, ends_lease))
 
-    def _stick(self, places: tuple[Place, ...], seconds: float) -> Heal:
+    def stick(self, places: Sequence[Place], seconds: float) -> Heal:
         """Let the loops of some places not run for a while; their owners hear that they are stalled."""
-        stuck = [
-            self.world.transport(child.proc_id)
-            for child in self.world.children.values()
-            if child.report is None and child.place in places
-        ]
+        stuck = [self.world.transport(child.proc_id) for child in self.living_at(places)]
         for transport in stuck:
             transport.lag(seconds)
-        thaw = self._freeze(places, seconds)
+        return all_healed(self.freeze(places, seconds), *(transport.stop_lagging for transport in stuck))
 
-        def heal() -> None:
-            thaw()
-            for transport in stuck:
-                transport.stop_lagging()
-
-        return heal
-
-    def _freeze(self, places: tuple[Place, ...], seconds: float | None) -> Heal:
+    def freeze(self, places: Sequence[Place], seconds: float | None) -> Heal:
         """Let nothing come to some places and nothing from them; for good (None), or while a loop does not run."""
         stops = seconds is None
-        here = frozenset(places)
-        heals = [self.wire.hold(Hold(here, None, stops)), self.wire.hold(Hold(None, here, stops))]
-
-        def heal() -> None:
-            for one in heals:
-                one()
-
+        heal = all_healed(
+            self.hold(places, None, ends_lease=stops),
+            self.hold(None, places, ends_lease=stops),
+        )
         if seconds is not None:
             self.start_soon(_heal_after, seconds, heal)
         return heal
-
-    def _part(self, planned: Planned, fault: Partition) -> Heal:
-        self.fire(planned.index, "partition", f"{fault.a.text} - {fault.b.text}")
-        a, b = frozenset(fault.a.places), frozenset(fault.b.places)
-        heals: list[Heal] = []
-        if fault.direction in ("both", "a_to_b"):
-            heals.append(self.wire.hold(Hold(a, b)))
-        if fault.direction in ("both", "b_to_a"):
-            heals.append(self.wire.hold(Hold(b, a)))
-
-        def heal() -> None:
-            for one in heals:
-                one()
-
-        return heal
-
-    def is_alive(self, place: Place) -> bool:
-        return any(child.place == place and child.report is None for child in self.world.children.values())
 
 
 async def _heal_after(seconds: float, heal: Heal) -> None:

@@ -13,7 +13,6 @@ import functools
 import gc
 import logging
 import os
-import random
 import sched
 import time
 from collections.abc import Callable, Generator
@@ -25,7 +24,7 @@ import trio
 
 from trimesh._runtime.life.current import find_proc_anywhere
 from trimesh.ids import ProcId
-from trimesh.testing.plans.vocabulary import ClockFault, Place
+from trimesh.testing.plans.fault import Place
 from trimesh.testing.simulated.guards import Change, is_in_actor, reads_virtual_clock
 
 EPOCH_SECONDS: Final = 1_000_000_000.0
@@ -83,11 +82,6 @@ class SimTime:
 
     def clock(self, place: Place) -> PlaceClock:
         return self._clocks.setdefault(place, PlaceClock())
-
-    def set_clocks(self, fault: ClockFault, draw: random.Random) -> None:
-        """Set the clocks of some places wrong."""
-        for place, jump in zip(fault.where.places, fault.jumps(draw), strict=True):
-            self.clock(place).set(jump=jump, drift=fault.drift)
 
     def drift(self, place: Place) -> float:
         """Return how much faster than Trio's the clock of a place runs."""

@@ -1,0 +1,359 @@
+"""The base class of all kinds of faults, and the faults that are under way in a process.
+
+A kind of fault is one class, in the file of its noun (`link_faults.py`, `process_faults.py`, ...). A new kind needs
+that class, the method by which a test plans it (beside the class), one test, and one row in docs/testing.md. Chaos
+draws it if `KINDS` in `chaos.py` has a row for it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Hashable
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import attrs
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from trimesh._runtime.actors.cell import Cell
+    from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.peers.host import LaunchRequest
+    from trimesh._runtime.peers.incoming import IncomingCall
+    from trimesh._runtime.peers.peer import Peer
+    from trimesh._runtime.values.endpoint_spec import EndpointSpec
+    from trimesh._wire.messages import Message
+    from trimesh.testing.plans.armed import Armed
+    from trimesh.testing.plans.faults import Faults
+    from trimesh.testing.plans.plan import Planned
+    from trimesh.testing.real.run import RealExecutor
+    from trimesh.testing.simulated.simulation import Simulation
+
+Place = tuple[Hashable, int] | None
+"""A member: the key of its process mesh and its rank, for all its incarnations; None for the controller."""
+
+REAL: Final = "real processes"
+"""Key of all places over real processes: the rank is the id of a process, so a fault is for one incarnation."""
+
+Direction = Literal["both", "a_to_b", "b_to_a"]
+Moment = Literal["now", "start", "end"]
+MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
+
+Heal = Callable[[], None]
+
+
+class UnsupportedFault(NotImplementedError):
+    """The back end of this test cannot make this fault happen."""
+
+
+@attrs.frozen
+class Where:
+    """Members that a fault is for.
+
+    Attributes:
+        text: For people, as `w[gpus=2]`.
+        places: Their processes.
+    """
+
+    text: str
+    places: tuple[Place, ...]
+
+
+class Fault(ABC):
+    """One kind of fault. An instance is a value, frozen and picklable: its attributes are its parameters.
+
+    `simulated` or `real` is called once, in the task of the test, when the fault is planned; a run that leaves the
+    fault out (`--mesh-leave-out`) calls neither. A kind acts there and then, or it calls `run.begin(planned)`: from
+    then on the methods that have the names of sites are called whenever something passes there. Real processes are
+    reached by `run.arm(planned, places)`, which has `armed` called in each of them. The defaults refuse the back end,
+    or do nothing.
+
+    - *It awaits nothing*: all methods are plain functions, which tasks of the runtime call. What takes time is returned
+      (`dispatch`, `moving`), or is a task of the run (`Simulation.start_soon`). Only `armed` may block, and then all of
+      its process.
+    - *It restores what it has changed*: `simulated`, `real` and `armed` return what does. That is called by
+      `faults.heal()`, at the latest at the end of the test, possibly twice, and also after the end of the processes.
+      `healed` stands for a fault that is over at once, or ends by itself.
+    - *It says when it happens*, each time: `run.fire(planned.index, site, where)`, or `active.fire(site, where)`. A
+      planned fault that `is_certain` and does not happen fails the test.
+    - *It draws random numbers from* `run.draw(purpose, planned)` alone, so that a seed gives the same run again.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def __str__(self) -> str:
+        """Return it in few words: reports, traces and the summary of a shrunk failure have this text."""
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it must happen in each run, not only in some."""
+        return True
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether a seed decides how hard it hits."""
+        return False
+
+    @property
+    def fails_call(self) -> bool:
+        """Whether a call that `dispatch` has changed fails by it: the oracle looks for the error."""
+        return False
+
+    @property
+    def loses_link(self) -> bool:
+        """Whether a call that `dispatch` has changed loses its link: the oracles expect no answer."""
+        return False
+
+    # ---- back ends -------------------------------------------------------------------------------------------
+
+    def simulated(self, run: Simulation, planned: Planned) -> Heal:
+        """Make it happen in a simulation, or begin it.
+
+        Raises:
+            UnsupportedFault: A simulation cannot have it.
+        """
+        del run, planned
+        raise UnsupportedFault(f'a simulation cannot have this fault: run on the back end "proc" or "net", got {self}')
+
+    def real(self, run: RealExecutor, planned: Planned) -> Heal:
+        """Make it happen to real processes, their links or hosts, or begin it.
+
+        Raises:
+            UnsupportedFault: They cannot have it, or were not armed.
+        """
+        del run, planned
+        raise UnsupportedFault(f'real processes cannot have this fault: run on the back end "sim", got {self}')
+
+    def armed(self, process: Armed, index: int) -> Heal:
+        """Make it happen in the real process that this runs in; by default, begin it at the sites of that."""
+        return process.faults.begin(index, self)
+
+    # ---- sites, see `Sites` ----------------------------------------------------------------------------------
+
+    def received(self, active: ActiveFault, place: Place, proc: Proc, peer: Peer, message: Message) -> bool:
+        """Return False to lose a message that has come to a process, and its link with it."""
+        del active, place, proc, peer, message
+        return True
+
+    def computing(self, active: ActiveFault, place: Place) -> float:
+        """Return for how many seconds a process computes before the endpoint that starts there now."""
+        del active, place
+        return 0.0
+
+    def dispatch(
+        self, active: ActiveFault, place: Place, cell: Cell, call: IncomingCall, spec: EndpointSpec
+    ) -> EndpointSpec:
+        """Return what runs for a call that starts now, instead of `spec`."""
+        del active, place, cell, call
+        return spec
+
+    def launching(self, active: ActiveFault, number: int, request: LaunchRequest) -> LaunchRequest:
+        """Return what is started; `number` counts the starts of the process since the fault began.
+
+        Raises:
+            SpawnError: Nothing is.
+        """
+        del active, number
+        return request
+
+    def linking(self, active: ActiveFault, place: Place) -> None:
+        """Let a process make its end of a link; simulations alone ask.
+
+        Raises:
+            OSError: It gets none.
+        """
+        del active, place
+
+    def moving(self, active: ActiveFault, place: Place) -> tuple[float, BaseException | None] | None:
+        """Return by how many seconds the next transfer of a process is late, and what it raises then; mostly None."""
+        del active, place
+        return None
+
+
+@attrs.frozen
+class MemberFault(Fault):
+    """A fault of members that, unless its kind says otherwise, acts at the sites of their processes until it is healed.
+
+    Attributes:
+        where: The members.
+    """
+
+    where: Where
+
+    def simulated(self, run: Simulation, planned: Planned) -> Heal:
+        return run.begin(planned)
+
+    def real(self, run: RealExecutor, planned: Planned) -> Heal:
+        return run.arm(planned, self.where.places)
+
+
+@attrs.frozen(eq=False)
+class OfMembers:
+    """Members, of which it remains to be said what happens to them."""
+
+    _faults: Faults
+    _where: Where
+
+
+# ---- faults that are under way ---------------------------------------------------------------------------------------
+
+
+@attrs.define(eq=False)
+class ActiveFault:
+    """A fault that has begun at the sites of a process, or of all processes of a simulation.
+
+    Attributes:
+        index: Its number in the plan.
+        fault: What is planned.
+        faults: All that have begun there.
+        starts_before: Starts of processes until it began.
+        counts: What it could have hit so far, by member.
+    """
+
+    index: int
+    fault: Fault
+    faults: ActiveFaults
+    starts_before: int
+    counts: dict[Hashable, int] = attrs.field(factory=dict[Hashable, int])
+
+    def hits(self, member: Hashable, nth: int, times: int = 1) -> bool:
+        """Count one more of a member, and tell whether it is one of the `times` from the `nth` on."""
+        count = self.counts[member] = self.counts.get(member, 0) + 1
+        return nth <= count < nth + times
+
+    def fire(self, site: str, where: str) -> None:
+        """Note that it happens now."""
+        self.faults.on_fired(self.index, site, where)
+
+    def fire_at(self, site: str, place: Place) -> None:
+        """Note that it happens now to a process."""
+        self.fire(site, self.faults.name_of(place))
+
+
+@attrs.define(eq=False)
+class ActiveFaults:
+    """All faults that have begun in one process, or in a simulation; its sites ask them in the order of planning.
+
+    Attributes:
+        on_fired: Called with number, site and place of a fault when it happens.
+        name_of: Returns what a process is called in `fault_log`.
+        active: Those that have begun and are not healed.
+    """
+
+    on_fired: Callable[[int, str, str], None]
+    name_of: Callable[[Place], str]
+    active: list[ActiveFault] = attrs.field(factory=list[ActiveFault])
+    _starts: int = 0
+
+    def begin(self, index: int, fault: Fault) -> Heal:
+        """Ask a fault at the sites from now on; return what ends that."""
+        one = ActiveFault(index, fault, self, self._starts)
+        self.active.append(one)
+        return lambda: self.active.remove(one) if one in self.active else None
+
+    def received(self, place: Place, proc: Proc, peer: Peer, message: Message) -> bool:
+        return all(one.fault.received(one, place, proc, peer, message) for one in self.active)
+
+    def computing(self, place: Place) -> float:
+        seconds = 0.0  # not by sum(), which rounds otherwise since Python 3.12: traces would differ
+        for one in self.active:
+            seconds += one.fault.computing(one, place)
+        return seconds
+
+    def dispatch(self, place: Place, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
+        for one in self.active:
+            spec = one.fault.dispatch(one, place, cell, call, spec)
+        return spec
+
+    def launching(self, request: LaunchRequest) -> LaunchRequest:
+        self._starts += 1
+        for one in self.active:
+            request = one.fault.launching(one, self._starts - one.starts_before, request)
+        return request
+
+    def linking(self, place: Place) -> None:
+        for one in self.active:
+            one.fault.linking(one, place)
+
+    def moving(self, place: Place) -> Callable[[], Awaitable[None]] | None:
+        hits = [hit for one in self.active if (hit := one.fault.moving(one, place)) is not None]
+        if not hits:
+            return None
+        error = next((error for _, error in hits if error is not None), None)
+        return partial(raise_after, sum(seconds for seconds, _ in hits), error)
+
+
+async def raise_after(seconds: float, error: BaseException | None) -> None:
+    """Sleep, then raise a planned error, if there is one."""
+    await trio.sleep(seconds)
+    if error is not None:
+        raise copy(error)  # an exception that is raised twice would carry the traceback of the first time
+
+
+def healed() -> None:
+    """Heal what is over at once, or ends by itself."""
+
+
+def all_healed(*heals: Heal) -> Heal:
+    """Return what heals several things."""
+
+    def heal() -> None:
+        for one in heals:
+            one()
+
+    return heal
+
+
+# ---- checks of parameters --------------------------------------------------------------------------------------------
+
+
+def checked_one_of(what: str, value: Any, known: Sequence[str]) -> Any:
+    """Return a value that is one of those known.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if value not in known:
+        raise ValueError(f"{what} one of {', '.join(known)}; got {value!r}")
+    return value
+
+
+def checked_direction(direction: Direction) -> Direction:
+    """Return a direction.
+
+    Raises:
+        ValueError: There is no such direction.
+    """
+    checked: Direction = checked_one_of("a direction is", direction, get_args(Direction))
+    return checked
+
+
+def checked_error(error: BaseException | type[BaseException]) -> BaseException:
+    """Return an exception to raise, made here if it is a type."""
+    return error() if isinstance(error, type) else error
+
+
+def checked_count(name: str, value: int) -> int:
+    """Return a number that counts from 1.
+
+    Raises:
+        ValueError: It is smaller, or no whole number.
+    """
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} counts from 1, got {value!r}")
+    return value
+
+
+def checked_amount(name: str, value: float, *, most: float = float("inf")) -> float:
+    """Return an amount that is positive and at most `most`.
+
+    Raises:
+        ValueError: It is not.
+    """
+    if not 0 < value <= most:
+        raise ValueError(f"{name} must be above 0 and at most {most:g}, got {value!r}")
+    return float(value)
