@@ -11,7 +11,7 @@ from tests.runtime.frames import RecordingLink, RecordingTransport
 
 from trimesh import Port, limits
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.interface import Lane
 from trimesh._wire import messages
@@ -204,7 +204,7 @@ async def test_ports_that_wait_with_a_dead_lender_are_given_back(proc: Proc):
     peer, link = meet(proc, 2)
     _, home = meet(proc, 7)
     carry(proc, link, 1)
-    proc.declare_gone(peer, died("gone"))
+    proc.declare_gone(peer, ProcDeath("gone"))
     await trio.testing.wait_all_tasks_blocked()
     assert home.sent[1:] == [messages.Dropped(1, 1)]
 
@@ -277,7 +277,7 @@ async def test_answer_to_settle_waits_for_the_end_of_the_lender(proc: Proc):
     _, home = meet(proc, 7)
     receive(proc, home, messages.Settle(1, 2))
     assert not home.sent
-    proc.declare_gone(sender, died("gone"))
+    proc.declare_gone(sender, ProcDeath("gone"))
     assert home.sent == [messages.Settled(1, 2)]
     receive(proc, home, messages.Settle(4, 2))
     assert home.sent[1:] == [messages.Settled(4, 2)]

@@ -16,7 +16,7 @@ from trimesh._routing.collector import LocalFailure, Raised, Returned, Withdrawn
 from trimesh._runtime.calls.invocation import Err, Request, value_of
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.peer import Parcel, Peer, Target
 from trimesh._transport.interface import Lane
 from trimesh._wire import messages
@@ -247,7 +247,7 @@ async def test_first_failure_cancels_the_others():
 async def test_dead_rank_fails_the_call_before_it_is_sent():
     """C1."""
     stage = Stage.of(3)
-    stage.proc.declare_gone(stage.peers[1], died("gone"))
+    stage.proc.declare_gone(stage.peers[1], ProcDeath("gone"))
     call = stage.call()
     assert stage.calls(0) == stage.calls(2) == []
     with trio.testing.assert_checkpoints():
@@ -271,7 +271,7 @@ async def test_death_says_whether_the_message_had_left():
     for _ in range(limits.MAILBOX_MESSAGES - 1):
         stage.broadcast()
     queued = stage.call(fail_fast=False)
-    stage.proc.declare_gone(stage.peers[0], died("gone"))
+    stage.proc.declare_gone(stage.peers[0], ProcDeath("gone"))
     for call, maybe in ((sent, True), (queued, False)):
         await call.wait()
         outcome = call.collector.outcomes[0]
@@ -291,7 +291,7 @@ async def test_reply_of_a_liar_breaks_the_protocol(liar: str):
         stage.returned(1, call)
     with pytest.raises(ProtocolError):
         call.terminal(stage.peers[1], Returned(b""))
-    stage.proc.declare_gone(stage.peers[0], died("gone"))
+    stage.proc.declare_gone(stage.peers[0], ProcDeath("gone"))
     await call.wait()
 
 
@@ -356,7 +356,7 @@ async def test_cancelled_caller_leaves_after_the_bound(autojump_clock: trio.abc.
     stage.acknowledged(0, call)
     assert stage.loads() == [0, 1]
     assert not list(stage.peers[0].abandoned)
-    stage.proc.declare_gone(stage.peers[1], died("gone"))
+    stage.proc.declare_gone(stage.peers[1], ProcDeath("gone"))
     assert not list(stage.peers[1].abandoned)
     stage.check_clean()
 

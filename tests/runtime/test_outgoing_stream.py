@@ -16,7 +16,7 @@ from trimesh._routing.collector import LocalFailure
 from trimesh._runtime.actors.cell import ActorSpec, Cell
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.peer import Parcel, Peer, Target
 from trimesh._transport.interface import Lane
 from trimesh._wire import messages
@@ -119,7 +119,7 @@ async def test_death_comes_after_the_items():
     stage = Stage.of(1)
     stream = open_stream(stage)
     item(stage, 0, stream)
-    stage.proc.declare_gone(stage.peers[0], died("gone"))
+    stage.proc.declare_gone(stage.peers[0], ProcDeath("gone"))
     assert await stream.next() is not None
     assert await stream.next() is None
     assert isinstance(stream.collector.outcomes[0], LocalFailure)

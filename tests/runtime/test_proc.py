@@ -11,7 +11,7 @@ from tests.runtime.test_outgoing import REQUEST
 from trimesh import limits
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.peer import Parcel, Peer, Target
 from trimesh._transport.interface import DownReason, LinkDown
 from trimesh._wire import messages
@@ -41,7 +41,7 @@ async def test_processes_that_have_ended_are_forgotten_in_time(proc: Proc, monke
     monkeypatch.setattr(limits, "DEATHS", 5)
     for number in range(100, 150):
         peer, link = meet(proc, number)
-        proc.declare_gone(peer, died("gone"))
+        proc.declare_gone(peer, ProcDeath("gone"))
         assert link.aborted
     assert len(proc.peers()) == 1  # itself
     assert len(proc._deaths) == 10
@@ -57,9 +57,9 @@ async def test_processes_that_have_ended_are_forgotten_in_time(proc: Proc, monke
 
 async def test_death_is_told_once(proc: Proc):
     peer, _ = meet(proc, 2)
-    first = died("first")
+    first = ProcDeath("first")
     proc.declare_gone(peer, first)
-    proc.declare_gone(peer, died("second"))
+    proc.declare_gone(peer, ProcDeath("second"))
     assert peer.death is first
 
 
@@ -77,7 +77,7 @@ async def test_groups_are_forgotten_in_time(proc: Proc):
         for first in range(19):
             proc.cast([peers[first], peers[19], peers[third]], parcel())
     assert len(proc._groups.groups) == limits.GROUPS_MAX
-    proc.declare_gone(peers[19], died("gone"))
+    proc.declare_gone(peers[19], ProcDeath("gone"))
     assert not any(peers[19].link in links for links in proc._groups.groups)
 
 
@@ -175,7 +175,7 @@ async def test_outbox_that_was_never_used_is_not_kept(proc: Proc):
     """With one rank dead, the others are not called: they will not tell of the end of their actors."""
     alive, _ = meet(proc, 2)
     dead, _ = meet(proc, 3)
-    proc.declare_gone(dead, died("gone"))
+    proc.declare_gone(dead, ProcDeath("gone"))
     call = OutgoingCall(proc, CallId(1), REQUEST, [Target(dead, MESH), Target(alive, MESH)], fail_fast=True)
     proc.begin(call, parcel())
     assert call.collector.is_complete
@@ -199,7 +199,7 @@ async def test_end_of_a_link_takes_it_out_of_service(proc: Proc):
     proc.begin(call, parcel())
     proc.link_down(link, LinkDown(DownReason.EOF))
     assert peer.link is None
-    proc.declare_gone(peer, died("gone"))
+    proc.declare_gone(peer, ProcDeath("gone"))
     with trio.fail_after(HANG_SECONDS):
         await call.wait()
     assert proc.unended_calls() == []
@@ -239,6 +239,6 @@ async def test_peer_that_breaks_the_protocol_is_heard_by_no_link(proc: Proc):
 async def test_peer_that_is_gone_has_no_link(proc: Proc):
     peer, first = meet(proc, 2)
     _, second = meet(proc, 2)
-    proc.declare_gone(peer, died("gone"))
+    proc.declare_gone(peer, ProcDeath("gone"))
     assert first.aborted
     assert second.aborted

@@ -19,7 +19,7 @@ from trimesh._routing.collector import LocalFailure, Returned
 from trimesh._runtime.actors.cell import ActorSpec, Cell
 from trimesh._runtime.calls.call_set import CallSet, SendCall
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.deaths import died
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.peer import Parcel, Target
 from trimesh._runtime.values.endpoint_spec import endpoints_of
 from trimesh._wire import messages
@@ -95,7 +95,7 @@ async def test_calls_leave_as_one_message_and_end_one_by_one(caller: Caller):
     assert [call.key for call in caller.calls.ended] == [8, 7]
     assert caller.calls.ended[0].collector.outcomes == [Returned(b"x")]
     assert (box.load, box.window.waiting) == (1, 1)
-    caller.proc.declare_gone(caller.peer, died("gone"))
+    caller.proc.declare_gone(caller.peer, ProcDeath("gone"))
     [outcome] = caller.calls.ended[2].collector.outcomes
     assert isinstance(outcome, LocalFailure)
     assert isinstance(outcome.error, ProcDied)

@@ -20,7 +20,7 @@ import trimesh
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.proc_members import ProcMembers
-from trimesh._runtime.peers.deaths import DeathOf
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Peer
 from trimesh._transport.in_memory.transport import MemoryLink
@@ -193,7 +193,7 @@ def _swallow_errors(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _miss_deaths(real: Callable[..., Any]) -> Callable[..., Any]:
-    def declare_gone(self: Proc, peer: Peer, death: DeathOf) -> None:
+    def declare_gone(self: Proc, peer: Peer, death: ProcDeath) -> None:
         if len(peer.calls) > 1:
             peer.calls.popitem()
         real(self, peer, death)

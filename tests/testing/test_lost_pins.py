@@ -12,7 +12,7 @@ from tests.conformance.publishing import Publisher, Reader, is_torn
 
 from trimesh import LinkLost, endpoint
 from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.peers.deaths import link_lost
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh.ids import ProcId
 from trimesh.rdma import VersionGone
 from trimesh.testing import simulate
@@ -27,7 +27,7 @@ class Forgetful(Publisher):
     @endpoint
     async def forget(self, proc_id: int) -> None:
         proc = current_proc()
-        proc.declare_gone(proc.peer(ProcId(proc_id)), link_lost("a cable was cut"))
+        proc.declare_gone(proc.peer(ProcId(proc_id)), ProcDeath("a cable was cut", LinkLost))
 
 
 class Peruser(Reader):

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from trimesh import limits
-from trimesh._runtime.meshes.member import died_of
-from trimesh._runtime.peers.deaths import DeathOf, link_lost, stopped
+from trimesh._runtime.peers.deaths import ProcDeath, diagnosed, stopped
 from trimesh._runtime.peers.host import Host, NoLinkError, PreloadingHost
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.spawner.client import Siblings
@@ -23,7 +22,7 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._transport.interface import DownReason, LinkDown
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import SpawnError, leaves
+from trimesh.errors import LinkLost, SpawnError, leaves
 from trimesh.ids import ProcId
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ class Family:
                 try:
                     self.proc.adopt_link(peer.proc_id, await host.connect(peer.proc_id))
                 except NoLinkError as error:
-                    peer.no_link = link_lost(str(error))
+                    peer.no_link = ProcDeath(str(error), LinkLost)
                     return
                 except SpawnError:
                     continue
@@ -232,7 +231,7 @@ class Family:
             self.proc.declare_gone(peer, stopped("the process has been stopped"))
             return
         if down.reason is DownReason.PROTOCOL:
-            self.proc.declare_gone(peer, link_lost(f"the link was lost: {down.detail}"))
+            self.proc.declare_gone(peer, ProcDeath(f"the link was lost: {down.detail}", LinkLost))
             return
         report = await self.exit_of(peer)
         if report is not None or not is_harmless:
@@ -248,11 +247,11 @@ class Family:
         if peer.link is None:
             self._declare_by(peer, report)
 
-    async def learn_end(self, peer: Peer) -> DeathOf:
+    async def learn_end(self, peer: Peer) -> ProcDeath:
         """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
-        return await self._hear_of(peer, self.find_out) or died_of("the process", None)
+        return await self._hear_of(peer, self.find_out) or diagnosed("the process", None)
 
-    async def learn_loss(self, peer: Peer) -> DeathOf | None:
+    async def learn_loss(self, peer: Peer) -> ProcDeath | None:
         """Return how a process has ended that a connection was lost to; None if that is unknown: it may live."""
         return await self._hear_of(peer, self._find_out_if)
 
@@ -261,7 +260,7 @@ class Family:
         if report is not None and report.is_known and peer.link is None:
             self._declare_by(peer, report)
 
-    async def _hear_of(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> DeathOf | None:
+    async def _hear_of(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> ProcDeath | None:
         if peer.death is None:
             told = trio.Event()
 
@@ -301,7 +300,7 @@ class Family:
         if report is not None and report.exit_code == 0:
             self.proc.declare_gone(peer, stopped("the process has been stopped"))
         else:
-            self.proc.declare_gone(peer, died_of("the process", report))
+            self.proc.declare_gone(peer, diagnosed("the process", report))
 
 
 def _single(error: Exception) -> BaseException:

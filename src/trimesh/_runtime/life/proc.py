@@ -31,7 +31,7 @@ from trimesh._runtime.deadlocks import Deadlocks
 from trimesh._runtime.holds import Holds
 from trimesh._runtime.life.tracing import serve_traced
 from trimesh._runtime.meshes.block import StoppingBlocks
-from trimesh._runtime.peers.deaths import DeathOf, Deaths
+from trimesh._runtime.peers.deaths import Deaths, ProcDeath
 from trimesh._runtime.peers.incoming import EarlyCalls, IncomingCall, ItemSender, refuse
 from trimesh._runtime.peers.peer import LoopbackLink, Parcel, Peer, Route
 from trimesh._runtime.peers.senders import check_agent_caller, check_sender
@@ -266,7 +266,7 @@ class Proc:
                 self._peers[proc_id] = found
         return found
 
-    def death_of(self, proc_id: ProcId) -> DeathOf | None:
+    def death_of(self, proc_id: ProcId) -> ProcDeath | None:
         """Return how a process has ended, or None if nothing is known of its end."""
         member = self.members.get(proc_id)
         return self._deaths.of(proc_id) or (None if member is None else member.death)
@@ -303,7 +303,7 @@ class Proc:
         """Return whether there is no link to a process that may live; links to children are made with them."""
         return peer.link is None and peer.death is None and peer.proc_id not in self.members
 
-    def declare_gone(self, peer: Peer, death: DeathOf) -> None:
+    def declare_gone(self, peer: Peer, death: ProcDeath) -> None:
         """Settle everything that waits for `peer`, and cancel what it had asked for here. Idempotent.
 
         The owner of the process decides first what the death means for its block (rule X3).
@@ -498,22 +498,16 @@ _log = logging.getLogger("trimesh")
 
 def crash(proc: Proc, cause: BaseException) -> None:
     """Let no process wait for one whose own runtime has failed; log the failure, whatever else comes of it."""
-
-    def broken(maybe_executed: bool) -> Exception:  # noqa: FBT001 - a DeathOf
-        del maybe_executed
-        error = TrimeshInternalError("the runtime of this process has failed; please report this")
-        error.__cause__ = cause
-        return error
-
+    death = ProcDeath("the runtime of this process has failed; please report this", TrimeshInternalError, cause=cause)
     if not proc.has_crashed:
         _log.critical("the runtime of process %d has failed; please report this", proc.pid, exc_info=cause)
     proc.has_crashed = True
     for block in proc.blocks:
-        block.fail(broken(maybe_executed=False))
+        block.fail(death())
     for member in proc.members.values():
         member.gone.set()
     for peer in proc.peers():
-        proc.declare_gone(peer, broken)
+        proc.declare_gone(peer, death)
 
 
 # ---- several calls ---------------------------------------------------------------------------------------------------

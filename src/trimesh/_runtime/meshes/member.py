@@ -15,11 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.peers.deaths import DeathOf, HostLoss, died, left, link_lost, stopped
+from trimesh._runtime.peers.deaths import ProcDeath, diagnosed, left, stopped
 from trimesh._runtime.peers.peer import Peer
 from trimesh._runtime.system.child import wait_for_news
 from trimesh._runtime.system.exits import STOPPED, ExitReport, process_state
@@ -27,7 +26,7 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MemberInfo
 from trimesh._runtime.watch.stacks import StallReport
 from trimesh._transport.interface import DownReason, LinkDown
-from trimesh.errors import ProcDied, place_name
+from trimesh.errors import HostLost, LinkLost, ProcDied, place_name
 from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Member:
         on_death: Called once if it ends without having been asked to, or badly then, before any call learns of it
             (rule X3).
         gone: Set when it has ended, however.
-        death: Makes the errors of calls to it, once it has ended; kept as long as it is a member.
+        death: How it has ended, once it has; kept as long as it is a member.
         by: "grace" when it was killed for want of grace, "kill" when the user wanted that.
         is_expected: Whether it was asked to end; an exit code of 0 is no death then.
         is_killed: Whether its owner has killed it, which is none either.
@@ -77,13 +76,13 @@ class Member:
         self.on_death = on_death
         self.child: HostChild | None = None
         self.gone = trio.Event()
-        self.death: DeathOf | None = None
+        self.death: ProcDeath | None = None
         self.by: str | None = None
         self.is_expected = False
         self.is_killed = False
         self.stack_fd: int = -1
         self.record = ""
-        self.departure: DeathOf | None = None
+        self.departure: ProcDeath | None = None
         self._report: ExitReport | None = None
         self._down: LinkDown | None = None
         self._is_waiting = False
@@ -201,42 +200,39 @@ class Member:
 
     def _finish(self) -> None:
         self.gone.set()
-        is_clean = self.is_expected and self._is_clean() and not self._is_spawner_stopped
-        if self.is_killed or self.by == "grace" or is_clean:
+        report = self._report
+        is_clean = report is None or not report.is_known or report.exit_code == 0
+        is_as_asked = self.is_expected and is_clean and not self._is_spawner_stopped
+        if self.is_killed or self.by == "grace" or is_as_asked:
             self.death = stopped(f"{self.label} has been stopped")
         else:
-            self.death = self._death()
-            self.on_death(self, self.death(maybe_executed=True))
+            self.death = self._diagnose()
+            self.on_death(self, self.death())
         self.death = self.departure or self.death
         self.proc.declare_gone(self.peer, self.death)
 
-    def _is_clean(self) -> bool:
-        return self._report is None or not self._report.is_known or self._report.exit_code == 0
-
-    def _death(self) -> DeathOf:
+    def _diagnose(self) -> ProcDeath:
         loss = None if self.child is None else self.child.loss
         if loss is not None:
-            return loss
+            return ProcDeath(loss.text, HostLost, self._report, loss=loss)
         down = self._down
         if down is not None and down.reason is DownReason.PROTOCOL:
-            text = f"the link to {self.label} was lost: {down.detail}"
-            return link_lost(text)
+            return ProcDeath(f"the link to {self.label} was lost: {down.detail}", LinkLost)
         if self._is_spawner_stopped:
             seconds = f"limits.EXIT_REPORT_SECONDS ({limits.EXIT_REPORT_SECONDS:g} s)"
             text = (
                 f"it was asked to end; how it did is not known: its spawner is stopped, and said nothing for {seconds}"
             )
-            return died(text, reason="lost", by=self.by, record=self._record_left())
+            return ProcDeath(text, reason="lost", by=self.by, record=self._record_left())
         is_stopped = down is not None and down.reason is DownReason.LEASE
         silent = "" if not is_stopped or self.child is None else self.child.lease
-        return died_of(
+        return diagnosed(
             self.label, self._report, silent=silent, by=self.by, note=self._remains(), record=self._record_left()
         )
 
     def _remains(self) -> str:
         """Say so when it is there even after SIGKILL: nothing but the kernel can end it (Z08)."""
-        state = process_state(self.pid)
-        if (self._report is not None and self._report.is_known) or state in ("", "Z", "X"):
+        if (self._report is not None and self._report.is_known) or (state := process_state(self.pid)) in ("", "Z", "X"):
             return ""
         return f"; pid {self.pid} does not end even by SIGKILL (state {state}) and is left behind"
 
@@ -247,54 +243,8 @@ class Member:
     def killed_for_grace(self, grace: float) -> ProcDied:
         """Return the error for the block: clean-up took longer than `grace` seconds."""
         note = f" (its clean-up took longer than grace={grace:g} s){self._remains()}"
-        make = died_of(self.label, self._report, by="grace", note=note, record=self._record_left())
-        error = make(maybe_executed=True)
+        error = diagnosed(self.label, self._report, by="grace", note=note, record=self._record_left())()
         assert isinstance(error, ProcDied)
-        return error
-
-
-def died_of(
-    label: str,
-    report: ExitReport | None,
-    *,
-    silent: str = "",
-    by: str | None = None,
-    note: str = "",
-    record: str = "",
-) -> DeathOf:
-    """Return what makes the `ProcDied` errors of a process from its exit report; `silent` names the limit it broke."""
-    if report is not None and report.lost_host is not None:
-        return HostLoss.of(report.lost_host)
-    is_stopped = bool(silent)
-    silence = f"stopped for longer than limits.{silent} ({getattr(limits, silent):g} s)" if silent else ""
-    if report is None or not report.is_known:
-        how = silence if is_stopped else "was lost"
-        reason = "stopped" if is_stopped else "lost"
-        return died(f"{label} {how}; no exit report came{note}", reason=reason, by=by, record=record)
-    verb = "was killed by" if report.signal is not None else "ended with"
-    how = f"{silence}, then ended" if is_stopped else f"{verb} {report.describe()}"
-    text = f"{label} {how} (pid {report.pid}){note}"
-    from trimesh._wire.exceptions.tracebacks import last_words  # noqa: PLC0415 - only deaths need it
-
-    words = last_words(report.stderr_tail)
-    if words:
-        text += f"; last output: {words}"
-    return _Death(text, report, is_stopped, by, record)
-
-
-class _Death(msgspec.Struct, frozen=True):
-    """Makes the `ProcDied` errors of one process; thousands are remembered, so it is no closure."""
-
-    text: str
-    report: ExitReport
-    is_stopped: bool
-    by: str | None
-    record: str
-
-    def __call__(self, *, maybe_executed: bool) -> ProcDied:
-        error = self.report.error(self.text, maybe_executed=maybe_executed, by=self.by, record=self.record)
-        if self.is_stopped:
-            error.reason = "stopped"
         return error
 
 

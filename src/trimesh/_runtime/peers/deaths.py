@@ -16,18 +16,17 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import LostHost
 from trimesh._runtime.values.codec import describe
 from trimesh.errors import (
-    ConnectionLost,
     HostLost,
-    LinkLost,
     MembershipChanged,
     MeshStopped,
     Origin,
@@ -42,87 +41,113 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Outbox, Peer
 
 
-class DeathOf(Protocol):
-    """Makes the error of one call to a process that is gone."""
+class ProcDeath(msgspec.Struct, frozen=True):
+    """The end of one process, made once and handed on; called, it makes the error of one call to it.
 
-    def __call__(self, *, maybe_executed: bool) -> Exception:
-        """Return the error; `maybe_executed` says whether the call may have run."""
-        ...
+    Attributes:
+        text: Of the errors.
+        kind: Their class.
+        exit: The exit report: which process, how, its last output, when; None where none came.
+        reason: See `ProcDied.reason`; "" for what the exit report says.
+        by: "grace" when it was killed for want of grace, "kill" when the user wanted that.
+        record: File of its flight record, or "".
+        loss: The loss of its host, which makes the errors then.
+        cause: What has ended the runtime of this very process.
+    """
+
+    text: str
+    kind: type[Exception] = ProcDied
+    exit: ExitReport | None = None
+    reason: str = ""
+    by: str | None = None
+    record: str = ""
+    loss: HostLoss | None = None
+    cause: BaseException | None = None
+
+    def __call__(self, *, maybe_executed: bool = True) -> Exception:
+        """Return the error of a call; `maybe_executed` says whether the call may have run."""
+        if self.loss is not None:
+            return self.loss()
+        if self.kind is ProcDied:
+            report = self.exit or ExitReport.unknown(_NO_PROC)
+            return report.error(
+                self.text, maybe_executed=maybe_executed, by=self.by, record=self.record, reason=self.reason
+            )
+        error = self.kind(self.text)
+        if isinstance(error, MembershipChanged):
+            error.maybe_executed = maybe_executed
+        if self.cause is not None:
+            error.__cause__ = self.cause
+        return error
+
+
+_NO_PROC: Final = ProcId(0)
+
+
+def stopped(message: str) -> ProcDeath:
+    """Return the end of a process that has ended as it should."""
+    return ProcDeath(message, MeshStopped)
+
+
+def left(message: str) -> ProcDeath:
+    """Return the end of a process that was taken out of its mesh."""
+    return ProcDeath(message, MembershipChanged)
+
+
+def diagnosed(
+    label: str,
+    report: ExitReport | None,
+    *,
+    silent: str = "",
+    by: str | None = None,
+    note: str = "",
+    record: str = "",
+) -> ProcDeath:
+    """Return the death that an exit report tells of; `silent` names the limit of silence that the process broke."""
+    if report is not None and report.lost_host is not None:
+        loss = HostLoss.of(report.lost_host)
+        return ProcDeath(loss.text, HostLost, report, loss=loss)
+    silence = f"stopped for longer than limits.{silent} ({getattr(limits, silent):g} s)" if silent else ""
+    if report is None or not report.is_known:
+        text = f"{label} {silence or 'was lost'}; no exit report came{note}"
+        return ProcDeath(text, reason="stopped" if silent else "lost", by=by, record=record)
+    verb = "was killed by" if report.signal is not None else "ended with"
+    how = f"{silence}, then ended" if silent else f"{verb} {report.describe()}"
+    text = f"{label} {how} (pid {report.pid}){note}"
+    from trimesh._wire.exceptions.tracebacks import last_words  # noqa: PLC0415 - only deaths need it
+
+    if words := last_words(report.stderr_tail):
+        text += f"; last output: {words}"
+    return ProcDeath(text, exit=report, reason="stopped" if silent else "", by=by, record=record)
 
 
 class Deaths:
     """The deaths that one process has heard of."""
 
     def __init__(self) -> None:
-        self._of: dict[ProcId, DeathOf] = {}
+        self._of: dict[ProcId, ProcDeath] = {}
         self._diagnosed: deque[ProcId] = deque()
 
     def __len__(self) -> int:
         return len(self._of)
 
-    def add(self, proc_id: ProcId, death: DeathOf) -> None:
+    def add(self, proc_id: ProcId, death: ProcDeath) -> None:
         """Remember a death, forget the oldest."""
         self._of[proc_id] = death
         self._diagnosed.append(proc_id)
         if len(self._diagnosed) > limits.DEATHS:
-            self._of[self._diagnosed.popleft()] = ended_long_ago
+            self._of[self._diagnosed.popleft()] = _ENDED_LONG_AGO
         if len(self._of) > limits.GONE_PEERS:
             del self._of[next(iter(self._of))]
 
-    def of(self, proc_id: ProcId) -> DeathOf | None:
-        """Return what makes the errors of calls to a process that is gone; None if it is not, or too long ago."""
+    def of(self, proc_id: ProcId) -> ProcDeath | None:
+        """Return how a process has ended; None if it is not gone, or too long ago."""
         return self._of.get(proc_id)
 
 
-def ended_long_ago(*, maybe_executed: bool) -> Exception:
-    """Return the error of a call to a process whose diagnosis has been forgotten."""
-    text = f"the process died before the last {limits.DEATHS} that did; how is not remembered"
-    return ProcDied(text, maybe_executed=maybe_executed, reason="lost")
-
-
-def died(message: str, **details: object) -> DeathOf:
-    """Return what makes `ProcDied` errors with `details`."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return ProcDied(message, maybe_executed=maybe_executed, **details)  # type: ignore[arg-type]
-
-    return make
-
-
-def stopped(message: str) -> DeathOf:
-    """Return what makes the `MeshStopped` errors of a process that has ended as it should."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return MeshStopped(message)
-
-    return make
-
-
-def left(message: str) -> DeathOf:
-    """Return what makes the `MembershipChanged` errors of a process that was taken out of its mesh."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return MembershipChanged(message, maybe_executed=maybe_executed)
-
-    return make
-
-
-def link_lost(message: str) -> DeathOf:
-    """Return what makes the `LinkLost` errors of a process that broke the protocol."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return LinkLost(message)
-
-    return make
-
-
-def connection_lost(message: str) -> DeathOf:
-    """Return what makes the `ConnectionLost` errors of a process of another program that is gone."""
-
-    def make(*, maybe_executed: bool) -> Exception:
-        return ConnectionLost(message)
-
-    return make
+_ENDED_LONG_AGO: Final = ProcDeath(
+    f"the process died before the last {limits.DEATHS} that did; how is not remembered", reason="lost"
+)
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
@@ -131,7 +156,7 @@ def connection_lost(message: str) -> DeathOf:
 
 
 class HostLoss(msgspec.Struct, frozen=True):
-    """The loss of one host; called, it is what a process there has died of (`DeathOf`).
+    """The loss of one host; called, it makes the error of a call to a process there, or of a block.
 
     Attributes:
         reason: See `HostLost.reason`.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.calls.outgoing import OutgoingCall
     from trimesh._runtime.channels.ports import CarriedPorts
     from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.deaths import DeathOf
+    from trimesh._runtime.peers.deaths import ProcDeath
     from trimesh._runtime.peers.incoming import IncomingCall
 
 
@@ -197,8 +197,8 @@ class Peer:
 
     Attributes:
         link: The link that messages to it take, or None before there is one and after it is gone.
-        death: Makes the error for a message to it, once it is gone.
-        no_link: Makes it while there is no link for want of memory or descriptors here; the next message tries again.
+        death: How it has ended, which makes the errors of messages to it; None while it is not gone.
+        no_link: The same while there is no link for want of memory or descriptors here; the next message tries again.
         calls: Unended calls of this process in which it takes part, oldest first.
         inbound: Its unended calls here.
         abandoned: Calls of this process to it that were given up and may still run.
@@ -227,12 +227,12 @@ class Peer:
         "proc_id",
     )
 
-    def __init__(self, proc: Proc, proc_id: ProcId, death: DeathOf | None = None) -> None:
+    def __init__(self, proc: Proc, proc_id: ProcId, death: ProcDeath | None = None) -> None:
         self.proc = proc
         self.proc_id = proc_id
         self.link: Link | None = None
         self.death = death
-        self.no_link: DeathOf | None = None
+        self.no_link: ProcDeath | None = None
         self.calls: dict[OutgoingCall, None] = {}
         self.abandoned = AbandonedCalls(self)
         self.is_stalled = False

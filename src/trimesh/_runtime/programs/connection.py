@@ -22,7 +22,7 @@ from trimesh._runtime.life.controller import lease_proc
 from trimesh._runtime.life.current import find_proc
 from trimesh._runtime.life.local_host import is_near
 from trimesh._runtime.life.proc import Proc
-from trimesh._runtime.peers.deaths import DeathOf, connection_lost, stopped
+from trimesh._runtime.peers.deaths import ProcDeath, stopped
 from trimesh._runtime.peers.host import NoLinkError
 from trimesh._runtime.programs.publication import check_fit, controllers_transport, dial, side_of
 from trimesh._runtime.spawner import wire
@@ -35,7 +35,7 @@ from trimesh._transport.interface import Link
 from trimesh._transport.native.transport import NativeTransport
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import ConnectError, LimitExceeded, ProtocolError, ShapeError, SpawnError
+from trimesh.errors import ConnectError, ConnectionLost, LimitExceeded, ProtocolError, ShapeError, SpawnError
 from trimesh.ids import MeshId, ProcId
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
@@ -68,7 +68,7 @@ class ProgramConnection:
         self._broker = broker
         self._whom = f"{name!r} of {other.program} (pid {other.pid})"
         self._known = {ProcId(other.proc_id), ProcId(handle.owner)} | {ProcId(one.proc_id) for one in handle.members}
-        self._death: DeathOf | None = None
+        self._death: ProcDeath | None = None
         self._leaving: str | None = None
         self._is_told_to_leave = trio.Event()
         self.client = SpawnerClient(broker, on_notice=self._noticed, on_lost=self._lost, whom=self._whom)
@@ -127,7 +127,7 @@ class ProgramConnection:
 
     def _lost(self) -> None:
         if self._leaving is None:
-            self._settle(connection_lost(f"the connection was lost: {self.client.lost}"))
+            self._settle(ProcDeath(f"the connection was lost: {self.client.lost}", ConnectionLost))
         else:
             self._settle(stopped(self._leaving))
 
@@ -143,7 +143,7 @@ class ProgramConnection:
         """In a forked child: close our copy."""
         self.client.forget()
 
-    def _settle(self, death: DeathOf) -> None:
+    def _settle(self, death: ProcDeath) -> None:
         if self._death is None:
             self._death = death
             for proc_id in sorted(self._known):

@@ -27,7 +27,7 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.actors.cell import find_cell
-from trimesh._runtime.peers.deaths import DeathOf
+from trimesh._runtime.peers.deaths import ProcDeath
 from trimesh._transport.interface import (
     BEST_FIRST,
     Attachment,
@@ -460,7 +460,7 @@ class Bulk:
         text = f"the memory of {describe(granted)} cannot be reached from here: {why}"
         raise _located(LinkLost(text), granted) from None
 
-    async def _death(self, proc_id: ProcId, end: End) -> DeathOf | None:
+    async def _death(self, proc_id: ProcId, end: End) -> ProcDeath | None:
         """Return how the owner has ended, if the end of a transfer says, or lets suspect, that it has."""
         family = self.proc.family
         assert family is not None, "a process that reaches others has a family"

@@ -114,7 +114,9 @@ class ExitReport(msgspec.Struct, frozen=True):
             return f"exit code {self.exit_code}"
         return "lost without a diagnosis"
 
-    def error(self, message: str, *, maybe_executed: bool = True, by: str | None = None, record: str = "") -> ProcDied:
+    def error(
+        self, message: str, *, maybe_executed: bool = True, by: str | None = None, record: str = "", reason: str = ""
+    ) -> ProcDied:
         """Return the `ProcDied` of this end.
 
         Args:
@@ -122,15 +124,16 @@ class ExitReport(msgspec.Struct, frozen=True):
             maybe_executed: For a call: False only when the message was certainly not delivered.
             by: "grace" when our own ladder ended it for want of grace.
             record: File of its flight record, or "".
+            reason: See `ProcDied.reason`; "" for what this report says.
         """
-        reason = "killed" if self.signal is not None else "exited" if self.exit_code is not None else "lost"
+        found = "killed" if self.signal is not None else "exited" if self.exit_code is not None else "lost"
         return ProcDied(
             message,
             exit_code=self.exit_code,
             signal=self.signal,
             oom_killed=self.oom_killed,
             stderr_tail=self.stderr_tail,
-            reason=reason,
+            reason=reason or found,
             by=by,
             maybe_executed=maybe_executed,
             record=record,
