@@ -26,15 +26,18 @@ from trimesh._supervision.policy import (
     Ending,
     FailFast,
     Isolate,
+    MemberFailure,
+    MeshState,
     Policy,
     Restart,
     Verdict,
     check_units,
+    decide,
     ending_of,
     judge,
     units_of,
 )
-from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Round, Supervisor
+from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Round, Supervisor
 from trimesh.errors import ActorFailed, ProcDied, Unresponsive
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
@@ -61,12 +64,14 @@ class Mesh:
     policy: Policy
     below: Mesh | None = None
     supervisor: Supervisor | None = None
+    is_stopping: bool = False
     rests: dict[Round, float] = attrs.field(factory=dict[Round, float])
     above: list[Mesh] = attrs.field(factory=list)
 
-    def is_ending(self, rank: int) -> bool:
-        round_ = None if self.supervisor is None else self.supervisor.round_of(rank)
-        return round_ is not None and round_.phase in (Phase.DOWN, Phase.RESTING)
+    def decide(self, rank: int, failure: MemberFailure) -> Verdict:
+        supervisor = self.supervisor
+        state = MeshState() if supervisor is None else supervisor.state(rank, is_stopping=self.is_stopping)
+        return decide(failure, self.policy, state).verdict
 
 
 class SupervisionScene(Scene):
@@ -106,41 +111,41 @@ class SupervisionScene(Scene):
         code, signal = (int(command.options[key]) if key in command.options else None for key in ("code", "signal"))
         how = f"code {code}" if signal is None else f"signal {signal}"
         error = ProcDied(how, exit_code=code, signal=signal)
-        yield from self._take(mesh, rank, error, ProcDied, ending_of(code, signal), ended=True)
+        yield from self._take(mesh, rank, error, MemberFailure(ProcDied, ending_of(code, signal)))
 
     def fails(self, command: Command) -> Iterator[str]:
         mesh, rank = self._at(command)
-        yield from self._take(mesh, rank, KeyError(command.words[2]), ActorFailed, Ending.ERROR, ended=False)
+        failure = MemberFailure(ActorFailed, has_ended=False, of="actor")
+        yield from self._take(mesh, rank, KeyError(command.words[2]), failure)
 
     def breaks(self, command: Command) -> Iterator[str]:
         mesh, rank = self._at(command)
-        yield from self._take(mesh, rank, KeyError(command.words[2]), ActorFailed, Ending.ERROR, ended=True)
+        yield from self._take(mesh, rank, KeyError(command.words[2]), MemberFailure(ActorFailed, of="actor"))
 
     def ends(self, command: Command) -> Iterator[str]:
         mesh, rank = self._at(command)
-        yield from self._take(mesh, rank, ActorFailed("ended by itself"), ActorFailed, Ending.CANCELLED, ended=True)
+        failure = MemberFailure(ActorFailed, Ending.CANCELLED, of="actor")
+        yield from self._take(mesh, rank, ActorFailed("ended by itself"), failure)
 
     def silent(self, command: Command) -> Iterator[str]:
         mesh, rank = self._at(command)
-        error = Unresponsive("no acknowledgement")
-        yield from self._take(mesh, rank, error, Unresponsive, Ending.ERROR, ended=False)
+        if judge(mesh.policy, Unresponsive, Ending.ERROR, has_ended=False) is Verdict.NOTE:
+            yield f"{mesh.name} {rank}: Unresponsive, error: note"
+        else:
+            error = Unresponsive("no acknowledgement")
+            yield from self._take(mesh, rank, error, MemberFailure(Unresponsive, has_ended=False, of="handed up"))
 
-    def _take(
-        self, mesh: Mesh, rank: int, error: Exception, kind: type[Exception], ending: Ending, *, ended: bool
-    ) -> Iterator[str]:
-        verdict = judge(mesh.policy, kind, ending, has_ended=ended)
-        yield f"{mesh.name} {rank}: {kind.__name__}, {ending.value}: {verdict.value}"
-        if mesh.supervisor is not None and (verdict is Verdict.RESTART or mesh.is_ending(rank)):
-            yield from self._fail(mesh, rank, error)
+    def _take(self, mesh: Mesh, rank: int, error: Exception, failure: MemberFailure) -> Iterator[str]:
+        verdict = mesh.decide(rank, failure)
+        yield f"{mesh.name} {rank}: {failure.kind.__name__}, {failure.ending.value}: {verdict.value}"
+        yield from self._do(mesh, rank, error, verdict, repr(error))
+
+    def _do(self, mesh: Mesh, rank: int, error: Exception, verdict: Verdict, text: str) -> Iterator[str]:
+        if verdict is Verdict.RESTART:
+            assert mesh.supervisor is not None
+            yield from self._act(mesh, mesh.supervisor.failed(rank, error, self.now), [rank])
         elif verdict is Verdict.FAIL:
-            yield f"the block of {mesh.name} fails: {error!r}"
-
-    def _fail(self, mesh: Mesh, rank: int, error: Exception) -> Iterator[str]:
-        assert mesh.supervisor is not None
-        if mesh.supervisor.is_stopped:
-            yield f"the block of {mesh.name} fails: {error!r}"
-            return
-        yield from self._act(mesh, mesh.supervisor.failed(rank, error, self.now), [rank])
+            yield f"the block of {mesh.name} fails: {text}"
 
     def _act(self, mesh: Mesh, decision: Decision, ranks: list[int]) -> Iterator[str]:
         match decision:
@@ -169,10 +174,9 @@ class SupervisionScene(Scene):
         for rank in ranks:
             mesh.supervisor.leave(rank)
             yield f"  {mesh.name} {rank}: the policy of {mesh.below.name} takes over"
-            if mesh.below.supervisor is not None:
-                yield from self._fail(mesh.below, rank, error)
-            elif isinstance(mesh.below.policy, FailFast):
-                yield f"the block of {mesh.below.name} fails: {type(error).__name__}"
+            failure = MemberFailure(type(error), has_ended=False, of="handed up")
+            verdict = mesh.below.decide(rank, failure)
+            yield from self._do(mesh.below, rank, error, verdict, type(error).__name__)
 
     # ---- rounds ----
 
@@ -215,6 +219,7 @@ class SupervisionScene(Scene):
         assert mesh.supervisor is not None
         under_way = [shown(round_.ranks) for round_ in mesh.supervisor.rounds]
         mesh.supervisor.stop()
+        mesh.is_stopping = True
         mesh.rests.clear()
         return f"{mesh.name}: stops{', with the rounds of ' + ' | '.join(under_way) if under_way else ''}"
 

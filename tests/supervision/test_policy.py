@@ -17,17 +17,20 @@ from trimesh._supervision.policy import (
     Ending,
     FailFast,
     Isolate,
+    MemberFailure,
+    MeshState,
     Policy,
     Restart,
     Verdict,
     check_units,
     checked_policy,
+    decide,
     ending_of,
     is_healing,
     judge,
     units_of,
 )
-from trimesh.errors import ActorFailed, LinkLost, ProcDied, ShapeError, Unresponsive
+from trimesh.errors import ActorFailed, HostLost, LinkLost, ProcDied, ShapeError, Unresponsive
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
@@ -73,6 +76,69 @@ def test_fail_fast_fails_on_all_but_silence(kind: type[Exception]) -> None:
 def test_restart_fails_on_an_end_that_it_does_not_name(kind: type[Exception]) -> None:
     assert judge(Restart(), kind, Ending.ERROR, has_ended=True) is Verdict.FAIL
     assert judge(Restart(), kind, Ending.ERROR, has_ended=False) is Verdict.NOTE
+
+
+KILLED = MemberFailure(ProcDied)
+EXITED = MemberFailure(ProcDied, Ending.NORMAL)
+HOST_LOST = MemberFailure(HostLost)
+BROKEN = MemberFailure(ActorFailed, of="actor")
+RAISED = MemberFailure(ActorFailed, has_ended=False, of="actor")
+DONE = MemberFailure(ActorFailed, Ending.CANCELLED, of="actor")
+HANDED_UP = MemberFailure(ActorFailed, has_ended=False, of="handed up")
+HEALS_ACTORS = Restart(on=ActorFailed)  # type: ignore[arg-type]
+HEALS_ERRORS = Restart(when="transient")
+
+STATES = (
+    MeshState(),
+    MeshState(is_ending=True),
+    MeshState(is_used_up=True),
+    MeshState(is_used_up=True, is_stopping=True),
+)
+
+
+@rows(
+    ("policy", "failure", "effects"),
+    [
+        # `?`: the failure handlers are asked first. In the order of STATES: while all goes well, while a round takes
+        # the member down, when restarts are used up, and while the block is being left.
+        (FailFast(), KILLED, "fail?"),
+        (FailFast(), EXITED, "fail?"),
+        (FailFast(), HOST_LOST, "fail?"),
+        (FailFast(), BROKEN, "fail?"),
+        (FailFast(), RAISED, "fail?"),
+        (FailFast(), DONE, "give up"),
+        (FailFast(), HANDED_UP, "fail?"),
+        (FailFast(on=()), KILLED, "give up?"),
+        (FailFast(on=()), EXITED, "give up"),
+        (FailFast(on=()), RAISED, "note?"),
+        (Isolate(), KILLED, "give up?"),
+        (Isolate(), EXITED, "give up"),
+        (Isolate(), RAISED, "note?"),
+        (Isolate(), DONE, "give up"),
+        (Isolate(), HANDED_UP, "note?"),
+        (Restart(), KILLED, "restart?, restart, fail?, give up?"),
+        (Restart(), EXITED, "restart?, restart, fail?, give up?"),
+        (Restart(), HOST_LOST, "restart?, restart, fail?, give up?"),
+        (Restart(), BROKEN, "fail?, restart, fail?, fail?"),
+        (Restart(), RAISED, "note?, restart, note?, note?"),
+        (Restart(), DONE, "give up, restart, give up, give up"),
+        (Restart(), HANDED_UP, "restart?, restart?, fail?, note?"),
+        (HEALS_ACTORS, KILLED, "fail?, restart, fail?, fail?"),
+        (HEALS_ACTORS, EXITED, "give up, restart, give up, give up"),
+        (HEALS_ACTORS, BROKEN, "restart?, restart, fail?, give up?"),
+        (HEALS_ACTORS, RAISED, "restart?, restart, fail?, note?"),
+        (HEALS_ACTORS, DONE, "restart, restart, fail, give up"),
+        (HEALS_ERRORS, KILLED, "restart?, restart, fail?, give up?"),
+        (HEALS_ERRORS, EXITED, "give up, restart, give up, give up"),
+    ],
+)
+def test_what_follows_from_a_failure(policy: Policy, failure: MemberFailure, effects: str) -> None:
+    """P1, P2, R10, R11: a policy that restarts nothing has one state."""
+    states = STATES if isinstance(policy, Restart) else STATES[:1]
+
+    found = [decide(failure, policy, state) for state in states]
+
+    assert ", ".join(one.verdict.value + "?" * one.asks for one in found) == effects
 
 
 @pytest.mark.parametrize(

@@ -254,6 +254,70 @@ def judge(policy: Policy, kind: type[Exception], ending: Ending, *, has_ended: b
     return Verdict.RESTART if is_wanted else unnamed
 
 
+class MemberFailure(msgspec.Struct, frozen=True):
+    """A failure of one member, as a policy sees it.
+
+    Attributes:
+        kind: One of `FAILURES`, or a class that a policy cannot name.
+        has_ended: Whether the member is gone by it.
+        of: Of a process; of an actor, whose normal end no policy but `Restart` looks at (R11); or of a process that
+            lives and whose actor is "handed up": its own policy could not heal it (P1), or it is silent.
+    """
+
+    kind: type[Exception]
+    ending: Ending = Ending.ERROR
+    has_ended: bool = True
+    of: Literal["process", "actor", "handed up"] = "process"
+
+
+class MeshState(msgspec.Struct, frozen=True):
+    """What a decision depends on beside failure and policy.
+
+    Attributes:
+        is_ending: The member belongs to a round that is being taken down: its end is part of that.
+        is_used_up: No more restarts are made, as there were too many or the block is being left.
+        is_stopping: The block is being left.
+    """
+
+    is_ending: bool = False
+    is_used_up: bool = False
+    is_stopping: bool = False
+
+
+class Effects(msgspec.Struct, frozen=True):
+    """What follows from a failure.
+
+    Attributes:
+        asks: The failure handlers are asked first; for a failure that one of them handles the verdict does not count.
+        verdict: What is done then.
+    """
+
+    asks: bool
+    verdict: Verdict
+
+
+def decide(failure: MemberFailure, policy: Policy, state: MeshState) -> Effects:
+    """Return what follows from the failure of a member."""
+    is_error = failure.ending is Ending.ERROR
+    restarts = isinstance(policy, Restart)
+    unnamed = Verdict.GIVE_UP if failure.has_ended else Verdict.NOTE
+    if failure.of == "handed up":
+        asks = True
+        verdict = Verdict.RESTART if restarts else Verdict.FAIL if isinstance(policy, FailFast) else unnamed
+    elif failure.of == "actor":
+        asks = is_error and not state.is_ending
+        is_judged = is_error or restarts
+        verdict = judge(policy, failure.kind, failure.ending, has_ended=failure.has_ended) if is_judged else unnamed
+    else:
+        verdict = judge(policy, failure.kind, failure.ending, has_ended=failure.has_ended)
+        asks = (verdict is not unnamed or failure.ending is not Ending.NORMAL) and not state.is_ending
+    if restarts and (verdict is Verdict.RESTART or state.is_ending):
+        # Restarts that are used up have failed the block; one that is being left only has no use for a replacement.
+        over = unnamed if state.is_stopping else Verdict.FAIL
+        verdict = over if state.is_used_up else Verdict.RESTART
+    return Effects(asks, verdict)
+
+
 def ending_of(exit_code: int | None, signal: int | None) -> Ending:
     """Return how a process has ended that none of ours had asked to."""
     if signal in _ASKING:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from trimesh._supervision.policy import Restart
+from trimesh._supervision.policy import MeshState, Restart
 from trimesh.errors import RestartLimit
 
 
@@ -206,6 +206,12 @@ class Supervisor:
     def round_of(self, rank: int) -> Round | None:
         """Return the round that restarts a member, if one does."""
         return next((round_ for round_ in self.rounds if rank in round_.ranks), None)
+
+    def state(self, rank: int, *, is_stopping: bool) -> MeshState:
+        """Return what a decision about a failure of a member depends on."""
+        round_ = self.round_of(rank)
+        is_ending = round_ is not None and round_.phase in (Phase.DOWN, Phase.RESTING)
+        return MeshState(is_ending, self.is_stopped, is_stopping)
 
     def stop(self) -> None:
         """Ask for nothing any more."""

@@ -29,7 +29,17 @@ from trimesh._runtime.peers.peer import Peer, Target
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
 from trimesh._runtime.watch.events import EventHub
-from trimesh._supervision.policy import Ending, FailFast, Policy, Restart, Verdict, is_healing, judge
+from trimesh._supervision.policy import (
+    Ending,
+    FailFast,
+    MemberFailure,
+    MeshState,
+    Policy,
+    Restart,
+    Verdict,
+    decide,
+    is_healing,
+)
 from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (
     ActorFailed,
@@ -325,28 +335,20 @@ class ActorMembers:
             self.events.tell(Failed, rank, error=error)
         if rank in self._with_processes or rank in self.size.absent:
             return  # whatever it was, the actor is made anew with its process
-        policy = self.policy
-        if not is_error and not isinstance(policy, Restart):
-            verdict = Verdict.GIVE_UP  # to end is no failure (R11)
-        else:
-            verdict = judge(policy, ActorFailed, ending, has_ended=ended)
-        is_part = self.restarts is not None and self.restarts.is_ending(rank)
-        if is_error and not is_part and self._is_handled(rank, error, has_ended=ended):
-            if ended:
-                self.membership.set(rank, Standing.GONE)
-                self._release(rank)
+        restarts = self.restarts
+        state = MeshState() if restarts is None else restarts.supervisor.state(rank, is_stopping=self.is_stopping)
+        effects = decide(MemberFailure(ActorFailed, ending, ended, "actor"), self.policy, state)
+        is_handled = effects.asks and self._is_handled(rank, error, has_ended=ended)
+        if effects.verdict is Verdict.RESTART and not is_handled:
+            assert restarts is not None
+            restarts.failed(rank, error)
             return
-        if self.restarts is not None and (verdict is Verdict.RESTART or self.restarts.is_ending(rank)):
-            if not self.restarts.is_stopped:
-                self.restarts.failed(rank, error)
-                return
-            # It would have been healed, and is not any more, because the block is being left. Where the restarts have
-            # been used up instead, that has failed the block.
-            verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
         if ended:
             self.membership.set(rank, Standing.GONE)
             self._release(rank)
-        if verdict is Verdict.FAIL:
+        if is_handled:
+            return
+        if effects.verdict is Verdict.FAIL:
             self.block.fail(error, is_message=not ended)
         elif is_error and not self.block.ignores(error, is_message=not ended):
             log_kept_back(self.proc, self.info.name, error, f"the actor {'has ended' if ended else 'goes on'}")

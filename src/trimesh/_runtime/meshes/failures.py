@@ -30,7 +30,7 @@ from trimesh._runtime.actors.reports import log_kept_back
 from trimesh._runtime.tasks.background import without_consequences
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import MeshInfo
-from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Phase, Round, Supervisor
+from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Round, Supervisor
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import (
     HostLost,
@@ -283,16 +283,6 @@ class Restarts:
         self.supervisor = supervisor
         self.members = members
         self._courses: dict[Round, _Course] = {}
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether nothing is restarted any more."""
-        return self.supervisor.is_stopped
-
-    def is_ending(self, rank: int) -> bool:
-        """Return whether a member belongs to what is being taken down, so that its end is part of that."""
-        round_ = self.supervisor.round_of(rank)
-        return round_ is not None and round_.phase in (Phase.DOWN, Phase.RESTING)
 
     def failed(self, rank: int, cause: Exception) -> None:
         """Take the failure of a member that is to be restarted."""

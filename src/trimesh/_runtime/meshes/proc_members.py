@@ -33,9 +33,12 @@ from trimesh._runtime.watch.progress_view import showing
 from trimesh._supervision.policy import (
     Ending,
     FailFast,
+    MemberFailure,
+    MeshState,
     Policy,
     Restart,
     Verdict,
+    decide,
     ending_of,
     is_healing,
     judge,
@@ -234,24 +237,27 @@ class ProcMembers:
             self._defer(rank, partial(self._judge, member, error))
             return
         ending = ending_of(error.exit_code, error.signal) if isinstance(error, ProcDied) else Ending.ERROR
-        verdict = judge(self.policy, type(error), ending, has_ended=True)
-        is_part = self._restarts is not None and self._restarts.is_ending(rank)
-        is_failure = verdict is not Verdict.GIVE_UP or ending is not Ending.NORMAL
-        if is_failure and not is_part and self._is_handled([rank], error, has_ended=True):
-            self.give_up([rank], error)
-            return
-        if self._restarts is not None and (verdict is Verdict.RESTART or self._restarts.is_ending(rank)):
-            if not self._restarts.is_stopped:
-                self._restarts.failed(rank, error)
-                return
-            # Who has given up has failed its block; one that is being left only has no use for a replacement.
-            verdict = Verdict.GIVE_UP if self.is_stopping else Verdict.FAIL
-        if verdict is Verdict.FAIL:
+        self._act(rank, error, MemberFailure(type(error), ending))
+
+    def _act(self, rank: int, error: Exception, failure: MemberFailure) -> None:
+        """Do what follows from a failure of a member."""
+        restarts = self._restarts
+        state = MeshState() if restarts is None else restarts.supervisor.state(rank, is_stopping=self.is_stopping)
+        effects = decide(failure, self.policy, state)
+        if effects.asks and self._is_handled([rank], error, has_ended=failure.has_ended):
+            if failure.has_ended:
+                self.give_up([rank], error)
+        elif effects.verdict is Verdict.RESTART:
+            assert restarts is not None
+            restarts.failed(rank, error)
+        elif effects.verdict is Verdict.FAIL:
             if not self._losses.is_told(error):
                 self.block.fail(error)
-        else:
+        elif failure.has_ended:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without it")
             self.give_up([rank], error)
+        elif not self.is_stopping:
+            log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
 
     def _is_handled(self, ranks: Sequence[int], error: Exception, *, has_ended: bool) -> bool:
         return self.failures.is_handled(ranks, self.info, ranks, error, has_ended=has_ended)
@@ -276,14 +282,7 @@ class ProcMembers:
         if rank in self.absent:
             self._defer(rank, partial(self.escalate, rank, error))
             return
-        if self._is_handled([rank], error, has_ended=False):
-            return
-        if self._restarts is not None and not self._restarts.is_stopped:
-            self._restarts.failed(rank, error)
-        elif isinstance(self.policy, FailFast) or (self._restarts is not None and not self.is_stopping):
-            self.block.fail(error)
-        elif not self.is_stopping:
-            log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
+        self._act(rank, error, MemberFailure(type(error), has_ended=False, of="handed up"))
 
     # ---- heal ------------------------------------------------------------------------------------------------
 
