@@ -54,7 +54,7 @@ async def member_of(child: StagedChild) -> AsyncGenerator[tuple[Member, list[Exc
     died: list[Exception] = []
     async with trio.open_nursery() as proc.nursery:
         member = Member(proc, proc.peer(CHILD), 0, "procs", Extent().point(0), 0, lambda _, error: died.append(error))
-        member.child = child
+        member.started(child)
         yield member, died
         proc.nursery.cancel_scope.cancel()
 

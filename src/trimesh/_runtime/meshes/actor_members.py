@@ -44,6 +44,7 @@ from trimesh._supervision.supervisor import Round, Supervisor
 from trimesh.errors import (
     ActorFailed,
     MeshErrorGroup,
+    Origin,
     ProcDied,
     RemoteCancelled,
     RestartLimit,
@@ -204,7 +205,7 @@ class ActorMembers:
         self._with_processes: set[int] = set()
         self._untold: dict[ProcId, list[Callable[[int], None]]] = {}
         self._remaking: dict[trio.CancelScope, trio.Event] = {}
-        self.events = EventHub(lambda: self.info, self.proc.journal)
+        self.events = EventHub(self.origin_of, self.proc.journal)
         if isinstance(self.policy, Restart):
             found = units(self.info.whole, proc_ranks)
             self.restarts = Restarts(self.proc, Supervisor(self.info.name, self.policy, found), self)
@@ -214,6 +215,10 @@ class ActorMembers:
     def info(self) -> MeshInfo:
         """What travels of it in references."""
         return self.membership.info
+
+    def origin_of(self, rank: int) -> Origin:
+        """Return the coordinates of the errors of the member of a rank."""
+        return self.membership.info.origin(rank)
 
     @property
     def is_held(self) -> bool:
@@ -358,7 +363,7 @@ class ActorMembers:
         if self.processes is None:
             return False
         proc_ranks = [self.proc_ranks[rank]]
-        return self.processes.failures.is_handled(proc_ranks, self.info, [rank], error, has_ended=has_ended)
+        return self.processes.failures.is_handled(proc_ranks, self.origin_of, [rank], error, has_ended=has_ended)
 
     def _release(self, rank: int) -> None:
         """Answer the messages that wait for an actor that will not come."""
@@ -372,7 +377,7 @@ class ActorMembers:
         for rank in self._ranks_in(proc_id):
             label = f"{what} at {place_name(self.info.name, self.info.whole.point(rank))}"
             error = Unresponsive(f"{label} did not acknowledge its cancel in time; it may still run")
-            set_origin(error, self.info.origin(rank))
+            set_origin(error, self.origin_of(rank))
             self.events.tell(Unacknowledged, rank, error=error)
             if self.processes is not None:
                 self.processes.member_silent(self.proc_ranks[rank], error, is_logged=is_logged)
@@ -503,7 +508,7 @@ class ActorMembers:
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
         """Hand over to the policy of the processes what this one could not heal (P1)."""
         assert self.restarts is not None
-        set_origin(error, self.info.origin(rank))
+        set_origin(error, self.origin_of(rank))
         ranks = [rank] if round_ is None else list(round_.ranks)
         for one in ranks:
             self.events.tell(GaveUp, one, error=error)

@@ -158,6 +158,8 @@ class Changes:
         procs.absent.update(ranks)
         if len(shown) > len(procs.whole):
             procs.whole = shown
+            for member in procs.members:
+                member.point = shown.point(member.rank)
             procs.extend_units()
         for rank in range(len(procs.members), len(procs.whole)):
             procs.members.append(procs.new_member(rank, -1))

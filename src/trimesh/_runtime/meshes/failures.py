@@ -29,7 +29,6 @@ from trimesh._runtime.actors.context import set_proc_of_task
 from trimesh._runtime.actors.reports import log_kept_back
 from trimesh._runtime.tasks.background import without_consequences
 from trimesh._runtime.values.codec import describe
-from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._supervision.supervisor import Begin, Decision, GiveUp, Round, Supervisor
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import (
@@ -181,20 +180,26 @@ class FailureHandling:
         self._open: list[_Handling] = []
 
     def is_handled(
-        self, proc_ranks: Collection[int], info: MeshInfo, ranks: Collection[int], reason: Exception, *, has_ended: bool
+        self,
+        proc_ranks: Collection[int],
+        origin_of: Callable[[int], Origin],
+        ranks: Collection[int],
+        reason: Exception,
+        *,
+        has_ended: bool,
     ) -> bool:
         """Return whether a handler takes a failure upon itself.
 
         Args:
+            origin_of: Returns where the member of a rank is.
             reason: The failure. One that says only that something was stopped is none.
         """
         if not self._open or without_consequences(reason) is None:
             return False
-        points = tuple(info.whole.point(rank) for rank in ranks)
-        where = origin(reason)
-        is_known = where is not None and where.mesh == info.name
-        incarnation = where.incarnation if where is not None and is_known else info.members[min(ranks)].incarnation
-        failure = Failure(mesh=info.name, points=points, reason=reason, incarnation=incarnation, has_ended=has_ended)
+        points = tuple(point for rank in ranks if (point := origin_of(rank).point) is not None)
+        first, where = origin_of(min(ranks)), origin(reason)
+        incarnation = (first if where is None or where.mesh != first.mesh else where).incarnation
+        failure = Failure(mesh=first.mesh, points=points, reason=reason, incarnation=incarnation, has_ended=has_ended)
         asked = [one for one in reversed(self._open) if any(one.sees(rank) for rank in proc_ranks)]
         return any(one.handles(failure) for one in asked)
 

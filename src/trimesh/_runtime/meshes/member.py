@@ -26,7 +26,7 @@ from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MemberInfo
 from trimesh._runtime.watch.stacks import StallReport
 from trimesh._transport.interface import DownReason, LinkDown
-from trimesh.errors import HostLost, LinkLost, ProcDied, place_name
+from trimesh.errors import HostLost, LinkLost, Origin, ProcDied, place_name, set_origin
 from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ class Member:
         proc: The owner's process.
         peer: The child as a peer.
         rank: Its place in its mesh.
-        mesh, point: Name of the mesh, and the place as coordinates.
+        mesh, point: Name of the mesh, and the place as coordinates, in the mesh as it is now.
+        host_name, pid: Its machine and its process; this machine and 0 before it is started.
         label: The same for people.
         on_death: Called once if it ends without having been asked to, or badly then, before any call learns of it
             (rule X3).
@@ -75,6 +76,8 @@ class Member:
         self.incarnation = incarnation
         self.on_death = on_death
         self.child: HostChild | None = None
+        self.host_name = proc.host_name
+        self.pid = 0
         self.gone = trio.Event()
         self.death: ProcDeath | None = None
         self.by: str | None = None
@@ -90,19 +93,14 @@ class Member:
         self.stall = StallReport(self)
 
     @property
-    def pid(self) -> int:
-        """Its process id, or 0 before there is one."""
-        return 0 if self.child is None else self.child.pid
-
-    @property
-    def host_name(self) -> str:
-        """Name of its machine, or of this one before it is started."""
-        return self.proc.host_name if self.child is None else self.child.host_name
-
-    @property
     def info(self) -> MemberInfo:
         """What travels of it in references."""
         return MemberInfo(self.peer.proc_id, self.host_name, self.pid, self.incarnation)
+
+    @property
+    def origin(self) -> Origin:
+        """The coordinates of its errors."""
+        return Origin(self.point, self.mesh, None, None, self.host_name, self.pid or None, self.incarnation)
 
     @property
     def is_alive(self) -> bool:
@@ -116,7 +114,7 @@ class Member:
 
     def started(self, child: HostChild) -> None:
         """Take the process; its link goes into service."""
-        self.child = child
+        self.child, self.host_name, self.pid = child, child.host_name, child.pid
         self.proc.adopt_link(self.peer.proc_id, child.link)
 
     @property
@@ -207,7 +205,9 @@ class Member:
             self.death = stopped(f"{self.label} has been stopped")
         else:
             self.death = self._diagnose()
-            self.on_death(self, self.death())
+            error = self.death()
+            set_origin(error, self.origin)
+            self.on_death(self, error)
         self.death = self.departure or self.death
         self.proc.declare_gone(self.peer, self.death)
 
@@ -245,6 +245,7 @@ class Member:
         note = f" (its clean-up took longer than grace={grace:g} s){self._remains()}"
         error = diagnosed(self.label, self._report, by="grace", note=note, record=self._record_left())()
         assert isinstance(error, ProcDied)
+        set_origin(error, self.origin)
         return error
 
 

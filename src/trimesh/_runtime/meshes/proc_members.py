@@ -46,7 +46,16 @@ from trimesh._supervision.policy import (
     units_of,
 )
 from trimesh._supervision.supervisor import Round, Supervisor
-from trimesh.errors import MeshErrorGroup, MeshStopped, ProcDied, RestartLimit, SpawnError, Unresponsive, set_origin
+from trimesh.errors import (
+    MeshErrorGroup,
+    MeshStopped,
+    Origin,
+    ProcDied,
+    RestartLimit,
+    SpawnError,
+    Unresponsive,
+    set_origin,
+)
 from trimesh.events import Died, GaveUp, MemberEvent, Restarted, Restarting, Stalled, Unacknowledged
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
@@ -115,7 +124,7 @@ class ProcMembers:
         self._changes: Changes | None = None
         self._views: MembershipHub | None = None
         self._settled = trio.Event()
-        self.events = EventHub(lambda: self.info, self.proc.journal)
+        self.events = EventHub(self.origin_of, self.proc.journal)
         if isinstance(self.policy, Restart):
             units = units_of(self.whole, self.policy.along)
             self._restarts = Restarts(self.proc, Supervisor(self.name, self.policy, units), self)
@@ -164,6 +173,10 @@ class ProcMembers:
         """Let readers know who does not serve any more."""
         if self._views is not None:
             self._views.leave(ranks, why)
+
+    def origin_of(self, rank: int) -> Origin:
+        """Return the coordinates of the errors of the member of a rank."""
+        return self.members[rank].origin
 
     def member_info(self, rank: int) -> MemberInfo:
         return self.members[rank].info
@@ -221,7 +234,6 @@ class ProcMembers:
 
     def _died(self, member: Member, error: Exception) -> None:
         rank = member.rank
-        set_origin(error, self.info.origin(rank))
         if not self._is_ready or member is not self.members[rank]:
             return
         self.events.tell(Died, rank, error=error)
@@ -260,7 +272,7 @@ class ProcMembers:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
 
     def _is_handled(self, ranks: Sequence[int], error: Exception, *, has_ended: bool) -> bool:
-        return self.failures.is_handled(ranks, self.info, ranks, error, has_ended=has_ended)
+        return self.failures.is_handled(ranks, self.origin_of, ranks, error, has_ended=has_ended)
 
     def give_up(self, ranks: Sequence[int], cause: Exception) -> None:
         """Give up some members, and the actors there."""
@@ -387,7 +399,7 @@ class ProcMembers:
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
         """Learn that nothing is restarted any more: the block fails."""
-        set_origin(error, self.info.origin(rank))
+        set_origin(error, self.origin_of(rank))
         for one in [rank] if round_ is None else round_.ranks:
             self.events.tell(GaveUp, one, error=error)
         ranks = [rank] if round_ is None else list(round_.ranks)
@@ -463,7 +475,7 @@ class ProcMembers:
         return max(self.spared(deadline), trio.current_time() + limits.TERM_SECONDS)
 
     def _ask_to_exit(self, members: Sequence[Member]) -> None:
-        request = Request(self.name, "exit", (), {}, lambda index: self.info.origin(members[index].rank))
+        request = Request(self.name, "exit", (), {}, lambda index: members[index].origin)
         post_nowait(self.proc, [Target(member.peer, AGENT) for member in members], request)
 
     async def force(self, ranks: Sequence[int]) -> list[Exception]:
@@ -471,10 +483,7 @@ class ProcMembers:
         await force(late := [self.members[rank] for rank in ranks])
         if late and not (self.is_stopping and self._others_until > 0.0):  # once for a block that is being left
             self._others_until = trio.current_time() + min(self.grace, limits.SPARED_EXIT_SECONDS)
-        errors = [member.killed_for_grace(self.grace) for member in late]
-        for member, error in zip(late, errors, strict=True):
-            set_origin(error, self.info.origin(member.rank))
-        return list(errors)
+        return [member.killed_for_grace(self.grace) for member in late]
 
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
         """End members by force whose actors have not ended in time; return the error for each.

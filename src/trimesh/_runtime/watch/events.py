@@ -14,11 +14,10 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.tasks.crossing import in_trio_block, in_trio_taking
-from trimesh._runtime.values.endpoint_spec import MeshInfo
 from trimesh._wire import observed
 from trimesh._wire.flight import SeenEvent
 from trimesh.context_managers import asynccontextmanager
-from trimesh.errors import RemoteTraceback, place_name
+from trimesh.errors import Origin, RemoteTraceback, place_name
 from trimesh.events import Died, Event, EventBuffer, Failed, GaveUp, Lagged, MemberEvent, Started, Unacknowledged
 
 if TYPE_CHECKING:
@@ -82,37 +81,25 @@ class EventHub:
     """Publishes the records of one mesh to all its readers; a slow one never makes the others wait.
 
     Attributes:
-        info: Returns the mesh as it is now.
+        origin_of: Returns where the member of a rank is now.
         journal: Notes every record, for who asks later.
         is_closed: Whether the mesh has stopped.
     """
 
-    def __init__(self, info: Callable[[], MeshInfo], journal: Journal) -> None:
-        self.info = info
+    def __init__(self, origin_of: Callable[[int], Origin], journal: Journal) -> None:
+        self.origin_of = origin_of
         self.journal = journal
         self.is_closed = False
         self._readers: list[EventStream] = []
 
     def tell(self, kind: type[MemberEvent], rank: int, **details: Any) -> None:
         """Publish a record of one kind about the member of a rank."""
-        self.publish(self._record(kind, rank, details))
-
-    def _record(self, kind: type[MemberEvent], rank: int, details: dict[str, Any]) -> Event:
-        info = self.info()
-        about: dict[str, Any] = {
-            "mesh": info.name,
-            "point": info.whole.point(rank),
-            "incarnation": info.members[rank].incarnation,
-        }
-        return cast("Event", kind(**about, **details))
+        self.publish(_record(kind, self.origin_of(rank), details))
 
     def snapshot(self, ranks: Iterable[int]) -> list[Event]:
         """Return the records with which a reader begins: those of the members that live."""
-        members = self.info().members
-        return [
-            self._record(Started, rank, {"host": members[rank].host, "pid": members[rank].pid or None})
-            for rank in ranks
-        ]
+        found = map(self.origin_of, ranks)
+        return [_record(Started, where, {"host": where.host, "pid": where.pid}) for where in found]
 
     def publish(self, event: Event) -> None:
         """Give a record to every reader."""
@@ -154,6 +141,11 @@ class EventHub:
             self._readers.remove(reader)
 
 
+def _record(kind: type[MemberEvent], where: Origin, details: dict[str, Any]) -> Event:
+    about: dict[str, Any] = {"mesh": where.mesh, "point": where.point, "incarnation": where.incarnation}
+    return cast("Event", kind(**about, **details))
+
+
 # ---- journal ---------------------------------------------------------------------------------------------------------
 
 # What has happened to the members that a process owns: the newest events of all its meshes, as rows for readers.
@@ -192,7 +184,8 @@ class Journal:
 
 
 def _row(number: int, event: MemberEvent) -> observed.EventRow:
-    point = {label: event.point[label] for label in event.point}
+    point = dict(event.point)
+    error = getattr(event, "error", None) or getattr(event, "cause", None)
     return observed.EventRow(
         number=number,
         at=time.time(),
@@ -201,18 +194,14 @@ def _row(number: int, event: MemberEvent) -> observed.EventRow:
         mesh=event.mesh,
         point=point,
         incarnation=event.incarnation,
-        text=_text(event),
+        text=_text(event, error),
         is_failure=isinstance(event, _FAILURES),
-        causes=() if (error := _error(event)) is None else causes_of(error),
+        causes=() if error is None else causes_of(error),
     )
 
 
-def _error(event: Any) -> BaseException | None:
-    return getattr(event, "error", None) or getattr(event, "cause", None)
-
-
-def _text(event: Any) -> str:
-    if (error := _error(event)) is not None:
+def _text(event: Any, error: BaseException | None) -> str:
+    if error is not None:
         return f"{type(error).__name__}: {error}"[: limits.OBSERVED_TEXT_CHARS]
     if (seconds := getattr(event, "seconds", None)) is not None:
         return f"its Trio loop has not run for {seconds:.1f} s"
