@@ -241,14 +241,14 @@ class RemoteHost:
         return link
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        record = self._siblings.exits.get(target)
-        if record is None:
+        report = self._siblings.exits.get(target)
+        if report is None:
             try:
                 received = await self.client.ask(lambda request: wire.ExitOf(request, target))
             except (SpawnerLostError, OSError, LimitExceeded):
                 return ExitReport.unknown(target)
-            record = received.record.exit if isinstance(received.record, wire.ExitKnown) else None
-        return ExitReport.unknown(target) if record is None else ExitReport.of(record)
+            report = received.record.exit if isinstance(received.record, wire.ExitKnown) else None
+        return report or ExitReport.unknown(target)
 
     def retire(self) -> None:
         """Nothing: the agent stays for as long as the job."""
@@ -276,14 +276,14 @@ class RemoteHost:
             case AgentReady(host=host):
                 self.name = self.name or host
                 self._ready.set()
-            case wire.Exited(exit=record, is_shown=is_shown):
-                self._siblings.exits.add(record)
-                report = ExitReport.of(record, is_shown=is_shown)
-                hook = self._hooks.pop(report.proc_id, None)
+            case wire.Exited(exit=report):
+                self._siblings.exits.add(report)
+                proc_id = ProcId(report.proc_id)
+                hook = self._hooks.pop(proc_id, None)
                 if hook is not None:
                     hook(report)
-                elif report.proc_id in self._launching:
-                    self._launching[report.proc_id] = report
+                elif proc_id in self._launching:
+                    self._launching[proc_id] = report
             case wire.Output(chunks=chunks):
                 if self._siblings.printer.write(chunks, is_far=True) and self._tasks is not None:
                     self._tasks.start_soon(self._show_counts)
@@ -315,9 +315,8 @@ class RemoteHost:
         hooks, self._hooks = self._hooks, {}
         self.is_loss_taken = bool(hooks)
         for proc_id, hook in hooks.items():
-            report = ExitReport.unknown(proc_id, lost_host=self.loss.record)
-            if (record := report.record()) is not None:
-                self._siblings.exits.add(record)  # for all processes that ask how it has ended
+            # For all processes that ask how it has ended.
+            self._siblings.exits.add(ExitReport.unknown(proc_id, lost_host=self.loss.record))
             hook(ExitReport.unknown(proc_id))
         self.on_lost(self.loss)
 

@@ -109,7 +109,7 @@ class ProgramConnection:
         close_all(received.fds)
         record = received.record
         if isinstance(record, wire.ExitKnown) and record.exit is not None:
-            return ExitReport.of(record.exit)
+            return record.exit
         return ExitReport.unknown(target)
 
     # ---- the end ---------------------------------------------------------------------------------------------

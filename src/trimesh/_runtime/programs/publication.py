@@ -206,8 +206,8 @@ class PublishedName:
             sock = await self._broker(target, source)
         except (MeshError, OSError) as error:
             report = await self._family.exit_of(self._proc.peer(target))
-            record = None if report is None else report.record()
-            client.send(wire.ConnectFailed(question.request, str(error), is_gone=record is not None, exit=record))
+            known = report if report is not None and report.is_known else None
+            client.send(wire.ConnectFailed(question.request, str(error), is_gone=known is not None, exit=known))
             return
         client.targets.add(target)
         client.send(wire.Connected(question.request, not is_near(sock)), (sock.detach(),))
@@ -233,7 +233,8 @@ class PublishedName:
 
     async def _tell_exit(self, client: _Client, question: wire.ExitOf) -> None:
         report = await self._family.exit_of(self._proc.peer(ProcId(question.proc_id)))
-        client.send(wire.ExitKnown(question.request, None if report is None else report.record()))
+        known = report if report is not None and report.is_known else None
+        client.send(wire.ExitKnown(question.request, known))
 
     # ---- the end ---------------------------------------------------------------------------------------------
 

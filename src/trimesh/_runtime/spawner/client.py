@@ -33,7 +33,7 @@ from trimesh import limits
 from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.socket import Received, close_all
 from trimesh._runtime.spawner.workers import ExitHistory, kill_marked
-from trimesh._runtime.system import records
+from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.output import OutputPrinter
 from trimesh._runtime.system.records import AgentReady, Arriving, ConnectedDirect, Listening, Parted, Relayed, Tunnel
 from trimesh.errors import ProtocolError, SpawnError, TrimeshError
@@ -433,7 +433,7 @@ class Siblings:
             return msgspec.structs.replace(_NOWHERE, request=question.request)
         return Arriving(question.request, its.agent)
 
-    async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> records.ExitRecord | None:
+    async def _exit_of(self, others: list[SpawnerClient], proc_id: int) -> ExitReport | None:
         async def ask(client: SpawnerClient) -> Received | None:
             if client in self._stopping:
                 await client.ended.wait()

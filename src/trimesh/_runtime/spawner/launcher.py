@@ -165,7 +165,8 @@ class ProcLauncher:
         close_all(received.fds)
         text = record.text if isinstance(record, wire.ConnectFailed) else "no descriptor is left for it"
         if isinstance(record, wire.ConnectFailed) and record.is_gone:
-            raise _report_of(target, record.exit).error(f"cannot connect to process {target}: {text}")
+            report = record.exit or ExitReport.unknown(target)
+            raise report.error(f"cannot connect to process {target}: {text}")
         raise LinkLost(f"cannot connect to process {target}: {text}")
 
     async def exit_of(self, proc_id: ProcId) -> ExitReport:
@@ -180,9 +181,9 @@ class ProcLauncher:
         try:
             received = await self._client.ask(lambda request: wire.ExitOf(request, proc_id))
         except (SpawnerLostError, OSError):
-            return _report_of(proc_id, self._siblings.exits.get(proc_id))
+            return self._siblings.exits.get(proc_id) or ExitReport.unknown(proc_id)
         known = received.record.exit if isinstance(received.record, wire.ExitKnown) else None
-        return _report_of(proc_id, known or self._siblings.exits.get(proc_id))
+        return known or self._siblings.exits.get(proc_id) or ExitReport.unknown(proc_id)
 
     def retire(self) -> None:
         """Launch nothing more: the spawner, which is this process's own, ends with its last worker by itself."""
@@ -269,11 +270,11 @@ class ProcLauncher:
         match received.record:
             case wire.Ready():
                 self._ready.set()
-            case wire.Exited(exit=record, is_shown=is_shown):
-                self._siblings.exits.add(record)
-                child = self._children.get(ProcId(record.proc_id))
+            case wire.Exited(exit=report):
+                self._siblings.exits.add(report)
+                child = self._children.get(ProcId(report.proc_id))
                 if child is not None:
-                    self._finish(child, ExitReport.of(record, is_shown=is_shown))
+                    self._finish(child, report)
             case wire.Output(chunks=chunks):
                 self._siblings.printer.write(chunks)
                 if not self._is_stopping:  # after Stop nothing is sent: the spawner exits without reading it
@@ -317,11 +318,12 @@ class ProcLauncher:
                 self._tasks = nursery
                 while True:
                     await trio.lowlevel.wait_readable(self._exit_poll.fileno())
-                    ended = {fd for fd, _ in self._exit_poll.poll(0)}
-                    for child in [child for child in self._children.values() if child.pidfd in ended]:
-                        self._exit_poll.unregister(child.pidfd)
-                        self._seen_ended.add(child.pidfd)
-                        nursery.start_soon(self._await_report, child)
+                    ended = dict(self._exit_poll.poll(0))
+                    for child in self._children.values():
+                        if child.pidfd in ended:
+                            self._exit_poll.unregister(child.pidfd)
+                            self._seen_ended.add(child.pidfd)
+                            nursery.start_soon(self._await_report, child)
 
     @trio.lowlevel.enable_ki_protection
     async def _await_report(self, child: Child) -> None:
@@ -479,10 +481,6 @@ async def _serving(
         launcher._exit_poll.close()  # noqa: SLF001
     if raised is not None:
         raise raised
-
-
-def _report_of(proc_id: ProcId, record: records.ExitRecord | None) -> ExitReport:
-    return ExitReport.unknown(proc_id) if record is None else ExitReport.of(record)
 
 
 # ---- caller ----------------------------------------------------------------------------------------------------------

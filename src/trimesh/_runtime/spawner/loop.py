@@ -48,7 +48,7 @@ from trimesh._runtime.spawner.workers import (
     SpawnedWorker,
     prepare,
 )
-from trimesh._runtime.system import exits, linux, records
+from trimesh._runtime.system import exits, linux
 from trimesh._runtime.system.forks import carry_script, keep_trackers
 from trimesh._runtime.system.output import OutputQueue
 from trimesh.errors import ProtocolError
@@ -456,7 +456,7 @@ class Spawner:
             self._unwatch(pipe.fd)
             pipe.close()
         self._pump_output()  # its last lines come before the news of its end, as far as there is room
-        report = records.ExitRecord(
+        report = exits.ExitReport(
             proc_id=member.proc_id,
             pid=member.pid,
             exit_code=exit_code,
@@ -464,6 +464,7 @@ class Spawner:
             oom_killed=signum == signal.SIGKILL and self._oom.explains_kill(time.monotonic()),
             stderr_tail=member.stderr_tail(),
             ended_at=ended_at,
+            is_shown=not self._output,
         )
         self._exits.add(report)
         self._report(member, report)
@@ -474,17 +475,17 @@ class Spawner:
             if child.owner.proc_id == member.proc_id:
                 child.signal_group(signal.SIGKILL)  # its owner is gone; its own lifeline says the same
 
-    def _report(self, member: SpawnedWorker, report: records.ExitRecord) -> None:
+    def _report(self, member: SpawnedWorker, report: exits.ExitReport) -> None:
         if member.has_entered:
-            self._send(member.owner, wire.Exited(report, not self._output))
+            self._send(member.owner, wire.Exited(report))
             if member.owner is not self._root:
-                self._send(self._root, wire.Exited(report, not self._output))
+                self._send(self._root, wire.Exited(report))
         else:
             text = member.refusal
             if text is None and member.has_hung_up and report.signal == signal.SIGKILL:
                 text = "it has closed its connection to the spawner before it was set up"
             if text is None:
-                how = exits.ExitReport.of(report).describe()
+                how = report.describe()
                 text = f"the process ended before it was set up ({how})\n{report.stderr_tail}".rstrip()
             self._send(member.owner, wire.LaunchFailed(member.launch.request, text))
         for connection, request in self._exit_waiters.pop(member.proc_id, ()):

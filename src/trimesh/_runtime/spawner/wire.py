@@ -24,6 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from trimesh._runtime.system.cpu_binding import Bind, CpuBinding
+from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import (
     ENTRY,
     AgentReady,
@@ -31,7 +32,6 @@ from trimesh._runtime.system.records import (
     CastFeed,
     ConnectedDirect,
     Count,
-    ExitRecord,
     Id,
     Listening,
     OutputChunk,
@@ -250,7 +250,7 @@ class ConnectFailed(Record, frozen=True, tag=True):
     request: Request
     text: str
     is_gone: bool = False
-    exit: ExitRecord | None = None
+    exit: ExitReport | None = None
 
 
 class Incoming(Record, frozen=True, tag=True):
@@ -261,21 +261,16 @@ class Incoming(Record, frozen=True, tag=True):
 
 
 class Exited(Record, frozen=True, tag=True):
-    """To the owner, with a copy to the controller: a worker that had entered has ended and was reaped.
+    """To the owner, with a copy to the controller: a worker that had entered has ended and was reaped."""
 
-    Attributes:
-        is_shown: All output that it has written was sent to the controller before this.
-    """
-
-    exit: ExitRecord
-    is_shown: bool = False
+    exit: ExitReport
 
 
 class ExitKnown(Record, frozen=True, tag=True):
     """Answer to `ExitOf`; None for a process that never was, or ended too long ago."""
 
     request: Request
-    exit: ExitRecord | None
+    exit: ExitReport | None
 
 
 class Output(Record, frozen=True, tag=True):

@@ -22,7 +22,7 @@ from trimesh._runtime.spawner import wire
 from trimesh._runtime.spawner.boot import WorkerStart
 from trimesh._runtime.spawner.socket import BrokerSocket, broker_pair
 from trimesh._runtime.system import linux, records
-from trimesh._runtime.system.exits import decode_tail, parent_of, stat_of
+from trimesh._runtime.system.exits import ExitReport, decode_tail, parent_of, stat_of
 from trimesh._runtime.system.forks import TRACKER_MARK, release_tracker
 from trimesh._runtime.system.output import STDERR, STDOUT, LineCutter, OutputQueue, Tail
 
@@ -259,15 +259,15 @@ class ExitHistory:
 
     def __init__(self, size: int = limits.EXIT_REPORTS) -> None:
         self._size = size
-        self._reports: OrderedDict[int, records.ExitRecord] = OrderedDict()
+        self._reports: OrderedDict[int, ExitReport] = OrderedDict()
 
-    def add(self, report: records.ExitRecord) -> None:
+    def add(self, report: ExitReport) -> None:
         """Remember `report`, forget the oldest."""
         self._reports[report.proc_id] = report
         if len(self._reports) > self._size:
             self._reports.popitem(last=False)
 
-    def get(self, proc_id: int) -> records.ExitRecord | None:
+    def get(self, proc_id: int) -> ExitReport | None:
         """Return the report of `proc_id`, if it is remembered."""
         return self._reports.get(proc_id)
 

@@ -3,21 +3,18 @@
 The spawner makes the reports, since it is the parent; the owner of a process ends it (`child.end_child`).
 """
 
-from __future__ import annotations
+# Annotations are not texts here: msgspec would compile those of the report in every new process.
 
 import logging
 import os
 import signal
 import time
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Final, Self
 
 from trimesh import limits
-from trimesh._runtime.system.records import ExitRecord, LostHost
+from trimesh._runtime.system.records import Count, Id, LostHost, Record
 from trimesh.errors import ProcDied
-from trimesh.ids import ProcId
 
 _EVENTS_BYTES: Final = 4_096
 """The kernel's count stands in a file of some ten short lines."""
@@ -31,8 +28,8 @@ STOPPED: Final = ("T", "t")
 _log: Final = logging.getLogger("trimesh.processes")
 
 
-class ExitReport(msgspec.Struct, frozen=True):
-    """How one process ended.
+class ExitReport(Record, frozen=True):
+    """How one process ended: made by its spawner, and handed on as it is to all that ask.
 
     Attributes:
         proc_id: The incarnation.
@@ -42,12 +39,12 @@ class ExitReport(msgspec.Struct, frozen=True):
         oom_killed: True when the kernel counted an out-of-memory kill in its memory group at that time.
         stderr_tail: Last `limits.STDERR_TAIL_BYTES` of its standard error; "" when there was none or it was inherited.
         ended_at: `time.monotonic_ns()` of the moment the exit was noticed; the same clock in all processes of a host.
-        is_shown: Whether all that it has written is known to have been shown.
+        is_shown: Whether all that it has written was sent to be shown before this.
         lost_host: The host that was lost with it; None where it has ended alone.
     """
 
-    proc_id: ProcId
-    pid: int
+    proc_id: Id
+    pid: Count
     exit_code: int | None
     signal: int | None
     oom_killed: bool
@@ -57,38 +54,9 @@ class ExitReport(msgspec.Struct, frozen=True):
     lost_host: LostHost | None = None
 
     @classmethod
-    def of(cls, record: ExitRecord, *, is_shown: bool = False) -> ExitReport:
-        return cls(
-            proc_id=ProcId(record.proc_id),
-            pid=record.pid,
-            exit_code=record.exit_code,
-            signal=record.signal,
-            oom_killed=record.oom_killed,
-            stderr_tail=record.stderr_tail,
-            ended_at=record.ended_at,
-            is_shown=is_shown,
-            lost_host=record.lost_host,
-        )
-
-    def record(self) -> ExitRecord | None:
-        """Return what travels; None if nothing is known."""
-        if not self.is_known:
-            return None
-        return ExitRecord(
-            proc_id=self.proc_id,
-            pid=self.pid,
-            exit_code=self.exit_code,
-            signal=self.signal,
-            oom_killed=self.oom_killed,
-            stderr_tail=self.stderr_tail,
-            ended_at=self.ended_at,
-            lost_host=self.lost_host,
-        )
-
-    @classmethod
     def unknown(
-        cls, proc_id: ProcId, pid: int = 0, ended_at: int | None = None, lost_host: LostHost | None = None
-    ) -> ExitReport:
+        cls, proc_id: int, pid: int = 0, ended_at: int | None = None, lost_host: LostHost | None = None
+    ) -> Self:
         """Return the report of a process that is gone, it is unknown how."""
         return cls(
             proc_id=proc_id,

@@ -75,19 +75,6 @@ class LostHost(Record, frozen=True):
     rank: Count = 0
 
 
-class ExitRecord(Record, frozen=True, kw_only=True):
-    """How a process ended; see `exits.ExitReport`."""
-
-    proc_id: Id
-    pid: Count
-    exit_code: int | None
-    signal: int | None
-    oom_killed: bool
-    stderr_tail: str
-    ended_at: int
-    lost_host: LostHost | None = None
-
-
 class OutputChunk(Record, frozen=True):
     """Lines of one stream of one worker, in order.
 
