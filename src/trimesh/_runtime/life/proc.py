@@ -596,5 +596,6 @@ class LinkGroups:
 
     def forget(self, link: Link) -> None:
         """Close every group that a link is part of."""
-        for links in [links for links in self.groups if link in links]:
-            self.groups.pop(links).close()
+        for links in list(self.groups):
+            if link in links:
+                self.groups.pop(links).close()

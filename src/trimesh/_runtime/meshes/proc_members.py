@@ -240,23 +240,19 @@ class ProcMembers:
         self.note_left([rank], error)
         for actors in self.actors:
             actors.process_died(rank, error)
-        self._judge(member, error)
-
-    def _judge(self, member: Member, error: Exception) -> None:
-        """Do what the policy says about a death."""
-        rank = member.rank
-        if rank in self.replacing or rank in self.absent:
-            self._defer(rank, partial(self._judge, member, error))
-            return
         ending = ending_of(error.exit_code, error.signal) if isinstance(error, ProcDied) else Ending.ERROR
         self._act(rank, error, MemberFailure(type(error), ending))
 
     def _act(self, rank: int, error: Exception, failure: MemberFailure) -> None:
-        """Do what follows from a failure of a member."""
+        """Do what follows from a failure of a member, by the policy."""
+        if rank in self.absent or (failure.has_ended and rank in self.replacing):
+            self._defer(rank, partial(self._act, rank, error, failure))
+            return
         restarts = self._restarts
         state = MeshState() if restarts is None else restarts.supervisor.state(rank, is_stopping=self.is_stopping)
         effects = decide(failure, self.policy, state)
-        if effects.asks and self._is_handled([rank], error, has_ended=failure.has_ended):
+        ask = self.failures.is_handled
+        if effects.asks and ask([rank], self.origin_of, [rank], error, has_ended=failure.has_ended):
             if failure.has_ended:
                 self.give_up([rank], error)
         elif effects.verdict is Verdict.RESTART:
@@ -270,9 +266,6 @@ class ProcMembers:
             self.give_up([rank], error)
         elif not self.is_stopping:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without the actor")
-
-    def _is_handled(self, ranks: Sequence[int], error: Exception, *, has_ended: bool) -> bool:
-        return self.failures.is_handled(ranks, self.origin_of, ranks, error, has_ended=has_ended)
 
     def give_up(self, ranks: Sequence[int], cause: Exception) -> None:
         """Give up some members, and the actors there."""
@@ -291,9 +284,6 @@ class ProcMembers:
 
     def escalate(self, rank: int, error: Exception) -> None:
         """Take the failure of a member that lives: its actors' policy could not heal it (P1), or it is silent."""
-        if rank in self.absent:
-            self._defer(rank, partial(self.escalate, rank, error))
-            return
         self._act(rank, error, MemberFailure(type(error), has_ended=False, of="handed up"))
 
     # ---- heal ------------------------------------------------------------------------------------------------
@@ -403,7 +393,7 @@ class ProcMembers:
         for one in [rank] if round_ is None else round_.ranks:
             self.events.tell(GaveUp, one, error=error)
         ranks = [rank] if round_ is None else list(round_.ranks)
-        if self._is_handled(ranks, error, has_ended=True):
+        if self.failures.is_handled(ranks, self.origin_of, ranks, error, has_ended=True):
             self.give_up(ranks, error)
         else:
             self.block.fail(error)

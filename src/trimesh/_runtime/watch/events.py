@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class EventStream:
     """What one reader reads: `async for event in events`. It ends when the mesh has stopped."""
 
-    def __init__(self, is_seen: Callable[[Event], bool]) -> None:
-        self._is_seen = is_seen
+    def __init__(self, sees: Callable[[int], bool]) -> None:
+        self._sees = sees
         self._buffer: EventBuffer = EventBuffer(limits.EVENTS)
         self._news = trio.Event()
         self._is_over = False
@@ -63,7 +63,7 @@ class EventStream:
 
     def put(self, event: Event) -> None:
         """Add a record, if this reader sees its member."""
-        if self._is_seen(event):
+        if isinstance(event, Lagged) or event.point.base_rank is None or self._sees(event.point.base_rank):
             self._buffer.put(event)
             self._wake()
 
@@ -94,18 +94,20 @@ class EventHub:
 
     def tell(self, kind: type[MemberEvent], rank: int, **details: Any) -> None:
         """Publish a record of one kind about the member of a rank."""
-        self.publish(_record(kind, self.origin_of(rank), details))
-
-    def snapshot(self, ranks: Iterable[int]) -> list[Event]:
-        """Return the records with which a reader begins: those of the members that live."""
-        found = map(self.origin_of, ranks)
-        return [_record(Started, where, {"host": where.host, "pid": where.pid}) for where in found]
-
-    def publish(self, event: Event) -> None:
-        """Give a record to every reader."""
+        where = self.origin_of(rank)
+        about: dict[str, Any] = {"mesh": where.mesh, "point": where.point, "incarnation": where.incarnation}
+        event = cast("Event", kind(**about, **details))
         self.journal.take(event)
         for reader in self._readers:
             reader.put(event)
+
+    def snapshot(self, ranks: Iterable[int]) -> list[Event]:
+        """Return the records with which a reader begins: those of the members that live."""
+        return [
+            Started(mesh=at.mesh, point=at.point, incarnation=at.incarnation, host=at.host, pid=at.pid)
+            for at in map(self.origin_of, ranks)
+            if at.point is not None
+        ]
 
     def close(self) -> None:
         """End every reader's stream: the mesh has stopped."""
@@ -124,11 +126,7 @@ class EventHub:
 
     @asynccontextmanager
     async def _open(self, snapshot: Iterable[Event], sees: Callable[[int], bool]) -> AsyncGenerator[EventStream, None]:
-
-        def is_seen(event: Event) -> bool:
-            return isinstance(event, Lagged) or event.point.base_rank is None or sees(event.point.base_rank)
-
-        reader = EventStream(is_seen)
+        reader = EventStream(sees)
         for event in snapshot:
             reader.put(event)
         if self.is_closed:
@@ -139,11 +137,6 @@ class EventHub:
             yield reader
         finally:
             self._readers.remove(reader)
-
-
-def _record(kind: type[MemberEvent], where: Origin, details: dict[str, Any]) -> Event:
-    about: dict[str, Any] = {"mesh": where.mesh, "point": where.point, "incarnation": where.incarnation}
-    return cast("Event", kind(**about, **details))
 
 
 # ---- journal ---------------------------------------------------------------------------------------------------------
