@@ -81,14 +81,7 @@ class LocalHost:
         return host_name()
 
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> LocalChild:
-        launched: Child | None = None
-
-        def exited(report: ExitReport) -> None:
-            if launched is not None:
-                launched.close()
-            on_exit(report)
-
-        child = await self.launcher.launch(spec_of(request), on_exit=exited)
+        child = await self.launcher.launch(spec_of(request), on_exit=on_exit)
         try:
             # The owner holds a lease on its child, never the child on its owner: a stopped owner must not end the job.
             link = self.transport.open_link(child.link, local=True, lease=True, peer=request.proc_id)
@@ -97,9 +90,7 @@ class LocalHost:
             child.signal(signal.SIGKILL)
             raise SpawnError(f"{child.name}: no link to the new process could be made: {error}") from error
         finally:
-            if child.report is not None:  # it has ended meanwhile
-                child.close()
-            launched = child
+            child.close_at_end()
         return LocalChild(child, link)
 
     def retire(self) -> None:

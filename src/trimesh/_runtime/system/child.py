@@ -114,6 +114,7 @@ class Child:
         self.link = link
         self.report: ExitReport | None = None
         self._on_exit = on_exit
+        self._closes_at_end = False
         self._exited = trio.Event()
         self._signal_by_spawner = signal_by_spawner
 
@@ -142,10 +143,18 @@ class Child:
             os.close(self.pidfd)
             self.pidfd = -1
 
+    def close_at_end(self) -> None:
+        """Close it when its report comes, before the hook is called; now if that has come."""
+        self._closes_at_end = True
+        if self.report is not None:
+            self.close()
+
     def finish(self, report: ExitReport) -> None:
         """Learn how it ended; the first report counts (LA-2). Called by the launcher."""
         if self.report is None:
             self.report = report
+            if self._closes_at_end:
+                self.close()
             if self._on_exit is not None:
                 self._on_exit(report)
             self._exited.set()
