@@ -129,7 +129,7 @@ class SupervisionScene(Scene):
 
     def silent(self, command: Command) -> Iterator[str]:
         mesh, rank = self._at(command)
-        if judge(mesh.policy, Unresponsive, Ending.ERROR, has_ended=False) is Verdict.NOTE:
+        if judge(MemberFailure(Unresponsive, has_ended=False), mesh.policy) is Verdict.NOTE:
             yield f"{mesh.name} {rank}: Unresponsive, error: note"
         else:
             error = Unresponsive("no acknowledgement")

@@ -51,7 +51,7 @@ RESTARTED = {
 @rows(("when", "ending"), list(RESTARTED))
 def test_restart_follows_the_matrix_of_otp(when: Any, ending: Ending) -> None:
     """R10, R11: what is not restarted is given up, and is no failure of the block."""
-    verdict = judge(Restart(when=when), ProcDied, ending, has_ended=True)
+    verdict = judge(MemberFailure(ProcDied, ending), Restart(when=when))
 
     assert verdict is (Verdict.RESTART if RESTARTED[when, ending] else Verdict.GIVE_UP)
 
@@ -60,7 +60,7 @@ def test_restart_follows_the_matrix_of_otp(when: Any, ending: Ending) -> None:
 def test_isolate_fails_nothing(kind: type[Exception], ending: Ending, has_ended: bool) -> None:
     expected = Verdict.GIVE_UP if has_ended else Verdict.NOTE
 
-    assert judge(Isolate(), kind, ending, has_ended=has_ended) is expected
+    assert judge(MemberFailure(kind, ending, has_ended), Isolate()) is expected
 
 
 @pytest.mark.parametrize("kind", FAILURES)
@@ -68,14 +68,14 @@ def test_fail_fast_fails_on_all_but_silence(kind: type[Exception]) -> None:
     """P2, C2: an `Unresponsive` member fails the block only if the policy names it."""
     expected = Verdict.NOTE if kind is Unresponsive else Verdict.FAIL
 
-    assert judge(FailFast(), kind, Ending.ERROR, has_ended=False) is expected
-    assert judge(FailFast(on=(kind,)), kind, Ending.ERROR, has_ended=False) is Verdict.FAIL
+    assert judge(MemberFailure(kind, has_ended=False), FailFast()) is expected
+    assert judge(MemberFailure(kind, has_ended=False), FailFast(on=(kind,))) is Verdict.FAIL
 
 
 @pytest.mark.parametrize("kind", [LinkLost, ActorFailed])
 def test_restart_fails_on_an_end_that_it_does_not_name(kind: type[Exception]) -> None:
-    assert judge(Restart(), kind, Ending.ERROR, has_ended=True) is Verdict.FAIL
-    assert judge(Restart(), kind, Ending.ERROR, has_ended=False) is Verdict.NOTE
+    assert judge(MemberFailure(kind), Restart()) is Verdict.FAIL
+    assert judge(MemberFailure(kind, has_ended=False), Restart()) is Verdict.NOTE
 
 
 KILLED = MemberFailure(ProcDied)

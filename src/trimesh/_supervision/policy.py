@@ -234,26 +234,6 @@ def is_healing(policy: Policy) -> bool:
     return not isinstance(policy, FailFast)
 
 
-def judge(policy: Policy, kind: type[Exception], ending: Ending, *, has_ended: bool) -> Verdict:
-    """Return what `policy` wants to be done about a failure.
-
-    Args:
-        kind: One of `FAILURES`, or a class that a policy cannot name.
-        has_ended: Whether the member is gone by it.
-    """
-    unnamed = Verdict.GIVE_UP if has_ended else Verdict.NOTE
-    if isinstance(policy, Isolate):
-        return unnamed
-    is_named = issubclass(kind, policy.on)
-    if isinstance(policy, FailFast):
-        return Verdict.FAIL if is_named else unnamed
-    if not is_named:
-        # To end without an error is no failure (R11), even where it was not asked for.
-        return Verdict.FAIL if has_ended and ending is Ending.ERROR else unnamed
-    is_wanted = policy.when == "permanent" or (policy.when == "transient" and ending is Ending.ERROR)
-    return Verdict.RESTART if is_wanted else unnamed
-
-
 class MemberFailure(msgspec.Struct, frozen=True):
     """A failure of one member, as a policy sees it.
 
@@ -268,6 +248,21 @@ class MemberFailure(msgspec.Struct, frozen=True):
     ending: Ending = Ending.ERROR
     has_ended: bool = True
     of: Literal["process", "actor", "handed up"] = "process"
+
+
+def judge(failure: MemberFailure, policy: Policy) -> Verdict:
+    """Return what `policy` wants to be done about a failure."""
+    unnamed = Verdict.GIVE_UP if failure.has_ended else Verdict.NOTE
+    if isinstance(policy, Isolate):
+        return unnamed
+    is_named = issubclass(failure.kind, policy.on)
+    if isinstance(policy, FailFast):
+        return Verdict.FAIL if is_named else unnamed
+    if not is_named:
+        # To end without an error is no failure (R11), even where it was not asked for.
+        return Verdict.FAIL if failure.has_ended and failure.ending is Ending.ERROR else unnamed
+    is_wanted = policy.when == "permanent" or (policy.when == "transient" and failure.ending is Ending.ERROR)
+    return Verdict.RESTART if is_wanted else unnamed
 
 
 class MeshState(msgspec.Struct, frozen=True):
@@ -307,9 +302,9 @@ def decide(failure: MemberFailure, policy: Policy, state: MeshState) -> Effects:
     elif failure.of == "actor":
         asks = is_error and not state.is_ending
         is_judged = is_error or restarts
-        verdict = judge(policy, failure.kind, failure.ending, has_ended=failure.has_ended) if is_judged else unnamed
+        verdict = judge(failure, policy) if is_judged else unnamed
     else:
-        verdict = judge(policy, failure.kind, failure.ending, has_ended=failure.has_ended)
+        verdict = judge(failure, policy)
         asks = (verdict is not unnamed or failure.ending is not Ending.NORMAL) and not state.is_ending
     if restarts and (verdict is Verdict.RESTART or state.is_ending):
         # Restarts that are used up have failed the block; one that is being left only has no use for a replacement.

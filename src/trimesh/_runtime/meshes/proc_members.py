@@ -276,7 +276,7 @@ class ProcMembers:
     def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
         """Learn that an actor of a member did not acknowledge a cancel: an event, unless the policy names it (C2)."""
         self.events.tell(Unacknowledged, rank, error=error)
-        verdict = judge(self.policy, Unresponsive, Ending.ERROR, has_ended=False)
+        verdict = judge(MemberFailure(Unresponsive, has_ended=False), self.policy)
         if verdict in (Verdict.FAIL, Verdict.RESTART):
             self.escalate(rank, error)
         elif not is_logged:
