@@ -135,4 +135,4 @@ async def test_death_of_a_member() -> None:
                     if isinstance(event, trimesh.Died):
                         break
 
-    assert fits(way.size, functions=187, modules=57, calls=275), way.size
+    assert fits(way.size, functions=175, modules=57, calls=260), way.size

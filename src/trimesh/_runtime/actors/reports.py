@@ -65,7 +65,7 @@ def _failure(proc: Proc, peer: Peer, message: messages.ActorFailure, bodies: lis
     carried = peer.take_carried()
     if owner is not None:
         payload, _ = take_payload(message.payload, bodies)
-        owner.actor_failed(peer, message.endpoint, proc.values.decode_error(payload), ended=message.ended)
+        owner.actor_failed(peer, proc.values.decode_error(payload), ended=message.ended)
     del carried
 
 

@@ -177,7 +177,7 @@ class Family:
         await self.try_to_connect(peers)
         for peer in peers:
             if self.proc.is_stranger(peer):
-                await self._declare(peer)
+                self._declare(peer, await self.exit_of(peer))
 
     async def try_to_connect(self, peers: Sequence[Peer]) -> None:
         """As `connect`, but a peer without a link for want of resources here may live: its `no_link` says why."""
@@ -202,7 +202,7 @@ class Family:
                 except SpawnError:
                     continue
                 return
-            await self._declare(peer)
+            self._declare(peer, await self.exit_of(peer))
         finally:
             del self._connecting[peer.proc_id]
             done.set()
@@ -235,7 +235,7 @@ class Family:
             return
         report = await self.exit_of(peer)
         if report is not None or not is_harmless:
-            self._declare_by(peer, report)
+            self._declare(peer, report)
 
     @trio.lowlevel.enable_ki_protection
     async def find_out(self, peer: Peer) -> None:
@@ -245,7 +245,7 @@ class Family:
         """
         report = await self.exit_of(peer)
         if peer.link is None:
-            self._declare_by(peer, report)
+            self._declare(peer, report)
 
     async def learn_end(self, peer: Peer) -> ProcDeath:
         """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
@@ -258,7 +258,7 @@ class Family:
     async def _find_out_if(self, peer: Peer) -> None:
         report = await self.exit_of(peer)
         if report is not None and report.is_known and peer.link is None:
-            self._declare_by(peer, report)
+            self._declare(peer, report)
 
     async def _hear_of(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> ProcDeath | None:
         if peer.death is None:
@@ -282,10 +282,6 @@ class Family:
                 self.proc.on_gone.remove(listen)
         return peer.death
 
-    async def _declare(self, peer: Peer) -> None:
-        """Declare a process gone that another process owns, with the diagnosis of the host that had started it."""
-        self._declare_by(peer, await self.exit_of(peer))
-
     async def exit_of(self, peer: Peer) -> ExitReport | None:
         """Return how a process has ended; None, or a report that knows nothing, if no host says so soon."""
         report: ExitReport | None = None
@@ -296,7 +292,8 @@ class Family:
                     break
         return report
 
-    def _declare_by(self, peer: Peer, report: ExitReport | None) -> None:
+    def _declare(self, peer: Peer, report: ExitReport | None) -> None:
+        """Declare a process gone that another process owns, with the diagnosis of the host that had started it."""
         if report is not None and report.exit_code == 0:
             self.proc.declare_gone(peer, stopped("the process has been stopped"))
         else:

@@ -304,9 +304,8 @@ class ActorMembers:
 
     # ---- failures of the actors ------------------------------------------------------------------------------
 
-    def actor_failed(self, peer: Peer, endpoint: str, error: Exception, *, ended: bool) -> None:
+    def actor_failed(self, peer: Peer, error: Exception, *, ended: bool) -> None:
         """Take a failure that has no caller; of the spawn, while other ranks still start."""
-        del endpoint  # the error knows
         if not self.is_ready:
             self._early.append(error)
             self._starting.cancel(reason=f"another rank of {self.info.name} failed")
