@@ -100,7 +100,7 @@ class Launching:
             if progress is not None:
                 progress.done += 1
         except Exception as error:  # noqa: BLE001 - collected: every member's error is told
-            set_origin(error, procs.info.origin(member.rank))
+            set_origin(error, member.origin)
             errors.append(error)
             scope.cancel(reason=f"{member.label} could not be started")
 
