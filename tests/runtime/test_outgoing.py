@@ -72,7 +72,7 @@ class Stage:
         targets = [Target(self.peers[rank], MESH) for rank in (range(len(self.peers)) if ranks is None else ranks)]
         call = OutgoingCall(self.proc, call_id, request, targets, fail_fast=fail_fast)
         head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x"))
-        self.proc.begin(call, Parcel(head, (), (), nbytes))
+        call.start(Parcel(head, (), (), nbytes))
         return call
 
     def say(self, rank: int, message: object) -> None:
@@ -290,7 +290,7 @@ async def test_reply_of_a_liar_breaks_the_protocol(liar: str):
     if liar == "twice":
         stage.returned(1, call)
     with pytest.raises(ProtocolError):
-        call.terminal(stage.peers[1], Returned(b""))
+        call.terminal(stage.peers[1], Returned(b""), 1)
     stage.proc.declare_gone(stage.peers[0], ProcDeath("gone"))
     await call.wait()
 

@@ -30,7 +30,7 @@ def open_stream(stage: Stage, *, window: int = 4, fail_fast: bool = True) -> Out
     call_id = stage.proc.new_call_id()
     stream = OutgoingStream(stage.proc, call_id, REQUEST, targets, fail_fast=fail_fast, window=window)
     head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x", window))
-    stage.proc.begin(stream, Parcel(head, (), (), 10))
+    stream.start(Parcel(head, (), (), 10))
     return stream
 
 

@@ -108,7 +108,7 @@ async def test_cast_includes_the_process_itself(proc: Proc):
 async def test_frame_that_breaks_the_protocol_ends_the_link(proc: Proc, head: bytes):
     """E12: and nothing else; an answer that counts more messages than were sent is one."""
     peer, link = meet(proc, 2)
-    proc.begin(OutgoingCall(proc, CallId(1), REQUEST, [Target(peer, MESH)], fail_fast=False), parcel())
+    OutgoingCall(proc, CallId(1), REQUEST, [Target(peer, MESH)], fail_fast=False).start(parcel())
     other, fine = meet(proc, 3)
     proc.received(link, memoryview(head), [])
     assert link.aborted
@@ -140,7 +140,7 @@ async def test_what_waits_for_room_leaves_when_its_actor_has_ended(proc: Proc, e
         for number in range(limits.MAILBOX_MESSAGES + 2)
     ]
     for call in calls:
-        proc.begin(call, parcel())
+        call.start(parcel())
     assert len(link.sent) == limits.MAILBOX_MESSAGES
     proc.received(link, memoryview(messages.encode(end)), [])
     assert len(link.sent) == len(calls)
@@ -154,9 +154,9 @@ async def test_late_news_of_an_actor_that_has_ended_does_no_harm(proc: Proc):
         OutgoingCall(proc, CallId(1 + number), REQUEST, [Target(peer, MESH)], fail_fast=False) for number in range(5)
     ]
     for call in calls[:3]:
-        proc.begin(call, parcel())
+        call.start(parcel())
     proc.received(link, memoryview(messages.encode(messages.Credit(MESH, 0))), [])
-    proc.begin(calls[3], parcel())
+    calls[3].start(parcel())
     late = [
         *(messages.Credit(MESH, total) for total in (2, 3)),
         *(messages.Return(1 + index, MESH, 1 + index, b"") for index in range(3)),
@@ -177,7 +177,7 @@ async def test_outbox_that_was_never_used_is_not_kept(proc: Proc):
     dead, _ = meet(proc, 3)
     proc.declare_gone(dead, ProcDeath("gone"))
     call = OutgoingCall(proc, CallId(1), REQUEST, [Target(dead, MESH), Target(alive, MESH)], fail_fast=True)
-    proc.begin(call, parcel())
+    call.start(parcel())
     assert call.collector.is_complete
     assert alive.outboxes() == []
 
@@ -196,7 +196,7 @@ async def test_cancel_of_a_call_that_is_refused_is_forgotten(proc: Proc):
 async def test_end_of_a_link_takes_it_out_of_service(proc: Proc):
     peer, link = meet(proc, 2)
     call = OutgoingCall(proc, CallId(1), REQUEST, [Target(peer, MESH)], fail_fast=False)
-    proc.begin(call, parcel())
+    call.start(parcel())
     proc.link_down(link, LinkDown(DownReason.EOF))
     assert peer.link is None
     proc.declare_gone(peer, ProcDeath("gone"))

@@ -33,6 +33,7 @@ from trimesh import Actor, endpoint, jobs, limits, open_channel, telemetry, this
 from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.server import Server
 from trimesh._runtime.calls import invocation
+from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.channels.ports import Port
 from trimesh._runtime.channels.receiver import Home
 from trimesh._runtime.life.proc import Proc
@@ -229,8 +230,8 @@ async def test_durations_have_fine_buckets_and_no_ranks(recorded: Recorded):
 async def test_untraced_process_runs_what_it_always_does():
     """Q12: nothing of the way of a call is another function before, and after it has been switched off."""
     seams = [
-        (Proc, "begin"),
-        (Proc, "forget"),
+        (OutgoingCall, "start"),
+        (OutgoingCall, "forget"),
         (Cell, "deliver"),
         (Cell, "_call_recorder"),
         (Server, "_context_of"),

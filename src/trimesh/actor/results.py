@@ -258,7 +258,7 @@ class Stream(Results[tuple[Point, R]]):
             budget=budget,
             window=self._window,
         )
-        proc.begin(self._stream, parcel)
+        self._stream.start(parcel)
 
     def _take(self) -> tuple[Point, R] | None:
         if self._stream is None or self._broken:

@@ -16,7 +16,7 @@ from trimesh import limits
 from trimesh._routing.collector import Outcome
 from trimesh._runtime.calls.invocation import Request, budget_until, encode_request, parcel_of
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-from trimesh._runtime.peers.peer import Outbox, Parcel, Peer, Target
+from trimesh._runtime.peers.peer import Outbox, Parcel, Target
 from trimesh._wire import messages
 from trimesh._wire.messages import Calls
 from trimesh.ids import AGENT, CallId
@@ -72,15 +72,6 @@ class SetCall(OutgoingCall):
     def part_of(self) -> trio.lowlevel.Task:
         return self._set.consumer
 
-    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
-        """See `OutgoingCall.terminal`: of one rank, so that the call is complete."""
-        box = self._boxes[0]
-        if box.peer is not peer or not self.collector.settle(0, outcome):
-            return super().terminal(peer, outcome)  # which refuses it
-        self._leave(0)
-        self.check_end()
-        return box
-
     def counted(self, box: Outbox, position: int) -> None:
         """Learn that it is about to leave with others, at this position on the link; the credits have been counted."""
         self.collector.sent(0)
@@ -97,7 +88,7 @@ class SetCall(OutgoingCall):
         """Tell the set when the call is complete, once."""
         if not (self.collector.remaining or self._has_ended):
             self._has_ended = True
-            self.proc.forget(self)
+            self.forget()
             self._set.end(self)
 
     def give_up(self) -> None:
@@ -240,7 +231,7 @@ class CallSet:
         budget = None if deadline == math.inf else budget_until(proc, deadline)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, target.mesh, budget, arguments=arguments)
-        self._begin(proc, SetCall(proc, call_id, request, (target,), key, self, budget, proc.now()), parcel)
+        self._begin(SetCall(proc, call_id, request, (target,), key, self, budget, proc.now()), parcel)
 
     def sender(self, proc: Proc, target: Target, request: Request, deadline: float) -> SendCall:
         """Return what sends calls to one actor as `begin` does, but together with those that are sent next.
@@ -266,7 +257,7 @@ class CallSet:
             call = SetCall(proc, new_call_id(), request, targets, key, self, budget, now)
             is_alone = value.buffers or value.definitions or value.attachments or nbytes > nbytes_max
             if is_alone or box.is_waiting or not try_sent(nbytes):
-                self._begin(proc, call, parcel_of(proc, value, request, call.call_id, target.mesh, budget))
+                self._begin(call, parcel_of(proc, value, request, call.call_id, target.mesh, budget))
                 return
             if batch is None or box.batch is not batch or not batch.has_room(nbytes):
                 if box.batch is not None:
@@ -295,10 +286,10 @@ class CallSet:
                 batch.leave()
             self._open.clear()
 
-    def _begin(self, proc: Proc, call: SetCall, parcel: Parcel) -> None:
+    def _begin(self, call: SetCall, parcel: Parcel) -> None:
         self.running[call] = None
         try:
-            proc.begin(call, parcel)
+            call.start(parcel)
         except TypeError:
             del self.running[call]
             raise
@@ -412,14 +403,10 @@ class RepliedCall(OutgoingCall):
         if not self._pending:
             self._on_sent()
 
-    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
-        box = super().terminal(peer, outcome)
+    def _settle(self, index: int, outcome: Outcome) -> bool:
+        is_first = super()._settle(index, outcome)
         self._wake()
-        return box
-
-    def _progress(self) -> None:
-        super()._progress()
-        self._wake()
+        return is_first
 
     def take_settled(self) -> list[int]:
         """Return the indices of the ranks that have settled and were not taken before."""
@@ -461,5 +448,5 @@ def begin_replied(proc: Proc, targets: Sequence[Target], request: Request, on_se
     call_id = proc.new_call_id()
     parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, None)
     call = RepliedCall(proc, call_id, request, targets, on_sent=on_sent)
-    proc.begin(call, parcel)
+    call.start(parcel)
     return call

@@ -135,16 +135,10 @@ def parcel_of(
     if bodies:
         nbytes += sum(memoryview(body).nbytes for body in bodies)
         if nbytes >= limits.LARGE_VALUE_BYTES:
-            _note_large(proc, request, "arguments", nbytes)
+            note_large(proc, request.what, "arguments", nbytes)
     # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
     flow = 0 if value.attachments else mesh
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
-
-
-def _note_large(proc: Proc, request: Request, kind: str, nbytes: int) -> None:
-    # MERGED
-
-    note_large(proc, request.what, kind, nbytes)
 
 
 def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budget: float | None, window: int) -> Parcel:
@@ -214,7 +208,7 @@ def begin(
     call = OutgoingCall(
         proc, call_id, request, targets, fail_fast=fail_fast, budget=budget, is_bounded=is_bounded, awaiters=awaiters
     )
-    proc.begin(call, parcel)
+    call.start(parcel)
     return call
 
 
@@ -261,7 +255,7 @@ async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, 
     call_id = proc.new_call_id()
     parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, None)
     call = OutgoingCall(proc, call_id, request, targets, fail_fast=False, is_bounded=True)
-    proc.begin(call, parcel)
+    call.start(parcel)
     await call.wait_until(deadline)
     return results_of(proc, call, request, cancelled=False)
 
@@ -278,7 +272,7 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
         await checkpoint()
         return [_POSTED] * len(targets)
     call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False, is_bounded=has_deadline())
-    proc.begin(call, parcel)
+    call.start(parcel)
     await call.wait()
     return results_of(proc, call, request, cancelled=False)
 
@@ -297,8 +291,8 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
         if target.peer.death is None and not target.peer.outbox(target.mesh).has_room(parcel.nbytes):
             raise trio.WouldBlock
     call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False)
-    proc.begin(call, parcel)
-    proc.forget(call)
+    call.start(parcel)
+    call.forget()
     return results_of(proc, call, request, cancelled=False)
 
 
@@ -413,7 +407,7 @@ def value_of(proc: Proc, outcome: Returned | MergedItem, request: Request, index
     if outcome.bodies:
         nbytes = sum(memoryview(body).nbytes for body in outcome.bodies)
         if nbytes >= limits.LARGE_VALUE_BYTES:
-            _note_large(proc, request, "result", nbytes)
+            note_large(proc, request.what, "result", nbytes)
     try:
         return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
     except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's

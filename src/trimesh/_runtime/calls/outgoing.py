@@ -185,12 +185,8 @@ class OutgoingCall:
     def peers(self) -> AbstractSet[Peer]:
         return self._index.keys()
 
-    def hold(self, attachments: Sequence[object]) -> None:
-        """Keep what the arguments refer to until the call has ended.
-
-        Raises:
-            TypeError: Something of it cannot be sent to these actors, or by this verb.
-        """
+    def _hold(self, attachments: Sequence[object]) -> None:
+        """Keep what the arguments refer to until the call has ended."""
         self._attachments = attachments
         try:
             for thing in attachments:
@@ -201,7 +197,15 @@ class OutgoingCall:
             raise
 
     def start(self, parcel: Parcel) -> None:
-        """Send to every target that has room, queue for the others, settle the dead ones."""
+        """Send to every target that has room, queue for the others, settle the dead ones.
+
+        Raises:
+            TypeError: The arguments refer to what these actors cannot be sent.
+        """
+        if parcel.attachments:
+            self._hold(parcel.attachments)
+        if not self.is_broadcast:
+            self.proc.calls[self.call_id] = self
         if len(self._boxes) == 1:
             box = self._boxes[0]
             peer = box.peer
@@ -275,18 +279,16 @@ class OutgoingCall:
         else:
             self._boxes[index].load += 1
 
-    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
-        """Take a terminal frame; return what the call was sent by.
+    def terminal(self, peer: Peer, outcome: Outcome, dequeued: int) -> None:
+        """Take a terminal frame: the outcome of a rank, and how many messages its actor has taken out.
 
         Raises:
             ProtocolError: The peer was not asked, or has answered before.
         """
         index = self._index.get(peer)
-        if index is None or not self.collector.settle(index, outcome):
+        if index is None or not self._settle(index, outcome):
             raise ProtocolError(f"a call must get one terminal frame from each rank; call {self.call_id} got another")
-        self._leave(index)
-        self._progress()
-        return self._boxes[index]
+        self._boxes[index].acknowledged(dequeued)
 
     def peer_gone(self, peer: Peer) -> None:
         """Settle the rank of a process that is gone, with the error that its `death` makes."""
@@ -304,42 +306,43 @@ class OutgoingCall:
             box.peer.calls.pop(self, None)
             box.withdraw(pending)
 
-    def _settle(self, index: int, outcome: Outcome) -> None:
-        if self.collector.settle(index, outcome):
-            self._leave(index)
-            self._progress()
-
-    def _leave(self, index: int) -> None:
+    def _settle(self, index: int, outcome: Outcome) -> bool:
+        """Note the outcome of a rank, and wake the waiting task if it has to act; False for a rank that had one."""
+        collector = self.collector
+        if not collector.settle(index, outcome):
+            return False
         box = self._boxes[index]
         box.peer.calls.pop(self, None)
         if self._positions[index] and not self.is_broadcast:
             box.load -= 1
+        if not collector.remaining:
+            self._wake()
+        elif collector.failures and collector.wants_cancel and self.cancelled_at is None:
+            self.cancel_rest(f"another rank of {self.what} failed")
+            self._wake()
+        return True
+
+    def forget(self) -> None:
+        """Drop the call, which has ended or was given up; its late replies are dropped and counted."""
+        self.proc.calls.pop(self.call_id, None)
 
     def _give_up(self) -> None:
         """Forget the call. Ranks that were asked to cancel and have not answered are remembered until they do."""
         if self.collector.remaining:
             for index in self.collector.running():
-                if self.cancelled_at is None or self.is_broadcast:
-                    self._leave(index)
-                    continue
                 box = self._boxes[index]
                 peer = box.peer
-                peer.calls.pop(self, None)
+                if self.cancelled_at is None:
+                    box.load -= 1
+                    continue
                 where = partial(self.request.origin, index)
                 tell = partial(report_silent, self.proc, peer, self.mesh, self.what)
                 peer.abandoned.add(
                     AbandonedCall(self.call_id, box, self.what, where, self.started_at, self.cancelled_at, tell)
                 )
-            for box in self._boxes:  # whatever still waits for room
+            for box in self._boxes:
                 box.peer.calls.pop(self, None)
-        self.proc.forget(self)
-
-    def _progress(self) -> None:
-        if not self.collector.remaining:
-            self._wake()
-        elif self.collector.failures and self.collector.wants_cancel and self.cancelled_at is None:
-            self.cancel_rest(f"another rank of {self.what} failed")
-            self._wake()
+        self.forget()
 
     def cancel_rest(self, reason: str) -> None:
         """Take back what was not sent and ask the ranks that run to cancel. Idempotent."""

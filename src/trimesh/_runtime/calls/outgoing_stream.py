@@ -29,7 +29,7 @@ from trimesh.ids import CallId
 if TYPE_CHECKING:
     from trimesh._runtime.calls.invocation import Request
     from trimesh._runtime.life.proc import Proc
-    from trimesh._runtime.peers.peer import Outbox, Peer
+    from trimesh._runtime.peers.peer import Peer
 
 
 class OutgoingStream(OutgoingCall):
@@ -112,18 +112,19 @@ class OutgoingStream(OutgoingCall):
         self._merge.put(MergedItem(index, *take_payload(payload, bodies), carried))
         self._wake()
 
-    def terminal(self, peer: Peer, outcome: Outcome) -> Outbox:
+    def terminal(self, peer: Peer, outcome: Outcome, dequeued: int) -> None:
         """Take a terminal frame; the result of an endpoint that is no generator is its one item."""
         if not isinstance(outcome, Returned):
-            return super().terminal(peer, outcome)
-        box = super().terminal(peer, POSTED)
+            super().terminal(peer, outcome, dequeued)
+            return
+        super().terminal(peer, POSTED, dequeued)
         if not self.window:
             self._merge.put(MergedItem(self._index[peer], outcome.payload, outcome.bodies, outcome.carried))
-        return box
 
-    def _progress(self) -> None:
-        super()._progress()
+    def _settle(self, index: int, outcome: Outcome) -> bool:
+        is_first = super()._settle(index, outcome)
         self._wake()
+        return is_first
 
     def cancel_rest(self, reason: str) -> None:
         """See `OutgoingCall.cancel_rest`; the ranks have to answer within a bound from now on."""

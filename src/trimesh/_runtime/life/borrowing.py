@@ -86,7 +86,7 @@ class BorrowedActors:
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, AGENT, None, window=1)
         self._stream = OutgoingStream(proc, call_id, request, [self._target], fail_fast=True, window=1)
-        proc.begin(self._stream, parcel)
+        self._stream.start(parcel)
         try:
             item = await self._stream.next()
         except BaseException:

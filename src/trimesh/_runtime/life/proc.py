@@ -332,18 +332,6 @@ class Proc:
 
     # ---- calls -----------------------------------------------------------------------------------------------
 
-    def begin(self, call: OutgoingCall, parcel: Parcel) -> None:
-        """Register a call and send it. `TypeError` for what its actors cannot be sent."""
-        if parcel.attachments:
-            call.hold(parcel.attachments)
-        if not call.is_broadcast:
-            self.calls[call.call_id] = call
-        call.start(parcel)
-
-    def forget(self, call: OutgoingCall) -> None:
-        """Drop a call that has ended or was given up; its late replies are dropped and counted."""
-        self.calls.pop(call.call_id, None)
-
     def unended_calls(self) -> Sequence[OutgoingCall]:
         """Return the calls of this process that wait for an outcome."""
         return list(self.calls.values())
@@ -368,28 +356,44 @@ class Proc:
             message = messages.decode(head)
             if self.sites is not None and not self.sites.received(self, peer, link, message):
                 return
+            outcome: Outcome
             if type(message) is messages.Call:
                 self.take_call(peer, link, message, len(head), bodies)
-            elif type(message) is messages.Return:
-                bare = Returned(message.payload) if not bodies and peer.carried is None else None
-                whole = bare or Returned(*take_payload(message.payload, bodies), peer.take_carried())
-                self._terminal(peer, message, whole)
+                return
+            if type(message) is messages.Return:
+                if bodies or peer.carried is not None:
+                    outcome = Returned(*take_payload(message.payload, bodies), peer.take_carried())
+                else:
+                    outcome = Returned(message.payload)
             elif type(message) is messages.Error:
-                self._terminal(peer, message, Raised(*take_payload(message.payload, bodies), peer.take_carried()))
+                outcome = Raised(*take_payload(message.payload, bodies), peer.take_carried())
             elif type(message) is messages.CancelAck or type(message) is messages.Refused:
-                self._terminal(peer, message, message)
-            elif type(message) is messages.Cancel:
-                self._cancel(peer, message)
-            elif type(message) is messages.Credit:
+                outcome = message
+            else:
+                self._take_other(peer, message, bodies)
+                return
+            call = self.calls.get(message.call)
+            if call is None:
+                self.dropped_replies += 1
+                peer.abandoned.ended(message.call)
                 self._acknowledged(peer, message)
             else:
-                route = self.routes.get(type(message))
-                if route is None:
-                    raise ProtocolError(f"this process takes no {type(message).__name__} message")
-                check_sender(peer, type(message))
-                route(peer, message, bodies)
+                call.terminal(peer, outcome, message.dequeued)
         except ProtocolError as error:
             self.misbehaved(link, error)
+
+    def _take_other(self, peer: Peer, message: messages.AnyMessage, bodies: list[memoryview]) -> None:
+        """Take a message that is no call and no reply."""
+        if type(message) is messages.Cancel:
+            self._cancel(peer, message)
+        elif type(message) is messages.Credit:
+            self._acknowledged(peer, message)
+        else:
+            route = self.routes.get(type(message))
+            if route is None:
+                raise ProtocolError(f"this process takes no {type(message).__name__} message")
+            check_sender(peer, type(message))
+            route(peer, message, bodies)
 
     def misbehaved(self, link: Link, error: ProtocolError) -> None:
         """End a link whose peer has broken the rules."""
@@ -460,15 +464,6 @@ class Proc:
             call.cancelled()
             return
         cell.deliver(call)
-
-    def _terminal(self, peer: Peer, message: messages.Terminal, outcome: Outcome) -> None:
-        call = self.calls.get(message.call)
-        if call is None:
-            self.dropped_replies += 1
-            peer.abandoned.ended(message.call)
-            self._acknowledged(peer, message)
-        else:
-            call.terminal(peer, outcome).acknowledged(message.dequeued)
 
     def _acknowledged(self, peer: Peer, message: messages.Terminal | messages.Credit) -> None:
         box = peer.find_outbox(message.mesh)

@@ -4,8 +4,8 @@ r"""The seam for tracing: what is done around calls and items while a tracer loo
 not traced runs the same byte codes as if there were no such thing. Where only the sender is traced, the receiver takes
 the call or the item out of its envelope, and that is all.
 
-    caller   `Proc.begin` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
-             `Proc.forget` <--outcome--               slot: `began`, `_context_of`, endpoint, `ended`
+    caller   `OutgoingCall.start` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
+             `OutgoingCall.forget` <--outcome--             slot: `began`, `_context_of`, endpoint, `ended`
     port     `Port._encode` --head in a TracedItem--> home `take_traced_item` -> `Home.arrived`
                                                       receiver: `Home._decode`
 """
@@ -23,6 +23,7 @@ from trimesh._runtime.actors.cell import Cell
 from trimesh._runtime.actors.server import Server
 from trimesh._runtime.calls import invocation
 from trimesh._runtime.calls.call_set import CallSet
+from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.channels.ports import Port
 from trimesh._runtime.channels.receiver import Home, ReturnedItem, WaitingItem
 from trimesh._runtime.peers.peer import Parcel, SpreadParcel
@@ -30,7 +31,6 @@ from trimesh._wire import messages
 from trimesh.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from trimesh._runtime.calls.outgoing import OutgoingCall
     from trimesh._runtime.channels.ports import CarriedPorts, Holding
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.peers.incoming import IncomingCall
@@ -162,26 +162,24 @@ def trace_calls(tracing: Tracing) -> Callable[[], None]:
 
 
 def _seams_of_calls(tracing: Tracing) -> list[Seam]:
-    from trimesh._runtime.life.proc import Proc  # noqa: PLC0415 - it imports this module
-
-    begin, forget, deliver = Proc.begin, Proc.forget, Cell.deliver
+    start, forget, deliver = OutgoingCall.start, OutgoingCall.forget, Cell.deliver
     deliver_all = Cell.deliver_all
     context_of, recorder_of = Server._context_of, Cell._call_recorder  # noqa: SLF001 - a seam of the same package
 
-    def traced_begin(self: Proc, call: OutgoingCall, parcel: Parcel) -> None:
-        if call.request.spec is None:  # of an agent
-            begin(self, call, parcel)
+    def traced_start(self: OutgoingCall, parcel: Parcel) -> None:
+        if self.request.spec is None:  # of an agent
+            start(self, parcel)
             return
-        trace = tracing.sends(call)
+        trace = tracing.sends(self)
         try:
-            begin(self, call, _enclosed(parcel, trace) if trace else parcel)
+            start(self, _enclosed(parcel, trace) if trace else parcel)
         except BaseException:
-            tracing.settled(call)
+            tracing.settled(self)
             raise
 
-    def traced_forget(self: Proc, call: OutgoingCall) -> None:
-        forget(self, call)
-        tracing.settled(call)
+    def traced_forget(self: OutgoingCall) -> None:
+        forget(self)
+        tracing.settled(self)
 
     def traced_deliver(self: Cell, call: IncomingCall) -> None:
         tracing.came(call, _arriving.get())
@@ -202,14 +200,14 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
         return recorder if self.spec.home is None else _Recorder(self, recorder, tracing)
 
     return [
-        (Proc, "begin", traced_begin),
-        (Proc, "forget", traced_forget),
+        (OutgoingCall, "start", traced_start),
+        (OutgoingCall, "forget", traced_forget),
         (Cell, "deliver", traced_deliver),
         (Cell, "deliver_all", traced_deliver_all),
         (CallSet, "sender", CallSet.sender_alone),  # each call has an envelope of its own
         (Server, "_context_of", traced_context),
         (Cell, "_call_recorder", traced_recorder),
-        (invocation, "_post_at_once", _never_at_once),  # broadcasts take the long way, by `begin`
+        (invocation, "_post_at_once", _never_at_once),  # broadcasts take the long way, by `start`
     ]
 
 
