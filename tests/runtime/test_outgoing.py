@@ -435,7 +435,7 @@ async def test_broadcast_waits_for_its_buffers():
 async def test_answer_without_a_payload_is_no_none(pickled: bool):
     """What a peer sends is decoded, whatever it is: only a broadcast has no value."""
     proc = Proc(ProcId(1), RecordingTransport(), seed=1, pickled=pickled)
-    assert isinstance(value_of(proc, Returned(b""), REQUEST, 0), Err)
+    assert isinstance(value_of(OutgoingCall(proc, CallId(1), REQUEST, [], fail_fast=False), Returned(b""), 0), Err)
 
 
 async def test_call_may_wait_for_itself_only_while_nothing_is_taken_before_it():

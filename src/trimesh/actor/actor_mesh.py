@@ -107,7 +107,7 @@ def processes_of(mesh: ActorMesh) -> list[Member]:
     if not isinstance(owner, ActorMembers) or not isinstance(owner.processes, ProcMembers):
         text = f"the processes of {view.name} belong to another process: do this where they were spawned"
         raise RuntimeError(text)  # noqa: TRY004 - the handle has the right type, and is elsewhere
-    return [owner.processes.members[owner.proc_ranks[rank]] for rank in view.ranks()]
+    return [owner.processes.members[owner.proc_ranks[rank]] for rank in view.ranks]
 
 
 def _refer(info: MeshInfo, region: Region, cls: type) -> ActorMesh:

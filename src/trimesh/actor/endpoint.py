@@ -169,7 +169,8 @@ class Endpoint(Generic[P, R]):
             MeshErrorGroup: As from `call`, without `.partial`.
             Exception: What `fn` raises; the endpoints that still run are cancelled.
         """
-        return CallVerb(replies.way_of(fn, along, commutative=commutative), self._mesh, self._spec, self._options)
+        verb = replies.reducing_verb(fn, along, commutative=commutative)
+        return CallVerb(verb, self._mesh, self._spec, self._options)
 
     async def broadcast(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member and return once the message is queued everywhere.
@@ -222,7 +223,8 @@ class Endpoint(Generic[P, R]):
         """
         if self._options is not NO_OPTIONS:
             self._check("stream")
-        return Stream[R](self._mesh, self._spec, self._options, args, kwargs)
+        bound = verbs.bind(self._mesh, self._spec, args, kwargs, streams=True)
+        return Stream[R](self._mesh, self._spec, self._options, bound)
 
     def map(self, items: Iterable[Any] | AsyncIterable[Any], *, window: int | None = None) -> Results[tuple[int, R]]:
         """Run the endpoint once for each item, on the members as they are free; give results as they come.

@@ -111,12 +111,12 @@ class ItemMap(Results[tuple[int, R]]):
         self._scope = trio.CancelScope()
         self._is_fed = False
         # The feeder is woken for several items at once, as long as each member can have one meanwhile.
-        self._refill = max(1, (self._window - len(mesh.ranks())) // 4)
+        self._refill = max(1, (self._window - len(mesh.ranks)) // 4)
         self._room: trio.Event | None = None  # what the feeder waits for
         self._unbroken = 0  # items that were taken in since the feeder has last let other tasks run
         self._break_at = -math.inf
         self._deadline = math.inf  # of the feeder
-        self._crew: verbs.Crew | None = None
+        self._candidates: verbs.Candidates | None = None
         self._senders: dict[int, SendCall] = {}  # of its members, by rank
         self._outstanding = 0  # items that were sent, or wait to be sent again, and whose results were not taken
         self._retrying = 0
@@ -133,14 +133,14 @@ class ItemMap(Results[tuple[int, R]]):
         # What has only `__getitem__` (a dataset, say) is no `Iterable` to isinstance, but a `for` takes it.
         if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
             raise TypeError(f"map needs items to iterate over, got {items!r}")
-        if not self._mesh.ranks():
+        if not self._mesh.ranks:
             raise ValueError(f"map needs a mesh of at least one member, got the empty view {self._mesh!r}")
 
     def _pick(self, unit: Unit) -> int:
         """Return the rank that gets a unit next."""
-        if self._crew is None:
-            self._crew = verbs.crew_of(self._mesh, "map")
-        return self._crew.pick(unit.tried)
+        if self._candidates is None:
+            self._candidates = verbs.candidates_of(self._mesh, "map")
+        return self._candidates.pick(unit.tried)
 
     def _arguments(self, unit: Unit) -> tuple[verbs.Args, verbs.Kwargs]:
         return (unit.item,), {}
@@ -160,7 +160,7 @@ class ItemMap(Results[tuple[int, R]]):
     async def _open(self) -> None:
         await checkpoint()
         if not self._mesh.is_open:
-            verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, self._mesh.ranks()))
+            verbs.raise_group(self._mesh, self._spec, verbs.refusals(self._mesh, self._spec, self._mesh.ranks))
         self._now = trio.lowlevel.current_clock().current_time
         self._calls = CallSet(self._on_failure, self._waits_for_calls)
         self._nursery = trio.open_nursery()
@@ -190,7 +190,7 @@ class ItemMap(Results[tuple[int, R]]):
         try:
             if isinstance(self._items, AsyncIterable):
                 async for item in self._items:
-                    self._forget_crew()
+                    self._forget_candidates()
                     await self._wait_for_turn()
                     await self._send(self._unit(index, item))
                     index += 1
@@ -210,7 +210,7 @@ class ItemMap(Results[tuple[int, R]]):
             self._lose(Err(error, is_raised=True), None)
         finally:
             self._calls.leave()
-            self._forget_crew()
+            self._forget_candidates()
             items, self._items = self._items, ()  # this object is in a cycle: they must not last as long
             await self._end_items(items)
 
@@ -243,14 +243,14 @@ class ItemMap(Results[tuple[int, R]]):
         self._calls.leave()
         await wait()
         await checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
-        self._forget_crew()  # a task that sends again may have left one meanwhile
+        self._forget_candidates()  # a task that sends again may have left one meanwhile
         self._unbroken = 0
         self._break_at = self._now() + limits.MAP_UNBROKEN_SECONDS
         self._deadline = effective_deadline()
 
-    def _forget_crew(self) -> None:
+    def _forget_candidates(self) -> None:
         """Have those who can be sent to found anew."""
-        self._crew = None
+        self._candidates = None
         self._senders.clear()
 
     def _make_room(self) -> None:
@@ -271,11 +271,11 @@ class ItemMap(Results[tuple[int, R]]):
             unit.rank = rank = self._pick(unit)
             send = self._senders.get(rank)
             if send is None:
-                crew = self._crew
-                found = None if crew is None else crew.ready(rank, self._spec, self._options)
-                if crew is None or found is None:
+                candidates = self._candidates
+                found = None if candidates is None else candidates.ready(rank, self._spec, self._options)
+                if candidates is None or found is None:
                     return False
-                send = self._senders[rank] = self._calls.sender(crew.proc, *found, self._deadline)
+                send = self._senders[rank] = self._calls.sender(candidates.proc, *found, self._deadline)
             if not self._calls.is_cancelled:
                 send(unit, self._arguments(unit))
         except Exception as error:
@@ -290,10 +290,11 @@ class ItemMap(Results[tuple[int, R]]):
         try:
             self._mesh.check_open()
             bound = self._arguments(unit)
-            proc, [target], request = await verbs.prepare(self._mesh, self._spec, bound, [unit.rank])
-            self._forget_crew()
+            found = await verbs.prepare(self._mesh, self._spec, bound, [unit.rank], self._options)
+            proc, [target], request = found
+            self._forget_candidates()
             if not self._calls.is_cancelled:
-                self._calls.begin(proc, target, self._options.patient(request), unit, self._deadline)
+                self._calls.begin(proc, target, request, unit, self._deadline)
         except Exception as error:
             self._describe(unit, error)
             raise
@@ -348,7 +349,7 @@ class ItemMap(Results[tuple[int, R]]):
                 call = self._calls.ended[0]
                 [outcome] = call.collector.outcomes
                 if type(outcome) is Returned:
-                    found = self._take_result(call, value_of(call.proc, outcome, call.request, 0))
+                    found = self._take_result(call, value_of(call, outcome, 0))
                 else:
                     found = await self._look_at(call)
                 if found is not None:
@@ -377,7 +378,7 @@ class ItemMap(Results[tuple[int, R]]):
             await yield_to_cancel([outcome])  # it is still among those that have ended if this raises
             if self._retry is not None:
                 await checkpoint_if_cancelled()
-        [result] = results_of(call.proc, call, call.request, cancelled=False)
+        [result] = results_of(call)
         return self._take_result(call, result)
 
     def _take_result(self, call: SetCall, result: Result) -> tuple[int, R] | None:
@@ -445,7 +446,7 @@ class ItemMap(Results[tuple[int, R]]):
             result.error for result, where in self._lost if not cancelled or where is None or is_news(result, where)
         ]
         for call in (*self._calls.ended, *self._calls.running):
-            [result] = results_of(call.proc, call, call.request, cancelled=cancelled)
+            [result] = results_of(call, cancelled=cancelled)
             if cancelled and isinstance(result, Err) and self._would_retry(call.key, result.error):
                 continue  # it would not have been an error of the map
             if isinstance(result, Err):
@@ -472,32 +473,17 @@ def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
 # ---- the verbs with `options(retry=...)`: what failed is called again, as a new call ---------------------------------
 
 
-async def call_one(mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
-    [rank] = verbs.one_rank(mesh)
-    return await _try(mesh, spec, options, verbs.bind(mesh, spec, args, kwargs), lambda tried: rank)
-
-
-async def choose(mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs) -> Any:
-    """See `Endpoint.choose`; another attempt goes to another member, if one lives."""
-    bound = verbs.bind(mesh, spec, args, kwargs)
-    return await _try(mesh, spec, options, bound, lambda tried: verbs.pick(mesh, "choose", tried))
-
-
-async def _try(
-    mesh: MeshView,
-    spec: EndpointSpec,
-    options: Options,
-    bound: verbs.Bound,
-    pick: Callable[[Sequence[int]], int],
-) -> Any:
+async def again_one(verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options) -> Any:
+    """Call one member; another attempt goes to another one where the verb has a choice and one lives."""
     retry = options.retry
     assert retry is not None
     errors: list[Exception] = []
     tried: list[int] = []
     while True:
         try:
-            tried.append(pick(tried))
-            return verbs.bare(await verbs.invoke_on(mesh, spec, bound, tried[-1:], fail_fast=False, options=options))
+            ranks = verb.ranks(mesh, tried)
+            tried += ranks
+            return await verbs.run(verb, mesh, spec, bound, options, ranks)
         except Exception as error:
             if not retry.wants(error, len(tried)):
                 with_earlier(error, errors)
@@ -506,30 +492,31 @@ async def _try(
         await trio.sleep(retry.delay(len(errors), current_proc().chance()))
 
 
-async def call(
-    mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs
+async def again_all(
+    verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
 ) -> ValueMesh[Any]:
-    """See `Endpoint.call`; only the ranks that failed are called again, or all of them (`Retry.whole`)."""
+    """Call all members; only the ranks that failed are called again, or all of them (`Retry.whole`)."""
     retry = options.retry
     assert retry is not None
     if mesh.info.replaces_all if retry.whole is None else retry.whole:
-        return await _call_whole(mesh, spec, options, args, kwargs)
-    calls = RankCalls(mesh, spec, options, verbs.bind(mesh, spec, args, kwargs))
+        values: ValueMesh[Any] = await _again_whole(verb, mesh, spec, bound, options)
+        return values
+    calls = RankCalls(mesh, spec, options, bound)
     async with calls as results:
         async for _ in results:
             pass
     return ValueMesh(mesh.region, tuple(value for _, value in sorted(calls.values.items())))
 
 
-async def _call_whole(
-    mesh: MeshView, spec: EndpointSpec, options: Options, args: verbs.Args, kwargs: verbs.Kwargs
-) -> ValueMesh[Any]:
+async def _again_whole(
+    verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
+) -> Any:
     retry = options.retry
     assert retry is not None
     errors: list[Exception] = []
     while True:
         try:
-            return await verbs.call(mesh, spec, args, kwargs, options)
+            return await verbs.run(verb, mesh, spec, bound, options)
         except MeshErrorGroup as group:
             failures = [failure for failure in leaves(group) if isinstance(failure, Exception)]
             if not all(retry.wants(failure, len(errors) + 1) for failure in failures):
@@ -547,7 +534,7 @@ class RankCalls(ItemMap[Any]):
     """
 
     def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options, bound: verbs.Bound) -> None:
-        ranks = mesh.ranks()
+        ranks = mesh.ranks
         super().__init__(mesh, spec, options, ranks, max(1, len(ranks)))
         self._bound = bound
         self.values: dict[int, Any] = {}
@@ -581,7 +568,7 @@ class RankCalls(ItemMap[Any]):
         self.values[unit.index] = value
 
     def _group(self, failures: Sequence[Exception]) -> MeshErrorGroup:
-        ranks = self._mesh.ranks()
+        ranks = self._mesh.ranks
         missing = [rank for index, rank in enumerate(ranks) if index not in self.values]
         partial = ValueMesh(
             self._mesh.region.exclude_ranks(missing), tuple(value for _, value in sorted(self.values.items()))

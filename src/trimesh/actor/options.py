@@ -11,10 +11,8 @@ from typing import Any, Final, Literal, TypeVar, cast, get_args, overload
 
 import attrs
 import msgspec
-from msgspec import structs
 
 from trimesh import limits
-from trimesh._runtime.calls import Request
 from trimesh._runtime.channels import Port
 from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh._supervision.policy import Backoff
@@ -111,10 +109,6 @@ class Options(msgspec.Struct, frozen=True):
     choose: bool | None = None
     reply_to: Port[Any] | None = None
     members: Members | None = None
-
-    def patient(self, request: Request) -> Request:
-        """Return a request whose caller waits for acknowledgements of a cancel as these options say."""
-        return request if self.abandon_after is None else structs.replace(request, abandon_after=self.abandon_after)
 
     def check(self, spec: EndpointSpec) -> None:
         """Refuse what means nothing for an endpoint.

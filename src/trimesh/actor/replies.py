@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import trio
 
-from trimesh._runtime.calls import Err, RepliedCall, Request, Result, begin_replied, reason_of, result_of
+from trimesh._runtime.calls import Err, RepliedCall, Result, begin_replied, reason_of, result_of
 from trimesh._runtime.channels import Port
-from trimesh._runtime.life import current_proc
-from trimesh._runtime.peers import Target
 from trimesh._runtime.values import EndpointSpec
 from trimesh.actor import verbs
-from trimesh.actor.options import NO_OPTIONS, Options
+from trimesh.actor.options import Options
 from trimesh.actor.results import Stream
-from trimesh.actor.started import Way, make_work, send
-from trimesh.actor.view import MeshView
+from trimesh.actor.started import make_work, send
+from trimesh.actor.verbs import Verb
+from trimesh.actor.view import Addressees, MeshView
 from trimesh.errors import MeshErrorGroup, ShapeError
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
-if TYPE_CHECKING:
-    from trimesh._runtime.life import Proc
-
 Fold = Callable[[Any, Any], Any]
 
 
-def way_of(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) -> Way:
+def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) -> Verb:
     """Return what `call_reduced` does with one function.
 
     Raises:
@@ -43,27 +39,25 @@ def way_of(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) ->
     if dims is not None and not all(isinstance(dim, str) for dim in dims):
         raise TypeError(f"call_reduced takes along= one or more names of dimensions, got {along!r}")
 
-    async def run(
-        mesh: MeshView, spec: EndpointSpec, args: verbs.Args, kwargs: verbs.Kwargs, options: Options = NO_OPTIONS
-    ) -> Any:
+    async def run(_: Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options) -> Any:
         folding = Folding(mesh, fn, dims, commutative=commutative)
         index_of = {point: index for index, point in enumerate(mesh.region.points())}
-        async with Stream[Any](mesh, spec, options, args, kwargs, takes_items=False) as results:
+        async with Stream[Any](mesh, spec, options, bound) as results:
             async for point, value in results:
                 folding.take(index_of[point], value)
         return folding.result()
 
-    def conclude(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> Any:
+    def conclude(results: Sequence[Result], mesh: MeshView, spec: EndpointSpec) -> Any:
         folding = Folding(mesh, fn, dims, commutative=True)  # here they are in order
-        for index, value in enumerate(verbs.values_of(mesh, spec, results).values()):
+        for index, value in enumerate(verbs.values_of(results, mesh, spec).values()):
             folding.take(index, value)
         return folding.result()
 
-    def ranks(mesh: MeshView) -> Sequence[int]:
+    def ranks(mesh: MeshView, _: Collection[int]) -> Sequence[int]:
         check(mesh, dims)  # before anything is sent
-        return mesh.ranks()
+        return mesh.ranks
 
-    return Way("call_reduced", run, None, ranks, conclude, fail_fast=True)
+    return Verb("call_reduced", ranks, conclude, run, fail_fast=True)
 
 
 def check(mesh: MeshView, along: Sequence[str] | None) -> None:
@@ -78,7 +72,7 @@ def check(mesh: MeshView, along: Sequence[str] | None) -> None:
         if dim not in extent:
             known = ", ".join(map(str, extent)) or "none"
             raise ShapeError(f"call_reduced along= takes dimensions of {mesh!r}, got {dim!r}: it has {known}")
-    if along is None and not mesh.ranks():
+    if along is None and not mesh.ranks:
         raise ValueError(f"call_reduced needs a mesh of at least one member, got the empty view {mesh!r}")
 
 
@@ -146,9 +140,7 @@ async def broadcast(
     replies = _Replies(port.clone(), f"{mesh.name}.{spec.name}", tuple(mesh.region.points()))
     try:
         work = make_work(mesh, spec)
-        proc = current_proc()
-        ranks = mesh.ranks()
-        send(_Broadcast(mesh, spec, bound, ranks, proc, replies), mesh, ranks, proc, work)
+        send(_Broadcast(mesh, spec, bound, replies), mesh, mesh.ranks, work)
     except BaseException:
         replies.close()
         raise
@@ -223,26 +215,24 @@ class _Broadcast(msgspec.Struct, frozen=True):
     mesh: MeshView
     spec: EndpointSpec
     bound: verbs.Bound
-    ranks: Sequence[int]
-    proc: Proc
     replies: _Replies
 
-    def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[None]]:
+    def begin(self, addressees: Addressees, deadline: float) -> Callable[[], Awaitable[None]]:
         """See `UnsentCall`; a broadcast has no deadline."""
         del deadline
-        request = verbs.request_to(self.mesh, self.mesh.membership(self.proc).info, self.spec, self.bound, self.ranks)
-        call = begin_replied(self.proc, targets, request, self.replies.sent.set)
-        return partial(self._deliver, call, request)
+        proc, info, targets = addressees
+        request = verbs.request_to(self.mesh, info, self.spec, self.bound, self.mesh.ranks)
+        return partial(self._deliver, begin_replied(proc, targets, request, self.replies.sent.set))
 
-    async def _deliver(self, call: RepliedCall, request: Request) -> None:
+    async def _deliver(self, call: RepliedCall) -> None:
         left: list[int] = []
         try:
             while left := await call.wait_settled():
-                await self._put(left, lambda index: result_of(self.proc, call, request, index, cancelled=False))
+                await self._put(left, partial(result_of, call))
         except BaseException as cut:
             await call.end(reason_of(cut, call.what))
             for index in [*left, *call.take_rest()]:
-                self.replies.put_nowait(index, result_of(self.proc, call, request, index, cancelled=False))
+                self.replies.put_nowait(index, result_of(call, index))
             raise
         else:
             await call.end("")
@@ -255,6 +245,6 @@ class _Broadcast(msgspec.Struct, frozen=True):
             del left[0]
 
     async def refuse(self) -> None:
-        for index, result in enumerate(verbs.refusals(self.mesh, self.spec, self.ranks)):
+        for index, result in enumerate(verbs.refusals(self.mesh, self.spec, self.mesh.ranks)):
             await self.replies.put(index, result)
         self.replies.check()

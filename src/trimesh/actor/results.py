@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, in_trio_task
@@ -14,7 +14,6 @@ from trimesh._runtime.calls import (
     Err,
     Ok,
     OutgoingStream,
-    Request,
     encode_request,
     reason_of,
     remaining_budget,
@@ -31,9 +30,6 @@ from trimesh.actor.view import MeshView
 from trimesh.config import current
 from trimesh.errors import MeshErrorGroup
 from trimesh.shape.extent import Point
-
-if TYPE_CHECKING:
-    from trimesh._runtime.life import Proc
 
 T = TypeVar("T")
 
@@ -199,31 +195,13 @@ R = TypeVar("R")
 
 
 class Stream(Results[tuple[Point, R]]):
-    """See `Endpoint.stream`.
+    """See `Endpoint.stream`."""
 
-    Args:
-        takes_items: Whether the endpoint may be a generator.
-
-    Raises:
-        TypeError: The arguments do not fit the endpoint.
-    """
-
-    _proc: Proc
-    _request: Request
     _stream: OutgoingStream | None
 
-    def __init__(
-        self,
-        mesh: MeshView,
-        spec: EndpointSpec,
-        options: Options,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        takes_items: bool = True,
-    ) -> None:
+    def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options, bound: verbs.Bound) -> None:
         super().__init__(mesh, spec)
-        self._bound = verbs.bind(mesh, spec, args, kwargs, streams=takes_items)
+        self._bound = bound
         self._is_fail_fast = options.is_fail_fast
         self._window = (options.window or current().stream_window) if spec.kind is EndpointKind.GENERATOR else 0
         self._options = options
@@ -234,7 +212,7 @@ class Stream(Results[tuple[Point, R]]):
 
     async def _open(self) -> None:
         await trio.lowlevel.checkpoint()
-        ranks = self._mesh.ranks()
+        ranks = self._mesh.ranks
         if not ranks and not self._is_chosen:
             return
         if not self._mesh.is_open:
@@ -243,12 +221,10 @@ class Stream(Results[tuple[Point, R]]):
             chosen = verbs.pick(self._mesh, "stream")
             self._points = (self._points[ranks.index(chosen)],)
             ranks = [chosen]
-        proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks)
-        request = self._options.patient(request)
+        proc, targets, request = await verbs.prepare(self._mesh, self._spec, self._bound, ranks, self._options)
         budget = remaining_budget(proc)
         call_id = proc.new_call_id()
         parcel = encode_request(proc, request, call_id, targets[0].mesh, budget, window=self._window)
-        self._proc, self._request = proc, request
         self._stream = OutgoingStream(
             proc,
             call_id,
@@ -266,7 +242,7 @@ class Stream(Results[tuple[Point, R]]):
         item = self._stream.take()
         if item is None:
             return None
-        result = value_of(self._proc, item, self._request, item.index)
+        result = value_of(self._stream, item, item.index)
         if isinstance(result, Ok):
             return self._points[item.index], result.value
         self._note_broken(result)
@@ -282,7 +258,7 @@ class Stream(Results[tuple[Point, R]]):
                 return None
             if self._broken and self._is_fail_fast:
                 continue  # what failed to be rebuilt was the last item
-            result = value_of(self._proc, item, self._request, item.index)
+            result = value_of(self._stream, item, item.index)
             if isinstance(result, Ok):
                 return self._points[item.index], result.value
             self._note_broken(result)
@@ -302,5 +278,5 @@ class Stream(Results[tuple[Point, R]]):
     def _failures(self, *, cancelled: bool) -> list[Exception]:
         if self._stream is None:
             return []
-        results = results_of(self._proc, self._stream, self._request, cancelled=cancelled)
+        results = results_of(self._stream, cancelled=cancelled)
         return self._broken + [result.error for result in results if isinstance(result, Err)]

@@ -13,10 +13,10 @@ import trio
 from trimesh._runtime.actors import find_cell
 from trimesh._runtime.calls import (
     BUDGET_REASON,
+    Membership,
     NurseryOwner,
+    OutgoingCall,
     Owner,
-    Request,
-    Result,
     StartedWork,
     absorb_budget,
     begin,
@@ -24,19 +24,17 @@ from trimesh._runtime.calls import (
 )
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import ActorMembers
-from trimesh._runtime.peers import Target
 from trimesh._runtime.tasks import Site, effective_deadline, in_trio, in_trio_now, place_outside
 from trimesh._runtime.values import EndpointSpec
 from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.actor import item_map, verbs
 from trimesh.actor.options import NO_OPTIONS, Options
-from trimesh.actor.view import MeshView
+from trimesh.actor.verbs import Verb
+from trimesh.actor.view import Addressees, MeshView
 from trimesh.errors import RemoteCancelled
 
 if TYPE_CHECKING:
     import asyncio
-
-    from trimesh._runtime.life import Proc
 
 
 T = TypeVar("T")
@@ -114,32 +112,10 @@ class StartedCall(Generic[T]):
         return f"<started call of {self._work.what}, {'ended' if self.done else 'running'}>"
 
 
-class Way(msgspec.Struct, frozen=True):
-    """What makes one verb of a call differ from others.
-
-    Attributes:
-        name: Of the verb.
-        run: Does it, and waits.
-        again: The same with `options(retry=)`; None where that means nothing.
-        ranks: Who is called.
-        conclude: Makes of the results what the verb returns, or raises.
-        fail_fast: Whether the first failure cancels the other ranks.
-        errors_win: Whether an error of an endpoint wins over a cancel of the caller.
-    """
-
-    name: str
-    run: Callable[..., Awaitable[Any]]
-    again: Callable[..., Awaitable[Any]] | None
-    ranks: Callable[[MeshView], Sequence[int]]
-    conclude: Callable[[MeshView, EndpointSpec, Sequence[Result]], Any]
-    fail_fast: bool = False
-    errors_win: bool = True
-
-
 class UnsentCall(Protocol):
     """A call whose arguments have been bound, and which has not been sent."""
 
-    def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
+    def begin(self, addressees: Addressees, deadline: float) -> Callable[[], Awaitable[Any]]:
         """Send; return what waits for the outcome."""
         ...
 
@@ -150,51 +126,47 @@ class UnsentCall(Protocol):
 class _Call(msgspec.Struct, frozen=True):
     """The call of a verb that waits for results."""
 
-    way: Way
+    verb: Verb
     mesh: MeshView
     spec: EndpointSpec
     options: Options
     bound: verbs.Bound
     ranks: Sequence[int]
-    proc: Proc
     work: StartedWork
 
-    def begin(self, targets: Sequence[Target], deadline: float) -> Callable[[], Awaitable[Any]]:
-        info = self.mesh.membership(self.proc).info
-        request = self.options.patient(verbs.request_to(self.mesh, info, self.spec, self.bound, self.ranks))
+    def begin(self, addressees: Addressees, deadline: float) -> Callable[[], Awaitable[Any]]:
+        proc, info, targets = addressees
+        request = verbs.request_to(self.mesh, info, self.spec, self.bound, self.ranks, self.options)
         awaiters = self.work.awaiters
-        call = begin(self.proc, targets, request, deadline, fail_fast=self.way.fail_fast, awaiters=awaiters)
-        return partial(self._finish, call, request)
+        return partial(
+            self._finish, begin(proc, targets, request, deadline, fail_fast=self.verb.fail_fast, awaiters=awaiters)
+        )
 
-    async def _finish(self, call: Any, request: Request) -> Any:
-        results = await finish(self.proc, call, request, errors_win=self.way.errors_win)
-        return self.way.conclude(self.mesh, self.spec, results)
+    async def _finish(self, call: OutgoingCall) -> Any:
+        return self.verb.conclude(await finish(call, errors_win=self.verb.errors_win), self.mesh, self.spec)
 
     async def refuse(self) -> Any:
-        return self.way.conclude(self.mesh, self.spec, verbs.refusals(self.mesh, self.spec, self.ranks))
+        return self.verb.conclude(verbs.refusals(self.mesh, self.spec, self.ranks), self.mesh, self.spec)
 
 
 def start(
-    way: Way,
+    verb: Verb,
     mesh: MeshView,
     spec: EndpointSpec,
     options: Options,
+    bound: verbs.Bound,
     nursery: trio.Nursery | None,
     place: Site[Any] | None,
-    args: verbs.Args,
-    kwargs: verbs.Kwargs,
 ) -> StartedCall[Any]:
     """See `CallVerb.start` and `CallVerb.start_in`; `place` is where code of asyncio that starts it is in Trio."""
-    bound = verbs.bind(mesh, spec, args, kwargs)
-    ranks = way.ranks(mesh)
+    ranks = verb.ranks(mesh, ())
     task, deadline = _starter(place)
     work = make_work(mesh, spec, deadline, nursery)
     if options.retry is not None:
-        assert way.again is not None
-        work.finish = partial(way.again, mesh, spec, options, args, kwargs)
+        assert verb.again is not None
+        work.finish = partial(verb.again, verb, mesh, spec, bound, options)
     else:
-        proc = current_proc()
-        send(_Call(way, mesh, spec, options, bound, ranks, proc, work), mesh, ranks, proc, work, deadline)
+        send(_Call(verb, mesh, spec, options, bound, ranks, work), mesh, ranks, work, deadline)
     if task is not None and (cell := find_cell()) is not None:
         incoming = cell.mailbox.call_of(task)
         if incoming is not None:
@@ -230,32 +202,31 @@ def make_work(
 
 
 def send(
-    sending: UnsentCall, mesh: MeshView, ranks: Sequence[int], proc: Proc, work: StartedWork, deadline: float = math.inf
+    sending: UnsentCall, mesh: MeshView, ranks: Sequence[int], work: StartedWork, deadline: float = math.inf
 ) -> None:
     """Send to some ranks, in the order in which calls of this process to the mesh are made; let `work` finish it.
 
     It is sent now, or when all of them have links and what was started before has been sent.
     """
-    if not mesh.is_open:
-        work.finish = partial(_refuse_later, sending)
-        return
-    membership = mesh.membership(proc)
-    targets = membership.ready(ranks)
-    if targets is None:
-        work.finish = partial(_send_in_turn, sending, mesh, ranks, proc, membership.join_line())
+    addressees = mesh.targets(ranks)
+    if addressees is not None:
+        work.finish = sending.begin(addressees, deadline)
+        addressees[0].transport.flush()  # what runs next here may be long
+    elif mesh.is_open:
+        membership = mesh.membership(current_proc())
+        work.finish = partial(_send_in_turn, sending, mesh, ranks, membership, membership.join_line())
     else:
-        work.finish = sending.begin(targets, deadline)
-        proc.transport.flush()  # what runs next here may be long
+        work.finish = partial(_refuse_later, sending)
 
 
-async def _send_in_turn(sending: UnsentCall, mesh: MeshView, ranks: Sequence[int], proc: Proc, place: object) -> Any:
-    membership = mesh.membership(proc)
+async def _send_in_turn(
+    sending: UnsentCall, mesh: MeshView, ranks: Sequence[int], membership: Membership, place: object
+) -> Any:
     try:
-        await mesh.settle(proc, ranks, place)
+        addressees = await mesh.reach(ranks, place)
         if not mesh.is_open:
             return await sending.refuse()
-        targets = [membership.target(rank) for rank in ranks]
-        outcome = sending.begin(targets, effective_deadline())
+        outcome = sending.begin(addressees, effective_deadline())
     finally:
         membership.leave_line(place)
     return await outcome()
@@ -355,28 +326,25 @@ def provide_threads(run: Callable[..., Any]) -> None:
 class CallVerb(Generic[P, T]):
     """A verb with a result, of one endpoint: `await mesh.add.call(1)`, or `mesh.add.call.start(1)` to await later."""
 
-    __slots__ = ("_mesh", "_options", "_spec", "_text", "_way")
+    __slots__ = ("_mesh", "_options", "_spec", "_text", "_verb")
 
-    def __init__(self, way: Way, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
+    def __init__(self, verb: Verb, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
         self._text = ""  # made once: Trio asks for it each time that a task is started by it
-        self._way = way
+        self._verb = verb
         self._mesh = mesh
         self._spec = spec
         self._options = options
 
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Send, and wait for the result: a checkpoint, cancellable."""
-        way, options = self._way, self._options
+        verb, mesh, spec, options = self._verb, self._mesh, self._spec, self._options
         result: T
         try:
-            if options is NO_OPTIONS:
-                result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs)
-                return result
-            self._check()
-            if options.retry is not None and way.again is not None:
-                result = await in_trio(way.again)(self._mesh, self._spec, options, args, kwargs)
-            else:
-                result = await in_trio(way.run)(self._mesh, self._spec, args, kwargs, options)
+            if options is not NO_OPTIONS:
+                self._check()
+            bound = verbs.bind(mesh, spec, args, kwargs)
+            run = verb.run if options.retry is None or verb.again is None else verb.again
+            result = await in_trio(run)(verb, mesh, spec, bound, options)
         except Exception as error:
             without_own_frames(error)
             raise
@@ -442,42 +410,28 @@ class CallVerb(Generic[P, T]):
 
     def _start(self, nursery: trio.Nursery | None, args: Any, kwargs: Any) -> StartedCall[T]:
         self._check()
-        begin, place = in_trio_now(start), place_outside()
-        return begin(self._way, self._mesh, self._spec, self._options, nursery, place, args, kwargs)
+        bound = verbs.bind(self._mesh, self._spec, args, kwargs)
+        begin_now, place = in_trio_now(start), place_outside()
+        return begin_now(self._verb, self._mesh, self._spec, self._options, bound, nursery, place)
 
     def _check(self) -> None:
-        self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._way.name)
+        self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._verb.name)
 
     @property
     def spelling(self) -> str:
         """How the verb is written, for hints."""
-        return f"{self._mesh.name}.{self._spec.name}.{self._way.name}"
+        return f"{self._mesh.name}.{self._spec.name}.{self._verb.name}"
 
     def __repr__(self) -> str:
         if not self._text:
-            self._text = f"<{self._way.name} of {self._mesh!r}.{self._spec.name}>"
+            self._text = f"<{self._verb.name} of {self._mesh!r}.{self._spec.name}>"
         return self._text
 
 
 # Python warns of a coroutine that was never awaited by this name, and shows the line that has made it.
 vars(CallVerb)["__call__"].__qualname__ = "call of an endpoint (write `await mesh.endpoint.call(...)`)"
 
-CALL: Final = Way("call", verbs.call, item_map.call, MeshView.ranks, verbs.values_of, fail_fast=True)
-CALL_SETTLED: Final = Way(
-    "call_settled",
-    verbs.call_settled,
-    None,
-    MeshView.ranks,
-    lambda mesh, spec, results: verbs.outcomes_of(mesh, results),
-    errors_win=False,
-)
-CALL_ONE: Final = Way(
-    "call_one", verbs.call_one, item_map.call_one, verbs.one_rank, lambda mesh, spec, results: verbs.bare(results)
-)
-CHOOSE: Final = Way(
-    "choose",
-    verbs.choose,
-    item_map.choose,
-    lambda mesh: [verbs.pick(mesh, "choose")],
-    lambda mesh, spec, results: verbs.bare(results),
-)
+CALL: Final = Verb("call", verbs.all_ranks, verbs.values_of, verbs.run, item_map.again_all, fail_fast=True)
+CALL_SETTLED: Final = Verb("call_settled", verbs.all_ranks, verbs.outcomes_of, verbs.run, errors_win=False)
+CALL_ONE: Final = Verb("call_one", verbs.one_rank, verbs.bare, verbs.run, item_map.again_one)
+CHOOSE: Final = Verb("choose", verbs.chosen_rank, verbs.bare, verbs.run, item_map.again_one)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
 import attrs
 import msgspec
 import trio
 
 from trimesh._runtime.actors import caller_here
-from trimesh._runtime.calls import Err, Ok, Request, Result, invoke, post, post_nowait
+from trimesh._runtime.calls import Err, Ok, Request, Result, begin, finish, post, post_nowait
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.peers import Target
+from trimesh._runtime.tasks import effective_deadline
 from trimesh._runtime.values import GENERATOR, EndpointSpec
 from trimesh.actor.options import NO_OPTIONS, Options, PerRank, Spread, spread
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, RemoteCancelled, set_origin
@@ -22,7 +23,7 @@ from trimesh.shape.value_mesh import ValueMesh
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
     from trimesh._runtime.values import MeshInfo
-    from trimesh.actor.view import MeshView
+    from trimesh.actor.view import Addressees, MeshView
 
 
 Args = tuple[Any, ...]
@@ -31,15 +32,62 @@ Bound = tuple[Args, Kwargs] | Spread
 """Arguments that `bind` has checked: the same for all members, or some for each."""
 
 
-async def call(
-    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
-) -> ValueMesh[Any]:
-    bound = bind(mesh, spec, args, kwargs)
-    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=True, options=options)
-    return values_of(mesh, spec, results)
+class Verb(msgspec.Struct, frozen=True):
+    """A verb with a result: what makes it differ from the others.
+
+    Attributes:
+        name: How it is written.
+        ranks: Return whom it calls; members of the second argument only if there are no others.
+        conclude: Return what it returns for the results of those ranks, or raise.
+        run: Do it, and wait; `run` of this module but for few verbs.
+        again: Do it with `options(retry=)`; None where that means nothing.
+        fail_fast: Whether the first failure cancels the other ranks.
+        errors_win: Whether an error of an endpoint wins over a cancel of the caller.
+    """
+
+    name: str
+    ranks: Callable[[MeshView, Collection[int]], Sequence[int]]
+    conclude: Callable[[Sequence[Result], MeshView, EndpointSpec], Any]
+    run: RunVerb
+    again: RunVerb | None = None
+    fail_fast: bool = False
+    errors_win: bool = True
 
 
-def values_of(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> ValueMesh[Any]:
+RunVerb: TypeAlias = Callable[[Verb, "MeshView", EndpointSpec, Bound, Options], Awaitable[Any]]
+
+
+@trio.lowlevel.enable_ki_protection
+async def run(
+    verb: Verb,
+    mesh: MeshView,
+    spec: EndpointSpec,
+    bound: Bound,
+    options: Options,
+    ranks: Sequence[int] | None = None,
+) -> Any:
+    """Call the members that a verb calls, or those of `ranks`, with arguments that `bind` has checked."""
+    if ranks is None:
+        ranks = verb.ranks(mesh, ())
+    addressees = mesh.targets(ranks)
+    if addressees is None:
+        if not mesh.is_open:
+            await trio.lowlevel.checkpoint()
+            return verb.conclude(refusals(mesh, spec, ranks), mesh, spec)
+        addressees = await mesh.reach(ranks)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    proc, info, targets = addressees
+    request = request_to(mesh, info, spec, bound, ranks, options)
+    call = begin(proc, targets, request, effective_deadline(), fail_fast=verb.fail_fast)
+    return verb.conclude(await finish(call, errors_win=verb.errors_win), mesh, spec)
+
+
+def all_ranks(mesh: MeshView, _: Collection[int]) -> Sequence[int]:
+    """Return the ranks of a view."""
+    return mesh.ranks
+
+
+def values_of(results: Sequence[Result], mesh: MeshView, spec: EndpointSpec) -> ValueMesh[Any]:
     """Return the values of all ranks of a view, or raise their errors."""
     values = tuple([result.value for result in results if type(result) is Ok])
     if len(values) < len(results):
@@ -47,33 +95,18 @@ def values_of(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> 
     return ValueMesh(mesh.region, values)
 
 
-async def call_settled(
-    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
-) -> ValueMesh[Outcome[Any]]:
-    bound = bind(mesh, spec, args, kwargs)
-    results = await invoke_on(mesh, spec, bound, mesh.ranks(), fail_fast=False, errors_win=False, options=options)
-    return outcomes_of(mesh, results)
-
-
-def outcomes_of(mesh: MeshView, results: Sequence[Result]) -> ValueMesh[Outcome[Any]]:
+def outcomes_of(results: Sequence[Result], mesh: MeshView, _: EndpointSpec) -> ValueMesh[Outcome[Any]]:
     """Return what each rank of a view has come to."""
     return ValueMesh(mesh.region, tuple(outcome_of(result) for result in results))
 
 
-async def call_one(
-    mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS
-) -> Any:
-    ranks = one_rank(mesh)
-    return bare(await invoke_on(mesh, spec, bind(mesh, spec, args, kwargs), ranks, fail_fast=False, options=options))
-
-
-def one_rank(mesh: MeshView) -> Sequence[int]:
+def one_rank(mesh: MeshView, _: Collection[int]) -> Sequence[int]:
     """Return the ranks of a view of one member.
 
     Raises:
         ValueError: It has none or several.
     """
-    ranks = mesh.ranks()
+    ranks = mesh.ranks
     if len(ranks) != 1:
         raise ValueError(
             f"call_one needs a mesh of exactly one member, got {len(ranks)} in {mesh!r}: slice it to one, as by "
@@ -86,9 +119,9 @@ def _first(mesh: MeshView) -> str:
     return ", ".join(f"{label}=0" for label in mesh.region.extent) or "..."
 
 
-async def choose(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, options: Options = NO_OPTIONS) -> Any:
-    bound = bind(mesh, spec, args, kwargs)
-    return bare(await invoke_on(mesh, spec, bound, [pick(mesh, "choose")], fail_fast=False, options=options))
+def chosen_rank(mesh: MeshView, avoid: Collection[int]) -> Sequence[int]:
+    """Return the rank that `choose` calls; see `pick`."""
+    return [pick(mesh, "choose", avoid)]
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
@@ -98,25 +131,23 @@ def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
         ValueError: The view is empty.
         MeshStopped: All members have ended.
     """
-    return crew_of(mesh, verb).pick(avoid)
+    return candidates_of(mesh, verb).pick(avoid)
 
 
-class Crew:
-    """Who of a view can be sent to now. It holds until the running task waits for anything.
+class Candidates:
+    """Members of a view that can accept a call now. They are valid until the running task waits for anything.
 
     Attributes:
         mesh: The view.
         proc: The calling process.
-        membership: What it knows of the mesh.
         alive: The ranks that live; if none does, those that will.
     """
 
-    __slots__ = ("_ready", "alive", "membership", "mesh", "proc")
+    __slots__ = ("_ready", "alive", "mesh", "proc")
 
     def __init__(self, mesh: MeshView, proc: Proc, alive: Sequence[int]) -> None:
         self.mesh = mesh
         self.proc = proc
-        self.membership = mesh.membership(proc)
         self.alive = alive
         self._ready: dict[int, tuple[Target, Request] | None] = {}
 
@@ -132,40 +163,42 @@ class Crew:
     def ready(self, rank: int, spec: EndpointSpec, options: Options) -> tuple[Target, Request] | None:
         """Return a member that lives and has a link, and what calls of an endpoint share but their arguments; or None.
 
-        See `MeshView.settle`.
+        See `MeshView.targets`.
         """
         if rank not in self._ready:
-            targets = self.membership.ready([rank])
-            request = options.patient(request_to(self.mesh, self.membership.info, spec, ((), {}), [rank]))
-            self._ready[rank] = (targets[0], request) if targets else None
+            addressees = self.mesh.targets([rank])
+            if addressees is None:
+                self._ready[rank] = None
+            else:
+                _, info, [target] = addressees
+                self._ready[rank] = target, request_to(self.mesh, info, spec, ((), {}), [rank], options)
         return self._ready[rank]
 
 
-def crew_of(mesh: MeshView, verb: str) -> Crew:
-    """Return who of a view can be sent to now.
+def candidates_of(mesh: MeshView, verb: str) -> Candidates:
+    """Return the members of a view that can accept a call now.
 
     Raises:
         ValueError: The view is empty.
         MeshStopped: All members have ended.
     """
-    ranks = mesh.ranks()
+    ranks = mesh.ranks
     if not ranks:
         raise ValueError(f"{verb} needs a mesh of at least one member, got the empty view {mesh!r}")
     proc = mesh.proc()
     alive = mesh.candidates(proc, ranks)
     if not alive:
         raise MeshStopped(f"{verb} needs a live member, and all {len(ranks)} of {mesh!r} have ended")
-    return Crew(mesh, proc, alive)
+    return Candidates(mesh, proc, alive)
 
 
 async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
-    ranks = mesh.ranks()
     bound = bind(mesh, spec, args, kwargs)
     if mesh.is_open:
-        results = await post(*await prepare(mesh, spec, bound, ranks))
+        results = await post(*await prepare(mesh, spec, bound, mesh.ranks))
     else:
         await trio.lowlevel.checkpoint()
-        results = refusals(mesh, spec, ranks)
+        results = refusals(mesh, spec, mesh.ranks)
     for result in results:
         if type(result) is Err:
             raise_group(mesh, spec, results)
@@ -173,23 +206,30 @@ async def broadcast(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwar
 
 def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs) -> None:
     bound = bind(mesh, spec, args, kwargs)
-    ranks = mesh.ranks()
+    ranks = mesh.ranks
     if mesh.is_open:
-        proc = current_proc()
-        membership = mesh.membership(proc)
-        targets = membership.ready(ranks)
-        if targets is None:
-            targets = [membership.target(rank) for rank in ranks]
-            if membership.line is not None or membership.is_restarting(ranks):
-                raise trio.WouldBlock
-            if any(target.peer.link is None and target.peer.death is None for target in targets):
-                raise trio.WouldBlock
-        results = post_nowait(proc, targets, request_to(mesh, membership.info, spec, bound, ranks))
+        proc, info, targets = mesh.targets(ranks) or _ended_targets(mesh, ranks)
+        results = post_nowait(proc, targets, request_to(mesh, info, spec, bound, ranks))
     else:
         results = refusals(mesh, spec, ranks)
     for result in results:
         if type(result) is Err:
             raise_group(mesh, spec, results)
+
+
+def _ended_targets(mesh: MeshView, ranks: Sequence[int]) -> Addressees:
+    """Return members some of which have ended for good.
+
+    Raises:
+        trio.WouldBlock: A member is being restarted or gets a link, or calls that were started come first.
+    """
+    addressees = mesh.any_targets(current_proc(), ranks)
+    membership = mesh.membership(addressees[0])
+    if membership.line is not None or membership.is_restarting(ranks):
+        raise trio.WouldBlock
+    if any(target.peer.link is None and target.peer.death is None for target in addressees[2]):
+        raise trio.WouldBlock
+    return addressees
 
 
 def bind(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, *, streams: bool = False) -> Bound:
@@ -238,26 +278,35 @@ def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[R
 
 
 async def prepare(
-    mesh: MeshView, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]
-) -> tuple[Proc, list[Target], Request]:
+    mesh: MeshView, spec: EndpointSpec, bound: Bound, ranks: Sequence[int], options: Options = NO_OPTIONS
+) -> tuple[Proc, Sequence[Target], Request]:
     """Return what a message to some ranks of an open mesh needs, links to them included."""
-    proc = current_proc()
-    membership = mesh.membership(proc)
-    targets = membership.ready(ranks)
-    if targets is None:
-        await mesh.settle(proc, ranks)
-        targets = [membership.target(rank) for rank in ranks]
-    return proc, targets, request_to(mesh, membership.info, spec, bound, ranks)
+    proc, info, targets = mesh.targets(ranks) or await mesh.reach(ranks)
+    return proc, targets, request_to(mesh, info, spec, bound, ranks, options)
 
 
-def request_to(mesh: MeshView, info: MeshInfo, spec: EndpointSpec, bound: Bound, ranks: Sequence[int]) -> Request:
+def request_to(
+    mesh: MeshView,
+    info: MeshInfo,
+    spec: EndpointSpec,
+    bound: Bound,
+    ranks: Sequence[int],
+    options: Options = NO_OPTIONS,
+) -> Request:
     """Return what is sent to some ranks of a view, whose mesh is now as `info` says."""
-    origins = Origins(info, ranks, spec.name)
-    view, caller = mesh.sent, caller_here()
-    if isinstance(bound, Spread):
-        each = tuple([bound.of_rank[rank] for rank in ranks])
-        return Request(info.name, spec.name, (), {}, origins, spec, each=each, view=view, caller=caller)
-    return Request(info.name, spec.name, *bound, origins, spec, view=view, caller=caller)
+    args, kwargs = ((), {}) if isinstance(bound, Spread) else bound
+    return Request(
+        info.name,
+        spec.name,
+        args,
+        kwargs,
+        Origins(info, ranks, spec.name),
+        spec,
+        abandon_after=options.abandon_after,
+        each=tuple([bound.of_rank[rank] for rank in ranks]) if isinstance(bound, Spread) else None,
+        view=mesh.sent,
+        caller=caller_here(),
+    )
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):
@@ -271,47 +320,7 @@ class Origins(msgspec.Struct, frozen=True, eq=False):
         return self.info.origin(self.ranks[index], self.endpoint)
 
 
-def invoke_on(
-    mesh: MeshView,
-    spec: EndpointSpec,
-    bound: Bound,
-    ranks: Sequence[int],
-    *,
-    fail_fast: bool,
-    errors_win: bool = True,
-    options: Options = NO_OPTIONS,
-) -> Coroutine[Any, Any, list[Result]]:
-    """Call some ranks, with arguments that `bind` has checked; return a result for each, to be awaited at once."""
-    if mesh.is_open:
-        proc = current_proc()
-        membership = mesh.membership(proc)
-        targets = membership.ready(ranks)
-        if targets is not None:
-            request = request_to(mesh, membership.info, spec, bound, ranks)
-            if options is not NO_OPTIONS:
-                request = options.patient(request)
-            return invoke(proc, targets, request, fail_fast=fail_fast, errors_win=errors_win)
-    return _invoke_when_ready(mesh, spec, bound, ranks, options, fail_fast=fail_fast, errors_win=errors_win)
-
-
-async def _invoke_when_ready(
-    mesh: MeshView,
-    spec: EndpointSpec,
-    bound: Bound,
-    ranks: Sequence[int],
-    options: Options,
-    *,
-    fail_fast: bool,
-    errors_win: bool,
-) -> list[Result]:
-    if not mesh.is_open:
-        await trio.lowlevel.checkpoint()
-        return refusals(mesh, spec, ranks)
-    proc, targets, request = await prepare(mesh, spec, bound, ranks)
-    return await invoke(proc, targets, options.patient(request), fail_fast=fail_fast, errors_win=errors_win)
-
-
-def bare(results: Sequence[Result]) -> Any:
+def bare(results: Sequence[Result], *_: object) -> Any:
     """Return the one result, or raise its error."""
     [result] = results
     if type(result) is Ok:
@@ -334,7 +343,7 @@ def outcome_of(result: Result) -> Outcome[Any]:
 
 def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> NoReturn:
     """Raise what the ranks of a view have come to, as `call` does."""
-    ranks = mesh.ranks()
+    ranks = mesh.ranks
     errors = [result.error for result in results if isinstance(result, Err)]
     came = [(rank, result.value) for rank, result in zip(ranks, results, strict=True) if isinstance(result, Ok)]
     missing = set(ranks) - {rank for rank, _ in came}

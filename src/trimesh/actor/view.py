@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from trimesh._runtime.calls import Membership, is_reached, membership_of
+from trimesh._runtime.calls import Membership, Standing, is_reached, membership_of
 from trimesh._runtime.life import current_proc, find_proc, find_proc_anywhere
 from trimesh._runtime.peers import Peer, Target
 from trimesh._runtime.tasks import in_trio_now
 from trimesh._runtime.values import EndpointSpec, MeshInfo
 from trimesh._runtime.watch import MeshStatistics, SeenMember, statistics_of
-from trimesh._wire.messages import SentView, sent_view
+from trimesh._wire.messages import sent_view
 from trimesh.errors import MeshStopped
 from trimesh.ids import AGENT, ProcId
 from trimesh.shape.region import Region
@@ -19,6 +19,7 @@ from trimesh.shape.region import Region
 if TYPE_CHECKING:
     from trimesh._runtime.life import OwnedProcs, Proc
 
+_LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
 _STALLED_LOAD: Final = 1 << 32
 """Calls that a stalled member seems to have besides: more than any other has."""
 
@@ -32,19 +33,25 @@ class Stoppable(Protocol):
         ...
 
 
+Addressees: TypeAlias = "tuple[Proc, MeshInfo, Sequence[Target]]"
+"""Whom a message goes to: the process that sends it, the mesh as it is now, and some of its members."""
+
+
 class MeshView:
     """A mesh, or a part of one.
 
     Attributes:
         info: The mesh as spawned.
         region: What is seen of it.
+        ranks: The base ranks that are seen, in view order.
+        sent: What messages say of this view; None when it is the mesh as spawned.
         endpoints: By name.
         owner: The owner's side, or None for a reference.
         turn: Next member of `choose` among equally loaded ones; shared by all views of a handle.
         known: Who lives where, once it was asked; shared by all views of a handle.
     """
 
-    __slots__ = ("_sent", "endpoints", "info", "known", "owner", "region", "turn")
+    __slots__ = ("endpoints", "info", "known", "owner", "ranks", "region", "sent", "turn")
 
     def __init__(
         self,
@@ -57,26 +64,16 @@ class MeshView:
     ) -> None:
         self.info = info
         self.region = region
+        self.ranks: Final = region.ranks()
+        self.sent: Final = sent_view(region)
         self.endpoints = endpoints
         self.owner = owner
         self.turn = [0] if turn is None else turn
         self.known = dict[ProcId, Membership]() if known is None else known
-        self._sent: tuple[SentView | None] | None = None
-
-    @property
-    def sent(self) -> SentView | None:
-        """What messages say of this view; None when it is the mesh as spawned."""
-        if self._sent is None:
-            self._sent = (sent_view(self.region),)
-        return self._sent[0]
 
     @property
     def name(self) -> str:
         return self.info.name
-
-    def ranks(self) -> Sequence[int]:
-        """Return the base ranks that are seen, in view order."""
-        return self.region.ranks()
 
     def proc(self) -> Proc:
         """Return the process that the running task belongs to, to send a message from it.
@@ -107,9 +104,43 @@ class MeshView:
         """Why no messages may be sent once that is so."""
         return f"{self!r} takes no messages: the block that owns it is being left, or has been; call it inside of that"
 
-    def target(self, proc: Proc, rank: int) -> Target:
-        """Return the actor of a base rank as the target of a call."""
-        return self.membership(proc).target(rank)
+    def targets(self, ranks: Sequence[int]) -> Addressees | None:
+        """Return the members of `ranks` as those whom a message goes to, if it can be sent to all of them now.
+
+        None: the mesh is not open, a member does not live or has no link, or calls that were started come first. See
+        `reach`.
+        """
+        owner = self.owner
+        if owner is not None and owner.is_stopping:
+            return None
+        proc = current_proc()
+        membership = self.known.get(proc.proc_id) or self.membership(proc)
+        if membership.line is not None:
+            return None
+        standings, known = membership.standings, membership.targets
+        targets: list[Target] = []
+        for rank in ranks:
+            target = known.get(rank) or membership.target(rank)
+            if target.peer.link is None or standings[rank] is not _LIVE:
+                return None
+            targets.append(target)
+        return proc, membership.info, targets
+
+    def any_targets(self, proc: Proc, ranks: Sequence[int]) -> Addressees:
+        """Return the members of `ranks`, whether or not they live and have a link."""
+        membership = self.membership(proc)
+        return proc, membership.info, [membership.target(rank) for rank in ranks]
+
+    async def reach(self, ranks: Sequence[int], place: object = None) -> Addressees:
+        """Return the members of `ranks` when none is being restarted, and all have a link or are gone for good.
+
+        Args:
+            ranks: Of the members.
+            place: Of the caller among calls that were started and wait for that; without one it waits for all of them.
+        """
+        proc = current_proc()
+        await self._settle(proc, ranks, place)
+        return self.any_targets(proc, ranks)
 
     def membership(self, proc: Proc) -> Membership:
         """Return who lives where, as `proc` knows it.
@@ -129,14 +160,7 @@ class MeshView:
         is_known = proc is not None and is_reached(proc, self.info.family)
         return self.membership(proc).info if proc is not None and is_known else self.info
 
-    async def settle(self, proc: Proc, ranks: Sequence[int], place: object = None) -> None:
-        """Wait for members that are being restarted, and see to it that all have a link, or are gone for good.
-
-        Args:
-            proc: The calling process.
-            ranks: Of the members.
-            place: Of the caller among calls that were started and wait for that; without one it waits for all of them.
-        """
+    async def _settle(self, proc: Proc, ranks: Sequence[int], place: object) -> None:
         membership = self.membership(proc)
         if membership.line is not None:
             await (membership.line.wait_empty() if place is None else membership.line.wait_turn(place))
@@ -168,13 +192,13 @@ class MeshView:
     def _alive(self) -> MeshView:
         proc = find_proc()
         if proc is None:
-            return self.seen(self.region.exclude_ranks(self.ranks()))  # no block is open, so nothing lives
+            return self.seen(self.region.exclude_ranks(self.ranks))  # no block is open, so nothing lives
         membership = self.membership(proc)
-        return self.seen(self.region.exclude_ranks(rank for rank in self.ranks() if not membership.is_live(rank)))
+        return self.seen(self.region.exclude_ranks(rank for rank in self.ranks if not membership.is_live(rank)))
 
     def is_whole(self) -> bool:
         """Return whether nothing is known of the end of any member."""
-        proc, ranks = find_proc(), self.ranks()
+        proc, ranks = find_proc(), self.ranks
         return proc is not None and len(self.membership(proc).living(ranks)) == len(ranks)
 
     def statistics(self) -> MeshStatistics:
@@ -188,7 +212,7 @@ class MeshView:
         infos = membership.members
         seen = [
             SeenMember(point, membership.peer(rank), infos[rank].pid, infos[rank].incarnation, membership.is_live(rank))
-            for point, rank in zip(self.region.points(), self.ranks(), strict=True)
+            for point, rank in zip(self.region.points(), self.ranks, strict=True)
         ]
         return statistics_of(proc, self.name, self.info.mesh, seen)
 

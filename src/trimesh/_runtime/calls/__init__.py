@@ -25,7 +25,7 @@ from trimesh._runtime.calls.invocation import (
     value_of,
     yield_to_cancel,
 )
-from trimesh._runtime.calls.membership import Membership, family_of, is_reached, membership_of
+from trimesh._runtime.calls.membership import Membership, Standing, family_of, is_reached, membership_of
 from trimesh._runtime.calls.outgoing import OutgoingCall, reason_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.calls.started import NurseryOwner, Owner, StartedWork
@@ -46,6 +46,7 @@ __all__ = [
     "Result",
     "SendCall",
     "SetCall",
+    "Standing",
     "StartedWork",
     "absorb_budget",
     "begin",

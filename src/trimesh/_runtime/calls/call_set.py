@@ -14,7 +14,7 @@ import trio
 
 from trimesh import limits
 from trimesh._routing.collector import Outcome
-from trimesh._runtime.calls.invocation import Request, budget_until, encode_request, parcel_of
+from trimesh._runtime.calls.invocation import Request, budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
 from trimesh._runtime.peers.peer import Outbox, Parcel, Target
 from trimesh._wire import messages
@@ -94,7 +94,7 @@ class SetCall(OutgoingCall):
     def give_up(self) -> None:
         """Forget the call; a late reply is dropped and counted."""
         self._has_ended = True
-        self._give_up()
+        self.forget()
 
     def peer_stalled(self) -> None:
         self._set.look_at_silence()
@@ -244,20 +244,20 @@ class CallSet:
             return self.sender_alone(proc, target, request, deadline)
         # On the way of every item: a closure takes a third of the time of methods.
         new_call_id, calls = proc.new_call_id, proc.calls
-        encode, parameters = proc.values.encode_call, spec.parameters
+        encode = proc.values.encode_call
         running, pending, try_sent = self.running, box.peer.calls, box.window.try_sent
         nbytes_max, now = limits.CALLS_PER_MESSAGE_BYTES, proc.now()
         batch: CallBatch | None = None
 
         def send(key: Any, arguments: Arguments) -> None:
             nonlocal batch
-            value = encode(*arguments, request, parameters, spec)
+            value = encode(*arguments, request, spec)
             payload = value.payload
             nbytes = len(payload)
             call = SetCall(proc, new_call_id(), request, targets, key, self, budget, now)
             is_alone = value.buffers or value.definitions or value.attachments or nbytes > nbytes_max
             if is_alone or box.is_waiting or not try_sent(nbytes):
-                self._begin(call, parcel_of(proc, value, request, call.call_id, target.mesh, budget))
+                self._begin(call, encode_request(proc, request, call.call_id, target.mesh, budget, value=value))
                 return
             if batch is None or box.batch is not batch or not batch.has_room(nbytes):
                 if box.batch is not None:
@@ -436,7 +436,7 @@ class RepliedCall(OutgoingCall):
         if not self.collector.is_complete:
             self.cancel_rest(reason)
             await self._wait_for_acknowledgements()
-        self._give_up()
+        self.forget()
 
 
 def begin_replied(proc: Proc, targets: Sequence[Target], request: Request, on_sent: Callable[[], None]) -> RepliedCall:

@@ -74,10 +74,6 @@ _POSTED: Final = Ok(None)
 """A broadcast has left."""
 
 
-def _spec(request: Request) -> EndpointSpec | None:
-    return request.spec if request.spec is not None else AGENT_ENDPOINTS.get(request.endpoint)
-
-
 def encode_request(
     proc: Proc,
     request: Request,
@@ -87,6 +83,7 @@ def encode_request(
     *,
     window: int = 0,
     arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    value: Encoded | None = None,
 ) -> Parcel:
     """Encode a call once for all ranks, or for each if their arguments differ.
 
@@ -96,31 +93,16 @@ def encode_request(
         budget: Seconds left, or None.
         window: For a generator endpoint.
         arguments: In place of those of the request.
+        value: The arguments, when they have been encoded.
 
     Raises:
         TypeError: An argument cannot be serialised; the text names the endpoint.
     """
-    if request.each is not None:
-        return _encode_each(proc, request, call_id, mesh, budget, window)
-    args, kwargs = (request.args, request.kwargs) if arguments is None else arguments
-    spec = request.spec
-    if spec is None:
-        value = proc.values.encode_call(args, kwargs, request, (), _spec(request))
-    else:
-        value = proc.values.encode_call(args, kwargs, request, spec.parameters, spec)
-    return parcel_of(proc, value, request, call_id, mesh, budget, window)
-
-
-def parcel_of(
-    proc: Proc,
-    value: Encoded,
-    request: Request,
-    call_id: int,
-    mesh: MeshId,
-    budget: float | None,
-    window: int = 0,
-) -> Parcel:
-    """Return the message of a call whose arguments have been encoded; see `encode_request`."""
+    if value is None:
+        if request.each is not None:
+            return _encode_each(proc, request, call_id, mesh, budget, window)
+        args, kwargs = (request.args, request.kwargs) if arguments is None else arguments
+        value = proc.values.encode_call(args, kwargs, request, request.spec or AGENT_ENDPOINTS.get(request.endpoint))
     payload: bytes = value.payload
     bodies: Sequence[Buffer] = value.buffers
     if len(payload) > limits.HEAD_PAYLOAD_BYTES_MAX:
@@ -177,7 +159,7 @@ async def invoke(
     """
     await checkpoint_if_cancelled()
     call = begin(proc, targets, request, effective_deadline(), fail_fast=fail_fast)
-    return await finish(proc, call, request, errors_win=errors_win)
+    return await finish(call, errors_win=errors_win)
 
 
 def begin(
@@ -213,21 +195,21 @@ def begin(
 
 
 @trio.lowlevel.enable_ki_protection
-async def finish(proc: Proc, call: OutgoingCall, request: Request, *, errors_win: bool = True) -> list[Result]:
+async def finish(call: OutgoingCall, *, errors_win: bool = True) -> list[Result]:
     """Wait for a call that has begun, and return one result each; see `invoke`."""
     try:
         await call.wait()
         if call.collector.failures:
             await yield_to_cancel(list(call.collector.failed()))
     except trio.Cancelled as cut:
-        proc.deadlocks.circles.explain(cut, call.call_id)
+        call.proc.deadlocks.circles.explain(cut, call.call_id)
         if not errors_win or not any(isinstance(outcome, Raised) for outcome in call.collector.failed()):
             raise
-        results = results_of(proc, call, request, cancelled=True)
+        results = results_of(call, cancelled=True)
         if not any(isinstance(result, Err) for result in results):
             raise
         return results
-    return results_of(proc, call, request, cancelled=False)
+    return results_of(call)
 
 
 async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
@@ -257,7 +239,7 @@ async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, 
     call = OutgoingCall(proc, call_id, request, targets, fail_fast=False, is_bounded=True)
     call.start(parcel)
     await call.wait_until(deadline)
-    return results_of(proc, call, request, cancelled=False)
+    return results_of(call)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -274,7 +256,7 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
     call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False, is_bounded=has_deadline())
     call.start(parcel)
     await call.wait()
-    return results_of(proc, call, request, cancelled=False)
+    return results_of(call)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -293,7 +275,7 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
     call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False)
     call.start(parcel)
     call.forget()
-    return results_of(proc, call, request, cancelled=False)
+    return results_of(call)
 
 
 def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
@@ -352,7 +334,7 @@ async def absorb_budget() -> None:
         await checkpoint()
 
 
-def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: bool) -> list[Result]:
+def results_of(call: OutgoingCall, *, cancelled: bool = False) -> list[Result]:
     """Return what each rank of a call has come to.
 
     Args:
@@ -360,24 +342,24 @@ def results_of(proc: Proc, call: OutgoingCall, request: Request, *, cancelled: b
         cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
     """
     return [
-        value_of(proc, outcome, request, index)
+        value_of(call, outcome, index)
         if type(outcome) is Returned
-        else _unreturned(proc, outcome, request, index, cancelled=cancelled)
+        else _unreturned(call, outcome, index, cancelled=cancelled)
         for index, outcome in enumerate(call.collector.outcomes)
     ]
 
 
-def result_of(proc: Proc, call: OutgoingCall, request: Request, index: int, *, cancelled: bool) -> Result:
+def result_of(call: OutgoingCall, index: int) -> Result:
     """Return what the rank at an index has come to; see `results_of`."""
     outcome = call.collector.outcomes[index]
     if type(outcome) is Returned:
-        return value_of(proc, outcome, request, index)
-    return _unreturned(proc, outcome, request, index, cancelled=cancelled)
+        return value_of(call, outcome, index)
+    return _unreturned(call, outcome, index, cancelled=False)
 
 
-def _unreturned(proc: Proc, outcome: Outcome | None, request: Request, index: int, *, cancelled: bool) -> Result:
-    where = request.origin(index)
-    result = _failure(proc, outcome, request, where)
+def _unreturned(call: OutgoingCall, outcome: Outcome | None, index: int, *, cancelled: bool) -> Result:
+    where = call.request.origin(index)
+    result = _failure(call.proc, outcome, call.request, where)
     return Cut() if cancelled and isinstance(result, Err) and not is_news(result, where) else result
 
 
@@ -400,8 +382,9 @@ def _is_victim(error: Exception, where: Origin) -> bool:
     )
 
 
-def value_of(proc: Proc, outcome: Returned | MergedItem, request: Request, index: int) -> Ok | Err:
+def value_of(call: OutgoingCall, outcome: Returned | MergedItem, index: int) -> Ok | Err:
     """Decode what a rank has sent: its result, or an item of its stream."""
+    proc, request = call.proc, call.request
     if outcome is POSTED:
         return _POSTED
     if outcome.bodies:
@@ -409,7 +392,8 @@ def value_of(proc: Proc, outcome: Returned | MergedItem, request: Request, index
         if nbytes >= limits.LARGE_VALUE_BYTES:
             note_large(proc, request.what, "result", nbytes)
     try:
-        return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, request.spec or _spec(request)))
+        spec = request.spec or AGENT_ENDPOINTS.get(request.endpoint)
+        return Ok(proc.values.decode_result(outcome.payload, outcome.bodies, spec))
     except Exception as error:  # noqa: BLE001 - unpickling runs user code; the error is the rank's
         return broken_value(error, request, index)
 

@@ -95,6 +95,7 @@ class Membership:
         info: The mesh as it is now: what travels in references, and what the errors of a call cite.
         standings: By rank.
         news: How often something was noted of each rank: what began before the last time may be out of date.
+        targets: By rank, those that were asked for and have not ended since; see `target`.
         line: Calls that were started and could not be sent yet, whose turn comes before all others; None for none.
     """
 
@@ -105,7 +106,7 @@ class Membership:
         self.news: list[int] = [0] * len(info.members)
         self.line: Line | None = None
         self._changed = trio.Event()
-        self._targets: dict[int, Target] = {}
+        self.targets: dict[int, Target] = {}
         self._left: dict[int, Target] = {}
 
     @property
@@ -125,22 +126,10 @@ class Membership:
     def target(self, rank: int) -> Target:
         if rank in self._left:
             return self._left[rank]
-        found = self._targets.get(rank)
+        found = self.targets.get(rank)
         if found is None or found.peer.death is not None:  # of those that have ended nothing is kept
-            found = self._targets[rank] = Target(self.peer(rank), self.info.mesh)
+            found = self.targets[rank] = Target(self.peer(rank), self.info.mesh)
         return found
-
-    def ready(self, ranks: Sequence[int]) -> list[Target] | None:
-        """Return the targets of ranks that all live and have a link; else None: see `settle`."""
-        if self.line is not None:
-            return None
-        targets: list[Target] = []
-        for rank in ranks:
-            target = self._targets.get(rank) or self.target(rank)
-            if target.peer.link is None or self.standings[rank] is not _LIVE:
-                return None
-            targets.append(target)
-        return targets
 
     def is_live(self, rank: int) -> bool:
         """Return whether nothing is known of the end of a member."""
@@ -148,7 +137,7 @@ class Membership:
 
     def living(self, ranks: Sequence[int]) -> list[int]:
         """Return those of `ranks` of whose end nothing is known."""
-        standings, targets = self.standings, self._targets
+        standings, targets = self.standings, self.targets
         found: list[int] = []
         for rank in ranks:
             if standings[rank] is _LIVE:
@@ -179,7 +168,7 @@ class Membership:
             members = [*self.info.members]
             members[rank] = member
             self.info = msgspec.structs.replace(self.info, members=tuple(members))
-        self._targets.pop(rank, None)
+        self.targets.pop(rank, None)
         if standing is not Standing.GONE:
             self._left.pop(rank, None)
         self.standings[rank] = standing

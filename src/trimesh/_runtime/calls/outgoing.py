@@ -323,26 +323,26 @@ class OutgoingCall:
         return True
 
     def forget(self) -> None:
-        """Drop the call, which has ended or was given up; its late replies are dropped and counted."""
+        """Drop the call, which has ended or is given up; its late replies are dropped and counted."""
+        if self.collector.remaining and not self.is_broadcast:
+            self._abandon()
         self.proc.calls.pop(self.call_id, None)
 
-    def _give_up(self) -> None:
-        """Forget the call. Ranks that were asked to cancel and have not answered are remembered until they do."""
-        if self.collector.remaining:
-            for index in self.collector.running():
-                box = self._boxes[index]
-                peer = box.peer
-                if self.cancelled_at is None:
-                    box.load -= 1
-                    continue
-                where = partial(self.request.origin, index)
-                tell = partial(report_silent, self.proc, peer, self.mesh, self.what)
-                peer.abandoned.add(
-                    AbandonedCall(self.call_id, box, self.what, where, self.started_at, self.cancelled_at, tell)
-                )
-            for box in self._boxes:
-                box.peer.calls.pop(self, None)
-        self.forget()
+    def _abandon(self) -> None:
+        """Leave the ranks that run; those that were asked to cancel are remembered until they have answered."""
+        for index in self.collector.running():
+            box = self._boxes[index]
+            peer = box.peer
+            if self.cancelled_at is None:
+                box.load -= 1
+                continue
+            where = partial(self.request.origin, index)
+            tell = partial(report_silent, self.proc, peer, self.mesh, self.what)
+            peer.abandoned.add(
+                AbandonedCall(self.call_id, box, self.what, where, self.started_at, self.cancelled_at, tell)
+            )
+        for box in self._boxes:
+            box.peer.calls.pop(self, None)
 
     def cancel_rest(self, reason: str) -> None:
         """Take back what was not sent and ask the ranks that run to cancel. Idempotent."""
@@ -400,7 +400,8 @@ class OutgoingCall:
             if not self.collector.remaining:
                 await trio.lowlevel.checkpoint()
             elif self.cancelled_at is None and not (self.proc.transport.waits_left and self._wait_here()):
-                await self._park()
+                self._task = current_task()
+                await wait_task_rescheduled(self._abort)
             if self.cancelled_at is not None:
                 await self._wait_for_acknowledgements()
             if self._lent:
@@ -411,7 +412,7 @@ class OutgoingCall:
             await self._wait_for_acknowledgements()
             raise
         finally:
-            self._give_up()
+            self.forget()
 
     async def wait_until(self, deadline: float) -> None:
         """Wait until the call is complete; at `deadline` (Trio time) give it up without a cancel."""
@@ -420,7 +421,7 @@ class OutgoingCall:
                 while not self.collector.is_complete:
                     await self._park()
         finally:
-            self._give_up()
+            self.forget()
 
     async def _wait_for_acknowledgements(self) -> None:
         assert self.cancelled_at is not None

@@ -193,7 +193,7 @@ class OutgoingStream(OutgoingCall):
                         scope.deadline = self._silent_at
                         await self._park()
         finally:
-            self._give_up()
+            self.forget()
 
 
 def serve_streams(proc: Proc) -> None:

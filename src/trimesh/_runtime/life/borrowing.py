@@ -66,7 +66,6 @@ class BorrowedActors:
         self._ended = trio.Event()
         self._errors: list[Exception] = []
         self._stream: OutgoingStream | None = None
-        self._request: Request | None = None
 
     # ---- start -----------------------------------------------------------------------------------------------
 
@@ -79,7 +78,7 @@ class BorrowedActors:
         plan, proc = self._plan, self.proc
         recipe = keep(proc.values, plan.name, plan.cls, plan.args, plan.kwargs)
         args = (proc.proc_id, self._lease, plan.procs.whole.mesh, plan.region, plan.name, recipe.value, plan.policy)
-        self._request = request = _request(plan.procs, "lend", *args)
+        request = _request(plan.procs, "lend", *args)
         request = msgspec.structs.replace(request, definitions=recipe.definitions)
         assert proc.family is not None
         await proc.family.connect([self._target.peer])
@@ -98,7 +97,7 @@ class BorrowedActors:
             await self._close("it has ended")
             errors = self._failures() or [MeshStopped(f"{plan.procs.name} has ended")]
             raise MeshErrorGroup(f"{plan.name} could not be spawned", errors, mesh=plan.name)
-        found = value_of(proc, item, request, 0)
+        found = value_of(self._stream, item, 0)
         if isinstance(found, Err):
             await self._close("it could not be read")
             raise MeshErrorGroup(f"{plan.name} could not be spawned", [found.error], mesh=plan.name)
@@ -128,10 +127,9 @@ class BorrowedActors:
 
     def _failures(self) -> list[Exception]:
         assert self._stream is not None
-        assert self._request is not None
-        where = self._request.origin(0)
+        where = self._stream.request.origin(0)
         found: list[Exception] = []
-        for result in results_of(self.proc, self._stream, self._request, cancelled=False):
+        for result in results_of(self._stream):
             if isinstance(result, Err) and (not self.is_stopping or is_news(result, where)):
                 error = result.error
                 found += error.failures if isinstance(error, MeshErrorGroup) else [error]

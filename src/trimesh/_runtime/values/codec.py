@@ -92,12 +92,10 @@ class Values:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         endpoint: object,
-        names: Sequence[str] = (),
         spec: EndpointSpec | None = None,
     ) -> Encoded:
         """Encode the arguments of a call; `TypeError` names the argument that cannot be serialised."""
-        del spec  # a pickle says itself what it is
-        return self._encoder.encode_call(args, kwargs, endpoint, names)
+        return self._encoder.encode_call(args, kwargs, endpoint, () if spec is None else spec.parameters)
 
     def decode(self, payload: Buffer, bodies: Sequence[memoryview], *, what: str = "a value") -> Any:
         """Decode a value; runs user code. Raises `PayloadError` when it cannot be rebuilt here."""
@@ -247,7 +245,6 @@ class TypedValues(Values):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         endpoint: object,
-        names: Sequence[str] = (),
         spec: EndpointSpec | None = None,
     ) -> Encoded:
         """Encode the arguments of a call; `TypeError` names the argument that does not fit its annotation."""
