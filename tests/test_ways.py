@@ -96,7 +96,7 @@ async def test_call_to_one_member() -> None:
 
         size = await shortest(lambda: served.add.call_one(1))
 
-    assert fits(size, functions=44, modules=18, calls=48), size
+    assert fits(size, functions=41, modules=18, calls=45), size
 
 
 async def test_request_of_a_pool() -> None:

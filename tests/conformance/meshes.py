@@ -260,8 +260,8 @@ def check_calls(proc: Proc) -> None:
     left: dict[str, list[Any]] = {"calls": [call.what for call in proc.unended_calls()]}
     for peer in proc._peers.values():
         left[f"calls of {peer.proc_id}"] = [*peer.calls, *peer.inbound, *peer.early_cancels]
-        left[f"queues of {peer.proc_id}"] = [box for box in peer._outboxes.values() if box._queue]
-        left[f"loads of {peer.proc_id}"] = [box.load for box in peer._outboxes.values() if box.load]
+        left[f"queues of {peer.proc_id}"] = [box for box in peer.boxes.values() if box._queue]
+        left[f"loads of {peer.proc_id}"] = [box.load for box in peer.boxes.values() if box.load]
     left = {what: things for what, things in left.items() if things}
     assert not left, f"the process still has {left}"
 

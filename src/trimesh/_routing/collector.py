@@ -42,9 +42,6 @@ class RankState(enum.IntEnum):
     SETTLED = 2
 
 
-_UNSENT, _SENT, _SETTLED = RankState.UNSENT, RankState.SENT, RankState.SETTLED  # a lookup in the class is slow
-
-
 class Returned(msgspec.Struct, frozen=True):
     """A value came back; it is decoded by the caller's own task, and never changed.
 
@@ -102,17 +99,18 @@ class Collector:
         fail_fast: Whether the first failure cancels the others.
         remaining: Ranks that have not settled.
         outcomes: What each rank came to, None while it runs; to be read only.
+        positions: Place of the message of each rank among those on its link, from 1; 0 before it is sent.
         failures: Indices of the failed ranks in the order in which they were seen.
     """
 
-    __slots__ = ("_state", "fail_fast", "failures", "outcomes", "remaining", "size")
+    __slots__ = ("fail_fast", "failures", "outcomes", "positions", "remaining", "size")
 
-    def __init__(self, size: int, fail_fast: bool, state: RankState = _UNSENT) -> None:  # noqa: FBT001 - one a call
+    def __init__(self, size: int, fail_fast: bool) -> None:  # noqa: FBT001 - one a call
         self.size = size
         self.fail_fast = fail_fast
         self.remaining = size
         self.failures: tuple[int, ...] = ()
-        self._state: list[RankState] = [state] * size
+        self.positions: list[int] = [0] * size
         self.outcomes: list[Outcome | None] = [None] * size
 
     @property
@@ -125,16 +123,16 @@ class Collector:
         """Whether the ranks that run should be cancelled because one has failed (CO-3)."""
         return self.fail_fast and bool(self.failures) and self.remaining > 0
 
-    def sent(self, index: int) -> None:
+    def sent(self, index: int, position: int = 1) -> None:
         """Note that the message of rank `index` has been handed to its link."""
-        assert self._state[index] is _UNSENT, (index, self._state[index])
-        self._state[index] = _SENT
+        assert not self.positions[index], index
+        assert self.outcomes[index] is None, (index, self.outcomes[index])
+        self.positions[index] = position
 
     def settle(self, index: int, outcome: Outcome) -> bool:
         """Note the outcome of rank `index`; return False, and change nothing, when it had one (CO-1)."""
-        if self._state[index] is _SETTLED:
+        if self.outcomes[index] is not None:
             return False
-        self._state[index] = _SETTLED
         self.outcomes[index] = outcome
         self.remaining -= 1
         if type(outcome) is not Returned and is_failure(outcome):
@@ -143,13 +141,16 @@ class Collector:
 
     def withdraw_unsent(self) -> None:
         """Settle every rank whose message has not been sent; it never will be."""
-        for index, state in enumerate(self._state):
-            if state is _UNSENT:
+        for index, position in enumerate(self.positions):
+            if not position:
                 self.settle(index, Withdrawn())
 
     def states(self) -> Sequence[RankState]:
         """Return how far each rank is."""
-        return tuple(self._state)
+        return tuple(
+            RankState.SETTLED if outcome is not None else RankState.SENT if position else RankState.UNSENT
+            for position, outcome in zip(self.positions, self.outcomes, strict=True)
+        )
 
     def failed(self) -> Iterator[Outcome]:
         """Yield the outcomes of the failed ranks in the order in which they were seen."""
@@ -160,12 +161,12 @@ class Collector:
 
     def is_running(self, index: int) -> bool:
         """Return whether the message of a rank was sent and it has not settled."""
-        return self._state[index] is _SENT
+        return self.positions[index] > 0 and self.outcomes[index] is None
 
     def running(self) -> Iterator[int]:
         """Yield the ranks whose message was sent and that have not settled."""
-        for index, state in enumerate(self._state):
-            if state is _SENT:
+        for index, outcome in enumerate(self.outcomes):
+            if outcome is None and self.positions[index]:
                 yield index
 
 

@@ -74,13 +74,12 @@ class SetCall(OutgoingCall):
 
     def counted(self, box: Outbox, position: int) -> None:
         """Learn that it is about to leave with others, at this position on the link; the credits have been counted."""
-        self.collector.sent(0)
-        self._positions[0] = position
+        self.collector.positions[0] = position
         box.load += 1
 
     def left(self, position: int, lent: trio.Event | None) -> None:
         """Learn that it has left with others; see `Link.send`."""
-        self._positions[0] = position
+        self.collector.positions[0] = position
         if lent is not None:
             self._lent = (lent,)
 

@@ -341,12 +341,13 @@ def results_of(call: OutgoingCall, *, cancelled: bool = False) -> list[Result]:
         call: Complete, or given up.
         cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
     """
-    return [
-        value_of(call, outcome, index)
-        if type(outcome) is Returned
-        else _unreturned(call, outcome, index, cancelled=cancelled)
-        for index, outcome in enumerate(call.collector.outcomes)
-    ]
+    results: list[Result] = []
+    for index, outcome in enumerate(call.collector.outcomes):
+        if type(outcome) is Returned:
+            results.append(value_of(call, outcome, index))
+        else:
+            results.append(_unreturned(call, outcome, index, cancelled=cancelled))
+    return results
 
 
 def result_of(call: OutgoingCall, index: int) -> Result:

@@ -64,7 +64,6 @@ class OutgoingCall:
         "_index",
         "_lent",
         "_pending",
-        "_positions",
         "_task",
         "_waits_here",
         "aborted",
@@ -108,13 +107,12 @@ class OutgoingCall:
         self.budget = budget
         self.is_bounded = is_bounded
         self.number = 0
-        self._positions: list[int] = [0] * count  # 0 of what was not sent
         # Thousands may be in flight: what few calls need is made when it is needed, and weighs nothing before.
         self._pending: dict[int, Pending] | None = None
         self._lent: tuple[trio.Event, ...] = ()
         if count == 1:
             target = targets[0]
-            box = target.peer.outbox(target.mesh)
+            box = target.peer.boxes.get(target.mesh) or target.peer.outbox(target.mesh)
             self._index: Mapping[Peer, int] = box.index
             self._boxes: Sequence[Outbox] = box.alone
         else:
@@ -216,8 +214,7 @@ class OutgoingCall:
                 if lent is not None or self.is_broadcast:
                     self._sent(0, position, lent)
                     return
-                self.collector.sent(0)
-                self._positions[0] = position
+                self.collector.positions[0] = position
                 box.load += 1
                 return
             if peer.death is None and peer.no_link is None:
@@ -270,8 +267,7 @@ class OutgoingCall:
     def _sent(self, index: int, position: int, lent: trio.Event | None) -> None:
         if self._pending:
             self._pending.pop(index, None)
-        self.collector.sent(index)
-        self._positions[index] = position
+        self.collector.sent(index, position)
         if lent is not None and not lent.is_set() and lent not in self._lent:
             self._lent = (*self._lent, lent)
         if self.is_broadcast:
@@ -313,7 +309,7 @@ class OutgoingCall:
             return False
         box = self._boxes[index]
         box.peer.calls.pop(self, None)
-        if self._positions[index] and not self.is_broadcast:
+        if collector.positions[index] and not self.is_broadcast:
             box.load -= 1
         if not collector.remaining:
             self._wake()
@@ -354,7 +350,7 @@ class OutgoingCall:
         self.collector.withdraw_unsent()
         is_leaving = any(not event.is_set() for event in self._lent)
         for index in self.collector.running():
-            position = self._positions[index]
+            position = self.collector.positions[index]
             self._boxes[index].peer.cancel(self.call_id, position, reason, is_leaving=is_leaving)
 
     def _wake(self) -> None:

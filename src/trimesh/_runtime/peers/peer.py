@@ -205,14 +205,15 @@ class Peer:
         is_stalled: Whether its Trio loop did not run when it was last heard of.
         early_cancels: Cancels that overtook their calls, by call id.
         calls_received, calls_sent: `Call` frames so far.
+        boxes: By mesh, the outboxes for its actors that anything was ever sent to; see `outbox`.
         carried: Ports that its next message carries; see `take_carried`.
     """
 
     __slots__ = (
         "_counts",
         "_defined",
-        "_outboxes",
         "abandoned",
+        "boxes",
         "calls",
         "calls_received",
         "calls_sent",
@@ -241,7 +242,7 @@ class Peer:
         self.calls_received = 0
         self.calls_sent = 0
         self.carried: CarriedPorts | None = None
-        self._outboxes: dict[MeshId, Outbox] = {}
+        self.boxes: dict[MeshId, Outbox] = {}
         self._counts: dict[MeshId, ReceiveCount] = {}
         self._defined: set[DefinitionId] = set()
 
@@ -254,36 +255,36 @@ class Peer:
     @property
     def waiting(self) -> int:
         """Messages that wait here for room in mailboxes of its actors."""
-        return sum(box.waiting for box in self._outboxes.values())
+        return sum(box.waiting for box in self.boxes.values())
 
     def find_outbox(self, mesh: MeshId) -> Outbox | None:
         """Return the outbox for one of its actors if anything was ever sent to it."""
-        return self._outboxes.get(mesh)
+        return self.boxes.get(mesh)
 
     def outbox(self, mesh: MeshId) -> Outbox:
-        found = self._outboxes.get(mesh)
+        found = self.boxes.get(mesh)
         if found is None:
             # The agent obeys its owner only and never lets a message wait, so nothing has to be bounded.
             messages_max, bytes_max = (limits.MAILBOX_MESSAGES, limits.MAILBOX_BYTES) if mesh != AGENT else _UNBOUNDED
             found = Outbox(self, mesh, SendWindow(messages_max, bytes_max, limits.MAILBOX_REPORT_BYTES))
-            self._outboxes[mesh] = found
+            self.boxes[mesh] = found
         return found
 
     def drop_outbox(self, box: Outbox) -> None:
         """Forget an outbox whose actor has ended; messages to the same actor get another one. Idempotent."""
-        if self._outboxes.get(box.mesh) is box:
-            del self._outboxes[box.mesh]
+        if self.boxes.get(box.mesh) is box:
+            del self.boxes[box.mesh]
 
     def shed(self) -> None:
         """Let go of what only a living process needs."""
-        self._outboxes = {}
+        self.boxes = {}
         self._counts = {}
         self._defined = set()
         self.abandoned.clear()
         self.early_cancels = {}
 
     def outboxes(self) -> Sequence[tuple[MeshId, Outbox]]:
-        return list(self._outboxes.items())
+        return list(self.boxes.items())
 
     def count_of(self, mesh: MeshId) -> ReceiveCount:
         """Return the count of its messages that the actor `mesh` of this process has taken out."""
