@@ -105,7 +105,7 @@ async def test_request_of_a_pool() -> None:
         async with open_pool(served) as pool:
             size = await shortest(lambda: pool.add(1))
 
-    assert fits(size, functions=88, modules=26, calls=112), size
+    assert fits(size, functions=67, modules=24, calls=85), size
 
 
 async def test_version_of_two_small_tensors() -> None:

@@ -473,7 +473,9 @@ def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
 # ---- the verbs with `options(retry=...)`: what failed is called again, as a new call ---------------------------------
 
 
-async def again_one(verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options) -> Any:
+async def again_one(
+    verb: verbs.VerbRow, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
+) -> Any:
     """Call one member; another attempt goes to another one where the verb has a choice and one lives."""
     retry = options.retry
     assert retry is not None
@@ -493,7 +495,7 @@ async def again_one(verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound:
 
 
 async def again_all(
-    verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
+    verb: verbs.VerbRow, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
 ) -> ValueMesh[Any]:
     """Call all members; only the ranks that failed are called again, or all of them (`Retry.whole`)."""
     retry = options.retry
@@ -509,7 +511,7 @@ async def again_all(
 
 
 async def _again_whole(
-    verb: verbs.Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
+    verb: verbs.VerbRow, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
 ) -> Any:
     retry = options.retry
     assert retry is not None

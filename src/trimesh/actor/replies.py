@@ -17,7 +17,7 @@ from trimesh.actor import verbs
 from trimesh.actor.options import Options
 from trimesh.actor.results import Stream
 from trimesh.actor.started import make_work, send
-from trimesh.actor.verbs import Verb
+from trimesh.actor.verbs import VerbRow
 from trimesh.actor.view import Addressees, MeshView
 from trimesh.errors import MeshErrorGroup, ShapeError
 from trimesh.shape.extent import Extent, Point
@@ -27,7 +27,7 @@ from trimesh.shape.value_mesh import ValueMesh
 Fold = Callable[[Any, Any], Any]
 
 
-def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) -> Verb:
+def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) -> VerbRow:
     """Return what `call_reduced` does with one function.
 
     Raises:
@@ -39,7 +39,7 @@ def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: b
     if dims is not None and not all(isinstance(dim, str) for dim in dims):
         raise TypeError(f"call_reduced takes along= one or more names of dimensions, got {along!r}")
 
-    async def run(_: Verb, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options) -> Any:
+    async def run(_: VerbRow, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options) -> Any:
         folding = Folding(mesh, fn, dims, commutative=commutative)
         index_of = {point: index for index, point in enumerate(mesh.region.points())}
         async with Stream[Any](mesh, spec, options, bound) as results:
@@ -57,7 +57,7 @@ def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: b
         check(mesh, dims)  # before anything is sent
         return mesh.ranks
 
-    return Verb("call_reduced", ranks, conclude, run, fail_fast=True)
+    return VerbRow("call_reduced", ranks, conclude, run, fail_fast=True)
 
 
 def check(mesh: MeshView, along: Sequence[str] | None) -> None:

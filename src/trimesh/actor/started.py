@@ -29,7 +29,7 @@ from trimesh._runtime.values import EndpointSpec
 from trimesh._wire.exceptions.tracebacks import without_own_frames
 from trimesh.actor import item_map, verbs
 from trimesh.actor.options import NO_OPTIONS, Options
-from trimesh.actor.verbs import Verb
+from trimesh.actor.verbs import VerbRow
 from trimesh.actor.view import Addressees, MeshView
 from trimesh.errors import RemoteCancelled
 
@@ -126,7 +126,7 @@ class UnsentCall(Protocol):
 class _Call(msgspec.Struct, frozen=True):
     """The call of a verb that waits for results."""
 
-    verb: Verb
+    verb: VerbRow
     mesh: MeshView
     spec: EndpointSpec
     options: Options
@@ -150,7 +150,7 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 def start(
-    verb: Verb,
+    verb: VerbRow,
     mesh: MeshView,
     spec: EndpointSpec,
     options: Options,
@@ -328,7 +328,7 @@ class CallVerb(Generic[P, T]):
 
     __slots__ = ("_mesh", "_options", "_spec", "_text", "_verb")
 
-    def __init__(self, verb: Verb, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
+    def __init__(self, verb: VerbRow, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
         self._text = ""  # made once: Trio asks for it each time that a task is started by it
         self._verb = verb
         self._mesh = mesh
@@ -411,8 +411,8 @@ class CallVerb(Generic[P, T]):
     def _start(self, nursery: trio.Nursery | None, args: Any, kwargs: Any) -> StartedCall[T]:
         self._check()
         bound = verbs.bind(self._mesh, self._spec, args, kwargs)
-        begin_now, place = in_trio_now(start), place_outside()
-        return begin_now(self._verb, self._mesh, self._spec, self._options, bound, nursery, place)
+        start_now, place = in_trio_now(start), place_outside()
+        return start_now(self._verb, self._mesh, self._spec, self._options, bound, nursery, place)
 
     def _check(self) -> None:
         self._options.check_verb(f"{self._mesh.name}.{self._spec.name}", self._verb.name)
@@ -431,7 +431,7 @@ class CallVerb(Generic[P, T]):
 # Python warns of a coroutine that was never awaited by this name, and shows the line that has made it.
 vars(CallVerb)["__call__"].__qualname__ = "call of an endpoint (write `await mesh.endpoint.call(...)`)"
 
-CALL: Final = Verb("call", verbs.all_ranks, verbs.values_of, verbs.run, item_map.again_all, fail_fast=True)
-CALL_SETTLED: Final = Verb("call_settled", verbs.all_ranks, verbs.outcomes_of, verbs.run, errors_win=False)
-CALL_ONE: Final = Verb("call_one", verbs.one_rank, verbs.bare, verbs.run, item_map.again_one)
-CHOOSE: Final = Verb("choose", verbs.chosen_rank, verbs.bare, verbs.run, item_map.again_one)
+CALL: Final = VerbRow("call", verbs.all_ranks, verbs.values_of, verbs.run, item_map.again_all, fail_fast=True)
+CALL_SETTLED: Final = VerbRow("call_settled", verbs.all_ranks, verbs.outcomes_of, verbs.run, errors_win=False)
+CALL_ONE: Final = VerbRow("call_one", verbs.one_rank, verbs.bare, verbs.run, item_map.again_one)
+CHOOSE: Final = VerbRow("choose", verbs.chosen_rank, verbs.bare, verbs.run, item_map.again_one)

@@ -32,15 +32,15 @@ Bound = tuple[Args, Kwargs] | Spread
 """Arguments that `bind` has checked: the same for all members, or some for each."""
 
 
-class Verb(msgspec.Struct, frozen=True):
-    """A verb with a result: what makes it differ from the others.
+class VerbRow(msgspec.Struct, frozen=True):
+    """One row of the table of verbs with results: what makes this verb differ from the others.
 
     Attributes:
         name: How it is written.
-        ranks: Return whom it calls; members of the second argument only if there are no others.
-        conclude: Return what it returns for the results of those ranks, or raise.
-        run: Do it, and wait; `run` of this module but for few verbs.
-        again: Do it with `options(retry=)`; None where that means nothing.
+        ranks: Choose the members to call; those of the second argument only if there are no others.
+        conclude: Turn the results of these ranks into what the verb returns or raises.
+        run: Send, and wait for the outcome: `run` below, except for `call_reduced`.
+        again: The same with `options(retry=)`; None where that means nothing.
         fail_fast: Whether the first failure cancels the other ranks.
         errors_win: Whether an error of an endpoint wins over a cancel of the caller.
     """
@@ -54,12 +54,12 @@ class Verb(msgspec.Struct, frozen=True):
     errors_win: bool = True
 
 
-RunVerb: TypeAlias = Callable[[Verb, "MeshView", EndpointSpec, Bound, Options], Awaitable[Any]]
+RunVerb: TypeAlias = Callable[[VerbRow, "MeshView", EndpointSpec, Bound, Options], Awaitable[Any]]
 
 
 @trio.lowlevel.enable_ki_protection
 async def run(
-    verb: Verb,
+    verb: VerbRow,
     mesh: MeshView,
     spec: EndpointSpec,
     bound: Bound,

@@ -34,7 +34,7 @@ class Stoppable(Protocol):
 
 
 Addressees: TypeAlias = "tuple[Proc, MeshInfo, Sequence[Target]]"
-"""Whom a message goes to: the process that sends it, the mesh as it is now, and some of its members."""
+"""Receivers of a message: the process that sends it, the mesh as it is now, and members of it."""
 
 
 class MeshView:
@@ -105,7 +105,7 @@ class MeshView:
         return f"{self!r} takes no messages: the block that owns it is being left, or has been; call it inside of that"
 
     def targets(self, ranks: Sequence[int]) -> Addressees | None:
-        """Return the members of `ranks` as those whom a message goes to, if it can be sent to all of them now.
+        """Return the members of `ranks` as receivers if a message can be sent to all of them now.
 
         None: the mesh is not open, a member does not live or has no link, or calls that were started come first. See
         `reach`.
