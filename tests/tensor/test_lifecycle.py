@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from tests.patience import HANG_SECONDS
 
 import trimesh
@@ -221,13 +222,24 @@ async def test_isolated_death_leaves_other_teams_alone() -> None:
 
 async def test_block_waits_for_what_was_issued() -> None:
     async with this_host().warm(preload=("torch",)) as host:
-        async with host.spawn_procs({"gpus": 1}) as procs:
-            with procs.activate():
-                marker = torch.ones(600, 600)
-            for _ in range(60):
-                marker = marker @ marker / 600
-            executed = await progress(procs)
-        assert executed() == 0, "everything that was issued has been executed when the block has been left"
+        begun, fetched = trio.Event(), []
+
+        async def fetch(tensor: Any) -> None:
+            begun.set()
+            fetched.append(await trimesh.fetch(tensor))
+
+        async with trio.open_nursery() as outside:
+            async with host.spawn_procs({"gpus": 1}) as procs:
+                with procs.activate():
+                    marker = torch.ones(600, 600)
+                for _ in range(60):
+                    marker = marker @ marker / 600
+                executed = await progress(procs)
+                outside.start_soon(fetch, marker)
+                await begun.wait()
+            assert executed() == 0, "everything that was issued has been executed when the block has been left"
+            await trio.testing.wait_all_tasks_blocked()
+            assert [len(ranks) for ranks in fetched] == [1]
         with pytest.raises(MeshStopped):
             marker + 1
         with pytest.raises(MeshStopped):

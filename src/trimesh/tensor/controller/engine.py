@@ -37,7 +37,7 @@ from trimesh.errors import (
     place_name,
     set_origin,
 )
-from trimesh.tensor.controller.team import Team, TeamFailure
+from trimesh.tensor.controller.team import Team, TeamFailure, issuing_line
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.arguments import default_device
 from trimesh.tensor.protocol.messages import PROCESS_ENDED
@@ -77,10 +77,11 @@ class RankRequest:
         number: Known to the ranks.
         team: The ranks whose answer is awaited.
         expected: What they are to send.
-        waiting: Ranks of the team, by place, that have not answered.
+        waiting: Ranks of the team, with their places, that have not answered.
         answers: What the others have sent, or why they cannot, by place.
         lent: Memory of ranks that have answered, which is to be read, by process: as `Handle.fields`.
         complete: Set when all have.
+        is_left: Set when nothing waits for it any more.
     """
 
     number: int
@@ -90,16 +91,7 @@ class RankRequest:
     answers: dict[int, _Answer | Exception] = attrs.field(factory=dict[int, Any])
     lent: dict[Peer, tuple[Any, ...]] = attrs.field(factory=dict["Peer", tuple[Any, ...]])
     complete: trio.Event = attrs.field(factory=trio.Event)
-
-    def settle(self, peer: Peer, answer: _Answer | Exception) -> bool:
-        """Take the answer of a rank; return False if none was expected."""
-        place = self.waiting.pop(peer, None)
-        if place is None:
-            return False
-        self.answers[place] = answer
-        if not self.waiting:
-            self.complete.set()
-        return True
+    is_left: bool = False
 
 
 @attrs.define(eq=False)
@@ -314,14 +306,38 @@ class Engine:
 
     def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> RankRequest:
         """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
-        request = RankRequest(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
-        self._requests[request.number] = request
+        request = self._request(team, places, expected)
         try:
             issue(request.number)
             self.flush_team(team)
         except BaseException:
-            self.forget(request)
+            del self._requests[request.number]
             raise
+        return request
+
+    def fetch(
+        self, team: Team, refs: list[int], places: Sequence[int], expected: Expected, *, is_large: bool = False
+    ) -> RankRequest:
+        """Request tensors that the ranks at some places of a team have, behind all that was issued.
+
+        Raises:
+            RecordingError: A function is being recorded.
+            Exception: See `Team.emit`.
+        """
+        team.begin()
+        if self.shapes.recorder is not None:
+            raise self.shapes.recorder.looked(refs, issuing_line())
+        if team.stream:
+            self._post(team)
+        while len(self._requests) > limits.TENSOR_COMMANDS_AHEAD:
+            self.wait_now("the ranks have answered what was asked before")
+        request = self._request(team, places, expected)
+        self._send(list(request.waiting), messages.Fetch(self.number, team.number, request.number, refs, is_large))
+        return request
+
+    def _request(self, team: Team, places: Sequence[int], expected: Expected) -> RankRequest:
+        request = RankRequest(self.shapes.new_number(), team, expected, {team.peers[place]: place for place in places})
+        self._requests[request.number] = request
         return request
 
     def failure(self, team: int, number: int) -> TeamFailure | None:
@@ -333,8 +349,8 @@ class Engine:
         return None
 
     def forget(self, request: RankRequest) -> None:
-        """Drop a request: its answers have been taken, or whoever asked has left."""
-        self._requests.pop(request.number, None)
+        """Let go of what ranks lend for a request: it has been read, or whoever asked has left."""
+        request.is_left = True
         for peer in request.lent:
             self._leave(peer, request.number)
         request.lent.clear()
@@ -360,15 +376,28 @@ class Engine:
         self, peer: Peer, message: messages.TensorReply, bodies: list[memoryview], carried: CarriedPorts | None
     ) -> None:
         request = self._requests.get(message.request)
-        if request is None:
-            if message.lent is not None:
-                self._leave(peer, message.request)
-            return  # whoever asked has left
-        payload, rest = take_payload(message.payload, bodies)
-        if not request.settle(peer, (payload, rest, message.failed_at, carried)):
-            raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
-        if message.lent is not None:
+        if request is not None:
+            payload, rest = take_payload(message.payload, bodies)
+            if not self.settle(request, peer, (payload, rest, message.failed_at, carried)):
+                raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
+        if message.lent is None:
+            return
+        if request is None or request.is_left:
+            self._leave(peer, message.request)
+        else:
             request.lent[peer] = message.lent
+
+    def settle(self, request: RankRequest, peer: Peer, answer: _Answer | Exception) -> bool:
+        """Take the answer of a rank to a request; return False if none was expected."""
+        place = request.waiting.pop(peer, None)
+        if place is None:
+            return False
+        request.answers[place] = answer
+        if not request.waiting:
+            self._requests.pop(request.number, None)
+            self._progress.set()
+            request.complete.set()
+        return True
 
     def refused(self, peer: Peer, why: str) -> None:
         """Learn that a process cannot hold tensors."""
@@ -397,7 +426,7 @@ class Engine:
                 self._lost.append(team)
                 self._lost_numbers.add(number)
         for request in list(self._requests.values()):
-            request.settle(peer, error)
+            self.settle(request, peer, error)
         self._progress.set()
 
     # ---- as something that a block owns ------------------------------------------------------------------------
@@ -416,9 +445,9 @@ class Engine:
         """Nothing: what was issued is executed, or ends with its rank."""
 
     async def drain(self) -> list[Exception]:
-        """Wait until everything that was issued has been executed (rule M3)."""
+        """Wait until everything that was issued has been executed, and all requests are answered (rule M3)."""
         await trio.lowlevel.checkpoint()
-        while any(team.executed < team.issued for team in self._by_number.values()):
+        while self._requests or any(team.executed < team.issued for team in self._by_number.values()):
             self._progress = trio.Event()
             with trio.move_on_after(limits.TENSOR_DRAIN_SECONDS) as patience:
                 await self._progress.wait()
@@ -509,7 +538,7 @@ def answers_now(request: RankRequest) -> Mapping[int, Any]:
             for peer, place in list(request.waiting.items()):
                 watch.look_at(peer)
                 if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
-                    request.settle(peer, death_at(request.team, place))
+                    engine.settle(request, peer, death_at(request.team, place))
     finally:
         proc.deadlocks.end_search_now()
         engine.forget(request)

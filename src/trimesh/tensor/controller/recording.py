@@ -92,7 +92,8 @@ class Recorder:
             RecordingError: It brings a value to the controller.
         """
         if plan.name in _UNRECORDED:
-            raise self._looked(plan, operands, line)
+            read = [operand for kind, operand in zip(plan.kinds, operands, strict=True) if kind == "r"]
+            raise self.looked(read, line, "the size" if plan.name == "metadata" else "a value")
         numbered = list(operands)
         for index, kind in enumerate(plan.kinds):
             if kind == "b":
@@ -100,11 +101,9 @@ class Recorder:
                 numbered[index] = len(self.bodies) - 1
         self.commands.append(RecordedCommand(team, plan, first, outputs, numbered, line, freed))
 
-    def _looked(self, plan: Plan, operands: Sequence[Any], line: Line) -> RecordingError:
-        """Return the error for a command that brings a value to the controller."""
-        read = {operand for kind, operand in zip(plan.kinds, operands, strict=True) if kind == "r"}
-        made = next((one for one in reversed(self.commands) if not read.isdisjoint(one.made)), None)
-        what = "the size" if plan.name == "metadata" else "a value"
+    def looked(self, read: Sequence[int], line: Line, what: str = "a value") -> RecordingError:
+        """Return the error for what brings the value of some tensors to the controller."""
+        made = next((one for one in reversed(self.commands) if not set(read).isdisjoint(one.made)), None)
         of = "" if made is None else f" of what {made.plan.name} returns"
         code, number = line
         return RecordingError(
@@ -133,8 +132,8 @@ class Recorder:
 _EVERYWHERE: Final = frozenset({"keep_generators", "give_generators_back"})
 """What is issued for every team of a process, wherever the caller computes: see `upload`."""
 
-_UNRECORDED: Final = frozenset({"fetch", "fetch_full", "function_fetch", "function_inspect", "metadata"})
-"""What brings a value to the controller."""
+_UNRECORDED: Final = frozenset({"fetch_full", "function_fetch", "function_inspect", "metadata"})
+"""Commands that bring a value to the controller."""
 
 
 @attrs.frozen

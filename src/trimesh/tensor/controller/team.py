@@ -151,21 +151,31 @@ class Team:
             engine.flush_team(self)
         return first
 
-    def emit_words(self, *words: Any) -> None:
-        """Add a command that is no operation: see `protocol`.
+    def begin(self) -> None:
+        """Make way for something that is sent to the ranks: it comes after what was issued to others that they are in.
 
         Raises:
-            MeshStopped, ProcDied: See `Engine.check_open`.
+            Exception: See `emit`.
         """
         engine = self.engine
         if get_ident() != engine.thread:
             engine.check_thread()
         if engine.current is not self:
             engine.switch_to(self)
+        if self.is_lost or engine.is_closed:
+            self.check()
+
+    def emit_words(self, *words: Any) -> None:
+        """Add a command that is no operation: see `protocol`.
+
+        Raises:
+            MeshStopped, ProcDied: See `Engine.check_open`.
+        """
+        self.begin()
         self.check()
         if not self.stream:
             self.first = self.issued
-            engine.wake()
+            self.engine.wake()
         self.stream += words
         self._new_lines.append(issuing_line())
         self.issued += 1

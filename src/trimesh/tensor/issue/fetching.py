@@ -16,6 +16,7 @@ from trimesh._runtime.tasks import in_trio
 from trimesh.errors import MeshErrorGroup, ProtocolError, set_origin
 from trimesh.shape.value_mesh import ValueMesh
 from trimesh.tensor.controller.engine import RankRequest, answers, answers_now, values_of
+from trimesh.tensor.controller.recording import check_not_compiled
 from trimesh.tensor.controller.shapes import LARGE, ONE_TENSOR, Meta, tensors_like
 from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
@@ -200,14 +201,14 @@ def _ask(
     Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with
     its cause, where the first one would only see its peers leave.
     """
-    asked = list(range(len(team.peers)) if places is None else places)
-    wanted, is_global = list(tensors), tensors[0]._meta.is_global
-    form = LARGE if is_large else tensors_like([one._meta for one in wanted], only_first=is_global)
-    if is_global:
-        kernel = "fetch_large_full" if is_large else "fetch_full"
-        return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number), form)
-    kernel = "fetch_large" if is_large else "fetch"
-    return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, wanted, number, asked), form)
+    check_not_compiled()
+    asked = range(len(team.peers)) if places is None else places
+    is_global = tensors[0]._meta.is_global
+    form = LARGE if is_large else tensors_like([one._meta for one in tensors], only_first=is_global)
+    if not is_global:
+        return team.engine.fetch(team, [one._held.ref for one in tensors], asked, form, is_large=is_large)
+    kernel = "fetch_large_full" if is_large else "fetch_full"
+    return team.engine.ask(team, asked, lambda number: call_kernel(team, kernel, list(tensors), number), form)
 
 
 # ---- gathering -------------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def _answer(
             poison = Poison(team.number, team.done, "trimesh::fetch", error)
             rank.leave(team, poison)
     if is_asked and is_large and poison is None:
-        deliver(rank, team, request, found)
+        deliver(rank, request, found, (team.number, team.done))
     elif is_asked:
         rank.outside.reply(request, found if poison is None else poison)
 

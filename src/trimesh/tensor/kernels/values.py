@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Final
 
+import attrs
 import msgspec
 import torch
 
@@ -20,9 +21,9 @@ from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, placeme
 from trimesh.tensor.groups.groups import device_mesh
 from trimesh.tensor.protocol.arguments import new_tensor
 from trimesh.tensor.protocol.placement import Box
-from trimesh.tensor.rank.kernel import Kernel, Poison
+from trimesh.tensor.rank.kernel import NO_COMMAND, Kernel, Poison
 from trimesh.tensor.rank.moves import Part, PartReading, arrived, deliver, moves_of
-from trimesh.tensor.rank.rank import Rank, TeamOnRank
+from trimesh.tensor.rank.rank import Rank, TeamOnRank, lost
 
 
 def put(
@@ -41,30 +42,30 @@ def put(
     return flat.as_strided(size, stride).to(rank.device)
 
 
-def fetch(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
-    """Send values to the controller, from the ranks at some places of the team."""
-    if team.index not in places:
-        return
-    for value in values:
-        if isinstance(value, Poison):
-            rank.outside.reply(request, value)
-            return
-    try:  # copies: what comes next may write to them before their bytes have left
-        found: Any = [value.detach().cpu().clone() for value in values]
-    except RuntimeError as error:  # no memory for them: whoever waits must hear of that
-        found = Poison(team.number, team.done, "trimesh::fetch", error)
-    rank.outside.reply(request, found)
+@attrs.frozen
+class FetchStep:
+    """Send tensors to the controller, or let it read them; see `messages.Fetch`."""
 
+    request: int
+    refs: Sequence[int]
+    is_large: bool = False
 
-def fetch_large(rank: Rank, team: TeamOnRank, values: list[Any], request: int, places: list[int]) -> None:
-    """Let the controller read values, from the ranks at some places of the team."""
-    if team.index not in places:
-        return
-    poison = next((value for value in values if isinstance(value, Poison)), None)
-    if poison is not None:
-        rank.outside.reply(request, poison)
-        return
-    deliver(rank, team, request, [(index, Box.of_all(value.size()), value) for index, value in enumerate(values)])
+    def execute(self, rank: Rank, team: TeamOnRank) -> None:
+        del team
+        found: Any
+        try:
+            values = [rank.values[ref] for ref in self.refs]
+            found = next((value for value in values if isinstance(value, Poison)), None)
+            if found is None and self.is_large:
+                deliver(rank, self.request, [(at, Box.of_all(value.size()), value) for at, value in enumerate(values)])
+                return
+            if found is None:  # copies: what comes next may write to them before their bytes have left
+                found = [value.detach().cpu().clone() for value in values]
+        except KeyError:
+            found = Poison(*NO_COMMAND, "trimesh::fetch", lost())
+        except RuntimeError as error:  # no memory for them: whoever waits must hear of that
+            found = Poison(*NO_COMMAND, "trimesh::fetch", error)
+        rank.outside.reply(self.request, found)
 
 
 def metadata(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
@@ -84,8 +85,6 @@ def index(rank: Rank, team: TeamOnRank, label: str) -> torch.Tensor:
 
 KERNELS: Final = (
     Kernel("put", put),
-    Kernel("fetch", fetch, takes_poison=True),
-    Kernel("fetch_large", fetch_large, takes_poison=True),
     Kernel("metadata", metadata, takes_poison=True),
     Kernel("index", index),
 )

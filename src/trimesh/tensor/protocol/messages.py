@@ -1,7 +1,7 @@
 """The messages of the tensor engine: commands to the ranks, acknowledgements and values from them.
 
     controller                                    rank
-      Open, Team, Run ------------------------->    executes commands in the order of each team
+      Open, Team, Run, Fetch ------------------>    executes commands in the order of each team
       <------------------------------ Done, TensorReply
 
     rank                                          first rank of its team
@@ -106,6 +106,22 @@ class Run(_Message, frozen=True, tag=3):
     team: int
     first: int
     stream: list[Any]
+
+
+class Fetch(_Message, frozen=True, tag=12):
+    """Send tensors back, as they are after all commands that came before; no command itself, so nothing counts it.
+
+    Attributes:
+        team: Whose they are.
+        request: Number of the reply.
+        refs: The tensors.
+        is_large: Whether the controller reads them from memory of the rank, where that has room.
+    """
+
+    team: int
+    request: int
+    refs: list[int]
+    is_large: bool = False
 
 
 class Done(_Message, frozen=True, tag=4):
@@ -236,7 +252,7 @@ class Taken(_Message, frozen=True, tag=7):
     is_unread: bool = False
 
 
-AnyMessage = Open | NewTeam | Run | Done | TensorReply | Offer | Taken | Lost | Ask | Answer | Stuck
+AnyMessage = Open | NewTeam | Run | Fetch | Done | TensorReply | Offer | Taken | Lost | Ask | Answer | Stuck
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -101,6 +101,10 @@ class Poison:
         return self if self.kept is None else attrs.evolve(self, kept=None)
 
 
+NO_COMMAND: Final = (-1, -1)
+"""In place of team and number, where no command has failed."""
+
+
 def on_kept_of(operator: Any, *, is_global: bool) -> OnKept:
     """Return what an operator of torch does with the memory of something poisoned; "" if it must not be run."""
     schema = getattr(operator, "_schema", None)

@@ -39,8 +39,8 @@ from trimesh.rdma.memory.local import address_of, memory_of
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.arguments import new_tensor
 from trimesh.tensor.protocol.placement import Box
-from trimesh.tensor.rank.kernel import Poison
-from trimesh.tensor.rank.rank import Rank, TeamOnRank
+from trimesh.tensor.rank.kernel import NO_COMMAND, Poison
+from trimesh.tensor.rank.rank import Rank
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
@@ -427,14 +427,16 @@ def unneeded(rank: Rank, move: int) -> None:
         outside.tell(moves_of(outside.proc).leave, outside.controller, outside.engine, key)
 
 
-def deliver(rank: Rank, team: TeamOnRank, request: int, found: Sequence[tuple[int, Box, torch.Tensor]]) -> None:
+def deliver(
+    rank: Rank, request: int, found: Sequence[tuple[int, Box, torch.Tensor]], command: tuple[int, int] = NO_COMMAND
+) -> None:
     """Send parts of tensors to the controller: a copy of them, which it reads.
 
     Args:
         rank: This one.
-        team: Of the command.
         request: What is answered.
         found: For each part which of the tensors that were asked for it is of, which part, and its values.
+        command: Team and number of the command that asks, if it is one.
     """
     outside = rank.outside
     try:
@@ -446,7 +448,7 @@ def deliver(rank: Rank, team: TeamOnRank, request: int, found: Sequence[tuple[in
         for part, (_, _, value) in zip(parts, found, strict=True):
             fill(memory, part, value.detach())
     except (RuntimeError, MemoryError, OSError) as error:  # whoever waits must hear of that
-        outside.reply(request, Poison(team.number, team.done, "trimesh::fetch", error))
+        outside.reply(request, Poison(*command, "trimesh::fetch", error))
         return
     described = [[index, *part.fields()] for (index, _, _), part in zip(found, parts, strict=True)]
     outside.reply_lent(request, described, memory, is_staged=is_staged)

@@ -398,8 +398,7 @@ class Rank:
     def _value(self, team: TeamOnRank, signature: Signature, ref: int) -> Any:
         found = self.values.get(ref)
         if found is None:
-            error = LookupError("the tensor was lost with a process that has been restarted since")
-            return Poison(team.number, team.done, signature.name, error)
+            return Poison(team.number, team.done, signature.name, lost())
         return found
 
     def _keep(self, signature: Signature, first: int, result: Any) -> None:
@@ -471,6 +470,11 @@ class Rank:
         for team in self.teams.values():
             for recording in team.recordings.values():
                 yield recording.held
+
+
+def lost() -> LookupError:
+    """Return the error for a tensor that a rank does not have."""
+    return LookupError("the tensor was lost with a process that has been restarted since")
 
 
 def _said(signature: Signature, error: BaseException) -> str:

@@ -19,9 +19,10 @@ from trimesh.shape.extent import Extent
 from trimesh.tensor.groups.groups import Disband
 from trimesh.tensor.groups.stores import Key, Stores
 from trimesh.tensor.kernels.table import KERNELS
+from trimesh.tensor.kernels.values import FetchStep
 from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.arguments import rank_device
-from trimesh.tensor.rank.kernel import Poison
+from trimesh.tensor.rank.kernel import NO_COMMAND, Poison
 from trimesh.tensor.rank.moves import moves_of, open_moves
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
 from trimesh.tensor.rank.reader import CommandReader, SequenceReader
@@ -75,10 +76,16 @@ class _Hosted:
         self.readers[message.team] = SequenceReader(reader, KERNELS.local_sequence)
 
     def run(self, message: messages.Run, bodies: list[memoryview]) -> None:
-        team = self.rank.teams.get(message.team)
+        self.runner.put(self._team(message.team), self.readers[message.team].read(message.stream, bodies))
+
+    def fetch(self, message: messages.Fetch) -> None:
+        self.runner.put(self._team(message.team), [FetchStep(message.request, message.refs, message.is_large)])
+
+    def _team(self, number: int) -> TeamOnRank:
+        team = self.rank.teams.get(number)
         if team is None:
-            raise ProtocolError(f"commands must be those of a team, got {message.team}")
-        self.runner.put(team, self.readers[message.team].read(message.stream, bodies))
+            raise ProtocolError(f"commands must be those of a team, got {number}")
+        return team
 
     def _progressed(self, team: TeamOnRank) -> None:
         failed = team.failed[:]
@@ -107,7 +114,7 @@ class _Hosted:
                 encoded = values.encode(value, what="a value of a tensor program")
             except TypeError as error:
                 encoded = values.encode_error(error, self.origin("trimesh::fetch"))
-                failed_at = (-1, -1)
+                failed_at = NO_COMMAND
         self.controller.prepare(encoded.definitions, encoded.attachments)
         self._send(messages.TensorReply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
 
@@ -284,7 +291,7 @@ class TensorService:
     def _command(
         self,
         peer: Peer,
-        message: messages.Open | messages.NewTeam | messages.Run | messages.Lost,
+        message: messages.Open | messages.NewTeam | messages.Run | messages.Fetch | messages.Lost,
         bodies: list[memoryview],
     ) -> None:
         if not peer.is_owner:
@@ -300,6 +307,8 @@ class TensorService:
                 raise ProtocolError(f"a rank must be opened before it is commanded, got {message.engine}")
             elif isinstance(message, messages.NewTeam):
                 hosted.team(message)
+            elif isinstance(message, messages.Fetch):
+                hosted.fetch(message)
             elif isinstance(message, messages.Lost):
                 hosted.lost(message.team)
             else:

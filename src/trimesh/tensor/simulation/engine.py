@@ -18,10 +18,12 @@ from trimesh.errors import MeshStopped, Origin, add_note
 from trimesh.tensor.controller import upload
 from trimesh.tensor.controller.engine import Engine, RankRequest
 from trimesh.tensor.controller.shapes import Shapes
-from trimesh.tensor.controller.team import Team
+from trimesh.tensor.controller.team import Team, issuing_line
 from trimesh.tensor.controller.trace import shown
 from trimesh.tensor.groups.group import Group, TrafficCounts
 from trimesh.tensor.groups.groups import Disband, forget_world, swap_world
+from trimesh.tensor.kernels.values import FetchStep
+from trimesh.tensor.protocol import messages
 from trimesh.tensor.protocol.tracing import DATA_DEPENDENT
 from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank
 from trimesh.tensor.rank.reader import CommandReader
@@ -42,7 +44,6 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers import Peer
     from trimesh.shape.region import Region
     from trimesh.tensor.controller.shapes import Expected, Line
-    from trimesh.tensor.protocol.messages import Answer
     from trimesh.tensor.simulation.device import Device, RankLink
 
 
@@ -182,8 +183,27 @@ class SimulatedEngine(Engine):
         Raises:
             RuntimeError: It is for values, which nothing stands for.
         """
-        request = super().ask(team, places, issue, expected)
-        number = request.number
+        return self._answer(super().ask(team, places, issue, expected))
+
+    def fetch(
+        self, team: Team, refs: list[int], places: Sequence[int], expected: Expected, *, is_large: bool = False
+    ) -> RankRequest:
+        """Make a request, and answer it; see `ask`."""
+        return self._answer(super().fetch(team, refs, places, expected, is_large=is_large))
+
+    def _send(self, peers: Sequence[Peer], message: messages.AnyMessage, bodies: Sequence[Any] = ()) -> None:
+        """Let the simulated rank answer, if it is asked."""
+        del bodies
+        assert isinstance(message, messages.Fetch)
+        team = self._by_number[message.team]
+        if team.peers[0] in peers:
+            self.issued_at += self._numbers.issue_seconds
+            self.commands += 1
+            rank = self.ranks[team.region.ranks()[0]]
+            self._thread.run(partial(rank.fetch, message, (issuing_line(), self.issued_at)))
+
+    def _answer(self, request: RankRequest) -> RankRequest:
+        number, team = request.number, request.team
         try:
             if number not in self._answers:
                 raise RuntimeError(
@@ -193,10 +213,11 @@ class SimulatedEngine(Engine):
             found = self._with_values(self._answers.pop(number))
             self.issued_at = max(self.issued_at, self.ranks[team.region.ranks()[0]].meter.now)
             for peer, place in list(request.waiting.items()):
-                encoded = self.proc.values.encode(found if expected.fits(found, place) else [], what="a stand-in")
-                request.settle(peer, (encoded.payload, [memoryview(one) for one in encoded.buffers], None, None))
+                fits = request.expected.fits(found, place)
+                encoded = self.proc.values.encode(found if fits else [], what="a stand-in")
+                self.settle(request, peer, (encoded.payload, [memoryview(one) for one in encoded.buffers], None, None))
         except BaseException:
-            self.forget(request)
+            del self._requests[number]
             raise
         return request
 
@@ -217,9 +238,6 @@ class SimulatedEngine(Engine):
             return made
 
         return pytree.tree_map_only(torch.Tensor, stand_in, value)
-
-    def forget(self, request: RankRequest) -> None:
-        self._requests.pop(request.number, None)
 
     # ---- its end ---------------------------------------------------------------------------------------------
 
@@ -315,7 +333,7 @@ class _Outside:
         numbers: Sequence[int] = (),
         error: BaseException | None = None,
         seconds: float = 0.0,
-    ) -> Answer:
+    ) -> messages.Answer:
         """Refuse: no other rank would answer."""
         raise NotImplementedError(f"a simulation has no processes that could meet, got {verb!r} of {list(keys)}")
 
@@ -402,6 +420,13 @@ class SimulatedRank:
         error, self._outside.error = self._outside.error, None
         team.failed.clear()
         return error
+
+    def fetch(self, message: messages.Fetch, issued: tuple[Line, float]) -> None:
+        """Answer a request."""
+        with swap_world(self._rank), self.meter:
+            self.meter.at(*issued)
+            self.meter.begin_command()
+            FetchStep(message.request, message.refs).execute(self._rank, self._rank.teams[message.team])
 
     def close(self) -> None:
         """Let torch forget the groups."""
