@@ -289,12 +289,13 @@ def __getattr__(name: str) -> Any:
         has_torch = find_spec("torch") is not None
         return [one for one in _NAMES if has_torch or one not in (*_TENSORS, "tensor")]
     try:
-        return _import(name)
+        found = globals()[name] = _import(name)
     except ModuleNotFoundError as error:
         frame = sys._getframe(1)  # noqa: SLF001 - of who asks
         if dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM":
             raise  # which a `from trimesh import` shows, and an AttributeError not
         raise AttributeError(str(error)) from error
+    return found
 
 
 def _import(name: str) -> Any:

@@ -127,7 +127,7 @@ class Services:
     # ---- messages --------------------------------------------------------------------------------------------
 
     def _received(self, peer: Peer, message: messages.Service, bodies: list[memoryview]) -> None:
-        carried = peer.take_carried()
+        carried = None if peer.carried is None else peer.take_carried()
         name = message.service
         handler = self._handlers.get(name)
         if message.failure:

@@ -239,21 +239,23 @@ class Engine:
         if not trio.lowlevel.in_trio_task():
             self._token.run_sync_soon(self.flush, idempotent=True)
 
-    def flush(self) -> None:
-        """Send everything that was issued."""
+    def flush(self) -> bool:
+        """Send everything that was issued; return whether there was anything."""
         teams = list(self._by_number.values())
+        is_sent = False
         # What one team forgets may be used by commands of another that have not been sent: those go first. Teams with
         # commands have no rank in common (`switch_to`).
         for team in teams:
             if team.stream:
                 self._post(team)
-        for team in teams:
-            if team.has_freed:
+                is_sent = True
+        for team in [*teams, *self._lost]:  # ranks of a lost one that live keep what was not given up
+            if team.freed:
                 self._post(team)
-        for team in self._lost:  # those of its ranks that live keep what was not given up
-            if team.has_freed:
-                self._post(team)
-        self._lost = [team for team in self._lost if team.living]
+                is_sent = True
+        if self._lost:
+            self._lost = [team for team in self._lost if team.living]
+        return is_sent
 
     def flush_team(self, team: Team) -> None:
         """Send what was issued to a team; read what has come, and wait when the ranks are far behind.

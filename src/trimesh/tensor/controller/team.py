@@ -72,6 +72,7 @@ class Team:
         is_lost: Set when a process of it has ended: its tensors are gone.
         origins: Of errors of its processes, by place in the view.
         living: Tensors that are held.
+        freed: Those that are not, and of which the ranks have not been told.
     """
 
     engine: Engine
@@ -88,7 +89,7 @@ class Team:
     failed: dict[int, TeamFailure] = attrs.field(factory=dict[int, TeamFailure])
     is_lost: bool = False
     living: int = 0
-    _freed: list[int] = attrs.field(factory=list[int])
+    freed: list[int] = attrs.field(factory=list[int])
     _defined: set[int] = attrs.field(factory=set[int])
     _generation: int = 0
     _latest: int = 0
@@ -106,7 +107,7 @@ class Team:
 
     def free(self, ref: int) -> None:
         """Forget a tensor, with the next commands. May be called from anywhere, by the collector, at any time."""
-        self._freed.append(ref)
+        self.freed.append(ref)
 
     def emit(self, plan: Plan, operands: Sequence[Any], outputs: int) -> int:
         """Add a command; return the ref of its first output.
@@ -130,7 +131,7 @@ class Team:
             self.first = self.issued
             engine.wake()
         freed: Sequence[int] = ()
-        if self._freed:
+        if self.freed:
             freed = self.take_freed()
         if plan.number not in self._defined:
             self._define(plan)
@@ -182,7 +183,7 @@ class Team:
 
     def take_freed(self) -> list[int]:
         """Send word of what was freed, and return it."""
-        freed, self._freed = self._freed, []
+        freed, self.freed = self.freed, []
         if not self.stream:
             self.first = self.issued
         self.living -= len(freed)
@@ -209,7 +210,7 @@ class Team:
 
     def take(self) -> tuple[int, list[Any], list[Buffer]]:
         """Take out what is to be sent: number of the first command, commands, bodies."""
-        if self._freed:
+        if self.freed:
             self.take_freed()
         taken = self.first, self.stream, self.bodies
         if self._new_lines:
@@ -217,11 +218,6 @@ class Team:
         self.stream, self.bodies, self._new_lines = [], [], []
         self.first = self.issued
         return taken
-
-    @property
-    def has_freed(self) -> bool:
-        """Whether tensors wait to be freed."""
-        return bool(self._freed)
 
     def progressed(self, peer: Peer, count: int, failed: Sequence[tuple[int, str]]) -> None:
         """Learn what a rank has executed, and what of it has failed."""

@@ -126,11 +126,11 @@ class _Stack(threading.local):
     """What is active in the tasks of a thread, and the mode that is there meanwhile."""
 
     def __init__(self) -> None:
-        self.living: list[ReferenceType[_Active]] = []
+        self.living: set[ReferenceType[_Active]] = set()
         self.mode: _Mode | None = None
 
     def push(self, active: _Active) -> None:
-        self.living.append(ref(active))
+        self.living.add(ref(active, self.living.discard))
         if self.mode is None:
             # Below those of others: each of them takes the topmost off when it is left, which must not be this one.
             above = _pop_until(None)
@@ -140,7 +140,6 @@ class _Stack(threading.local):
 
     def sweep(self) -> None:
         """Take the mode away when no task has anything active."""
-        self.living = [one for one in self.living if one() is not None]
         if self.mode is not None and not self.living:
             above = _pop_until(self.mode)
             self.mode = None
@@ -168,10 +167,7 @@ def _push_all(modes: list[Any]) -> None:
         _push_mode(mode)
 
 
-_stack: Final = _Stack()
-
-sweep_activations = _stack.sweep
-clear_activations = _stack.clear
+activations: Final = _Stack()
 
 
 class Activation:
@@ -191,11 +187,11 @@ class Activation:
         """Make tensors on the ranks from here on, in this task and those that it starts."""
         active = _Active(self._procs, self._team, is_global=self._is_global)
         self._tokens.append(_active.set(active))
-        _stack.push(active)
+        activations.push(active)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Make them where they were made before; tasks that were started meanwhile go on as they have begun."""
         _active.reset(self._tokens.pop())
-        _stack.sweep()
+        activations.sweep()

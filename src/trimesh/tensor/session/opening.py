@@ -19,7 +19,7 @@ from trimesh.tensor.controller.shapes import Shapes
 from trimesh.tensor.controller.team import Team, call_kernel
 from trimesh.tensor.controller.tensor import MeshTensor
 from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh
-from trimesh.tensor.session.activation import Activation, clear_activations, sweep_activations
+from trimesh.tensor.session.activation import Activation, activations
 from trimesh.tensor.session.service import open_service
 
 
@@ -34,17 +34,20 @@ class _Controlled(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """Send what is left."""
         del timeout
+        is_sent = False
         for engine in self.engines.values():
-            engine.flush()
-        sweep_activations()
-        self.proc.transport.flush()  # it has had its turn before this wait: nothing would wake the ranks
+            is_sent |= engine.flush()
+        if is_sent:
+            self.proc.transport.flush()  # it has had its turn before this wait: nothing would wake the ranks
+        if not activations.living:
+            activations.sweep()
 
     def closed(self, engine: Engine) -> None:
         """Forget an engine; the last one takes this along."""
         del self.engines[engine.number]
         upload.forget(engine)
         if not self.engines:
-            clear_activations()
+            activations.clear()
             trio.lowlevel.remove_instrument(self)
             del self.proc.above[_Controlled]
 
