@@ -151,6 +151,19 @@ def test_answers(form: shapes.Expected, place: int, sent: Any, failed_at: Any) -
         assert form.fits(found[place], place)
 
 
+@given(FORMS, st.integers(0, 40).map(bytes))
+def test_packed_answers(form: shapes.Expected, sent: bytes) -> None:
+    request = _request(form)
+    request.answers[0] = sent
+    try:
+        found = values_of(request)
+    except MeshErrorGroup as group:
+        [error] = group.exceptions
+        assert isinstance(error, ProtocolError)
+    else:
+        assert form.fits(found[0], 0)
+
+
 class Forger(Actor):
     """Lets the rank beside it answer with something else."""
 
@@ -161,6 +174,7 @@ class Forger(Actor):
             self._send(messages.TensorReply(self.engine, request, b"", None), [encoded.payload, *encoded.buffers])
 
         service._Hosted._reply = forged
+        service._Hosted.reply_packed = lambda self, request, _: self.reply(request, None)
 
 
 @pytest.mark.real

@@ -135,6 +135,13 @@ async def check_looks_with_await(t: Any, differs: Any) -> None:
     assert (await trimesh.inspect(differs, gpus=1)).tolist() == [0, 1, 2, 3]
     with pytest.raises(ShapeError):
         await trimesh.inspect(differs, gpus=2)
+    for asked in ([t.t(), t.sum(), t[:0], t > 2], [t.t()], [t[1], t.to(torch.bfloat16)]):
+        for found, there in zip(await trimesh.fetch(asked), asked, strict=True):
+            for one in found.values():
+                assert (one.tolist(), one.dtype, one.stride()) == (there.tolist(), there.dtype, there.stride())
+    here = torch.ones(1)
+    found = await trimesh.fetch({"of the process": here, "there": t[1], "number": 3})
+    assert (found["of the process"] is not here, found["number"]) == (True, 3)
     assert await trimesh.show(t) == str(t)
     with pytest.raises(TypeError, match="takes a tensor on a mesh"):
         await trimesh.fetch(torch.ones(2))

@@ -26,4 +26,4 @@ async def test_operator_and_fetch() -> None:
             fetch = await shortest(lambda: trimesh.fetch(product))
 
     assert fits(operator, functions=17, modules=5, calls=20), operator
-    assert fits(fetch, functions=77, modules=26, calls=90), fetch
+    assert fits(fetch, functions=46, modules=20, calls=56), fetch

@@ -88,7 +88,7 @@ class RankRequest:
     team: Team
     expected: Expected
     waiting: dict[Peer, int]
-    answers: dict[int, _Answer | Exception] = attrs.field(factory=dict[int, Any])
+    answers: dict[int, _Answer | bytes | Exception] = attrs.field(factory=dict[int, Any])
     lent: dict[Peer, tuple[Any, ...]] = attrs.field(factory=dict["Peer", tuple[Any, ...]])
     complete: trio.Event = attrs.field(factory=trio.Event)
     is_left: bool = False
@@ -313,7 +313,7 @@ class Engine:
             issue(request.number)
             self.flush_team(team)
         except BaseException:
-            del self._requests[request.number]
+            self._requests.pop(request.number, None)
             raise
         return request
 
@@ -375,21 +375,27 @@ class Engine:
         self._progress.set()
 
     def replied(
-        self, peer: Peer, message: messages.TensorReply, bodies: list[memoryview], carried: CarriedPorts | None
+        self,
+        peer: Peer,
+        message: messages.TensorReply | messages.Fetched,
+        bodies: list[memoryview],
+        carried: CarriedPorts | None,
     ) -> None:
+        """Take what a rank has sent for a request."""
         request = self._requests.get(message.request)
-        if request is not None:
-            payload, rest = take_payload(message.payload, bodies)
-            if not self.settle(request, peer, (payload, rest, message.failed_at, carried)):
-                raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
-        if message.lent is None:
-            return
-        if request is None or request.is_left:
-            self._leave(peer, message.request)
+        answer: _Answer | bytes
+        if isinstance(message, messages.Fetched):
+            lent, answer = None, message.data
         else:
-            request.lent[peer] = message.lent
+            lent, answer = message.lent, (*take_payload(message.payload, bodies), message.failed_at, carried)
+        if request is not None and not self.settle(request, peer, answer):
+            raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
+        if lent is not None and (request is None or request.is_left):
+            self._leave(peer, message.request)
+        elif lent is not None and request is not None:
+            request.lent[peer] = lent
 
-    def settle(self, request: RankRequest, peer: Peer, answer: _Answer | Exception) -> bool:
+    def settle(self, request: RankRequest, peer: Peer, answer: _Answer | bytes | Exception) -> bool:
         """Take the answer of a rank to a request; return False if none was expected."""
         place = request.waiting.pop(peer, None)
         if place is None:
@@ -602,8 +608,12 @@ def values_of(request: RankRequest) -> Mapping[int, Any]:
             set_origin(answer, team.origins[place])
             deaths.append(answer)
             continue
-        payload, bodies, failed_at, carried = answer
+        carried = None
         try:
+            if isinstance(answer, bytes):
+                found[place] = request.expected.unpacked(answer)
+                continue
+            payload, bodies, failed_at, carried = answer
             if failed_at is None:
                 found[place] = _value(request, place, payload, bodies)
             else:

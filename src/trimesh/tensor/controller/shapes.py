@@ -18,8 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from trimesh import limits
+from trimesh.errors import ProtocolError
 from trimesh.tensor.controller.recording import Recorder
 from trimesh.tensor.controller.tensor import MeshTensor
+from trimesh.tensor.protocol.arguments import unpack
 from trimesh.tensor.protocol.messages import kinds_of
 from trimesh.tensor.protocol.placement import Box
 from trimesh.tensor.protocol.tracing import quiet
@@ -164,11 +166,13 @@ class Expected:
         what: For people.
         is_form: Whether a value that the rank at some place has sent has it.
         is_ours: Whether there is nothing of a user's in it, so that bytes that cannot be decoded break the protocol.
+        metas: Of the tensors that it may be, packed.
     """
 
     what: str
     is_form: Callable[[Any, int], bool]
     is_ours: bool = True
+    metas: Sequence[Meta] | None = None
 
     def fits(self, value: Any, place: int) -> bool:
         """Return whether a value has this form; what is asked of an object of a stranger's class may raise."""
@@ -176,6 +180,19 @@ class Expected:
             return self.is_form(value, place)
         except Exception:  # noqa: BLE001
             return False
+
+    def unpacked(self, data: bytes) -> list[torch.Tensor]:
+        """Return packed tensors.
+
+        Raises:
+            ProtocolError: They are not what is expected.
+        """
+        if self.metas is None:
+            raise ProtocolError(f"a rank must answer with {self.what}, got packed tensors")
+        try:
+            return unpack(data, [(meta.size, meta.dtype) for meta in self.metas])
+        except ValueError as error:
+            raise ProtocolError(f"a rank must answer with {self.what}, got {len(data)} bytes: {error}") from error
 
 
 ANYTHING: Final = Expected("any value", lambda _value, _place: True, is_ours=False)
@@ -245,7 +262,8 @@ def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected
             tuple(one.size()) == meta.size and one.dtype is meta.dtype for one, meta in zip(value, wanted, strict=True)
         )
 
-    return Expected(f"{len(metas)} tensors of the metadata that was announced", is_form)
+    packed = None if only_first else metas
+    return Expected(f"{len(metas)} tensors of the metadata that was announced", is_form, metas=packed)
 
 
 def layout_along(dims: int) -> Expected:

@@ -55,27 +55,28 @@ async def fetch(tree: Any) -> Any:
 
 async def _fetched(leaves: list[Any]) -> list[Any]:
     groups: dict[tuple[Team, bool], list[int]] = {}
+    whole = list(leaves)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, MeshTensor):
             groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
-    requests = [_ask_all(team, [leaves[index] for index in group], group) for (team, _), group in groups.items()]
-    # A state has tensors of this process in it, too (an optimizer's steps), which go on changing.
-    whole = [leaf.detach().clone() if _is_local(leaf) else leaf for leaf in leaves]
+        elif isinstance(leaf, torch.Tensor):  # of a state (an optimizer's steps); it goes on changing
+            whole[index] = leaf.detach().clone()
+    requests: list[RankRequest] = []
     try:
-        for group, request, metas in requests:
-            found = await (answers(request) if metas is None else gathered(request, metas or None))
+        for (team, _), group in groups.items():
+            requests.append(_ask(team, [leaves[index] for index in group]))
+        for request, ((team, is_global), group) in zip(requests, groups.items(), strict=True):
+            if request.expected is LARGE:
+                found = await gathered(request, [leaves[index]._meta for index in group] if is_global else None)
+            else:
+                found = await answers(request)
             for number, index in enumerate(group):
                 values = [found[place][number] for place in sorted(found) if found[place]]
-                tensor = leaves[index]
-                whole[index] = values[0] if tensor._meta.is_global else ValueMesh(tensor._held.team.region, values)
+                whole[index] = values[0] if is_global else ValueMesh(team.region, values)
     finally:
-        for _, request, _ in requests:  # those after one that failed
+        for request in requests:  # those after one that failed
             request.team.engine.forget(request)
     return whole
-
-
-def _is_local(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, MeshTensor)
 
 
 async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Any:
@@ -101,13 +102,13 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
 
 async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
     team = tensor._held.team
-    is_large = _is_large(team, [tensor])
     if tensor._meta.is_global:
-        kernel, form = ("fetch_large_part", LARGE) if is_large else ("fetch_part", ONE_TENSOR)
+        kernel, form = ("fetch_large_part", LARGE) if _is_large(team, [tensor]) else ("fetch_part", ONE_TENSOR)
         request = team.engine.ask(team, [place], lambda number: call_kernel(team, kernel, tensor, number, place), form)
-        return (await gathered(request, None))[place][0] if is_large else (await answers(request))[place]
-    request = _ask(team, [tensor], [place], is_large=is_large)
-    return (await (gathered(request, None) if is_large else answers(request)))[place][0]
+    else:
+        request = _ask(team, [tensor], [place])
+    found = (await (gathered(request, None) if request.expected is LARGE else answers(request)))[place]
+    return found if request.expected is ONE_TENSOR else found[0]
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
@@ -170,7 +171,7 @@ def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
     """Return the tensor of each rank, or a list of the one global tensor; see `answers_now`."""
-    found = answers_now(_ask(tensor._held.team, [tensor]))
+    found = answers_now(_ask(tensor._held.team, [tensor], may_lend=False))
     return [values[0] for _, values in sorted(found.items()) if values]
 
 
@@ -180,30 +181,17 @@ def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
     return nbytes >= limits.TENSOR_LENT_BYTES_MIN and not team.engine.proc.is_simulated
 
 
-def _ask_all(
-    team: Team, tensors: Sequence[MeshTensor], group: list[int]
-) -> tuple[list[int], RankRequest, list[Meta] | None]:
-    """Ask for some tensors; return with the request the metadata of global ones that are to be gathered.
-
-    That is None if they come in messages, and empty for tensors of each rank's own.
-    """
-    is_large = _is_large(team, tensors)
-    request = _ask(team, tensors, is_large=is_large)
-    is_global = tensors[0]._meta.is_global
-    return group, request, [one._meta for one in tensors if is_global] if is_large else None
-
-
 def _ask(
-    team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None, *, is_large: bool = False
+    team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None, *, may_lend: bool = True
 ) -> RankRequest:
-    """Ask for tensors of one team, all global or none.
+    """Ask for tensors of one team, all global or none; large ones are to be gathered, if they may be lent.
 
     Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with
     its cause, where the first one would only see its peers leave.
     """
     check_not_compiled()
     asked = range(len(team.peers)) if places is None else places
-    is_global = tensors[0]._meta.is_global
+    is_large, is_global = may_lend and _is_large(team, tensors), tensors[0]._meta.is_global
     form = LARGE if is_large else tensors_like([one._meta for one in tensors], only_first=is_global)
     if not is_global:
         return team.engine.fetch(team, [one._held.ref for one in tensors], asked, form, is_large=is_large)

@@ -19,7 +19,7 @@ from trimesh.rdma.memory.handle import Handle, handle_of
 from trimesh.rdma.memory.local import memory_of
 from trimesh.tensor.dtensor.sharding import assemble, box_by_placements, placements_by_label
 from trimesh.tensor.groups.groups import device_mesh
-from trimesh.tensor.protocol.arguments import new_tensor
+from trimesh.tensor.protocol.arguments import new_tensor, pack
 from trimesh.tensor.protocol.placement import Box
 from trimesh.tensor.rank.kernel import NO_COMMAND, Kernel, Poison
 from trimesh.tensor.rank.moves import Part, PartReading, arrived, deliver, moves_of
@@ -58,6 +58,9 @@ class FetchStep:
             found = next((value for value in values if isinstance(value, Poison)), None)
             if found is None and self.is_large:
                 deliver(rank, self.request, [(at, Box.of_all(value.size()), value) for at, value in enumerate(values)])
+                return
+            if found is None and (data := pack(values)) is not None:
+                rank.outside.reply_packed(self.request, data)
                 return
             if found is None:  # copies: what comes next may write to them before their bytes have left
                 found = [value.detach().cpu().clone() for value in values]

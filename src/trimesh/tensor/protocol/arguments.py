@@ -11,12 +11,14 @@ None, bool, int, float, str    themselves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
-from trimesh._wire.memory import ask_for_huge_pages
+from trimesh import limits
+from trimesh._wire.memory import ask_for_huge_pages, memory_at
 from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol.messages import BODY, NUMBER, REF
 
@@ -181,4 +183,52 @@ def new_tensor(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     made = torch.empty(size, dtype=dtype)
     if type(made) is torch.Tensor and made.device.type == "cpu":  # a mode of torch may make others
         ask_for_huge_pages(made.data_ptr(), made.nbytes)
+    return made
+
+
+# ---- small tensors as bytes, in the head of a message ----------------------------------------------------------------
+
+_ALIGN_BYTES: Final = 16
+"""Where a packed tensor begins: the widest element."""
+_QUANTIZED: Final = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
+"""Types whose elements are no numbers without a scale."""
+
+
+def pack(values: Sequence[torch.Tensor]) -> bytes | None:
+    """Return the bytes of small tensors, one after the other; None if one is large, or is more than row-major bytes."""
+    if sum(value.numel() * value.element_size() + _ALIGN_BYTES for value in values) > limits.HEAD_PAYLOAD_BYTES_MAX:
+        return None
+    memory = bytearray()
+    for value in values:
+        here = value.detach()
+        is_plain = type(here) is torch.Tensor and here.layout is torch.strided and here.is_contiguous()
+        if not is_plain or here.is_meta or here.dtype in _QUANTIZED or here.is_conj() or here.is_neg():
+            return None
+        here = here.cpu()
+        memory += bytes(-len(memory) % _ALIGN_BYTES)
+        memory += memory_at(here.data_ptr(), here.nbytes, here)
+    return bytes(memory)
+
+
+def unpack(data: bytes, likes: Iterable[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
+    """Return the tensors of some sizes and types that were packed.
+
+    Raises:
+        ValueError: They are not what was packed.
+    """
+    made: list[torch.Tensor] = []
+    memory, at = bytearray(data), 0
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # a mesh may be active
+        for size, dtype in likes:
+            at += -at % _ALIGN_BYTES
+            count = math.prod(size)
+            if dtype in _QUANTIZED:
+                raise ValueError("quantized tensors are not packed")
+            if not count:
+                made.append(torch.empty(size, dtype=dtype))
+                continue
+            made.append(torch.frombuffer(memory, dtype=dtype, count=count, offset=at).resize_(size))
+            at += made[-1].nbytes
+    if at != len(data):
+        raise ValueError(f"they take {at} bytes")
     return made

@@ -2,7 +2,7 @@
 
     controller                                    rank
       Open, Team, Run, Fetch ------------------>    executes commands in the order of each team
-      <------------------------------ Done, TensorReply
+      <--------------------- Done, TensorReply, Fetched
 
     rank                                          first rank of its team
       Ask ------------------------------------->    what the ranks tell each other to make process groups
@@ -155,6 +155,13 @@ class TensorReply(_Message, frozen=True, tag=5):
     lent: tuple[Any, ...] | None = None
 
 
+class Fetched(_Message, frozen=True, tag=13):
+    """Small tensors that a `Fetch` has asked for, as `pack` has packed them; others come as a `TensorReply`."""
+
+    request: int
+    data: bytes
+
+
 NO_RANK: Final = -1
 """In place of a rank that has failed: none has."""
 
@@ -252,7 +259,7 @@ class Taken(_Message, frozen=True, tag=7):
     is_unread: bool = False
 
 
-AnyMessage = Open | NewTeam | Run | Fetch | Done | TensorReply | Offer | Taken | Lost | Ask | Answer | Stuck
+AnyMessage = Open | NewTeam | Run | Fetch | Done | TensorReply | Fetched | Offer | Taken | Lost | Ask | Answer | Stuck
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(AnyMessage)

@@ -275,6 +275,10 @@ class Outside(Protocol):
         """Send a value, or a `Poison`, to the controller."""
         ...
 
+    def reply_packed(self, request: int, data: bytes) -> None:
+        """Send tensors to the controller that were packed."""
+        ...
+
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
         """Send a description of what lies in memory, which the controller reads; `deliver` says of what."""
         ...

@@ -118,6 +118,9 @@ class _Hosted:
         self.controller.prepare(encoded.definitions, encoded.attachments)
         self._send(messages.TensorReply(self.engine, request, b"", failed_at), [encoded.payload, *encoded.buffers])
 
+    def reply_packed(self, request: int, data: bytes) -> None:
+        self.runner.tell(self._send, messages.Fetched(self.engine, request, data))
+
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
         self.runner.tell(self._reply_lent, request, described, memory, is_staged)
 
@@ -269,7 +272,7 @@ class TensorService:
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.done(peer, message)
-            case messages.TensorReply():
+            case messages.TensorReply() | messages.Fetched():
                 engine = self.engines.get(message.engine)
                 if engine is not None:
                     engine.replied(peer, message, bodies, carried)

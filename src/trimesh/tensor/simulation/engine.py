@@ -217,7 +217,7 @@ class SimulatedEngine(Engine):
                 encoded = self.proc.values.encode(found if fits else [], what="a stand-in")
                 self.settle(request, peer, (encoded.payload, [memoryview(one) for one in encoded.buffers], None, None))
         except BaseException:
-            del self._requests[number]
+            self._requests.pop(number, None)
             raise
         return request
 
@@ -316,6 +316,10 @@ class _Outside:
     def reply(self, request: int, value: Any) -> None:
         """Give a value, or a `Poison`, to the controller."""
         self.answered(request, value)
+
+    def reply_packed(self, request: int, data: bytes) -> None:
+        """Nothing is packed here: there are no values."""
+        raise NotImplementedError
 
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
         """Nothing is large here: see `fetching`."""
