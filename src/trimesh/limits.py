@@ -446,6 +446,9 @@ PUBLISHED_READERS_MAX: Final = 1_024
 """Processes that read one publication, as many as one process can have links: 80 KiB of rows."""
 PUBLISHED_TENSORS_MAX: Final = 65_536
 """Tensors of one version; state dicts have hundreds, of mixtures of experts tens of thousands."""
+PUBLISHED_COPY_BYTES_MAX: Final = 1 << 16
+"""A version of so few bytes is copied with its layout when it is pinned, and tensors that lie so close to each other in
+one transfer: to copy them once more takes less time than a second transfer."""
 PUBLISH_LOG_SECONDS: Final = 1.0
 """A `publish` that waits so long for readers is logged: a read of a large model takes half a second."""
 UNPIN_SECONDS: Final = 1.0

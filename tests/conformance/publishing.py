@@ -37,6 +37,24 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("trimesh-block")
 
 
+SMALL, LARGE = 3_000, 300_000
+"""Sizes of versions: of one that is copied when it is pinned (RE-6), and of one that is read afterwards."""
+
+READING_TRANSFERS = {SMALL: 0, LARGE: 3}
+"""Of a version that is pinned: none, or two tensors and a look at the row."""
+
+PINNING_TRANSFERS = {size: 3 + reading for size, reading in READING_TRANSFERS.items()}
+"""The same by a reader that has read before: the cell, the copy of the layout, and a look at the board come first."""
+
+FIRST_TRANSFERS = {size: 5 + pinning for size, pinning in PINNING_TRANSFERS.items()}
+"""The same by `Reader.follow`, when it has not: the board, its row, two looks at the lease, one at the version."""
+
+
+def steps_of(transfers: dict[int, int]) -> list[tuple[int, int]]:
+    """Return each size of a version with the number of each transfer."""
+    return [(size, nth) for size, count in transfers.items() for nth in range(1, count + 1)]
+
+
 class Publisher(Actor):
     """Publishes versions."""
 
@@ -49,8 +67,9 @@ class Publisher(Actor):
         return self.published
 
     @endpoint
-    async def publish(self, first: int, last: int | None = None) -> int:
-        """Publish the versions `first` to `last`, as fast as it goes."""
+    async def publish(self, first: int, last: int | None = None, *, size: int | None = None) -> int:
+        """Publish the versions `first` to `last`, as fast as it goes, from now on of another size."""
+        self.size = size or self.size
         for number in range(first, (last or first) + 1):
             version = await self.published.publish(version_of(number, self.size))
             assert version == number
@@ -151,6 +170,12 @@ class Reader(Actor):
                 tensors = await snapshot.read()
                 seen.append(-snapshot.version if is_torn(tensors, snapshot.version) else snapshot.version)
         return seen
+
+    @endpoint
+    async def latest(self, published: Any) -> int:
+        """Read the latest version; return its number, negated if it is torn."""
+        async with published.pin() as snapshot:
+            return -snapshot.version if is_torn(await snapshot.read(), snapshot.version) else snapshot.version
 
     @endpoint
     async def chase(self, published: Any, last: int) -> list[int]:

@@ -116,7 +116,6 @@ async def test_new_reader_needs_no_word_of_the_publisher(backend: SimBackend):
 async def test_rows_of_readers_that_have_ended_are_given_to_others(backend: Backend, monkeypatch: pytest.MonkeyPatch):
     """BO-4: a publication is read by any number of processes, one after the other, and by so many at one time."""
     monkeypatch.setattr("trimesh.limits.PUBLISHED_READERS_MAX", 2)
-    monkeypatch.setattr(board, "ROWS_BYTES", 2 * board.ROW_BYTES)
     monkeypatch.setattr(board, "BOARD_BYTES", board.HEAD_BYTES + 2 * board.ROW_BYTES)
     async with backend.procs({"gpus": 1}), Published() as weights:
         for number in range(1, 4):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.meshes import attempt, member
-from tests.conformance.publishing import Publisher, Reader, is_torn
+from tests.conformance.publishing import LARGE, PINNING_TRANSFERS, SMALL, Publisher, Reader, is_torn, steps_of
 
 from trimesh import LinkLost, endpoint
 from trimesh._runtime.life.current import current_proc
@@ -47,7 +47,7 @@ class Peruser(Reader):
 async def forget(mesh: Any, publisher: Any, fault_log: Any) -> None:
     """Have the reader forgotten as soon as its transfer is held back, and the memory that it looks at used again."""
     with trio.fail_after(20):
-        while not len(fault_log):  # noqa: ASYNC110 - the log has no event; time is virtual
+        while not any(fired.site == "transfer" for fired in fault_log):  # noqa: ASYNC110 - the log has no event; time is virtual
             await trio.sleep(0.01)
     await publisher.forget.call_one(member(mesh, 1).proc_id)
 
@@ -57,7 +57,7 @@ async def forget(mesh: Any, publisher: Any, fault_log: Any) -> None:
 @simulate(seeds=10)
 async def test_copy_that_ends_after_the_reader_was_forgotten_is_no_result(mesh, faults, fault_log, nth):
     """N4, BO-3: the memory that it copies from holds another version by then."""
-    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful)
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful, 2, LARGE)
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
     weights = await publisher.handle.call_one()
     await publisher.publish.call_one(1)
@@ -72,6 +72,23 @@ async def test_copy_that_ends_after_the_reader_was_forgotten_is_no_result(mesh, 
 
             with pytest.raises(LinkLost, match="version 1 is not pinned any more"):
                 await holding.result()
+
+
+@simulate(seeds=10)
+async def test_small_version_is_whole_also_when_the_reader_was_forgotten(mesh, faults):
+    """RE-6: all of it was copied while it was pinned."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful, 2, SMALL)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    weights = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    async with trio.open_nursery() as nursery:
+        holding = attempt(nursery, reader.hold.call_one, weights, 1)
+        await reader.pinned.call_one()
+        async with faults.partition({"gpus": 0}, {"gpus": 1}):
+            await publisher.forget.call_one(member(mesh, 1).proc_id)
+            await publisher.publish.call_one(2, 6)
+            await reader.let_go.call_one()
+            assert await holding.result() == 1
 
 
 @simulate(seeds=10)
@@ -94,16 +111,12 @@ async def test_block_whose_parts_were_read_after_the_reader_was_forgotten_fails(
                 await perusing.result()
 
 
-PINNING_TRANSFERS = 6
-"""Of one that pins a version by its number and has subscribed: head, cell, head, layout, row, and the first tensor."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("nth", range(1, PINNING_TRANSFERS + 1))
+@pytest.mark.parametrize(("size", "nth"), steps_of(PINNING_TRANSFERS))
 @simulate(seeds=5)
-async def test_forgotten_reader_reads_nothing_torn(mesh, faults, fault_log, nth):
+async def test_forgotten_reader_reads_nothing_torn(mesh, faults, fault_log, size, nth):
     """N4, BO-3, BO-4: its row counts no more; by another, for which it asks nobody, it pins what is still there."""
-    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful, 3)
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful, 3, size)
     forgotten = await mesh.slice(gpus=1).spawn("forgotten", Reader)
     weights = await publisher.handle.call_one()
     await publisher.publish.call_one(1)
@@ -121,11 +134,11 @@ async def test_forgotten_reader_reads_nothing_torn(mesh, faults, fault_log, nth)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nth", range(1, PINNING_TRANSFERS + 1))
+@pytest.mark.parametrize(("size", "nth"), steps_of(PINNING_TRANSFERS))
 @simulate(seeds=5, per_host={"gpus": 3})
-async def test_forgotten_reader_takes_no_pin_away(mesh, faults, fault_log, nth):
+async def test_forgotten_reader_takes_no_pin_away(mesh, faults, fault_log, size, nth):
     """N4, BO-3: its row is another one's now, who has pinned the same version; both write to the same cell."""
-    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful, 3)
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Forgetful, 3, size)
     forgotten = await mesh.slice(gpus=1).spawn("forgotten", Reader)
     other = await mesh.slice(gpus=2).spawn("other", Reader)
     weights = await publisher.handle.call_one()

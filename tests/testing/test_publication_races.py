@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 import pytest
 import trio
 from tests.conformance.meshes import attempt
-from tests.conformance.publishing import Publisher, Reader
+from tests.conformance.publishing import FIRST_TRANSFERS, LARGE, SMALL, Publisher, Reader, steps_of
 
+from trimesh import Isolate, LinkLost, ProcDied, this_host
 from trimesh.rdma import Published, VersionGone
 from trimesh.testing import simulate
+
+UNPINNED_TRANSFERS = {size: count + 1 for size, count in FIRST_TRANSFERS.items()}
+"""Of a version that is read for the first time: the last one gives its pin back."""
 
 
 @simulate(seeds=5)
@@ -34,7 +41,7 @@ async def test_pin_that_comes_while_a_version_is_taken_out_is_seen(mesh, faults,
 
 
 @simulate(seeds=5)
-@pytest.mark.parametrize("late", range(1, 6))
+@pytest.mark.parametrize("late", range(1, 5))
 async def test_task_that_is_cancelled_while_it_shares_a_pin_lets_go(mesh, faults, late):
     """RE-1: also while the task that makes the pin is still at it."""
     publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
@@ -57,3 +64,137 @@ async def test_task_that_is_cancelled_while_it_shares_a_pin_lets_go(mesh, faults
         nursery.cancel_scope.cancel()
     with trio.fail_after(50):
         assert await publisher.publish.call_one(2, 6) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "nth"), steps_of(UNPINNED_TRANSFERS))
+@simulate(seeds=5)
+async def test_slots_that_are_used_anew_between_two_steps_of_a_reader(mesh, faults, fault_log, size, nth):
+    """BO-1, BO-2: whatever it has seen before, it gets a version that was there, whole, and at last the latest."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 3, size)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    handle = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    faults.transfer({"gpus": 1}, nth=nth).delays(10)
+    async with trio.open_nursery() as nursery:
+        following = attempt(nursery, reader.follow.call_one, handle, 6)
+        await _has_fired(fault_log)
+        await publisher.publish.call_one(2, 6)
+        seen = await following.result()
+    assert (min(seen) > 0, seen[-1]) == (True, 6)
+    assert await publisher.publish.call_one(7, 12) == 12
+
+
+@pytest.mark.parametrize("growth", [0, SMALL])
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+@simulate(seeds=5)
+async def test_reader_that_hears_no_news_gets_the_latest_version(mesh, faults, size, growth):
+    """RE-6: its pin is tried by what the board said last: of a slot that has another version, or other memory, now."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 2, size)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    handle = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    assert await reader.follow.call_one(handle, 1) == [1]
+    async with faults.partition({"gpus": 0}, {"gpus": 1}):
+        for number in range(3, 12, 2):
+            await publisher.publish.call_one(number - 1, number, size=size + growth * number)
+            assert await reader.latest.call_one(handle) == number
+            assert await reader.try_pin.call_one(handle, number - 1) in (str(number - 1), VersionGone.__name__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "nth"), steps_of(UNPINNED_TRANSFERS))
+@simulate(seeds=5)
+async def test_reader_that_is_killed_at_any_step_keeps_no_slot(faults, fault_log, size, nth):
+    """PU-2: its row is taken back, whatever it has written there."""
+    async with _isolated(faults) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher, 2, size)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        other = await procs.slice(gpus=2).spawn("other", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        faults.transfer(procs.slice(gpus=1), nth=nth).delays(600)
+        following = attempt(nursery, reader.follow.call_one, handle, 1)
+        await _has_fired(fault_log)
+        faults.kill(procs.slice(gpus=1))
+
+        with pytest.raises(ProcDied):
+            await following.result()
+        assert await publisher.publish.call_one(2, 6) == 6
+        assert await other.follow.call_one(handle, 6) == [6]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))
+@simulate(seeds=5)
+async def test_publisher_that_is_killed_between_two_steps_of_a_reader(faults, fault_log, size, nth):
+    """BO-5: what was pinned by then is read to its end; what was not is the death of the publisher."""
+    async with _isolated(faults) as procs, trio.open_nursery() as nursery:
+        publisher = await procs.slice(gpus=0).spawn("publisher", Publisher, 2, size)
+        reader = await procs.slice(gpus=1).spawn("reader", Reader)
+        handle = await publisher.handle.call_one()
+        await publisher.publish.call_one(1)
+        faults.transfer(procs.slice(gpus=1), nth=nth).delays(60)
+        following = attempt(nursery, reader.follow.call_one, handle, 1)
+        await _has_fired(fault_log)
+        faults.kill(procs.slice(gpus=0))
+
+        if nth > FIRST_TRANSFERS[SMALL]:
+            assert await following.result() == [1]
+        else:
+            with pytest.raises(ProcDied):
+                await following.result()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))
+@simulate(seeds=5, per_host={"gpus": 3})
+async def test_reader_that_is_forgotten_at_any_step_takes_no_pin_away(mesh, faults, fault_log, size, nth):
+    """BO-3, BO-4: its row is another one's by then, who has pinned the same version."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher, 3, size)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    other = await mesh.slice(gpus=2).spawn("other", Reader)
+    handle = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    faults.transfer({"gpus": 1}, nth=nth).delays(10)
+    async with trio.open_nursery() as nursery:
+        await reader.let_go.call_one()
+        pinning = attempt(nursery, reader.hold.call_one, handle, 1)
+        await _has_fired(fault_log)
+        await publisher.forget_readers.call_one()
+        holding = attempt(nursery, other.hold.call_one, handle, 1)
+        await other.pinned.call_one()
+        await publisher.publish.call_one(2, 6)
+        with suppress(LinkLost, VersionGone):
+            assert await pinning.result() == 1
+        await publisher.publish.call_one(7, 12)
+        await other.let_go.call_one()
+        assert await holding.result() == 1
+
+
+@simulate(seeds=10)
+async def test_look_that_is_old_takes_no_pin_of_another_task_away(mesh):
+    """RE-1: the slot of the version that it names has a later one, which is pinned in the same process."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    handle: Published = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    async with handle.pin(1):
+        reading = handle._reading()
+        old = reading._head
+    await publisher.publish.call_one(2, 3)
+    async with handle.pin(3) as snapshot:
+        reading._head = old
+        with pytest.raises(VersionGone):
+            async with handle.pin(1):
+                pass
+        await snapshot.check()
+
+
+def _isolated(faults: Any) -> Any:
+    return this_host().spawn_procs({"gpus": 3}, supervision=Isolate(), setup=faults.armed())
+
+
+async def _has_fired(fault_log: Any) -> None:
+    with trio.fail_after(20):
+        while not len(fault_log):  # noqa: ASYNC110 - the log has no event; time is virtual
+            await trio.sleep(0.01)

@@ -8,14 +8,27 @@ from typing import Any
 import pytest
 import trio
 from tests.conformance.meshes import attempt
-from tests.conformance.publishing import Publisher, Reader, version_of
+from tests.conformance.publishing import (
+    FIRST_TRANSFERS,
+    READING_TRANSFERS,
+    Publisher,
+    Reader,
+    steps_of,
+    version_of,
+)
+from tests.conformance.publishing import (
+    LARGE as LARGE_VERSION,
+)
+from tests.conformance.publishing import (
+    SMALL as SMALL_VERSION,
+)
 from tests.conformance.vault import LARGE, SMALL, Vault, pattern
 from tests.conformance.vault import Reader as Peeker
 from tests.patience import HANG_SECONDS
 from tests.testing.actors import run_body
 
 import trimesh
-from trimesh import Isolate, MeshErrorGroup, ProcDied
+from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, endpoint
 from trimesh.rdma import Published
 from trimesh.testing import UnfiredFault, UnsupportedFault, simulate
 from trimesh.testing.plans.plan import FaultPlan
@@ -24,6 +37,16 @@ from trimesh.testing.real.run import run_real
 from trimesh.testing.simulated.seeded_run import SeededOptions, run_once
 
 both = pytest.mark.mesh_backend("sim", "proc")
+
+
+class Shelf(Actor):
+    """Publishes what it is given."""
+
+    @endpoint
+    async def publish(self, tensors: dict[str, bytes]) -> Any:
+        published = Published()
+        await published.publish(tensors)
+        return published
 
 
 class Planned(Exception):
@@ -282,36 +305,36 @@ async def _hold(nursery: trio.Nursery, reader: Any, weights: Any, version: int) 
     await reader.pinned.call_one()
 
 
-READING_TRANSFERS = 3
-"""Of a version of two tensors, by a reader that has pinned it: those, and a look at its pin."""
+both_sizes = pytest.mark.parametrize("size", [SMALL_VERSION, LARGE_VERSION])
 
 
+@both_sizes
 @both
 @simulate(seeds=10)
-async def test_unpin_that_fails_is_tried_again(mesh, faults):
+async def test_unpin_that_fails_is_tried_again(mesh, faults, size):
     """RE-2: the reader does not notice, and the publisher gets its memory."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
     async with Published() as weights:
-        await weights.publish(version_of(1))
+        await weights.publish(version_of(1, size))
         async with trio.open_nursery() as nursery:
             await _hold(nursery, reader, weights, 1)
-            faults.transfer({"gpus": 1}, nth=READING_TRANSFERS + 1, times=3).raises(OSError("planned"))
+            faults.transfer({"gpus": 1}, nth=READING_TRANSFERS[size] + 1, times=3).raises(OSError("planned"))
             await reader.let_go.call_one()
         for number in range(2, 6):
             assert await weights.publish(version_of(number)) == number
 
 
+@both_sizes
 @simulate(seeds=10)
-async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, faults):
+async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, faults, size):
     """RE-2: the publisher does without the slot until the reader pins something there again, or ends."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
     async with Published() as weights:
-        await weights.publish(version_of(1))
+        await weights.publish(version_of(1, size))
         async with trio.open_nursery() as nursery:
             await _hold(nursery, reader, weights, 1)
-            heal = faults.plan(
-                TransferFault(faults.where({"gpus": 1}), READING_TRANSFERS + 1, 10**6, OSError("planned"))
-            )
+            nth = READING_TRANSFERS[size] + 1
+            heal = faults.plan(TransferFault(faults.where({"gpus": 1}), nth, 10**6, OSError("planned")))
             await reader.let_go.call_one()
         heal()
         await weights.publish(version_of(2))
@@ -325,20 +348,40 @@ async def test_pin_that_cannot_be_given_back_is_replaced_by_the_next(mesh, fault
             assert await weights.publish(version_of(number)) == number
 
 
-@pytest.mark.parametrize("nth", range(1, 11))
+@pytest.mark.parametrize(("size", "nth"), steps_of(FIRST_TRANSFERS))
 @both
 @simulate(seeds=5)
-async def test_pin_that_fails_leaves_nothing_pinned(mesh, faults, nth):
+async def test_pin_that_fails_leaves_nothing_pinned(mesh, faults, size, nth):
     """RE-2: whichever transfer of the reader fails, from its first look at the board to the last byte."""
     reader = await mesh.slice(gpus=1).spawn("reader", Reader)
     async with Published() as weights:
-        await weights.publish(version_of(1))
+        await weights.publish(version_of(1, size))
         faults.transfer({"gpus": 1}, nth=nth).raises(Planned("planned"))
         with pytest.raises(Planned):
             await reader.follow.call_one(weights, 1)
         for number in range(2, 6):
             assert await weights.publish(version_of(number)) == number
         assert await reader.follow.call_one(weights, 5) == [5]
+
+
+@pytest.mark.parametrize(
+    ("names", "transfers"),
+    [("abcd", 3), ("bc", 1), ("acd", 3), ("cb", 1), ("b", 1)],
+    ids=["all", "neighbours", "some", "neighbours in another order", "one"],
+)
+@both
+@simulate(seeds=5)
+async def test_small_tensors_that_are_neighbours_come_in_one_transfer(mesh, faults, fault_log, names, transfers):
+    """RE-3: the last transfer is a look at the pin."""
+    tensors = {"a": pattern(100_000, 1), "b": pattern(100, 2), "c": pattern(3_000, 3), "d": pattern(100_000, 4)}
+    shelf = await mesh.slice(gpus=0).spawn("shelf", Shelf)
+    weights = await shelf.publish.call_one(tensors)
+    async with weights.pin() as snapshot:
+        faults.transfer("controller", times=100).delays(1e-6)
+        found = {name: bytearray(len(tensors[name])) for name in names}
+        await snapshot.read_into(found)
+        assert len(fault_log) == transfers + 1
+    assert found == {name: tensors[name] for name in names}
 
 
 # ---- processes that end, or stop, meanwhile --------------------------------------------------------------------------

@@ -190,6 +190,7 @@ class Bulk:
         self.publications: list[Callable[[], Iterable[PublicationRow]]] = []
         self._thread: int = threading.get_ident()
         self._is_served = False
+        self._host: int | None = None
         self._attachments: dict[ProcessAddress, Attachment] = {}
         self._registrations: dict[Registration, None] = {}
         from trimesh._runtime.services.linked_moves import LinkedMoves  # noqa: PLC0415 - loaded with the first block
@@ -206,16 +207,26 @@ class Bulk:
             RuntimeError: The caller runs in another thread than the Trio loop.
             trio.ClosedResourceError: This process is ending.
         """
-        if threading.get_ident() != self._thread:
-            raise RuntimeError(
-                "buffers are made and used in the thread of the Trio loop, got another thread: "
-                "write trio.from_thread.run_sync(trimesh.RDMABuffer, data)"
-            )
+        self._check_thread()
         mover = self.proc.transport.mover
         if not self._is_served:
             self._is_served = True
             self.proc.serve(mover.run)
         return mover
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(
+                "buffers are made and used in the thread of the Trio loop, got another thread: "
+                "write trio.from_thread.run_sync(trimesh.RDMABuffer, data)"
+            )
+
+    @property
+    def host(self) -> int:
+        """Identity of this host, as handles name it."""
+        if self._host is None:
+            self._host = self.mover.home.host
+        return self._host
 
     # ---- granting --------------------------------------------------------------------------------------------
 
@@ -323,7 +334,7 @@ class Bulk:
 
     def is_elsewhere(self, granted: Granted) -> bool:
         """Return whether memory is of another host, which messages reach in any case."""
-        return granted.home.host != self.mover.home.host
+        return granted.home.host != (self._host or self.host)
 
     async def move(self, granted: Granted, transfer: Transfer) -> TransferDone:
         """Make a transfer.
@@ -342,21 +353,18 @@ class Bulk:
         if self.proc.sites is not None and (before := self.proc.sites.moving(self.proc.proc_id)) is not None:
             await before()
         try:
-            return await self._move(granted, transfer)
+            attachment = await self._enter(granted)
+            try:
+                if self.is_elsewhere(granted) and _best(attachment, granted) is Carrier.NONE:
+                    return await self._move_by_link(granted, transfer)
+                return await attachment.move(transfer)
+            except TransferError as error:
+                await self._raise(granted, attachment, error.end)
         except (ProcDied, MeshStopped):
             done = await self.kept.move(granted, transfer)  # BK-4
             if done is None:
                 raise
             return done
-
-    async def _move(self, granted: Granted, transfer: Transfer) -> TransferDone:
-        attachment = await self._enter(granted)
-        try:
-            if self.is_elsewhere(granted) and _best(attachment, granted) is Carrier.NONE:
-                return await self._move_by_link(granted, transfer)
-            return await attachment.move(transfer)
-        except TransferError as error:
-            await self._raise(granted, attachment, error.end)
 
     async def _move_by_link(self, granted: Granted, transfer: Transfer) -> TransferDone:
         family, owner = self.proc.family, self.proc.peer(ProcId(granted.home.epoch))
@@ -410,6 +418,7 @@ class Bulk:
         return self._attachment(granted.home)
 
     def _attachment(self, home: ProcessAddress) -> Attachment:
+        self._check_thread()
         found = self._attachments.get(home)
         if found is None:
             if len(self._attachments) >= limits.ATTACHMENTS_MAX:

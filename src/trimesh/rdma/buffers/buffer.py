@@ -265,23 +265,12 @@ class RDMABuffer:
 
     def check_read(self, destination: Any) -> Memory:
         """Return the memory of a destination of this buffer, or raise what `read_into` would."""
-        memory = memory_of(destination, "the destination of a read")
-        if not memory.is_writable:
-            raise ValueError(f"the destination of a read must be writable, got {memory.text}, which is read-only")
-        return self._fitting(memory, "destination")
+        return destination_of(destination, self.nbytes)
 
     def check_write(self, source: Any) -> Memory:
         """Return the memory of a source for this buffer, or raise what `write_from` would."""
         self._check_writable()
-        return self._fitting(memory_of(source, "the source of a write"), "source")
-
-    def _fitting(self, memory: Memory, what: str) -> Memory:
-        if memory.nbytes != self.nbytes:
-            raise ValueError(
-                f"the {what} of a transfer must have the size of the buffer, {self.nbytes} bytes, got {memory.text} "
-                f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
-            )
-        return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor.device))
+        return _fitting(memory_of(source, "the source of a write"), self.nbytes, "source")
 
     def _check_writable(self) -> None:
         if not self.is_writable:
@@ -376,6 +365,23 @@ def buffer_by(handle: Handle) -> RDMABuffer:
     made = RDMABuffer.__new__(RDMABuffer)
     made._handle, made._registration = handle, None  # noqa: SLF001 - its own class
     return made
+
+
+def destination_of(data: Any, nbytes: int) -> Memory:
+    """Return memory that so many bytes are read into, or raise what `RDMABuffer.read_into` would."""
+    memory = memory_of(data, "the destination of a read")
+    if not memory.is_writable:
+        raise ValueError(f"the destination of a read must be writable, got {memory.text}, which is read-only")
+    return _fitting(memory, nbytes, "destination")
+
+
+def _fitting(memory: Memory, nbytes: int, what: str) -> Memory:
+    if memory.nbytes != nbytes:
+        raise ValueError(
+            f"the {what} of a transfer must have the size of the buffer, {nbytes} bytes, got {memory.text} "
+            f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
+        )
+    return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor.device))
 
 
 def _register(memory: Memory, rights: Right) -> tuple[Registration, Granted]:

@@ -5,13 +5,15 @@
              readers with an RDMA adapter need besides, which follows the layout
     rows     for each reader: its process, its lease, and a cell for each slot: what it has pinned there, or 0
 
+A reader looks at all from the header to its own row in one transfer. The first readers have the first rows.
+
 Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
 into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
 whether a cell still has it. Both write by `TransferKind.SWAP`, which all see in one order.
 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
-    BO-2 A reader that has seen its version in the slot after writing its cell has it pinned, for as long as its row has
-         its lease.
+    BO-2 A reader that has seen its version in the slot after writing its cell has had it pinned since then, for as long
+         as its row has its lease.
     BO-3 A process that counts as ended may live: its link was cut. The publisher changes the lease of its row before it
          forgets what is pinned there, and the lease only grows. So a reader that finds lease and pin in its row after
          it has copied something has copied what it had pinned; and what it writes later, to cells that belong to
@@ -19,7 +21,7 @@ whether a cell still has it. Both write by `TransferKind.SWAP`, which all see in
     BO-4 A reader takes a row by putting itself where 0 was, by `TransferKind.SWAP`, alone; then it reads
          the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
          may have it, another lease, empty cells, any may have it. So a lease that was read while the row was one's
-         own is one's own.
+         own is one's own. Nothing is written to a cell before that is known.
     BO-5 When the publisher has ended nothing is pinned any more, and what was pinned stays as it is: nothing is left
          that would write there. Who has header and row mapped still sees whether its pin held to the end, and that
          the memory was of this publication: closed ones give it back, to be used for others.
@@ -57,17 +59,14 @@ _HEADER: Final = struct.Struct("<QQQQ")
 _SLOT: Final = struct.Struct("<QIIII16sQQ8x")
 
 HEAD_BYTES: Final = _HEADER.size + limits.PUBLISHED_SLOTS_MAX * _SLOT.size
-"""Header and slots: what a reader reads at once."""
+"""Header and slots."""
 
 _ROW_WORDS: Final = 2 + limits.PUBLISHED_SLOTS_MAX
 
 ROW_BYTES: Final = _ROW_WORDS * WORD
 """Process, lease and cells: what a reader reads to see that its pins still hold."""
 
-ROWS_BYTES: Final = limits.PUBLISHED_READERS_MAX * ROW_BYTES
-"""What a reader reads to find a row."""
-
-BOARD_BYTES: Final = HEAD_BYTES + ROWS_BYTES
+BOARD_BYTES: Final = HEAD_BYTES + limits.PUBLISHED_READERS_MAX * ROW_BYTES
 
 
 class BoardState(IntEnum):
@@ -78,8 +77,7 @@ class BoardState(IntEnum):
     LAST = 2
 
 
-@attrs.frozen
-class Slot:
+class Slot(msgspec.Struct, frozen=True):
     """Where one version lies.
 
     Attributes:
@@ -99,8 +97,10 @@ class Slot:
     exported_nbytes: int
 
 
-@attrs.frozen
-class Head:
+_EMPTY: Final = Slot(0, Grant(0, 0, b""), 0, 0, 0, 0)
+
+
+class Head(msgspec.Struct, frozen=True):
     """What a reader has read.
 
     Attributes:
@@ -118,9 +118,10 @@ class Head:
     slots: tuple[Slot, ...]
 
     def find(self, version: int) -> int | None:
-        if version < 1:
-            return None  # what is in an empty slot is no version
-        return next((index for index, slot in enumerate(self.slots) if slot.version == version), None)
+        for index, slot in enumerate(self.slots):
+            if slot.version == version >= 1:  # what is in an empty slot is no version
+                return index
+        return None
 
 
 def read_head(data: bytes | bytearray | memoryview) -> Head:
@@ -131,10 +132,12 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
     """
     latest, state, number, _ = _HEADER.unpack_from(data)
     slots = list[Slot]()
-    for index in range(limits.PUBLISHED_SLOTS_MAX):
-        found = _SLOT.unpack_from(data, offset_of_slot(index))
+    for found in _SLOT.iter_unpack(memoryview(data)[_HEADER.size : HEAD_BYTES]):
         version, place, generation, block, exported, secret, nbytes, layout = found
-        if version and not (0 < layout <= nbytes - exported and exported <= limits.EXPORT_BYTES_MAX):
+        if not version:
+            slots.append(_EMPTY)
+            continue
+        if not (0 < layout <= nbytes - exported and exported <= limits.EXPORT_BYTES_MAX):
             raise ProtocolError(f"a layout must lie in its slot, got {layout} and {exported} bytes of {nbytes}")
         slots.append(Slot(version, Grant(place, generation, secret), block, nbytes, layout, exported))
     return Head(latest, state == BoardState.CLOSED, state != BoardState.OPEN, number, tuple(slots))
@@ -223,6 +226,11 @@ def new_board(board: memoryview) -> list[int]:
 def offset_of_lease(reader: int) -> int:
     """Return where the lease of a row stands."""
     return offset_of_row(reader) + WORD
+
+
+def given_lease(row: memoryview) -> int:
+    """Return the lease that the row of a reader has."""
+    return int(row.cast("Q")[1])
 
 
 def readers_of(rows: bytes | bytearray | memoryview) -> list[int]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
 
@@ -24,7 +23,7 @@ from trimesh.errors import MeshStopped, ProcDied, ProtocolError, place_name
 from trimesh.rdma.buffers.buffer import RDMABuffer
 from trimesh.rdma.publications.board import TensorEntry, describe
 from trimesh.rdma.publications.publisher import Publications, Publisher, publications_of
-from trimesh.rdma.publications.reading import Snapshot, VersionGone, snapshot_of
+from trimesh.rdma.publications.reading import Reading, Snapshot, snapshot_of
 
 
 class Published:
@@ -102,7 +101,7 @@ class Published:
         return await in_trio(self._wait_newer)(version)
 
     async def _wait_newer(self, version: int) -> int:
-        return await _publications().reading(self._number, self._board).wait_newer(version)
+        return await self._reading().wait_newer(version)
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[Snapshot]:
         """Keep a version as it is for as long as a block: `async with weights.pin() as snapshot:`.
@@ -123,24 +122,18 @@ class Published:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def _pin(self, version: int | None) -> AsyncGenerator[Snapshot, None]:
-        reading = _publications().reading(self._number, self._board)
-        latest = await reading.wait_newer(0) if version is None else version
-        while True:
-            try:
-                pin = await reading.pin(latest)
-                break
-            except VersionGone:
-                if version is not None:
-                    raise
-            latest = await reading.wait_newer(0)  # it was overwritten between two looks
+        reading = self._reading()
+        pin = await reading.pin(version)
         try:
-            assert pin.slot is not None, "a pin that has been given has its slot"
-            snapshot = await snapshot_of(latest, pin.slot, reading.handle_of(pin.slot), partial(reading.check, pin))
+            snapshot = snapshot_of(reading, pin)
             yield snapshot
             if snapshot.is_lent:
                 await reading.check(pin)
         finally:
             await reading.unpin(pin)
+
+    def _reading(self) -> Reading:
+        return _publications().reading(self._number, self._board.handle.granted)
 
     def follow(
         self,

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
     from trimesh._runtime.actors import Cell
     from trimesh._runtime.life import Proc
+    from trimesh._runtime.services import Granted
 
 
 _log = logging.getLogger("trimesh")
@@ -339,9 +340,9 @@ class Publications:
         made = self._publishers[number] = Publisher(self.proc, number, slots, partial(self._publishers.pop, number))
         return made
 
-    def reading(self, number: int, board: RDMABuffer) -> Reading:
+    def reading(self, number: int, board: Granted) -> Reading:
         """Return what this process knows of a publication, by its number in its own process and its board."""
-        key = ProcId(board.handle.granted.home.epoch), number
+        key = ProcId(board.home.epoch), number
         found = self._readings.get(key)
         if found is None:
             found = Reading(self.proc, number, board, partial(self._readings.pop, key, None))

@@ -9,6 +9,9 @@ RE-4 Nothing that can be had now waits for the publisher's Python: the row is ta
      looked up there. To be told of later ones it asks, which only who waits for one waits for.
 RE-5 A pinned version is kept: its memory is mapped, where that is of this host, and so is the board. When the publisher
      has ended, what was pinned is read there, and the board says whether it is whole (BO-5).
+RE-6 To pin takes three transfers: the cell is written by what the board said last, the layout is copied, of a small
+     version all, and the board is looked at. If that finds version and pin, what was copied is whole (BO-2, BO-3); if
+     not, the reader has learnt what is there now, and pins that, or gives up.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -24,24 +28,17 @@ import trio
 from trimesh import limits
 from trimesh._runtime.peers import Parcel
 from trimesh._runtime.services import Granted
-from trimesh._transport.interface import Right
+from trimesh._runtime.tasks import in_trio
+from trimesh._transport.interface import Right, Span, Transfer, TransferKind
 from trimesh._wire import messages
+from trimesh._wire.memory import memory_at
 from trimesh.errors import LimitExceeded, LinkLost, MeshStopped, ProcDied, set_origin
 from trimesh.ids import ProcId
-from trimesh.rdma.buffers.buffer import RDMABuffer, buffer_by
+from trimesh.rdma.buffers.buffer import RDMABuffer, buffer_by, destination_of
 from trimesh.rdma.memory.handle import Handle, with_exported
+from trimesh.rdma.memory.local import Memory, address_of, memory_of
 from trimesh.rdma.publications import board
-from trimesh.rdma.publications import board as board_words
-from trimesh.rdma.publications.board import (
-    HEAD_BYTES,
-    ROW_BYTES,
-    Head,
-    Slot,
-    TensorEntry,
-    describe,
-    read_head,
-    read_layout,
-)
+from trimesh.rdma.publications.board import Head, Slot, TensorEntry, describe, read_head, read_layout
 
 if TYPE_CHECKING:
     from trimesh._runtime.life import Proc
@@ -61,6 +58,7 @@ class Pin:
         users: How many tasks have it pinned.
         is_settled: Set when it is pinned, or cannot be.
         slot: What lies there; None when it cannot be pinned.
+        copied: Its beginning: the layout, and all of a small version.
         kept: Lets go of its memory, which outlives the publisher until then.
     """
 
@@ -69,6 +67,7 @@ class Pin:
     users: int = 0
     is_settled: trio.Event = attrs.field(factory=trio.Event)
     slot: Slot | None = None
+    copied: bytearray = attrs.field(factory=bytearray)
     kept: ExitStack = attrs.field(factory=ExitStack)
 
 
@@ -79,16 +78,18 @@ class Reading:
     Attributes:
         proc: The process.
         number: Of the publication, in its own process.
-        board: Its board.
+        granted: Its board.
         forget: Called when it is of no use any more, as often as that is found; who reads later begins anew.
     """
 
     proc: Proc
     number: int
-    board: RDMABuffer
+    granted: Granted
     forget: Callable[[], object]
     _reader: int | None = None
     _lease: int = 0
+    _head: Head | None = None
+    """As the board was last; None once there is news."""
     _taking: trio.Lock = attrs.field(factory=trio.Lock)
     _has_asked: bool = False
     _kept_board: memoryview | None = None
@@ -100,12 +101,13 @@ class Reading:
     @property
     def owner(self) -> ProcId:
         """The process that publishes."""
-        return ProcId(self.board.handle.granted.home.epoch)
+        return ProcId(self.granted.home.epoch)
 
     # ---- news ------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
         """Learn that there is news, or that the publisher has ended: who waits looks again."""
+        self._head = None
         self._news.set()
         self._news = trio.Event()
 
@@ -127,51 +129,67 @@ class Reading:
             trio.ClosedResourceError: The publication is closed.
             LimitExceeded: It has `limits.PUBLISHED_READERS_MAX` readers.
         """
-        async with self._taking:
-            while self._reader is None:
-                await self._take_row()
+        if self._reader is None:
+            async with self._taking:
+                while self._reader is None:
+                    await self._take_row()
         return self._reader
 
     async def _take_row(self) -> None:
-        me, rows = self.proc.proc_id, bytearray(board_words.ROWS_BYTES)
-        if (await self.head()).is_closed:
+        me, words = self.proc.proc_id, await self._read_board(board.BOARD_BYTES)
+        if read_head(words).is_closed:
             raise trio.ClosedResourceError("this publication is closed")
-        await self.board[HEAD_BYTES:].read_into(rows)
-        readers = board_words.readers_of(rows)
+        readers = board.readers_of(memoryview(words)[board.HEAD_BYTES :])
         wanted = me if me in readers else 0  # it is there if this process has read this publication before
         for row in [row for row, reader in enumerate(readers) if reader == wanted]:
-            at = board_words.offset_of_row(row)
-            if await self.board.compare_and_swap(0, me, at) not in (0, me):
+            if await self._swap(board.offset_of_row(row), 0, me) not in (0, me):
                 continue  # another one was faster
-            data = bytearray(board_words.WORD)
-            await self.board[at + board_words.WORD : at + 2 * board_words.WORD].read_into(data)
-            lease = int.from_bytes(data, "little")
-            await self.board[at : at + board_words.WORD].read_into(data)
-            if int.from_bytes(data, "little") == me:
+            lease = board.given_lease((await self._look(row))[1])
+            if board.readers_of((await self._look(row))[1]) == [me]:
                 self._reader, self._lease = row, lease
                 self.proc.serve(self._ask)  # no task waits for that; the publisher says when it closes
             return
         self.forget()
         raise LimitExceeded("PUBLISHED_READERS_MAX", limits.PUBLISHED_READERS_MAX + 1)
 
-    async def head(self) -> Head:
-        """Read header and slots of the board."""
-        data = bytearray(HEAD_BYTES)
+    async def _look(self, reader: int) -> tuple[Head, memoryview]:
+        """Read the board, in one transfer, from its header to the row of a reader; return head and row."""
+        at = board.offset_of_row(reader)
+        words = await self._read_board(at + board.ROW_BYTES)
+        self._head = head = read_head(words)
+        return head, memoryview(words)[at:]
+
+    async def _read_board(self, nbytes: int) -> bytearray:
         try:
-            await self.board[:HEAD_BYTES].read_into(data)
+            return await self._read(self.granted, 0, nbytes)
         except trio.ClosedResourceError:
             self.forget()
             raise
-        return read_head(data)
+
+    async def _read(self, granted: Granted, at: int, nbytes: int) -> bytearray:
+        """Read some granted memory, in one transfer."""
+        data = bytearray(nbytes)
+        view = memoryview(data)
+        local = Span(address_of(view), nbytes, view)
+        await self.proc.bulk.move(granted, Transfer(TransferKind.READ, granted.grant, at, local))
+        return data
+
+    async def _swap(self, at: int, expected: int, new: int) -> int:
+        """Put a word for another one on the board; return what was there."""
+        swap = Transfer(TransferKind.SWAP, self.granted.grant, at, Span(0, board.WORD), new, expected)
+        return (await self.proc.bulk.move(self.granted, swap)).value
 
     async def wait_newer(self, version: int) -> int:
         """Wait until there is a version above `version`, and return the latest."""
-        await self.row()  # before the board is looked at: whoever publishes looks for readers after
+        return (await self._wait_newer(version)).latest
+
+    async def _wait_newer(self, version: int) -> Head:
+        reader = await self.row()  # before the board is looked at: whoever publishes looks for readers after
         while True:
             news = self._news  # looked at before the board: whoever publishes tells after
-            head = await self.head()
+            head, _ = await self._look(reader)
             if head.latest > version:
-                return head.latest
+                return head
             if head.is_last:
                 raise trio.ClosedResourceError(f"this publication is closed: version {head.latest} was its last")
             if not await self._ask():
@@ -179,71 +197,112 @@ class Reading:
 
     # ---- pins ------------------------------------------------------------------------------------------------
 
-    async def pin(self, version: int) -> Pin:
-        """Keep a version from being overwritten until `unpin`.
+    async def pin(self, version: int | None) -> Pin:
+        """Keep a version, by default the latest, from being overwritten until `unpin`.
 
         Raises:
-            VersionGone: It is not there any more.
+            VersionGone: `version` is not there any more.
         """
         reader = await self.row()
-        pin = self._pins.get(version)
-        if pin is None:
-            index = (await self.head()).find(version)
-            pin = self._pins.get(version)  # another task may have been faster
-            if pin is None:
-                if index is None:
-                    raise VersionGone(_gone(version))
-                return await self._pin_first(Pin(version, index), reader)
+        while True:
+            head = self._head
+            if version is None:
+                if head is None or head.find(head.latest) is None or head.latest in self._pins:
+                    head = await self._wait_newer(0)  # who shares a pin has seen that there is nothing newer
+                wanted = head.latest
+            else:
+                wanted = version
+                if wanted not in self._pins and (head is None or head.find(wanted) is None):
+                    head, _ = await self._look(reader)
+            pin = self._pins.get(wanted)
+            if pin is not None:
+                await self._share(pin)
+            elif head is not None and (index := head.find(wanted)) is not None:
+                pin = Pin(wanted, index)
+                await self._pin_first(pin, head.slots[index], reader)
+            if pin is None or pin.slot is None:
+                if version is not None:
+                    text = "pin() takes the latest, wait_newer() waits for the next"
+                    raise VersionGone(f"version {version} is not there any more: {text}")
+            elif version is not None or (self._head is not None and self._head.latest == wanted):
+                return pin
+            else:
+                await self.unpin(pin)
+
+    async def _share(self, pin: Pin) -> None:
+        """Wait until another task has made a pin, and see that it holds."""
         pin.users += 1
         try:
             await pin.is_settled.wait()
+            if pin.slot is not None:
+                await self.check(pin)
         except BaseException:
             await self.unpin(pin)
             raise
-        if pin.slot is None:
-            raise VersionGone(_gone(version))
-        return pin
 
-    async def _pin_first(self, pin: Pin, reader: int) -> Pin:
-        """Write the cell of a pin, and look whether the version is still there (BO-2)."""
+    async def _pin_first(self, pin: Pin, slot: Slot, reader: int) -> None:
+        """Write the cell of a pin, copy what lies in its slot, and look whether that is still there (RE-6)."""
         self._pins[pin.version] = pin
         pin.users += 1
-        cell = board_words.offset_of_cell(reader, pin.index)
         try:
-            async with self._locks[pin.index]:
-                try:
-                    await self._write_cell(cell, pin.version)
-                    slot = (await self.head()).slots[pin.index]
-                    if slot.version == pin.version:
-                        pin.slot = slot
-                        self._keep(pin, slot)
-                finally:
-                    if pin.slot is None:
-                        await self._clear(cell, pin.version)  # RE-2
+            await self._enter_cell(pin)
+            try:
+                await self._try_slot(pin, slot, reader)
+            finally:
+                self._locks[pin.index].release()
         finally:
             if pin.slot is None:
                 del self._pins[pin.version]
             pin.is_settled.set()
-        if pin.slot is None:
-            raise VersionGone(_gone(pin.version))
-        return pin
 
-    def _keep(self, pin: Pin, slot: Slot) -> None:
+    async def _enter_cell(self, pin: Pin) -> None:
+        """Wait until no other task writes or clears the cell of a pin, and be the one that does."""
+        lock = self._locks[pin.index]
+        if lock.locked():
+            await lock.acquire()
+        else:
+            lock.acquire_nowait()
+
+    async def _try_slot(self, pin: Pin, slot: Slot, reader: int) -> None:
+        for other in self._pins.values():
+            if other.index == pin.index and other.slot is not None:
+                await self._look(reader)  # another task has pinned what lies there now
+                return
+        cell, granted = board.offset_of_cell(reader, pin.index), self.handle_of(slot).granted
+        is_small = slot.nbytes <= limits.PUBLISHED_COPY_BYTES_MAX
+        nbytes = slot.nbytes if is_small else slot.layout_nbytes + slot.exported_nbytes
+        try:
+            await self._write_cell(cell, pin.version)
+            try:
+                pin.copied = await self._read(granted, 0, nbytes)
+            except (trio.ClosedResourceError, PermissionError):
+                if (await self._look(reader))[0].slots[pin.index] == slot:
+                    raise
+                return  # its memory was given back
+            head, row = await self._look(reader)
+            if head.slots[pin.index] == slot:
+                self._check_row(row, pin)
+                pin.slot = slot
+                self._keep(pin, granted, slot.nbytes)
+        finally:
+            if pin.slot is None:
+                await self._clear(cell, pin.version)  # RE-2
+
+    def _keep(self, pin: Pin, granted: Granted, nbytes: int) -> None:
         """Have a version, and the board, outlive the publisher in this process (RE-5)."""
         bulk = self.proc.bulk
         if self._kept_board is None:
-            self._kept_board = bulk.keep(self.board.handle.granted, board_words.BOARD_BYTES)
-        granted = self.handle_of(slot).granted
-        view = bulk.keep(granted, slot.nbytes)
+            self._kept_board = bulk.keep(self.granted, board.BOARD_BYTES)
+        view = bulk.keep(granted, nbytes)
         if view is not None:
             pin.kept.enter_context(bulk.kept.holding(granted, view))
 
     async def _write_cell(self, cell: int, version: int) -> None:
         """Write a pin, in place of what was left there by this process, or by one that had the row before."""
-        word, expected = board_words.pin_word(self._lease, version), 0
-        while (left := await self.board.compare_and_swap(expected, word, cell)) != expected:
-            if board_words.lease_of(left) > self._lease:
-                return  # the row is another one's now: `check` will find that out
+        word, expected = board.pin_word(self._lease, version), 0
+        while (left := await self._swap(cell, expected, word)) != expected:
+            if board.lease_of(left) > self._lease:
+                return  # the row is another one's now, as the look at it will show
             expected = left
 
     async def unpin(self, pin: Pin) -> None:
@@ -253,12 +312,13 @@ class Reading:
             return
         del self._pins[pin.version]
         pin.kept.close()
-        if not self._pins:
-            self._kept_board = None
         assert self._reader is not None, "who has pinned a version has cells"
         with trio.CancelScope(shield=True):
-            async with self._locks[pin.index]:
-                await self._clear(board_words.offset_of_cell(self._reader, pin.index), pin.version)
+            await self._enter_cell(pin)
+            try:
+                await self._clear(board.offset_of_cell(self._reader, pin.index), pin.version)
+            finally:
+                self._locks[pin.index].release()
 
     async def check(self, pin: Pin) -> None:
         """Look whether a pin still holds: whether what was copied before is whole (RE-3).
@@ -268,22 +328,24 @@ class Reading:
             ProcDied, MeshStopped: It has ended, and had closed the publication, or its memory is not mapped here.
         """
         assert self._reader is not None, "who has pinned a version has cells"
-        row: bytes | bytearray = bytearray(ROW_BYTES)
-        at = board_words.offset_of_row(self._reader)
+        at = board.offset_of_row(self._reader)
         try:
-            await self.board[at : at + ROW_BYTES].read_into(row)
+            row: bytes | bytearray = await self._read(self.granted, at, board.ROW_BYTES)
         except (ProcDied, MeshStopped):
             kept = self._kept_board
-            if kept is None or not board_words.held_to_the_end(kept, self.number):
+            if kept is None or not board.held_to_the_end(kept, self.number):
                 raise
-            row = bytes(kept[at : at + ROW_BYTES])  # RE-5; an error that is kept would keep the mapping of a view
+            row = bytes(kept[at : at + board.ROW_BYTES])  # RE-5; an error that is kept would keep the mapping of a view
             del kept
-        if not board_words.holds(row, self._lease, pin.index, pin.version):
+        self._check_row(row, pin)
+
+    def _check_row(self, row: bytes | bytearray | memoryview, pin: Pin) -> None:
+        if not board.holds(row, self._lease, pin.index, pin.version):
             error = LinkLost(
                 f"version {pin.version} is not pinned any more, what was read of it may be torn: the process that "
                 "publishes counts this one as ended, for the link between them was lost"
             )
-            set_origin(error, self.board.owner)
+            set_origin(error, self.granted.origin)
             raise error
 
     async def _clear(self, cell: int, version: int) -> None:
@@ -291,7 +353,7 @@ class Reading:
         with trio.move_on_after(limits.UNPIN_SECONDS, shield=True):
             while True:
                 try:
-                    await self.board.compare_and_swap(board_words.pin_word(self._lease, version), 0, cell)
+                    await self._swap(cell, board.pin_word(self._lease, version), 0)
                     break
                 except (ProcDied, MeshStopped, trio.ClosedResourceError):
                     return  # the cell is not looked at any more
@@ -301,12 +363,8 @@ class Reading:
             self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
 
     def handle_of(self, slot: Slot) -> Handle:
-        whole = self.board.handle.granted
+        whole = self.granted
         return Handle(Granted(whole.home, slot.grant, slot.block, whole.origin), 0, 0, slot.nbytes, Right.READ)
-
-
-def _gone(version: int) -> str:
-    return f"version {version} is not there any more: pin() takes the latest, wait_newer() waits for the next"
 
 
 # ---- one version of a publication, while it is pinned ----------------------------------------------------------------
@@ -327,6 +385,8 @@ class Snapshot:
     _handle: Handle = attrs.field(repr=False)
     _check: Callable[[], Awaitable[None]] = attrs.field(repr=False)
     """Raises if it is not pinned any more: what was copied until now may be torn."""
+    _copied: memoryview | None = attrs.field(default=None, repr=False)
+    """All of it, if it is small: whole, whatever becomes of the pin (RE-6)."""
     is_lent: bool = attrs.field(default=False, repr=False)
 
     def buffer(self, name: str) -> RDMABuffer:
@@ -335,9 +395,9 @@ class Snapshot:
         Raises:
             KeyError: There is none of that name.
         """
-        made = self._buffer(name)
+        entry = self.entry(name)
         self.is_lent = True
-        return made
+        return self._part(entry.offset, entry.nbytes)
 
     def whole(self) -> RDMABuffer:
         """Return a read-only handle on all of it, where each tensor lies at the offset of its entry."""
@@ -349,10 +409,7 @@ class Snapshot:
         """Which host it lies on, as a number."""
         return self._handle.granted.home.host
 
-    def _buffer(self, name: str) -> RDMABuffer:
-        entry = self.entry(name)
-        return buffer_by(self._handle.part(entry.offset, entry.offset + entry.nbytes))
-
+    @trio.lowlevel.enable_ki_protection
     async def read_into(self, tensors: Mapping[str, Any]) -> None:
         """Copy published tensors into those of this process that have the same names: a state dict.
 
@@ -368,28 +425,53 @@ class Snapshot:
 
         Blocking: a checkpoint, cancellable.
         """
+        await in_trio(self._read_into)(tensors)
+
+    async def _read_into(self, tensors: Mapping[str, Any]) -> None:
+        wanted = list[tuple[TensorEntry, Memory]]()
         for name, data in tensors.items():
             entry = self.entry(name)
             came = describe(data)
             if (came[1], came[2]) != (entry.dtype, entry.shape) and entry.kind != "bytes":
                 is_now = f"{came[1] or 'bytes'} of shape {came[2]}"
                 raise ValueError(f"{name!r} must be as it was published, {entry.describe()}, got {is_now}")
-            self._buffer(name).check_read(data)
-        for name, data in tensors.items():
-            await self._buffer(name).read_into(data)
+            wanted.append((entry, destination_of(data, entry.nbytes)))
+        await self._copy(wanted)
+
+    async def _copy(self, wanted: list[tuple[TensorEntry, Memory]]) -> None:
+        """Copy tensors, small neighbours in one transfer; then look whether what was copied is whole (RE-3)."""
+        if self._copied is not None:
+            wanted = _scatter(self._copied, 0, wanted)
+            if not wanted:
+                await trio.lowlevel.checkpoint()
+                return
+        for near in _neighbours(wanted):
+            start, stop = near[0][0].offset, max(entry.offset + entry.nbytes for entry, _ in near)
+            part = self._part(start, stop - start)
+            if len(near) == 1:
+                await part.move(TransferKind.READ, near[0][1])
+                continue
+            data = bytearray(part.nbytes)
+            await part.move(TransferKind.READ, memory_of(data, "a copy of tensors"))
+            _scatter(memoryview(data), start, near)
         await self._check()
 
+    def _part(self, start: int, nbytes: int) -> RDMABuffer:
+        return buffer_by(self._handle.part(start, start + nbytes))
+
+    @trio.lowlevel.enable_ki_protection
     async def check(self) -> None:
         """Raise if what was read by `buffer` until now may be torn; the end of the block of the pin does it, too."""
-        await self._check()
+        await in_trio(self._check)()
 
+    @trio.lowlevel.enable_ki_protection
     async def read(self) -> dict[str, Any]:
         """Return a copy of everything, of the kinds that were published; bytes as bytearrays.
 
         Raises and blocks as `read_into`.
         """
         made = {name: _empty(entry) for name, entry in self.entries.items()}
-        await self.read_into(made)
+        await in_trio(self._copy)([(entry, memory_of(made[name], name)) for name, entry in self.entries.items()])
         return made
 
     def entry(self, name: str) -> TensorEntry:
@@ -405,13 +487,43 @@ class Snapshot:
         return found
 
 
-async def snapshot_of(version: int, slot: board.Slot, handle: Handle, check: Callable[[], Awaitable[None]]) -> Snapshot:
-    """Return a version whose slot is pinned, as long as `check` does not raise."""
-    data = bytearray(slot.layout_nbytes + slot.exported_nbytes)
-    await buffer_by(handle.part(0, len(data))).read_into(data)
-    await check()
-    whole = with_exported(handle, bytes(data[slot.layout_nbytes :]))
-    return Snapshot(version, read_layout(data[: slot.layout_nbytes], slot.nbytes), whole, check)
+def snapshot_of(reading: Reading, pin: Pin) -> Snapshot:
+    """Return a version that is pinned."""
+    slot, copied = pin.slot, pin.copied
+    assert slot is not None, "a pin that has been given has its slot"
+    layout_end, exported_end = slot.layout_nbytes, slot.layout_nbytes + slot.exported_nbytes
+    entries = read_layout(copied[:layout_end], slot.nbytes)
+    handle = with_exported(reading.handle_of(slot), bytes(copied[layout_end:exported_end]))
+    whole = memoryview(copied) if len(copied) == slot.nbytes else None
+    return Snapshot(pin.version, entries, handle, partial(reading.check, pin), whole)
+
+
+def _neighbours(wanted: list[tuple[TensorEntry, Memory]]) -> list[list[tuple[TensorEntry, Memory]]]:
+    """Group tensors that lie within `limits.PUBLISHED_COPY_BYTES_MAX`; larger ones, and those of devices, are alone."""
+    groups = list[list[tuple[TensorEntry, Memory]]]()
+    end_max = 0
+    for entry, memory in sorted(wanted, key=lambda one: one[0].offset):
+        end = entry.offset + entry.nbytes
+        if end <= end_max and memory.tensor is None:
+            groups[-1].append((entry, memory))
+            continue
+        groups.append([(entry, memory)])
+        end_max = 0 if memory.tensor is not None else entry.offset + limits.PUBLISHED_COPY_BYTES_MAX
+    return groups
+
+
+def _scatter(
+    data: memoryview, start: int, wanted: list[tuple[TensorEntry, Memory]]
+) -> list[tuple[TensorEntry, Memory]]:
+    """Copy tensors out of memory that begins at an offset of their version; return those that go to a device."""
+    left = list[tuple[TensorEntry, Memory]]()
+    for entry, memory in wanted:
+        at = entry.offset - start
+        if memory.tensor is None:
+            memory_at(memory.span.address, entry.nbytes, None)[:] = data[at : at + entry.nbytes]
+        else:
+            left.append((entry, memory))
+    return left
 
 
 def _empty(entry: TensorEntry) -> Any:

@@ -112,7 +112,7 @@ class RelayedPublication(Publication):
 
     def _near(self) -> Publication | None:
         """Return what the relay of this host has; None if there is none."""
-        here = current_proc().bulk.mover.home.host
+        here = current_proc().bulk.host
         found = next((one for one in self._relays if one.host == here), None)
         return None if found is None else publication_of([found])
 

@@ -296,7 +296,7 @@ class _Reading:
         self._ranks = ranks
         self._plan = plan
         self._tensors = tensors
-        self._is_near = {rank for rank, one in enumerate(ranks) if one.host == current_proc().bulk.mover.home.host}
+        self._is_near = {rank for rank, one in enumerate(ranks) if one.host == current_proc().bulk.host}
         self._copies: list[Callable[[], object]] = []
         self._rows: list[RowCopy] = []
 
@@ -382,9 +382,8 @@ async def state_snapshot(version: int, ranks: Sequence[Snapshot]) -> StateSnapsh
     """Return a version that is pinned on all ranks."""
     layouts: list[bytes] = []
     for snapshot in ranks:
-        buffer = snapshot.buffer(LAYOUT)
-        data = bytearray(buffer.nbytes)
-        await buffer.read_into(data)
+        data = bytearray(snapshot.entry(LAYOUT).nbytes)
+        await snapshot.read_into({LAYOUT: data})
         layouts.append(bytes(data))
     told, plans = tuple(layouts), reshard_plans()
     return StateSnapshot(version, plans.parts(told).sizes, ranks, told, plans)
