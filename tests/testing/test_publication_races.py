@@ -102,6 +102,23 @@ async def test_reader_that_hears_no_news_gets_the_latest_version(mesh, faults, s
             assert await reader.try_pin.call_one(handle, number - 1) in (str(number - 1), VersionGone.__name__)
 
 
+@simulate(seeds=5)
+async def test_latest_version_is_not_taken_for_that_which_another_task_has_pinned(mesh, faults):
+    """RE-6: a pin is shared only after a look at the board."""
+    publisher = await mesh.slice(gpus=0).spawn("publisher", Publisher)
+    reader = await mesh.slice(gpus=1).spawn("reader", Reader)
+    handle = await publisher.handle.call_one()
+    await publisher.publish.call_one(1)
+    async with trio.open_nursery() as nursery:
+        holding = attempt(nursery, reader.hold.call_one, handle)
+        await reader.pinned.call_one()
+        async with faults.partition({"gpus": 0}, {"gpus": 1}):
+            await publisher.publish.call_one(2)
+            assert await reader.latest.call_one(handle) == 2
+        await reader.let_go.call_one()
+        assert await holding.result() == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("size", "nth"), steps_of(UNPINNED_TRANSFERS))
 @simulate(seeds=5)

@@ -101,7 +101,7 @@ class Published:
         return await in_trio(self._wait_newer)(version)
 
     async def _wait_newer(self, version: int) -> int:
-        return await self._reading().wait_newer(version)
+        return (await self._reading().wait_newer(version)).latest
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[Snapshot]:
         """Keep a version as it is for as long as a block: `async with weights.pin() as snapshot:`.

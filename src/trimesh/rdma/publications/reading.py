@@ -179,11 +179,8 @@ class Reading:
         swap = Transfer(TransferKind.SWAP, self.granted.grant, at, Span(0, board.WORD), new, expected)
         return (await self.proc.bulk.move(self.granted, swap)).value
 
-    async def wait_newer(self, version: int) -> int:
-        """Wait until there is a version above `version`, and return the latest."""
-        return (await self._wait_newer(version)).latest
-
-    async def _wait_newer(self, version: int) -> Head:
+    async def wait_newer(self, version: int) -> Head:
+        """Wait until there is a version above `version`; return what the board says then."""
         reader = await self.row()  # before the board is looked at: whoever publishes looks for readers after
         while True:
             news = self._news  # looked at before the board: whoever publishes tells after
@@ -208,7 +205,7 @@ class Reading:
             head = self._head
             if version is None:
                 if head is None or head.find(head.latest) is None or head.latest in self._pins:
-                    head = await self._wait_newer(0)  # who shares a pin has seen that there is nothing newer
+                    head = await self.wait_newer(0)  # who shares a pin has seen that there is nothing newer
                 wanted = head.latest
             else:
                 wanted = version
@@ -369,6 +366,9 @@ class Reading:
 
 # ---- one version of a publication, while it is pinned ----------------------------------------------------------------
 
+Wanted = tuple[TensorEntry, Memory]
+"""A tensor of a version, and where it is copied to."""
+
 
 @attrs.define(eq=False)
 class Snapshot:
@@ -428,7 +428,7 @@ class Snapshot:
         await in_trio(self._read_into)(tensors)
 
     async def _read_into(self, tensors: Mapping[str, Any]) -> None:
-        wanted = list[tuple[TensorEntry, Memory]]()
+        wanted = list[Wanted]()
         for name, data in tensors.items():
             entry = self.entry(name)
             came = describe(data)
@@ -438,7 +438,7 @@ class Snapshot:
             wanted.append((entry, destination_of(data, entry.nbytes)))
         await self._copy(wanted)
 
-    async def _copy(self, wanted: list[tuple[TensorEntry, Memory]]) -> None:
+    async def _copy(self, wanted: list[Wanted]) -> None:
         """Copy tensors, small neighbours in one transfer; then look whether what was copied is whole (RE-3)."""
         if self._copied is not None:
             wanted = _scatter(self._copied, 0, wanted)
@@ -498,25 +498,22 @@ def snapshot_of(reading: Reading, pin: Pin) -> Snapshot:
     return Snapshot(pin.version, entries, handle, partial(reading.check, pin), whole)
 
 
-def _neighbours(wanted: list[tuple[TensorEntry, Memory]]) -> list[list[tuple[TensorEntry, Memory]]]:
+def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
     """Group tensors that lie within `limits.PUBLISHED_COPY_BYTES_MAX`; larger ones, and those of devices, are alone."""
-    groups = list[list[tuple[TensorEntry, Memory]]]()
+    groups = list[list[Wanted]]()
     end_max = 0
     for entry, memory in sorted(wanted, key=lambda one: one[0].offset):
-        end = entry.offset + entry.nbytes
-        if end <= end_max and memory.tensor is None:
+        if entry.offset + entry.nbytes <= end_max and memory.tensor is None:
             groups[-1].append((entry, memory))
-            continue
-        groups.append([(entry, memory)])
-        end_max = 0 if memory.tensor is not None else entry.offset + limits.PUBLISHED_COPY_BYTES_MAX
+        else:
+            groups.append([(entry, memory)])
+            end_max = 0 if memory.tensor is not None else entry.offset + limits.PUBLISHED_COPY_BYTES_MAX
     return groups
 
 
-def _scatter(
-    data: memoryview, start: int, wanted: list[tuple[TensorEntry, Memory]]
-) -> list[tuple[TensorEntry, Memory]]:
+def _scatter(data: memoryview, start: int, wanted: list[Wanted]) -> list[Wanted]:
     """Copy tensors out of memory that begins at an offset of their version; return those that go to a device."""
-    left = list[tuple[TensorEntry, Memory]]()
+    left = list[Wanted]()
     for entry, memory in wanted:
         at = entry.offset - start
         if memory.tensor is None:
