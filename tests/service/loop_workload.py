@@ -44,7 +44,8 @@ VERSIONS = 10
 """Trained while faults come; half as many again after that."""
 
 CONCURRENCY, QUEUE = 2, 4
-ELEMENTS = 64
+ELEMENTS = 5_000
+"""Two tensors of these are more than what is copied when a version is pinned: they are read where they lie."""
 WITHIN = 300.0
 """Seconds of virtual time in which the healed loop trains its last versions."""
 

@@ -15,6 +15,8 @@ from trimesh.testing import simulate
 
 OURS = (ProcDied, MeshStopped, LinkLost, trio.ClosedResourceError)
 SLOTS = 3
+SIZES = (300, 60_000)
+"""One that is copied when it is pinned, and one that is read afterwards."""
 READERS = 3
 
 
@@ -33,7 +35,8 @@ class Trainer(Actor):
     async def publish(self, seconds: float) -> int:
         """Publish the next version; give up after so many seconds, as a cancelled caller does."""
         with trio.move_on_after(seconds):
-            self.version = await self.weights.publish(version_of(self.version + 1, 300))
+            size = SIZES[self.version % len(SIZES)]
+            self.version = await self.weights.publish(version_of(self.version + 1, size))
         return self.version
 
 
