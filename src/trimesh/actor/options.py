@@ -216,8 +216,6 @@ def suggests_keywords(function: _F) -> _F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            # MERGED
-
             text = misspelt(function, error)
             if text is None:
                 without_own_frames(error)

@@ -383,8 +383,6 @@ class CallVerb(Generic[P, T]):
         """
         if isinstance(nursery, trio.Nursery):
             return self._start(nursery, args, kwargs)
-        # MERGED
-
         check_group(nursery)
         started_call = self._start(None, args, kwargs)
         hold(started_call, nursery)

@@ -117,8 +117,6 @@ def is_notebook() -> bool:
 async def _show(found: ShownProgress, scope: trio.CancelScope) -> None:
     with scope:
         await trio.sleep(limits.PROGRESS_SECONDS)
-        # MERGED
-
         found.view = view = open_view()
         while True:
             view.draw(found)

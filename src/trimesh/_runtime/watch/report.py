@@ -141,8 +141,6 @@ async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[st
 
 def _describe_members(proc: Proc, asked: Asked, cut: _Cut = list) -> list[str]:
     """Return lines on those that were asked, each cut; those of which the same is to be said are told once."""
-    # MERGED
-
     return fold(
         (member.label, member.pid, cut(_describe_member(proc, member, asked.reports.get(member))))
         for member in asked.members

@@ -31,8 +31,6 @@ def register() -> None:
 
 
 def _reduce_rows(rows: Any, _: Sink) -> Any:
-    # MERGED
-
     return reduce_rows(rows)
 
 

@@ -278,8 +278,6 @@ class SentGroup:
     labels: tuple[str, ...]
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> dist.ProcessGroup:
-        # MERGED
-
         return torch_group(rank, team, self.labels)
 
 
@@ -312,8 +310,6 @@ class SentDeviceMesh:
     labels: tuple[str, ...]
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> DeviceMesh:
-        # MERGED
-
         if tuple(team.extent) != self.labels:
             raise TypeError(
                 f"a remote function gets the device mesh of the ranks that it runs on, along {tuple(team.extent)}, got "
