@@ -380,3 +380,15 @@ def test_every_exception_is_explained() -> None:
 
     missing = [name for name in classes if name != "Origin" and f"### {name}\n" not in page]
     assert not missing, f"docs/reference/exceptions.md needs a part for each of {missing}"
+
+
+RULED_SINCE = "d48bec60"
+"""Commits after this one have short subjects."""
+
+
+def test_commit_subjects_are_short() -> None:
+    command = ["git", "log", "--format=%s", f"{RULED_SINCE}..HEAD"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"the history here does not reach {RULED_SINCE}")
+    assert [line for line in done.stdout.splitlines() if len(line) > 70] == []
