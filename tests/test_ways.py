@@ -103,7 +103,7 @@ async def test_call_to_one_member() -> None:
 
         size = await shortest(lambda: served.add.call_one(1))
 
-    assert fits(size, functions=41, modules=18, calls=45), size
+    assert fits(size, functions=47, modules=18, calls=52), size  # 41, 18, 45 if the loop takes the reply
 
 
 async def test_request_of_a_pool() -> None:
@@ -112,7 +112,7 @@ async def test_request_of_a_pool() -> None:
         async with open_pool(served) as pool:
             size = await shortest(lambda: pool.add(1))
 
-    assert fits(size, functions=67, modules=24, calls=85), size
+    assert fits(size, functions=73, modules=24, calls=92), size
 
 
 async def test_version_of_two_small_tensors() -> None:
@@ -134,14 +134,18 @@ async def test_version_of_two_small_tensors() -> None:
 
 async def test_death_of_a_member() -> None:
     """From its signal to the event that tells of it."""
-    async with this_host().spawn_procs({"gpus": 1}, supervision=Isolate()) as procs:
-        served = await procs.spawn("served", Served)
-        await served.add.call_one(1)
-        async with procs.events() as events:
-            with Way() as way:
-                await served.die.broadcast()
-                async for event in events:
-                    if isinstance(event, trimesh.Died):
-                        break
+    ways = []
+    for _ in range(TRIES):
+        async with this_host().spawn_procs({"gpus": 1}, supervision=Isolate()) as procs:
+            served = await procs.spawn("served", Served)
+            await served.add.call_one(1)
+            async with procs.events() as events:
+                with Way() as way:
+                    await served.die.broadcast()
+                    async for event in events:
+                        if isinstance(event, trimesh.Died):
+                            break
+        ways.append(way)
 
-    assert fits(way.size, functions=175, modules=57, calls=260), way.size
+    size = min(way.size for way in ways)
+    assert fits(size, functions=170, modules=57, calls=245), size

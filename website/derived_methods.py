@@ -17,8 +17,10 @@ class DerivedMethods(Extension):
             return
         for module in pkg["blocking"].modules.values():
             for cls in module.classes.values():
-                for name, attribute in [] if cls.is_alias else list(cls.attributes.items()):
-                    derived = re.match(r"(?:\w+\()+(\w+)([\w.]*)(?:\[Any\])?(\.\w+)", str(attribute.value))
+                for name, member in [] if cls.is_alias else list(cls.members.items()):
+                    if member.is_alias or not member.is_attribute:
+                        continue
+                    derived = re.match(r"(?:\w+\()+(\w+)([\w.]*)(?:\[Any\])?(\.\w+)", str(member.value))
                     if derived is not None:
                         path = module.imports[derived[1]] + derived[2] + derived[3]
                         cls[name] = _method(name, pkg[path.removeprefix("trimesh.")])
