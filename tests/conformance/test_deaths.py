@@ -13,8 +13,8 @@ from tests.conformance.probe import Probe
 
 import trimesh
 from trimesh import MeshErrorGroup, MeshStopped, ProcDied, TrimeshInternalError, this_proc
+from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.life.current import current_proc
-from trimesh._runtime.life.proc import Proc
 
 
 @pytest.mark.daily("real")
@@ -197,7 +197,7 @@ async def test_bug_of_the_runtime_ends_every_wait(backend: RealBackend, monkeypa
                 probes = await procs.spawn("probes", Probe)
                 outside = attempt(nursery, probes.hold_many.call)
                 await probes.wait.call("hold")
-                monkeypatch.setattr(Proc, "_terminal", break_down)
+                monkeypatch.setattr(OutgoingCall, "terminal", break_down)
                 await probes.rank.broadcast()
                 with trio.CancelScope(shield=True):
                     await probes.rank.call()

@@ -105,10 +105,16 @@ def forget_the_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def leak_a_load(patch: pytest.MonkeyPatch) -> None:
-    def leave(self: OutgoingCall, index: int) -> None:
-        self.targets[index].peer.calls.pop(self, None)
+    real = OutgoingCall._settle
 
-    patch.setattr(OutgoingCall, "_leave", leave)
+    def settle(self: OutgoingCall, index: int, outcome: Any) -> bool:
+        box = self._boxes[index]
+        load = box.load
+        is_settled = real(self, index, outcome)
+        box.load = load
+        return is_settled
+
+    patch.setattr(OutgoingCall, "_settle", settle)
 
 
 def swallow_errors(patch: pytest.MonkeyPatch) -> None:

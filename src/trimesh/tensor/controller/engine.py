@@ -137,6 +137,8 @@ class Engine:
     _by_number: dict[int, Team] = attrs.field(factory=dict[int, Team])
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
     _requests: dict[int, RankRequest] = attrs.field(factory=dict[int, RankRequest])
+    _unread: set[int] = attrs.field(factory=set[int])
+    """Requests whose answers are memory of ranks that has not been read yet."""
 
     @property
     def name(self) -> str:
@@ -356,6 +358,9 @@ class Engine:
         for peer in request.lent:
             self._leave(peer, request.number)
         request.lent.clear()
+        if request.number in self._unread:
+            self._unread.discard(request.number)
+            self._progress.set()
 
     def _leave(self, peer: Peer, number: int) -> None:
         moves_of(self.proc).leave(peer, self.number, (self.proc.proc_id, number))
@@ -394,6 +399,7 @@ class Engine:
             self._leave(peer, message.request)
         elif lent is not None and request is not None:
             request.lent[peer] = lent
+            self._unread.add(request.number)
 
     def settle(self, request: RankRequest, peer: Peer, answer: _Answer | bytes | Exception) -> bool:
         """Take the answer of a rank to a request; return False if none was expected."""
@@ -453,9 +459,9 @@ class Engine:
         """Nothing: what was issued is executed, or ends with its rank."""
 
     async def drain(self) -> list[Exception]:
-        """Wait until everything that was issued has been executed, and all requests are answered (rule M3)."""
+        """Wait until everything that was issued has been executed and all that was requested is here (rule M3)."""
         await trio.lowlevel.checkpoint()
-        while self._requests or any(team.executed < team.issued for team in self._by_number.values()):
+        while self._requests or self._unread or any(t.executed < t.issued for t in self._by_number.values()):
             self._progress = trio.Event()
             with trio.move_on_after(limits.TENSOR_DRAIN_SECONDS) as patience:
                 await self._progress.wait()
