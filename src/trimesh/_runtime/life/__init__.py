@@ -1,4 +1,4 @@
-"""One process from its start to its end: its tables, its family, its host."""
+"""Lifetime of one process: its tables, its family and the host of its machine."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part when it is used first: most are for processes that open meshes."""
+    """Import a submodule on first use: most are needed only by processes that open meshes."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Actors of a block of this process on processes of another owner, who shares them; `ownership` is the other side."""
+"""Actors of a local block on processes that another process owns and shares; `ownership` is the owner's side."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from trimesh.shape.region import Region
 
 
 class BorrowPlan(msgspec.Struct, frozen=True):
-    """What `ProcMesh.spawn` of a reference was asked for.
+    """Request of `ProcMesh.spawn` on a mesh reference.
 
     Attributes:
-        procs: The processes, as their owner has told of them.
+        procs: The shared processes, as described by their owner.
         policy: What a failure of an actor does; None for the policy of the processes.
         name, cls, args, kwargs: As in an `ActorPlan`.
     """
@@ -45,12 +45,12 @@ class BorrowPlan(msgspec.Struct, frozen=True):
 
 
 class BorrowedActors:
-    """Actors that another process keeps for a block of this one.
+    """Actors that another process runs for a block of this one.
 
     Attributes:
-        block: Who owns them.
-        is_stopping: Whether its block has begun to stop.
-        info: What travels of them, once they serve.
+        block: The block that owns them.
+        is_stopping: Whether that block has begun to stop.
+        info: Description sent in references, once they serve.
     """
 
     info: MeshInfo
@@ -70,10 +70,10 @@ class BorrowedActors:
     # ---- start -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Have them spawned; return when all serve.
+        """Ask the owner to spawn them; return when all serve.
 
         Raises:
-            MeshErrorGroup: They could not be made.
+            MeshErrorGroup: They could not be spawned.
         """
         plan, proc = self._plan, self.proc
         recipe = keep(proc.values, plan.name, plan.cls, plan.args, plan.kwargs)
@@ -106,7 +106,7 @@ class BorrowedActors:
 
     @trio.lowlevel.enable_ki_protection
     async def _watch(self) -> None:
-        """Wait until they have ended, however; tell the block what they have ended by."""
+        """Wait until they have ended, for any reason; report the cause to the block."""
         assert self._stream is not None
         with self._scope:
             await self._stream.next()
@@ -138,10 +138,10 @@ class BorrowedActors:
     # ---- as the block owns it ----------------------------------------------------------------------------------
 
     def cancel_background(self, reason: str) -> None:
-        """See `Owned`: what is lent is cancelled as a whole, right after this."""
+        """See `Owned`: the borrowed actors are cancelled as a whole right after this."""
 
     async def drain(self) -> list[Exception]:
-        """Let them run what they have accepted from here, and end; cancellable."""
+        """Let them finish messages accepted from this process, then end; cancellable."""
         request = _request(self._plan.procs, "give_back", self.proc.proc_id, self._lease)
         [result] = await invoke(self.proc, [self._target], request, fail_fast=False)
         if isinstance(result, Ok):
@@ -150,7 +150,7 @@ class BorrowedActors:
         return errors
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End them now; their processes' owner bounds their clean-up."""
+        """End them now; the owner of their processes bounds the clean-up."""
         del deadline
         self.is_stopping = True
         self._scope.cancel(reason=f"the block of {self._plan.name} is being left")
@@ -161,7 +161,7 @@ class BorrowedActors:
         self.is_stopping = True
 
     def kill_now(self) -> None:
-        """See `Owned`: the processes are their owner's."""
+        """See `Owned`: only their owner kills the processes."""
 
 
 def _request(procs: MeshInfo, endpoint: str, *args: Any) -> Request:
@@ -176,7 +176,7 @@ def check_family(proc: Proc, procs: MeshInfo) -> None:
     """Refuse processes of another program.
 
     Raises:
-        RuntimeError: They are.
+        RuntimeError: They belong to another program.
     """
     if procs.family != family_of(proc):
         raise RuntimeError(f"{procs.name} belongs to another program: spawn processes here")
@@ -185,7 +185,7 @@ def check_family(proc: Proc, procs: MeshInfo) -> None:
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def open_borrowed(plan: BorrowPlan) -> AsyncGenerator[BorrowedActors, None]:
-    """Have actors spawned on shared processes, in a block of their own here."""
+    """Spawn actors on shared processes, owned by a block of their own in this process."""
     async with lease_proc() as (proc, _):
         check_family(proc, plan.procs)
         block = Block(proc, plan.name, limits.GRACE_SECONDS)
@@ -197,10 +197,10 @@ async def open_borrowed(plan: BorrowPlan) -> AsyncGenerator[BorrowedActors, None
 
 
 async def get_borrowed(plan: BorrowPlan) -> MeshInfo:
-    """Return the actor of a name on shared processes; see `ownership.NamedActors`.
+    """Return the named actor on shared processes; see `ownership.NamedActors`.
 
     Raises:
-        TypeError: It is of another class.
+        TypeError: It has another class.
         RuntimeError: The processes are not shared.
     """
     async with lease_proc() as (proc, family):

@@ -1,7 +1,7 @@
-"""The `Proc` of the user's own program: made by the first block, given back by the last.
+"""The `Proc` of the user's own program: created by the first block, closed by the last.
 
-It runs as a system task of Trio, because blocks of sibling tasks share it: handles made in one can be given to actors
-of another. It is gone, with its transport and all descriptors, when no block is open.
+It runs as a system task of Trio because blocks of sibling tasks share it: handles made in one can be given to actors
+of another. When no block is open, it is closed with its transport and all descriptors.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class _Controller:
-    """The running `Proc` of this Trio run and who uses it.
+    """The running `Proc` of this Trio run, and its users.
 
-    Shielded, because Trio cancels system tasks when the main task ends, and blocks of other system tasks, which are
-    left then, need it until they have been.
+    Shielded: Trio cancels system tasks when the main task ends, while blocks of other system tasks, which are left
+    only then, still need it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class _Controller:
             control.on_stop = self.interrupt
 
     async def run(self) -> None:
-        """Serve until released; as a system task it must not raise."""
+        """Serve until released. Must not raise: it is a system task."""
         set_proc_of_task(self.proc)
         try:
             with self.scope:
@@ -89,10 +89,10 @@ class _Controller:
             self.closed.set()
 
     def interrupt(self) -> str:
-        """Do what Ctrl-C does, without a signal: all blocks are left, and raise `KeyboardInterrupt`.
+        """Act as Ctrl-C does, without a signal: all blocks are left and raise `KeyboardInterrupt`.
 
         Returns:
-            Why not, if so.
+            Reason why that is impossible, if it is.
         """
         if not self.leases:
             return "no block of this run can be stopped: end its process by `kill`"
@@ -110,7 +110,7 @@ class _Controller:
 
 
 class _Lease:
-    """One use of the controller, by a task that has a block."""
+    """One use of the controller, by a task that has opened a block."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
@@ -121,11 +121,11 @@ class _Lease:
         self.scope.cancel(reason="trimesh stop")
 
     def check(self, error: BaseException | None) -> None:
-        """Raise the interrupt, if one came, in place of the end of the body, or beside its error.
+        """Raise a pending interrupt, in place of the normal end of the body or beside its error.
 
         Raises:
-            KeyboardInterrupt: One came.
-            BaseExceptionGroup: One came, and the body has failed.
+            KeyboardInterrupt: An interrupt is pending.
+            BaseExceptionGroup: An interrupt is pending, and the body has failed.
         """
         if not self._is_interrupted or (error is not None and _has_interrupt(error)):
             return
@@ -152,14 +152,14 @@ async def lease_proc(
     """Use the `Proc` of this process while a block is open.
 
     Args:
-        pickled: Whether values are to be pickled; None takes what the family does, and the setting in a new one.
-        for_host: Whether the host of this machine is what the block uses next.
-        is_block: Whether `trimesh stop` ends what uses it, by `KeyboardInterrupt`.
+        pickled: Whether values are pickled; None for the mode of the family, or the setting in a new family.
+        for_host: Whether the block uses the host of this machine next.
+        is_block: Whether `trimesh stop` ends the lease with `KeyboardInterrupt`.
 
     Raises:
-        ValueError: The family does otherwise.
-        SpawnError: The system refuses what it needs.
-        TrimeshInternalError: It has failed; the cause is the failure.
+        ValueError: The family uses the other mode.
+        SpawnError: The system refuses a resource that it needs.
+        TrimeshInternalError: The controller has failed; the cause is the failure.
     """
     proc = find_proc()
     if proc is not None and proc.family is not None and _of_run.get() is None:
@@ -208,10 +208,10 @@ async def _leased(controller: _Controller) -> AsyncGenerator[None, None]:
 
 
 def check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see lease_proc
-    """Refuse another `pickle=` than that of the family.
+    """Refuse a `pickle=` that differs from the mode of the family.
 
     Raises:
-        ValueError: It is another one.
+        ValueError: It differs.
     """
     has = proc.values.is_pickled
     if pickled is not None and pickled != has:
@@ -235,7 +235,7 @@ def _start(pickled: bool | None, *, for_host: bool) -> _Controller:  # noqa: FBT
     with ExitStack() as undo:
         spawner = None
         if for_host:
-            # Its interpreter takes longer to start than all that is done here, and does so on another core.
+            # The spawner's interpreter takes longer to start than everything here, and starts on another core.
             from trimesh._runtime.spawner.spawner_process import SpawnerProcess  # noqa: PLC0415 - see below
 
             spawner = SpawnerProcess.start(proc_id)

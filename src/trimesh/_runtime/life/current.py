@@ -1,6 +1,6 @@
-"""The whole `Proc` that the running code belongs to, for what stands above the runtime.
+"""Look-up of the `Proc` that the running code belongs to, for packages above the runtime.
 
-The two look-ups are those of `actors/context.py`; rooms below take their process as an argument.
+`actors/context.py` implements both look-ups; rooms below receive their process as an argument.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def proc_for(what: str) -> Proc:
     """Return the `Proc` of the caller, also outside of Trio tasks, for something that needs one.
 
     Args:
-        what: What it is, for the text of the error: "memory is allocated".
+        what: The operation, as the error text names it: "memory is allocated".
 
     Raises:
         RuntimeError: No mesh is open here.
@@ -67,22 +67,22 @@ def proc_for(what: str) -> Proc:
 
 
 def proc_in(task_context: contextvars.Context) -> Proc | None:
-    """Return the `Proc` that was set in the context of some task, or None."""
+    """Return the `Proc` set in the context of a task, or None."""
     return task_context.get(proc_of_task)
 
 
-# ---- `trimesh.dump`: what the process of the caller waits for --------------------------------------------------------
+# ---- `trimesh.dump`: waits of the caller's process -------------------------------------------------------------------
 
 
 def dump(file: TextIO | None = None) -> None:
     """Write what this process waits for, and what its actors and child processes do.
 
-    Blocks that are left; every child process, with the calls that run in it, those that are queued behind them, their
-    tasks and what these await, its threads, and the stack of a main thread that is not free; every unended call and
-    `Port.send` of this process, also calls that were given up and may still run.
+    The report lists blocks that are being left; for every child process its running calls, the calls queued behind
+    them, its tasks and what these await, its threads, and the stack of a busy main thread; every unended call and
+    `Port.send` of this process, including calls that were given up and may still run.
 
     Args:
-        file: Where to; standard error if None.
+        file: Destination; standard error if None.
 
     Blocking: not a checkpoint; takes up to `TASKS_SECONDS` (0.5 s) when there are child processes, until each has
     answered; a process that is stopped, or holds the GIL in C, does not.
@@ -98,11 +98,11 @@ def _dump(out: TextIO) -> None:
 
 # ---- rebuilding ------------------------------------------------------------------------------------------------------
 
-# What stands in a value for something of a package above: the process that decodes the value says what it is.
+# Placeholder in a value for an object of a package above: the process that decodes the value rebuilds the object.
 #
 # Pickles name this function, so decoding one does not import that package.
 
 
 def rebuild(name: str, *fields: Any) -> Any:
-    """Return what the service `name` has in this process for some fields; see `Handler.rebuild`."""
+    """Rebuild an object from its fields with the service `name` of this process; see `Handler.rebuild`."""
     return current_proc().services.rebuild(name, fields)

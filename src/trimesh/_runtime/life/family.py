@@ -1,6 +1,6 @@
-"""How one process belongs to its family.
+"""Membership of one process in its family: hosts, connections and lost links.
 
-Hosts start processes for it, links are made on demand, and the news of a lost link is turned into what it means.
+Hosts start processes for it, links are made on demand, and each lost link is resolved to its cause.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ class _Lease:
 
 
 class Family:
-    """The guardian of one process.
+    """Hosts, relatives and connections of one process.
 
     Attributes:
         parent: Its owner, or None in the controller.
         parent_lost: Set when the link to the parent has ended.
-        attached: The host of a process that was started by one; it serves all its meshes.
+        attached: Host of a process that was started by one; it serves all meshes of the process.
         root: The controller, or None in the controller itself.
-        own_mesh: The mesh of processes that this one is a member of, as its owner has told it; None in the controller.
-        remotes: Hosts that agents serve for this process, by the order in which they have joined.
-        siblings: The spawners and agents of this process, which is a controller on a real machine; else None.
-        neighbours: Other programs that this one has connected to, by their controllers.
+        own_mesh: The process mesh that this one is a member of, as described by its owner; None in the controller.
+        remotes: Hosts that agents serve for this process, in the order of joining.
+        siblings: Spawners and agents of this process if it is the controller on a real machine; else None.
+        neighbours: Other programs that this one has connected to, by the id of their controller.
         clients: Controllers of other programs that have connected to this one.
     """
 
@@ -91,7 +91,7 @@ class Family:
     async def host(self, preload: Preload = ()) -> AsyncGenerator[Host, None]:
         """Use this machine's host, started by its first user and ended with its last.
 
-        A worker has one host for all, which has been started without `preload`: there each process imports for itself.
+        A worker has one host for all blocks, started without `preload`: each of its processes imports for itself.
         """
         if self.attached is not None:
             yield PreloadingHost(self.attached, preload) if preload else self.attached
@@ -138,15 +138,15 @@ class Family:
 
     @trio.lowlevel.enable_ki_protection
     async def _cancel_when_released(self, lease: _Lease, scope: trio.CancelScope) -> None:
-        """A host that is given up while it starts need not become ready first."""
+        """Cancel the start of a host that is released before it is ready."""
         await lease.release.wait()
         if lease.host is None:
             scope.cancel(reason="no task waits for this host any more")
 
     def retire(self, host: Host) -> None:
-        """Learn that one user of a host, who still holds it, starts no process there any more.
+        """Note that one user of a host, which still holds it, starts no more processes there.
 
-        If it is the only one the host ends with its last process, and whoever comes now gets another one.
+        If it is the only user, the host ends with its last process, and later users get another host.
         """
         for preload, lease in list(self._leases.items()):
             if lease.host is host and lease.users == 1:
@@ -164,23 +164,23 @@ class Family:
     # ---- connections -----------------------------------------------------------------------------------------
 
     def _brokers(self, peer: Peer) -> Sequence[Host | ProgramConnection]:
-        """Return who may make connections to a process."""
+        """Return the hosts and programs that can make connections to a process."""
         known = [one for one in self.neighbours.values() if one.knows(peer.proc_id)]
         return known or [*self.open_hosts(), *self.neighbours.values()]
 
     def is_foreign(self, proc_id: ProcId) -> bool:
-        """Return whether a process is of another program, and no part of this family."""
+        """Return whether a process belongs to another program, not to this family."""
         return proc_id in self.clients or any(one.knows(proc_id) for one in self.neighbours.values())
 
     async def connect(self, peers: Sequence[Peer]) -> None:
-        """See to it that every peer has a link or is known to be gone. No checkpoint when all have one."""
+        """Ensure that every peer has a link or is known to be gone. No checkpoint when all have one."""
         await self.try_to_connect(peers)
         for peer in peers:
             if self.proc.is_stranger(peer):
                 self._declare(peer, await self.exit_of(peer))
 
     async def try_to_connect(self, peers: Sequence[Peer]) -> None:
-        """As `connect`, but a peer without a link for want of resources here may live: its `no_link` says why."""
+        """As `connect`, but a peer left without a link by a local shortage may live: its `no_link` says why."""
         for peer in peers:
             peer.no_link = None
             while self.proc.is_stranger(peer) and peer.no_link is None:
@@ -210,12 +210,12 @@ class Family:
     # ---- lost links ------------------------------------------------------------------------------------------
 
     def link_lost(self, peer: Peer, down: LinkDown, *, is_harmless: bool) -> None:
-        """Find out what the end of a link means.
+        """Find out why a link has ended.
 
         Args:
             peer: The process on the other side.
-            is_harmless: Nothing was lost: the link never came up. The peer may have had no descriptor for its end; it
-                has told those who wanted the link, and is dead only if its host says so.
+            is_harmless: Nothing was lost: the link never came up. The peer may have lacked a descriptor for its end,
+                and has reported that; it is dead only if its host says so.
         """
         member = self.proc.members.get(peer.proc_id)
         if member is not None:
@@ -239,20 +239,20 @@ class Family:
 
     @trio.lowlevel.enable_ki_protection
     async def find_out(self, peer: Peer) -> None:
-        """Declare a process gone that is said to have ended, and that there is no link to; a late link is read first.
+        """Declare a process gone that is reported dead and has no link; a late link is read first.
 
-        A connection that it has asked for comes the way that the exit report comes, and before that.
+        A connection that it has requested arrives the same way as its exit report, and before it.
         """
         report = await self.exit_of(peer)
         if peer.link is None:
             self._declare(peer, report)
 
     async def learn_end(self, peer: Peer) -> ProcDeath:
-        """Return how a process has ended that is known to have; wait, not for long, for whoever finds that out."""
+        """Return the death of a process that is known to have ended; wait briefly for its diagnosis."""
         return await self._hear_of(peer, self.find_out) or diagnosed("the process", None)
 
     async def learn_loss(self, peer: Peer) -> ProcDeath | None:
-        """Return how a process has ended that a connection was lost to; None if that is unknown: it may live."""
+        """Return the death of a process after the loss of its connection; None if unknown: it may live."""
         return await self._hear_of(peer, self._find_out_if)
 
     async def _find_out_if(self, peer: Peer) -> None:
@@ -271,7 +271,7 @@ class Family:
             self.proc.on_gone.append(listen)
             try:
                 member = self.proc.members.get(peer.proc_id)
-                # A child is waited for as long as its owner does: the loss of its host may come first.
+                # Wait for a child as long as its owner does: the loss of its host may arrive first.
                 owner = 0.0 if member is None else member.report_seconds
                 with trio.move_on_after(owner + limits.TRANSFER_END_SECONDS):
                     if self.proc.is_stranger(peer) and peer.proc_id != self.parent:
@@ -283,7 +283,7 @@ class Family:
         return peer.death
 
     async def exit_of(self, peer: Peer) -> ExitReport | None:
-        """Return how a process has ended; None, or a report that knows nothing, if no host says so soon."""
+        """Return the exit report of a process; None, or a report without a diagnosis, if no host has one soon."""
         report: ExitReport | None = None
         with trio.move_on_after(limits.EXIT_REPORT_SECONDS):
             for host in self._brokers(peer):
@@ -293,7 +293,7 @@ class Family:
         return report
 
     def _declare(self, peer: Peer, report: ExitReport | None) -> None:
-        """Declare a process gone that another process owns, with the diagnosis of the host that had started it."""
+        """Declare gone a process that another process owns, with the diagnosis of the host that started it."""
         if report is not None and report.exit_code == 0:
             self.proc.declare_gone(peer, stopped("the process has been stopped"))
         else:

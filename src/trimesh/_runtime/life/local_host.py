@@ -1,4 +1,4 @@
-"""This machine as a host: real processes by the spawner, native links to them."""
+"""The host on this machine: real processes started by the spawner, with native links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from trimesh.ids import ProcId
 
 
 class LocalChild:
-    """A started process with its link."""
+    """A started process and its link."""
 
     loss: HostLoss | None = None
     lease = "LEASE_SECONDS"
@@ -51,7 +51,7 @@ class LocalChild:
         return limits.EXIT_REPORT_SECONDS
 
     async def spawner_state(self) -> str | None:
-        """See `HostChild.spawner_state`: not asked, as one here that is stopped is continued when it is left (Z06)."""
+        """See `HostChild.spawner_state`. Not queried: a stopped spawner here is continued when it is left (Z06)."""
         await trio.lowlevel.checkpoint()
         return None
 
@@ -65,10 +65,10 @@ class LocalChild:
 
 
 class LocalHost:
-    """This machine, by one spawner.
+    """This machine, served by one spawner.
 
     Attributes:
-        transport: Where links of new processes go.
+        transport: Serves the links of new processes.
         launcher: The connection to the spawner.
     """
 
@@ -98,7 +98,7 @@ class LocalHost:
         self.launcher.retire()
 
     async def flush_output(self) -> None:
-        """Wait until what the processes have written is shown; see `Host.flush_output`."""
+        """Wait until output written by the processes so far is shown; see `Host.flush_output`."""
         with trio.move_on_after(limits.OUTPUT_FLUSH_SECONDS):
             await self.launcher.flush_output()
 
@@ -116,17 +116,17 @@ class LocalHost:
             raise NoLinkError(f"no link to process {target} could be made: {error}") from error
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait for the end of any process of the family; see `Host.exit_of`."""
+        """Wait until a process of the family ends, any of them; see `Host.exit_of`."""
         return await self.launcher.exit_of(target)
 
 
 def is_near(sock: socket.socket) -> bool:
-    """Return whether the other end of a socket of a spawner is on this host."""
+    """Return whether the other end of a spawner's socket is on this host."""
     return not isinstance(sock, FarSocket)
 
 
 def lease_of(sock: socket.socket) -> float:
-    """Return how long the other end of a socket of a spawner may be silent; 0 for as long as any on this host."""
+    """Return the silence limit in seconds for the other end of a spawner's socket; 0 for none, as on this host."""
     return 0 if is_near(sock) else limits.FAR_LINK_LEASE_SECONDS
 
 
@@ -156,10 +156,10 @@ def spec_of(request: LaunchRequest) -> LaunchSpec:
 def accept_links(
     proc: Proc, transport: NativeTransport, caster: HostCaster | None = None
 ) -> Callable[[ProcId, socket.socket], None]:
-    """Return what takes a connection that another process has asked for into service.
+    """Return a function that puts a connection requested by another process into service.
 
     Args:
-        caster: Of casts to the host of those that ask, if it is another one.
+        caster: Carries casts to the host of the requesting process, if that is another host.
     """
 
     def accept(origin: ProcId, sock: socket.socket) -> None:
@@ -168,7 +168,7 @@ def accept_links(
                 sock, local=is_near(sock), lease=False, peer=origin, lease_seconds=lease_of(sock)
             )
         except (OSError, LimitExceeded, trio.ClosedResourceError):
-            sock.close()  # for want of something, or as this process ends; the other side can only be told an end
+            sock.close()  # a resource is lacking, or this process ends; the other side can only see an end
         else:
             link.caster = caster
             proc.adopt_link(origin, link)
@@ -184,7 +184,7 @@ async def open_local_host(
     siblings: Siblings,
     process: SpawnerProcess | None = None,
 ) -> AsyncGenerator[Host, None]:
-    """Start a spawner for the controller; leaving ends it and all that it has started.
+    """Run a spawner for the controller; leaving ends it and every process it has started.
 
     Args:
         proc: The controller.

@@ -1,6 +1,6 @@
-"""Open what users open: process meshes, actor meshes, warm hosts.
+"""Entry points that open process meshes, actor meshes and warm hosts.
 
-Each is an async context manager with a block of its own, or is adopted into the block of what it is spawned on.
+Each is an async context manager with a block of its own, or is adopted by the block of the mesh it is spawned on.
 
 Other processes may spawn actors on a process mesh that is shared, and share actors by name:
 
@@ -11,10 +11,10 @@ Other processes may spawn actors on a process mesh that is shared, and share act
        its block is left -- give_back() ----->  drains and stops them
                     <-- end, or what failed --
 
-LN-1 the owner's agent looks the right up by the number of the mesh: what is not shared is refused, whoever asks.
-LN-2 what is lent ends with the borrower's call: by its end, its cancel, or the death of its process; and, before that,
-     with the block of the processes.
-LN-3 what processes do is the owner's business, by their policy; what the actors fail by is the borrower's.
+LN-1 the owner's agent looks up the right by the number of the mesh: a mesh that is not shared is refused to all.
+LN-2 lent actors end with the borrower's call: by its end, its cancel, or the death of its process; or earlier, with
+     the block of the processes.
+LN-3 the owner's policy handles failures of the processes; failures of the actors go to the borrower.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 
 class OwnedProcs:
-    """A process mesh with its owner's powers.
+    """A process mesh, with the rights of its owner.
 
     Attributes:
         proc: The owner's process.
-        block: Where actors that are awaited go.
+        block: Adopts actors that are awaited, not entered.
         members: The child processes; None for the mesh of this very process.
-        named: The actors on it that are shared by name.
+        named: Actors on it that are shared by name.
         is_stopping: Whether its block has begun to stop.
     """
 
@@ -74,17 +74,17 @@ class OwnedProcs:
 
     @property
     def whole(self) -> Region:
-        """All of it, as it is now."""
+        """All of it, at its present size."""
         return self._whole if self.members is None else self.members.present
 
     def fix_size(self, why: str) -> None:
-        """Refuse from now on to change its size."""
+        """Refuse later changes of its size."""
         if self.members is not None:
             self.members.fixed_by = why
 
     @property
     def info(self) -> MeshInfo:
-        """What travels of it."""
+        """Description sent in references."""
         if self.members is not None:
             return self.members.info
         member = MemberInfo(self.proc.proc_id, self.proc.host_name, self.proc.pid)
@@ -93,11 +93,11 @@ class OwnedProcs:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether its block has begun to stop."""
+        """True once its block has begun to stop."""
         return self.members is not None and self.members.is_stopping
 
     def checked(self, region: Region) -> Region:
-        """Refuse a view of another mesh, which another process asks for."""
+        """Refuse a view of another mesh in a request of another process."""
         if region.mesh != self.whole.mesh or not set(region.table) <= set(self.whole.ranks()):
             raise RuntimeError(f"a view of {self.info.name} must show its own processes")
         return region
@@ -114,8 +114,8 @@ class OwnedProcs:
         """Spawn actors for another process; yield them once, and end them when this call ends.
 
         Args:
-            leases: All that the process lends.
-            key: Who asks, and its number for them: messages of it run to their end.
+            leases: All leases of this process.
+            key: The borrower, and its number for the actors: messages of the borrower run to their end.
             kept: Class and arguments.
             policy: What a failure of an actor does; None for the policy of the processes.
         """
@@ -141,7 +141,7 @@ class OwnedProcs:
 
 
 class OwnedHost:
-    """A warm host with its owner's powers."""
+    """A warm host, with the rights of its owner."""
 
     def __init__(self, proc: Proc, block: Block, host: Host) -> None:
         self.proc = proc
@@ -154,7 +154,7 @@ def check_per_host(per_host: Mapping[str, int]) -> Extent:
 
     Raises:
         ShapeError: A size is not positive, or there are too many processes.
-        TypeError: It is no mapping.
+        TypeError: It is not a mapping.
     """
     if not isinstance(per_host, Mapping):
         raise TypeError(f"spawn_procs takes a mapping of labels to sizes, as in {{'gpus': 4}}, got {per_host!r}")
@@ -180,7 +180,7 @@ def _proc_members(
 
 
 def _owned(proc: Proc, block: Block, members: ProcMembers) -> OwnedProcs:
-    """Return processes that have started with their owner's powers; lend them out if they are to be shared."""
+    """Return started processes with their owner's rights; offer them for lending if they are shared."""
     owned = OwnedProcs(proc, block, members.whole, members)
     if members.options.shared and not members.is_stopping:
         mesh = MeshId(cast("int", members.whole.mesh))
@@ -194,7 +194,7 @@ def _owned(proc: Proc, block: Block, members: ProcMembers) -> OwnedProcs:
 async def _open_host(
     name: str, preload: tuple[str, ...], *, pickled: bool | None
 ) -> AsyncGenerator[tuple[Proc, Host], None]:
-    """Use this process and this machine's host; what keeps them from starting is raised as every start's (X1)."""
+    """Use this process and this machine's host; a failed start is raised like every failed start (X1)."""
     async with AsyncExitStack() as stack:
         try:
             proc, family = await stack.enter_async_context(lease_proc(pickled, for_host=True))
@@ -251,7 +251,7 @@ async def stop_procs(owner: OwnedProcs, grace: float | None) -> None:
         return
     if grace is not None:
         members.grace = grace
-    # Who opens another mesh in this block may still use the spawner: that is retired as the block is left.
+    # Another mesh may be opened in this block and need the spawner, which is retired when the block is left.
     members.on_last_exit = None
     with block.entering():
         errors = await block.stop_early([members, *members.actors], members.grace)
@@ -264,9 +264,9 @@ async def stop_procs(owner: OwnedProcs, grace: float | None) -> None:
 async def open_warm_host(
     preload: tuple[str, ...], grace: float, *, pickled: bool | None = None
 ) -> AsyncGenerator[OwnedHost, None]:
-    """Keep this machine's host for many meshes."""
+    """Keep this machine's host open for many meshes."""
     async with _open_host("this host", preload, pickled=pickled) as (proc, host):
-        await trio.lowlevel.checkpoint()  # the host may have been there already (K01)
+        await trio.lowlevel.checkpoint()  # the host may have been open already (K01)
         block = Block(proc, host.name, grace)
         async with run_block(block):
             yield OwnedHost(proc, block, host)
@@ -278,14 +278,14 @@ def own_process(proc: Proc) -> OwnedProcs:
 
 
 class ActorPlan(msgspec.Struct, frozen=True):
-    """What `ProcMesh.spawn` was asked for.
+    """Request of `ProcMesh.spawn`.
 
     Attributes:
-        procs: Where; None for this very process.
-        region: The part of it; None for all.
+        procs: The processes; None for this very process.
+        region: The view of them; None for all.
         policy: What a failure of an actor does; None for the policy of the processes.
-        cls, args, kwargs: What the actors are made from.
-        borrower: The process that has asked this one for them; 0 for none.
+        cls, args, kwargs: Class of the actors and its arguments.
+        borrower: The process that has requested them from this one; 0 for none.
     """
 
     procs: OwnedProcs | None
@@ -298,7 +298,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
     borrower: ProcId = ProcId(0)
 
     def members(self, procs: OwnedProcs, block: Block) -> ActorMembers:
-        """Return the members, none of which has been made."""
+        """Return the members, none of them started."""
         return _actor_members(procs, self.region or procs.whole, block, self)
 
 
@@ -339,7 +339,7 @@ def _units(
     *,
     is_inherited: bool,
 ) -> Sequence[Sequence[int]]:
-    """Return the actors that are restarted together: a policy of the processes counts in their units."""
+    """Return the actors that restart together: under a policy of the processes, those of one unit."""
     if not isinstance(policy, Restart):
         return ()
     if not is_inherited:
@@ -353,7 +353,7 @@ def _units(
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def open_actors(plan: ActorPlan) -> AsyncGenerator[ActorMembers, None]:
-    """Spawn actors in a block of their own; without processes, in this very one."""
+    """Spawn actors in a block of their own; without processes, in this very process."""
     async with lease_proc() as (proc, _):
         procs = plan.procs or own_process(proc)
         grace = procs.block.grace if procs.block is not None else limits.GRACE_SECONDS
@@ -388,10 +388,10 @@ async def adopt_actors(plan: ActorPlan) -> ActorMembers:
 
 
 async def _settle(procs: OwnedProcs, plan: ActorPlan) -> None:
-    """Wait for the processes that are being restarted (rule M2).
+    """Wait until restarting processes serve again (rule M2).
 
     Raises:
-        RuntimeError: They have been stopped.
+        RuntimeError: The processes have been stopped.
         MeshErrorGroup: Some have left the mesh.
     """
     if procs.is_stopping:
@@ -405,7 +405,7 @@ async def _settle(procs: OwnedProcs, plan: ActorPlan) -> None:
 
 
 async def _adopt(block: Block, owned: Owned) -> None:
-    """Give what has been started to a block, which may have begun to stop meanwhile."""
+    """Hand a started mesh to a block, which may have begun to stop meanwhile."""
     if not block.is_stopping:
         block.adopt(owned)
         return
@@ -413,11 +413,11 @@ async def _adopt(block: Block, owned: Owned) -> None:
     block.check_open()
 
 
-# ---- actors that other processes have on a mesh of processes of this one ---------------------------------------------
+# ---- actors that other processes have spawned on a process mesh of this one ------------------------------------------
 
 
 class Lent:
-    """Actors that another process has asked for, as the block of the processes owns them.
+    """Actors lent to another process, as owned by the block of the processes.
 
     Attributes:
         scope: Around their block.
@@ -439,21 +439,21 @@ class Lent:
         self.members.cancel_background(reason)
 
     async def drain(self) -> list[Exception]:
-        """Nothing: what the borrower has sent is drained as its block is left."""
+        """Do nothing: messages of the borrower are drained when its block is left."""
         return []
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End them; what fails is told to the borrower, and the processes are killed when the grace is over."""
+        """End them; failures are reported to the borrower, and the processes are killed when the grace is over."""
         del deadline
         self.scope.cancel(reason=f"the block that owns the processes of {self.info.name} is being left")
         await self.ended.wait()
         return []
 
     def abandon(self) -> None:
-        """Nothing: the borrower may go on until they are stopped."""
+        """Do nothing: the borrower may go on until they are stopped."""
 
     def kill_now(self) -> None:
-        """Nothing: the processes are killed by their own block."""
+        """Do nothing: the processes are killed by their own block."""
 
 
 class _Entry:
@@ -464,7 +464,7 @@ class _Entry:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, and nothing will take its place."""
+        """True if it has ended and will not be replaced."""
         if self.members is None:
             return False
         membership = self.members.membership
@@ -473,7 +473,7 @@ class _Entry:
 
 
 class NamedActors:
-    """The actors that are shared by name on one mesh of processes, at its owner."""
+    """Actors shared by name on one process mesh, at its owner."""
 
     def __init__(self, procs: OwnedProcs) -> None:
         self._procs = procs
@@ -482,13 +482,13 @@ class NamedActors:
     async def get(
         self, region: Region, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ActorMembers:
-        """Return the actor of a name; spawn it, in the block of the processes, where there is none that lives.
+        """Return the named actor; spawn it in the block of the processes if none is alive.
 
-        Who asks while it is being spawned waits; when that fails, one who waits tries again.
+        Concurrent requests wait for the same spawn; when that fails, one of them tries again.
 
         Raises:
-            TypeError: It is of another class.
-            MeshErrorGroup: It could not be made.
+            TypeError: It has another class.
+            MeshErrorGroup: It could not be spawned.
         """
         await trio.lowlevel.checkpoint()
         while True:
@@ -520,7 +520,7 @@ class NamedActors:
         return entry.members
 
     def _place(self, region: Region) -> Region:
-        """Return the first process of a view that lives, as a view of one."""
+        """Return the first live process of a view, as a view of one."""
         members = self._procs.members
         ranks = list(region.ranks())
         living = [rank for rank in ranks if members is None or members.is_live(rank)] or ranks
@@ -530,11 +530,11 @@ class NamedActors:
         return self._procs.whole.slice(**dict(point))
 
 
-# ---- which hosts of a job a mesh of hosts shows, and what is started on them -----------------------------------------
+# ---- hosts of a job that a host mesh shows, and code and processes on them -------------------------------------------
 
 
 class HostCode(msgspec.Struct, frozen=True):
-    """Code that was brought to a host, or installed there, by a block of the program.
+    """Code that a block of the program has copied to a host, or installed there.
 
     Attributes:
         paths: First entries of `sys.path` of the processes there.
@@ -548,7 +548,7 @@ class HostCode(msgspec.Struct, frozen=True):
 
 
 class HostsNotice:
-    """What is said to the program before its hosts end, once."""
+    """Warning, given once, that the hosts of the program are about to end."""
 
     def __init__(self) -> None:
         self._told = trio.Event()
@@ -559,19 +559,19 @@ class HostsNotice:
         self._told.set()
 
     async def wait(self) -> str:
-        """Wait until it is said, and return it."""
+        """Wait for the warning and return its text."""
         await self._told.wait()
         return self._text
 
 
 class JobHosts(msgspec.Struct, frozen=True):
-    """The hosts of a job that a mesh of them shows.
+    """Hosts of a job that a host mesh shows.
 
     Attributes:
-        whole, region: All of them; those that are shown.
-        parts: Names that the job gives, each to the hosts from one rank up to another one.
-        group: All of them, to start processes on.
-        notice: What is said before they end; None where nothing ever is.
+        whole, region: All hosts; the shown ones.
+        parts: Names that the job gives, each with its range of host ranks.
+        group: All hosts, to start processes on.
+        notice: Warning before they end; None where the job gives none.
     """
 
     whole: Region
@@ -582,28 +582,28 @@ class JobHosts(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the hosts that are shown, in order."""
+        """Names of the shown hosts, in order."""
         return tuple(self.group.names[rank] for rank in self.region.ranks())
 
     def part(self, region: Region) -> JobHosts:
-        """Return what shows other ones."""
+        """Return the same job with other hosts shown."""
         return msgspec.structs.replace(self, region=region)
 
     def set_code(self, kind: str, codes: Sequence[HostCode | None]) -> None:
-        """Set what is on `sys.path` of processes that are started on the hosts that are shown from now on.
+        """Set the code of processes that are started on the shown hosts from now on.
 
         Args:
-            kind: Which method of hosts does so, "sync" or "install".
-            codes: For each host.
+            kind: The method that brought it, "sync" or "install".
+            codes: One for each shown host.
         """
         self.group.set_code(kind, self.region.ranks(), codes)
 
     async def replace(self, point: Mapping[str, int]) -> None:
-        """Have another host at a place of those that are shown.
+        """Replace the host at a point of the shown ones.
 
         Raises:
-            ShapeError: There is no such place.
-            SpawnError: The job has none, or it cannot be had.
+            ShapeError: There is no such point.
+            SpawnError: The job has no other host, or cannot start it.
         """
         region = self.region.slice(**point)
         if len(region) != 1:
@@ -612,11 +612,11 @@ class JobHosts(msgspec.Struct, frozen=True):
         await self.group.replace(next(iter(region.ranks())))
 
     async def grow(self, count: Any) -> JobHosts:
-        """Have more hosts, and return what shows all of them.
+        """Add hosts to the job; return it with all hosts shown.
 
         Raises:
-            ValueError: It is no number of hosts, these are a part of them, or they would be too many.
-            SpawnError, MeshErrorGroup: They cannot be had.
+            ValueError: `count` is no number of hosts, only a part of the job is shown, or there would be too many.
+            SpawnError, MeshErrorGroup: The hosts could not be acquired.
         """
         number = whole_number(count)
         if number is None or number < 1:
@@ -631,10 +631,10 @@ class JobHosts(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, whole=whole, region=whole, group=group)
 
     def check_no_code(self, kind: str) -> None:
-        """Check that no block of a method of hosts is open for one of those that are shown.
+        """Check that no block of a method of hosts is open for a shown host.
 
         Raises:
-            RuntimeError: One has.
+            RuntimeError: One is open.
         """
         codes = self.group.codes(kind)
         taken = [self.group.names[rank] for rank in self.region.ranks() if codes[rank] is not None]
@@ -649,7 +649,7 @@ class JobHosts(msgspec.Struct, frozen=True):
         """Return the extent of processes, some on each host.
 
         Raises:
-            ShapeError: A label is one of the hosts, too.
+            ShapeError: The hosts use one of the labels.
         """
         own = self.region.extent
         both = [label for label in per_host if label in own]
@@ -658,6 +658,6 @@ class JobHosts(msgspec.Struct, frozen=True):
         return Extent({**own, **per_host})
 
     def owned(self, owned: OwnedHost | None) -> OwnedHost:
-        """Return the block that owns what is started on them, with these hosts."""
+        """Return the block that owns processes started on these hosts."""
         assert owned is not None
         return OwnedHost(owned.proc, owned.block, self.group.select(self.region.ranks()))

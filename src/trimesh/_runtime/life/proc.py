@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 
 class Proc:
-    """This process in its family.
+    """One process in its family.
 
     Attributes:
         proc_id: This incarnation; the epoch of its frames.
@@ -68,27 +68,27 @@ class Proc:
         owners: Actor meshes that this process owns, by id.
         members: Child processes that this process owns.
         shared: Its process meshes on which others may spawn, by id.
-        memberships: Who lives where in the meshes that this process has handles on.
+        memberships: Members by rank, for each mesh that this process has handles on.
         blocks, stopping_blocks: Open blocks of this process, and those that are being left.
-        family: Told of every lost link; makes new ones.
+        family: Notified of every lost link; makes new ones.
         nursery, actors: Tasks of the runtime; those of the actors, which end before them.
-        has_crashed: Whether a bug of ours has ended it.
-        new_call_id: Gives the number of another call.
-        now: Gives the Trio time; while it runs, at a third of the cost of `trio.current_time()`.
-        is_simulated: Whether the processes that it talks to are in this one, and have its clock.
-        dropped_replies: Replies that came after their call had been given up.
-        routes: Who takes the messages that are no calls and no answers, by their class.
-        deadlocks, early: Looks for calls that wait for themselves; keeps those to actors that are being spawned.
-        journal, inquiries, holds: What has happened to its members; asks what they do; threads that debuggers hold.
-        on_gone, on_link: Told of each peer that is gone, after its calls have been settled; that has got its link.
-        recorder: Keeps what happens in a file; None without.
-        calls: Calls of this process that wait for an outcome, by number.
+        has_crashed: Whether an internal error has ended it.
+        new_call_id: Returns the number of the next call.
+        now: Returns the Trio time; while it runs, at a third of the cost of `trio.current_time()`.
+        is_simulated: Whether its peers are in this very process, and share its clock.
+        dropped_replies: Replies that arrived after their call was given up.
+        routes: Handlers of messages other than calls and replies, by class of message.
+        deadlocks, early: Search for call cycles; calls to actors that are still being spawned.
+        journal, inquiries, holds: Events of its members; queries to them; threads that debuggers hold.
+        on_gone, on_link: Called for each peer that is gone, once its calls are settled; for each that gets a link.
+        recorder: Writes the flight record; None without.
+        calls: Outgoing calls without an outcome, by number.
         channels: The channels of this process, and its ports of others.
-        sites: Where a test looks and interferes; None outside of tests.
-        bulk: What it has granted to others, and how it reaches what they have.
-        above: What packages above the runtime keep for this process, by class.
-        services: Brings the messages of those packages to them.
-        plain_hosts: Names of its hosts to which sessions are without TLS.
+        sites: Test hooks; None outside of tests.
+        bulk: Memory granted to others, and access to memory that others grant.
+        above: State of packages above the runtime for this process, by class.
+        services: Delivers the messages of those packages.
+        plain_hosts: Names of its hosts that have sessions without TLS.
     """
 
     __slots__ = (
@@ -225,16 +225,16 @@ class Proc:
             self._serving = None
 
     def serve(self, service: Callable[..., Awaitable[object]], *args: Any) -> bool:
-        """Run a task for as long as links are served; return False, and do not, when that is over."""
+        """Run a task while links are served; return False, without running it, once that is over."""
         if self._serving is None:
             return False
         self._serving.start_soon(service, *args)
         return True
 
     def pump(self, seconds: float) -> None:
-        """Read what has come, and wait for something at most `seconds`, without letting any task run.
+        """Read received frames, and wait at most `seconds` for one, without letting any task run.
 
-        For functions that are not async and must have an answer; never call it where frames are read.
+        For synchronous functions that need an answer; never call it where frames are read.
 
         Raises:
             RuntimeError: This process is simulated.
@@ -262,7 +262,7 @@ class Proc:
         if found is None:
             death = self.death_of(proc_id)
             found = Peer(self, proc_id, death=death)
-            if death is None:  # of those that have ended nothing is kept but how
+            if death is None:  # of an ended process only its death is kept
                 self._peers[proc_id] = found
         return found
 
@@ -276,11 +276,11 @@ class Proc:
         return self._peers.get(ProcId(proc_id))
 
     def peers(self) -> Sequence[Peer]:
-        """Return every process that this one knows and that is not gone."""
+        """Return every known process that is not gone."""
         return list(self._peers.values())
 
     def adopt_link(self, proc_id: ProcId, link: Link) -> Peer:
-        """Take a link to `proc_id` into service; the first one is used for sending."""
+        """Put a link to `proc_id` into service; the first one is used for sending."""
         peer = self.peer(proc_id)
         self._of_link[link] = peer
         if peer.link is None:
@@ -300,11 +300,11 @@ class Proc:
             link.abort()
 
     def is_stranger(self, peer: Peer) -> bool:
-        """Return whether there is no link to a process that may live; links to children are made with them."""
+        """Return whether a process that may live has no link; children are started with one."""
         return peer.link is None and peer.death is None and peer.proc_id not in self.members
 
     def declare_gone(self, peer: Peer, death: ProcDeath) -> None:
-        """Settle everything that waits for `peer`, and cancel what it had asked for here. Idempotent.
+        """Settle everything that waits for `peer`, and cancel its requests here. Idempotent.
 
         The owner of the process decides first what the death means for its block (rule X3).
         """
@@ -324,7 +324,7 @@ class Proc:
         self._deaths.add(peer.proc_id, death)
 
     def end_cell(self, mesh: MeshId) -> None:
-        """Forget an actor that has ended for good; whoever has sent it messages forgets it, too. Idempotent."""
+        """Forget an actor that has ended for good, also at its senders. Idempotent."""
         self.cells.pop(mesh, None)
         self.early.ended(mesh)
         for peer in self._peers.values():
@@ -333,7 +333,7 @@ class Proc:
     # ---- calls -----------------------------------------------------------------------------------------------
 
     def unended_calls(self) -> Sequence[OutgoingCall]:
-        """Return the calls of this process that wait for an outcome."""
+        """Return the outgoing calls without an outcome."""
         return list(self.calls.values())
 
     def cast(self, peers: Sequence[Peer], parcel: Parcel) -> trio.Event | None:
@@ -348,7 +348,7 @@ class Proc:
     # ---- frames ----------------------------------------------------------------------------------------------
 
     def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
-        """Move one message to where it belongs."""
+        """Dispatch one received message."""
         peer = self._of_link.get(link)
         if peer is None:
             return
@@ -383,7 +383,7 @@ class Proc:
             self.misbehaved(link, error)
 
     def _take_other(self, peer: Peer, message: messages.AnyMessage, bodies: list[memoryview]) -> None:
-        """Take a message that is no call and no reply."""
+        """Dispatch a message other than a call or a reply."""
         if type(message) is messages.Cancel:
             self._cancel(peer, message)
         elif type(message) is messages.Credit:
@@ -401,21 +401,21 @@ class Proc:
         self.link_down(link, LinkDown(DownReason.PROTOCOL, str(error)))
 
     def link_down(self, link: Link, down: LinkDown) -> None:
-        """Take a link out of service; the family finds out what has happened to the process."""
+        """Take a link out of service; the family finds out why it has ended."""
         peer = self._of_link.pop(link, None)
         if peer is None:
             return
         self._groups.forget(link)
         if down.reason is DownReason.PROTOCOL:
             self._drop_links(peer)
-        if peer.link is link:  # what came by another one, if there is one, is read before the peer counts as lost
+        if peer.link is link:  # frames of another link, if there is one, are read before the peer counts as lost
             peer.link = next(iter(self._links_of(peer)), None)
         is_harmless = link.hand_over(peer.link)
         if peer.death is None and self.family is not None:
             self.family.link_lost(peer, down, is_harmless=is_harmless)
 
     def link_stalled(self, link: Link, seconds: float) -> None:
-        """Learn that the loop of a peer does not run, or runs again; its owner says so."""
+        """Handle a stall of a peer's loop, or its end; the owner of the peer reports it."""
         peer = self._of_link.get(link)
         if peer is not None:
             peer.stalled(seconds)
@@ -423,7 +423,7 @@ class Proc:
                 member.stall.take(seconds)
 
     def take_call(self, peer: Peer, link: Link, message: messages.Call, size: int, bodies: list[memoryview]) -> None:
-        """Take a call that has come; `size` is that of its head, as the sender's window counts it."""
+        """Accept a received call; `size` is the size of its head, as the sender's window counts it."""
         peer.calls_received += 1
         number = message.call
         carried = None if peer.carried is None else peer.take_carried()
@@ -475,7 +475,7 @@ class Proc:
         if call is not None:
             self._cancel_incoming(call, "caller", message.reason)
         elif not self.early.cancel(peer, message.call, message.reason) and message.position > peer.calls_received:
-            # It has overtaken its call, which will come: positions count the calls of the link.
+            # It has overtaken its call, which is still to arrive: positions count the calls of the link.
             if len(peer.early_cancels) >= limits.EARLY_CANCELS_MAX:
                 raise ProtocolError(f"a peer cancels at most {limits.EARLY_CANCELS_MAX} calls ahead of them")
             peer.early_cancels[message.call] = message.reason
@@ -486,13 +486,13 @@ class Proc:
             cell.cancel(call, by, reason)
 
 
-# ---- the end of a process whose own runtime has failed ---------------------------------------------------------------
+# ---- end of a process whose own runtime has failed -------------------------------------------------------------------
 
 _log = logging.getLogger("trimesh")
 
 
 def crash(proc: Proc, cause: BaseException) -> None:
-    """Let no process wait for one whose own runtime has failed; log the failure, whatever else comes of it."""
+    """Release all processes that wait for one whose own runtime has failed; always log the failure."""
     death = ProcDeath("the runtime of this process has failed; please report this", TrimeshInternalError, cause=cause)
     if not proc.has_crashed:
         _log.critical("the runtime of process %d has failed; please report this", proc.pid, exc_info=cause)
@@ -505,18 +505,18 @@ def crash(proc: Proc, cause: BaseException) -> None:
         proc.declare_gone(peer, death)
 
 
-# ---- several calls ---------------------------------------------------------------------------------------------------
+# ---- several calls in one message ------------------------------------------------------------------------------------
 
-# Several calls that arrive as one message (docs/design/calls.md) are taken out of it, and are calls like any other.
+# Several calls in one message (docs/design/calls.md) are unpacked, and handled like any others.
 
 
 def serve_several_calls(proc: Proc) -> None:
-    """Let a process take several calls in one message."""
+    """Accept several calls in one message."""
     proc.routes[Calls] = partial(_take_several, proc)
 
 
 def _take_several(proc: Proc, peer: Peer, message: Calls, bodies: list[memoryview]) -> None:
-    """Take several calls; see `Proc.take_call`.
+    """Unpack several calls; see `Proc.take_call`.
 
     Raises:
         ProtocolError: They break the rules.
@@ -555,7 +555,7 @@ def _take_several(proc: Proc, peer: Peer, message: Calls, bodies: list[memoryvie
 
 
 def _take_apart(proc: Proc, peer: Peer, message: Calls) -> None:
-    """Take each as the message that it would be alone: to be refused, or looked at by a test."""
+    """Handle each call as a message of its own, to be refused or inspected by a test."""
     for number, payload in message.calls:
         one = messages.Call(
             number, message.mesh, message.endpoint, message.budget, payload, 0, message.view, message.caller
@@ -567,11 +567,11 @@ def _take_apart(proc: Proc, peer: Peer, message: Calls) -> None:
             proc.take_call(peer, link, one, len(payload), [])
 
 
-# ---- the groups of links that casts of this process have gone to, kept for the next cast to the same -----------------
+# ---- link groups of recent casts, kept for the next cast to the same links -------------------------------------------
 
 
 class LinkGroups:
-    """At most `limits.GROUPS_MAX` groups; the oldest one makes room.
+    """Cache of at most `limits.GROUPS_MAX` groups; the oldest one is evicted.
 
     Attributes:
         groups: By their links.
@@ -590,7 +590,7 @@ class LinkGroups:
         return group
 
     def forget(self, link: Link) -> None:
-        """Close every group that a link is part of."""
+        """Close every group that contains a link."""
         for links in list(self.groups):
             if link in links:
                 self.groups.pop(links).close()

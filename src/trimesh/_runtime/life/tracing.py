@@ -1,8 +1,8 @@
-r"""The seam for tracing: what is done around calls and items while a tracer looks, and nothing at all otherwise.
+r"""Tracing hooks: wrap calls and channel items while a tracer is installed, at no cost otherwise.
 
-`trace_calls` puts functions in the place of others, and what it returns puts those back. So a call of a process that is
-not traced runs the same byte codes as if there were no such thing. Where only the sender is traced, the receiver takes
-the call or the item out of its envelope, and that is all.
+`trace_calls` replaces functions and returns a function that restores them. A process that is not traced therefore
+runs the same bytecode as without tracing. If only the sender is traced, the receiver just takes the call or item out
+of its envelope.
 
     caller   `OutgoingCall.start` --head in a TracedCall--> callee `take_traced` -> `Cell.deliver`
              `OutgoingCall.forget` <--outcome--             slot: `began`, `_context_of`, endpoint, `ended`
@@ -38,43 +38,43 @@ if TYPE_CHECKING:
 
 
 Seam: TypeAlias = tuple[Any, str, Any]
-"""A class or module, the name of a function there, what is put in its place."""
+"""A class or module, the name of its function, the replacement."""
 
 _arriving: Final[ContextVar[str]] = ContextVar("trimesh_arriving_trace", default="")
 
 
 class Tracing(Protocol):
-    """What looks at calls and items."""
+    """Observer of calls and channel items."""
 
     def sends(self, call: OutgoingCall) -> str:
-        """Learn of a call that is about to be sent; return the trace context that travels with it."""
+        """Handle a call that is about to be sent; return the trace context to send with it."""
         ...
 
     def settled(self, call: OutgoingCall) -> None:
-        """Learn that a call has ended, or was given up."""
+        """Handle the end of a call, or its abandonment."""
 
     def came(self, call: IncomingCall, trace: str) -> None:
-        """Learn of a call that has come with a trace context, before it is queued."""
+        """Handle the arrival of a call with a trace context, before it is queued."""
 
     def began(self, cell: Cell, call: IncomingCall) -> None:
-        """Learn that a slot has taken a call."""
+        """Handle the start of a call in a slot."""
 
     def enter(self, call: IncomingCall, context: contextvars.Context) -> None:
-        """Prepare the context that its endpoint runs in."""
+        """Prepare the context of its endpoint."""
 
     def ended(self, call: IncomingCall) -> None:
-        """Learn that it runs no more."""
+        """Handle the end of its endpoint."""
 
     def sends_item(self) -> str:
-        """Learn that the running code sends an item; return the trace context that travels with it, or nothing."""
+        """Handle the sending of an item by the running code; return the trace context to send with it, or nothing."""
         ...
 
     def received_item(self, trace: str) -> None:
-        """Learn that the running code has received an item that has come with a trace context."""
+        """Handle the receipt of an item with a trace context by the running code."""
 
 
 class _Recorder:
-    """Tells the recorder of an actor, and a tracer, when its calls begin and end."""
+    """Reports the begin and end of calls to the recorder of an actor, and to a tracer."""
 
     def __init__(self, cell: Cell, recorder: Any, tracing: Tracing) -> None:
         def began(call: IncomingCall) -> int:
@@ -91,19 +91,19 @@ class _Recorder:
 
 
 class _ComeItem(messages.PortItem, frozen=True):
-    """An item that was taken out of its envelope; never sent."""
+    """An item taken out of its envelope; never sent."""
 
     trace: str = ""
 
 
 class _TracedWaitingItem(WaitingItem, frozen=True):
-    """A waiting item of such a message."""
+    """A waiting item that was taken out of its envelope."""
 
     trace: str = ""
 
 
 def serve_traced(proc: Proc) -> None:
-    """Take calls and items of processes that are traced."""
+    """Accept calls and items of traced processes."""
     proc.routes[messages.TracedCall] = take_traced
     proc.routes[messages.TracedItem] = take_traced_item
 
@@ -112,7 +112,7 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
     """Take a call out of its envelope.
 
     Raises:
-        ProtocolError: There is none in it.
+        ProtocolError: The envelope holds no call.
     """
     call = messages.decode(message.call)
     if type(call) is not messages.Call:
@@ -120,7 +120,7 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
     link = peer.link
     if link is None:
         return
-    size = len(messages.encode(message))  # as it has come: nothing else encodes to the same message
+    size = len(messages.encode(message))  # as received: nothing else encodes to the same message
     token = _arriving.set(message.trace)
     try:
         peer.proc.take_call(peer, link, call, size, bodies)
@@ -132,7 +132,7 @@ def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memo
     """Take an item out of its envelope.
 
     Raises:
-        ProtocolError: There is none in it, or its sender may not send it.
+        ProtocolError: The envelope holds no item, or its sender may not send it.
     """
     item = messages.decode(message.item)
     if type(item) is not messages.PortItem:
@@ -142,12 +142,12 @@ def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memo
 
 
 def trace_calls(tracing: Tracing) -> Callable[[], None]:
-    """Have a tracer look at the calls of this process, and at those that come to actors which are spawned from now on.
+    """Install a tracer for the calls of this process, and for calls to actors that are spawned from now on.
 
-    It also looks at the items of channels that are sent and received here.
+    It also observes channel items that are sent and received here.
 
     Returns:
-        What puts everything back.
+        Function that restores everything.
     """
     seams = [*_seams_of_calls(tracing), *_seams_of_items(tracing)]
     before = [(place, name, getattr(place, name)) for place, name, _ in seams]
@@ -245,7 +245,7 @@ def _never_at_once(*_: object) -> bool:
 
 
 def _enclosed(parcel: Parcel, trace: str) -> Parcel:
-    """Return a parcel whose head says whose trace its call belongs to."""
+    """Return a parcel whose head carries the trace context of its call."""
     if isinstance(parcel, SpreadParcel):
         each = [_enclosed(one, trace) for one in parcel.each]
         nbytes = max((one.nbytes for one in each), default=0)

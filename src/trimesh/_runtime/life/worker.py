@@ -1,4 +1,4 @@
-"""The life of a worker process: serve its owner until that asks it to end, or is lost."""
+"""Main program of a worker process: serve the owner until it asks for the end, or is lost."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ async def serve_owner(
     """Run `proc` until its owner asks it to end.
 
     Args:
-        family: Tells when the owner is lost.
+        family: Reports the loss of the owner.
         point: Its coordinates.
-        on_lost: Ends the process at once: nothing may outlive the owner, and clean-up must not run (O4).
+        on_lost: Ends the process at once: it must not outlive the owner, and clean-up must not run (O4).
         stack_fd: See `Agent`.
         record: Its flight record; None without.
     """
@@ -86,8 +86,8 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
     for pidfd in lifelines:
         transport.add_lifeline(pidfd)
         os.close(pidfd)
-    # From here on a thread sees the spawner end and kills the whole group. The kernel, quicker, would kill this process
-    # alone; it merely continues one that was stopped.
+    # From here on a thread sees the spawner end and kills the whole group. The kernel is faster but would kill this
+    # process only; its signal now merely continues a stopped one.
     linux.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
     debug(proc, config.settings)
@@ -105,7 +105,7 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
         opened = transport.open_link(link, local=is_near, lease=False, peer=parent, lease_seconds=far_lease)
         owner = proc.adopt_link(parent, opened)
         stack_fd = arm_stack(partial(describe_self, proc), lambda: encode(look(proc)))
-        if config.is_far:  # a number of this host means another process on that of its owner
+        if config.is_far:  # a pid of this host means another process on the owner's host
             stack_fd = -1
         extent = Extent(dict(zip(config.labels, config.sizes, strict=True)))
         try:
