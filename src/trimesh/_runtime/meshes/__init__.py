@@ -1,4 +1,4 @@
-"""Meshes as their owner sees them: one block, its members, their restarts and their end."""
+"""Meshes at their owner: one block, its members, their restarts and their end."""
 
 from trimesh._runtime.meshes.actor_members import ActorMembers
 from trimesh._runtime.meshes.failures import (

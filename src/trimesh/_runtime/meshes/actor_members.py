@@ -1,11 +1,11 @@
-"""An actor mesh, as the process that owns it: spawn on all ranks, hear of failures, stop on all ranks.
+"""Actor mesh at its owner: spawn on all ranks, receive failures, stop on all ranks.
 
-What its own policy restarts is remade in the same process (P1); what the process mesh restarts is remade in the next
-one. Either way from the recipe that was kept when it was first spawned.
+Members that its own policy restarts are remade in the same process (P1); those that the process mesh restarts are
+remade in the next process. Both use the recipe kept from the first spawn.
 
-AZ-1 it follows when it was spawned on a view that shows every place along the dimension: then new processes get its
-     actors, from what the first ones were made from. Any other mesh only loses members.
-AZ-2 ranks are never taken away; those that are not in the mesh are `absent`, and no message is sent to them.
+AZ-1 a mesh spawned on a view that shows every place along the dimension follows resizes: new processes get its
+     actors, from the recipe of the first ones. Any other mesh only loses members.
+AZ-2 ranks are never removed; those that are not in the mesh are `absent`, and no message is sent to them.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ if TYPE_CHECKING:
 
 
 UnitsIn = Callable[[Region, Sequence[int]], Sequence[Sequence[int]]]
-"""Returns the members of a mesh that are restarted together, from all of it and the rank of each one's process."""
+"""Returns groups of members that restart together, given the whole mesh and the process rank of each member."""
 
 
 def no_units(whole: Region, proc_ranks: Sequence[int]) -> Sequence[Sequence[int]]:
-    """Return none: of a mesh whose policy restarts nothing."""
+    """Return no groups: for a mesh whose policy restarts nothing."""
     del whole, proc_ranks
     return ()
 
@@ -76,15 +76,15 @@ class ActorSize:
     """The size of one actor mesh.
 
     Attributes:
-        absent: Ranks that are not in the mesh: they have left it.
+        absent: Ranks that have left the mesh.
     """
 
     def __init__(self, actors: ActorMembers, units: UnitsIn, view: Region | None) -> None:
         """Begin with the members as spawned.
 
         Args:
-            units: Those that are restarted together.
-            view: The view of the processes that they were spawned on, with which they grow; None if they do not.
+            units: Returns the groups that restart together.
+            view: The view of the processes on which they were spawned with which they grow; None if they do not.
         """
         self.absent: set[int] = set()
         self._actors = actors
@@ -93,16 +93,16 @@ class ActorSize:
 
     @property
     def present(self) -> Region:
-        """The mesh as it is now."""
+        """The mesh at its present size."""
         return self._actors.membership.present
 
     def note(self, shown: Region) -> None:
-        """Let handles follow what the mesh of processes is now, if this one does."""
+        """Update handles to the present size of the process mesh, if this mesh follows it."""
         if self._view is not None and self._actors.is_ready:
             self._actors.membership.resized(shown.base.sizes[0])
 
     def lacks(self, shown: Region) -> bool:
-        """Return whether processes of a mesh that this one follows have not got its actors yet."""
+        """Return whether this mesh follows the process mesh and some of its processes still lack actors."""
         actors, view = self._actors, self._view
         if view is None or actors.is_stopping or not actors.is_ready:
             return False
@@ -137,7 +137,7 @@ class ActorSize:
         await actors.remake({rank: actors.processes.member_info(actors.proc_ranks[rank]) for rank in ranks}, Started)
 
     def leave(self, proc_ranks: Collection[int]) -> None:
-        """Send nothing more to the members in some processes, which are taken out of their mesh."""
+        """Send nothing more to members in processes that are being removed from their mesh."""
         actors = self._actors
         for rank in self._ranks_of(proc_ranks):
             if actors.restarts is not None:
@@ -163,15 +163,15 @@ class ActorMembers:
 
     Attributes:
         proc: The owner's process.
-        block: Who owns the mesh.
-        ranks: Its ranks, those that are missing left out.
-        processes: Those that the members live in, or None for this very process; takes `proc_ranks`.
+        block: The block that owns the mesh.
+        ranks: Its ranks, without missing ones.
+        processes: The processes of the members, or None for this very process; takes `proc_ranks`.
         proc_ranks: Rank in the process mesh by rank here.
-        policy: What a failure without a caller does.
-        restarts: Those of actors alone; None without.
-        size: How it follows the size of the mesh of the processes.
+        policy: Handles failures without a caller.
+        restarts: Restarts of actors alone; None without.
+        size: Follows the size of the process mesh.
         is_ready: Whether all have served; `ready` is set when they do, or none will.
-        events: For whoever reads them.
+        events: Published to readers.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class ActorMembers:
 
     @property
     def info(self) -> MeshInfo:
-        """What travels of it in references."""
+        """Description sent in references."""
         return self.membership.info
 
     def origin_of(self, rank: int) -> Origin:
@@ -222,7 +222,7 @@ class ActorMembers:
 
     @property
     def is_held(self) -> bool:
-        """Whether messages wait at an actor that has failed, because it is made anew."""
+        """True if messages to a failed actor wait, because it is remade."""
         return isinstance(self.policy, Restart) and ActorFailed in self.policy.on
 
     def _agents(self, ranks: Sequence[int]) -> list[Target]:
@@ -238,10 +238,10 @@ class ActorMembers:
     # ---- start -----------------------------------------------------------------------------------------------
 
     async def start(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Make the actors; return when all of them serve.
+        """Spawn the actors; return when all of them serve.
 
         Raises:
-            MeshErrorGroup: Some could not be made; the others have been ended.
+            MeshErrorGroup: Some could not be spawned; the others have been ended.
         """
         info = self.info
         if info.is_healing or is_healing(self.policy):
@@ -260,7 +260,7 @@ class ActorMembers:
                 results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
             errors = errors_of(results)
             is_cut = all(isinstance(error, RemoteCancelled) for error in errors)
-            if self._lost is not None and is_cut:  # a process was lost after it had answered, others are taken down
+            if self._lost is not None and is_cut:  # a process was lost after it had answered; the others are taken down
                 errors = [self._lost]
         except BaseException as error:  # noqa: BLE001 - raised again when the mesh is gone
             await self._discard([], argument_named(error, self.proc.values, info.name, cls, args, kwargs))
@@ -283,9 +283,9 @@ class ActorMembers:
         return msgspec.structs.replace(request, definitions=recipe.definitions)
 
     async def _discard(self, errors: Sequence[Exception], cut: BaseException | None) -> NoReturn:
-        """End a mesh that could not be started, and raise why.
+        """End a mesh that could not be started, and raise the reason.
 
-        A cancel ends as one: that a process did not unwind for it, and was killed, is for the policy of the processes.
+        A cancel stays a cancel: a process killed because it did not unwind is left to the policy of the processes.
         """
         self.ready.set()
         late, _ = await run_to_end(lambda: self.stop(trio.current_time() + self.block.grace))
@@ -305,7 +305,7 @@ class ActorMembers:
     # ---- failures of the actors ------------------------------------------------------------------------------
 
     def actor_failed(self, peer: Peer, error: Exception, *, ended: bool) -> None:
-        """Take a failure that has no caller; of the spawn, while other ranks still start."""
+        """Handle a failure that has no caller; while other ranks still start, it is a failure of the spawn."""
         if not self.is_ready:
             self._early.append(error)
             self._starting.cancel(reason=f"another rank of {self.info.name} failed")
@@ -313,7 +313,7 @@ class ActorMembers:
         self._take(peer, lambda rank: self._failed(rank, error, Ending.ERROR, ended=ended))
 
     def actor_ended(self, peer: Peer) -> None:
-        """Learn that an actor has ended by itself, without an error."""
+        """Handle the end of an actor by itself, without an error."""
         self._take(peer, self._ended)
 
     def _ended(self, rank: int) -> None:
@@ -321,14 +321,14 @@ class ActorMembers:
         self._failed(rank, error, Ending.CANCELLED, ended=True)
 
     def _take(self, peer: Peer, act: Callable[[int], None]) -> None:
-        """Act on news of an actor; later, when it is not known yet that it has started, in the next process."""
+        """Apply news of an actor; deferred until its start in the next process is known."""
         if peer.proc_id in self._untold:
             self._untold[peer.proc_id].append(act)
         for rank in self._ranks_in(peer.proc_id):
             act(rank)
 
     def _ranks_in(self, proc_id: ProcId) -> list[int]:
-        """Return the ranks that news of a process are about: none when it has been replaced already (R08)."""
+        """Return the ranks that news of a process concern: none when it has been replaced already (R08)."""
         return [rank for rank in self.membership.ranks_in(proc_id) if rank in self.ranks]
 
     def _failed(self, rank: int, error: Exception, ending: Ending, *, ended: bool) -> None:
@@ -338,7 +338,7 @@ class ActorMembers:
         else:
             self.events.tell(Failed, rank, error=error)
         if rank in self._with_processes or rank in self.size.absent:
-            return  # whatever it was, the actor is made anew with its process
+            return  # in either case the actor is remade with its process
         restarts = self.restarts
         state = MeshState() if restarts is None else restarts.supervisor.state(rank, is_stopping=self.is_stopping)
         effects = decide(MemberFailure(ActorFailed, ending, ended, "actor"), self.policy, state)
@@ -358,21 +358,21 @@ class ActorMembers:
             log_kept_back(self.proc, self.info.name, error, f"the actor {'has ended' if ended else 'goes on'}")
 
     def _is_handled(self, rank: int, error: Exception, *, has_ended: bool) -> bool:
-        """Ask the handlers of the processes; an actor of this very process has none."""
+        """Query the failure handlers of the processes; an actor of this very process has none."""
         if self.processes is None:
             return False
         proc_ranks = [self.proc_ranks[rank]]
         return self.processes.failures.is_handled(proc_ranks, self.origin_of, [rank], error, has_ended=has_ended)
 
     def _release(self, rank: int) -> None:
-        """Answer the messages that wait for an actor that will not come."""
+        """Answer the messages that wait for an actor that will not be remade."""
         if self.is_held and self.membership.peer(rank).death is None:
             post_nowait(
                 self.proc, self._agents([rank]), self._request([rank], "stop", self.info.mesh, self.block.grace)
             )
 
     def member_silent(self, proc_id: ProcId, what: str, *, is_logged: bool) -> None:
-        """Learn that a member did not acknowledge a cancel in time (rule C2); the caller here has logged it."""
+        """Handle a member that did not acknowledge a cancel in time (rule C2); the caller here has logged it."""
         for rank in self._ranks_in(proc_id):
             label = f"{what} at {place_name(self.info.name, self.info.whole.point(rank))}"
             error = Unresponsive(f"{label} did not acknowledge its cancel in time; it may still run")
@@ -387,13 +387,13 @@ class ActorMembers:
         return [rank for rank in self.ranks if self.proc_ranks[rank] in proc_ranks]
 
     def process_died(self, proc_rank: int, error: Exception) -> None:
-        """Learn that a process has died; what becomes of it comes next."""
+        """Note the death of a process; its consequence follows."""
         for rank in self._ranks_of([proc_rank]):
             if self.is_ready:
                 self.events.tell(Died, rank, error=error)
 
     def processes_going_down(self, proc_ranks: Collection[int], cause: Exception) -> None:
-        """Let calls wait for the members in some processes, which are being restarted."""
+        """Make calls wait for the members in some processes, which are being restarted."""
         for rank in self._ranks_of(proc_ranks):
             if self.restarts is not None:
                 self.restarts.supervisor.leave(rank)
@@ -415,7 +415,7 @@ class ActorMembers:
                 self._lost = self._lost or cause
 
     async def stop_in(self, proc_ranks: Collection[int], deadline: float, by: str = "stopped") -> None:
-        """End, in good order, the members in some processes that are being taken down."""
+        """End the members in some processes that are being taken down, in good order."""
         ranks = self._reachable(self._ranks_of(proc_ranks))
         request = self._request(ranks, "stop", self.info.mesh, math.inf, by)
         for error in news_of(await invoke_until(self.proc, self._agents(ranks), request, deadline)):
@@ -429,7 +429,7 @@ class ActorMembers:
             self.events.tell(Failed, where.point.rank, error=error)
 
     async def remake_in(self, proc_ranks: Collection[int]) -> None:
-        """Make the members anew in the processes that have followed the old ones; raise as `remake` does."""
+        """Remake the members in the processes that replace old ones; raise as `remake` does."""
         assert self.processes is not None
         if self.is_ready and not self.is_stopping:
             ranks = self._ranks_of(proc_ranks)
@@ -437,7 +437,7 @@ class ActorMembers:
             await self.remake(infos)
 
     async def remake(self, infos: dict[int, MemberInfo], kind: type[Restarted | Started] = Restarted) -> None:
-        """Make members anew, or for the first time; raise when some could not be made."""
+        """Spawn members again, or for the first time; raise when some could not be spawned."""
         members = list(self.membership.members)
         for rank, info in infos.items():
             members[rank] = msgspec.structs.replace(info, incarnation=members[rank].incarnation + 1)
@@ -462,7 +462,7 @@ class ActorMembers:
         raise_errors(results, f"{self.info.name} could not be restarted", self.info.name)
         for rank, known in zip(ranks, before, strict=True):
             if self.membership.news[rank] != known:
-                continue  # it was given up meanwhile, or its process, or is made anew in the next one
+                continue  # it, or its process, was given up meanwhile, or it is remade in the next one
             if self.proc.peer(members[rank].proc_id).death is None:
                 self._with_processes.discard(rank)
                 self.membership.set(rank, Standing.LIVE, members[rank])
@@ -475,16 +475,16 @@ class ActorMembers:
     # ---- restarts of the actors alone ------------------------------------------------------------------------
 
     def going_down(self, round_: Round) -> None:
-        """Let calls wait for the actors of a round."""
+        """Make calls wait for the actors of a round."""
         assert self.restarts is not None
-        for rank in self._with_processes:  # they are made anew anyway
+        for rank in self._with_processes:  # they are remade anyway
             self.restarts.supervisor.leave(rank)
         for rank in round_.ranks:
             self.membership.set(rank, Standing.RESTARTING)
             self.events.tell(Restarting, rank, cause=round_.cause)
 
     async def take_down(self, round_: Round) -> None:
-        """End the actors of a round that live; a process whose actor does not end is the process mesh's to restart."""
+        """End the live actors of a round; a process whose actor does not end is left to the process mesh to restart."""
         ranks = self._reachable(round_.ranks)
         deadline = trio.current_time() + self.block.grace
         is_here = self.processes is None
@@ -500,12 +500,12 @@ class ActorMembers:
                 self.processes.escalate(self.proc_ranks[rank], ActorFailed(text))
 
     async def bring_up(self, round_: Round) -> None:
-        """Make the actors of a round anew, in their processes."""
+        """Remake the actors of a round in their processes."""
         ranks = self._reachable(round_.ranks)
         await self.remake({rank: self.membership.members[rank] for rank in ranks})
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
-        """Hand over to the policy of the processes what this one could not heal (P1)."""
+        """Hand a failure that this policy could not heal to the policy of the processes (P1)."""
         assert self.restarts is not None
         set_origin(error, self.origin_of(rank))
         ranks = [rank] if round_ is None else list(round_.ranks)
@@ -524,7 +524,7 @@ class ActorMembers:
     # ---- end -------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Send no new messages, restart nothing."""
+        """Refuse new messages, restart nothing."""
         self.is_stopping = True
         if self.restarts is not None:
             self.restarts.stop()
@@ -535,23 +535,23 @@ class ActorMembers:
                 self.membership.set(rank, Standing.GONE)
 
     def kill_now(self) -> None:
-        """Nothing: the processes are killed by their own block."""
+        """Do nothing: the processes are killed by their own block."""
 
     def cancel_background(self, reason: str) -> None:
-        """Ask every actor to cancel what it does without a caller."""
+        """Request every actor to cancel its work without a caller."""
         ranks = self._reachable(self.ranks)
         request = self._request(ranks, "cancel_background", self.info.mesh, reason[: limits.REASON_CHARS_MAX])
-        with suppress(trio.WouldBlock):  # the agents are busy: what runs is cancelled when its mesh is stopped
+        with suppress(trio.WouldBlock):  # the agents are busy: the work is cancelled when its mesh is stopped
             post_nowait(self.proc, self._agents(ranks), request)
 
     async def drain(self) -> list[Exception]:
-        """Let every actor run what it has accepted from this process, and wait `grace` for what was given up."""
+        """Let every actor finish messages accepted from this process; wait `grace` for abandoned ones."""
         ranks = self._reachable(self.ranks)
         request = self._request(ranks, "drain", self.info.mesh, self.block.grace)
         return news_of(await invoke(self.proc, self._agents(ranks), request, fail_fast=False))
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End every actor; kill the process of one whose clean-up is not over at `deadline`.
+        """End every actor; kill a process in which clean-up is not over at `deadline`.
 
         An actor of this very process cannot be killed: its clean-up is cancelled then, and waited for.
         """
@@ -573,7 +573,7 @@ class ActorMembers:
         silent = [rank for rank, result in zip(ranks, results, strict=True) if is_silent(result)]
         if silent and self.processes is not None:
             errors += await self.processes.end_late([self.proc_ranks[rank] for rank in silent])
-        for rank in self.ranks:  # who asks for a replacement now learns that there is none
+        for rank in self.ranks:  # requests for a replacement now fail
             self.membership.set(rank, Standing.GONE)
         self.events.close()
         return errors

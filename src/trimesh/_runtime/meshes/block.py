@@ -1,16 +1,16 @@
-r"""A block: what one `async with` owns, how a failure ends it, and how it is left.
+r"""Block: the meshes that one `async with` owns, how a failure ends it, and how it is left.
 
     entering --> open --fail()--> cancelled --.
                    \--body ends--------------+--> stopping --> left
 
 BL-1 leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
-BL-2 every failure of what it owns is in the group that it raises, root cause first, each once (E09, X3).
+BL-2 the group that it raises holds every failure of what it owns, root cause first, each once (E09, X3).
 BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping. Once, after a process
-     was killed for it, the other ones of its mesh have as long again, at most `limits.SPARED_EXIT_SECONDS`.
+     was killed for exceeding it, the others of its mesh get as long again, at most `limits.SPARED_EXIT_SECONDS`.
 BL-4 a cancel of its scope, or of one around it, cancels the background work of all that it owns at once, wherever the
-     body is: blocks that are cancelled together need not wait for each other's turn.
-BL-5 once it is cancelled, or being left, an error that says only that something was stopped is no failure of it. Before
-     that it is one unless the block is left as well, right after that of what was stopped (`limits.LEAVING_SECONDS`).
+     body is: blocks that are cancelled together do not wait for each other.
+BL-5 once it is cancelled or being left, an error that only reports a stop does not count as its failure. Before that
+     it counts, unless the block is left right after the stopped mesh, too (`limits.LEAVING_SECONDS`).
 """
 
 from __future__ import annotations
@@ -51,34 +51,34 @@ class Owned(Protocol):
 
     @property
     def info(self) -> MeshInfo:
-        """What travels of it in references."""
+        """Description sent in references."""
         ...
 
     def cancel_background(self, reason: str) -> None:
-        """Ask the work that has no caller to end; never blocks."""
+        """Request the end of work that has no caller; never blocks."""
 
     async def drain(self) -> list[Exception]:
-        """Let accepted messages run to their end; return what failed. Cancellable."""
+        """Let accepted messages run to their end; return failures. Cancellable."""
         ...
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End it, by force after `deadline` (Trio time); return what failed. Called under a shield."""
+        """End it, by force after `deadline` (Trio time); return failures. Called under a shield."""
         ...
 
     def abandon(self) -> None:
-        """Learn that the block begins to stop: no new messages, no new members."""
+        """Handle the begin of the stop: accept no new messages, no new members."""
 
     def kill_now(self) -> None:
         """End it at once, without clean-up; `stop` returns soon after."""
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What the leaving of a block has come to.
+    """Result of leaving a block.
 
     Attributes:
-        first: Failures that came before the end of the body.
-        error: What the body has raised, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
-        late: Failures that came after it.
+        first: Failures before the end of the body.
+        error: Raised by the body, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
+        late: Failures after the end of the body.
         crews: The processes of each mesh that it owned.
     """
 
@@ -89,16 +89,16 @@ class Left(msgspec.Struct, frozen=True):
 
 
 class Block:
-    """The owner of meshes, in the order in which they were spawned.
+    """Owner of meshes, in the order in which they were spawned.
 
     Attributes:
         name: For messages.
         grace: Seconds for clean-up.
         scope: Cancelled by the first failure.
-        is_stopping: Whether it takes no new meshes.
+        is_stopping: Whether it refuses new meshes.
         is_cancelled: Whether its scope, or one around it, has been cancelled since it was opened.
         is_interrupted: Whether a Ctrl-C has come since it was opened.
-        is_killed: Whether a second one has, so that no clean-up is wanted.
+        is_killed: Whether a second Ctrl-C has come, which skips clean-up.
         deadline: End of the grace (Trio time), once clean-up has begun.
         started: Calls to its meshes that were started and are awaited later.
     """
@@ -127,14 +127,14 @@ class Block:
         """Refuse new meshes once the block has begun to stop.
 
         Raises:
-            RuntimeError: It has.
+            RuntimeError: It has begun to stop.
         """
         if self.is_stopping:
             raise RuntimeError(f"the block of {self.name} has begun to stop and takes no new meshes")
 
     @contextmanager
     def entering(self) -> Generator[None, None, None]:
-        """Surround the start of what the block is to own; it is cancelled when the block begins to stop.
+        """Surround the start of a mesh that the block is to own; it is cancelled when the block begins to stop.
 
         Raises:
             RuntimeError: The block has begun to stop.
@@ -158,19 +158,19 @@ class Block:
             await self._all_entered.wait()
 
     def adopt(self, owned: Owned) -> None:
-        """Take `owned` in; it is stopped before everything that came before it."""
+        """Own `owned`, to be stopped before everything adopted earlier."""
         self._owned.append(owned)
 
     def disown(self, owned: Owned) -> None:
-        """Let go of what has ended."""
+        """Release an owned mesh that has ended."""
         if owned in self._owned:
             self._owned.remove(owned)
 
     def fail(self, error: Exception, *, is_message: bool = False) -> None:
-        """Take a failure: the body and all calls under the block's scope are cancelled, the block will raise it.
+        """Handle a failure: cancel the body and all calls under the block's scope; leaving raises it.
 
         Args:
-            is_message: Whether a message without a caller has ended by it, which the block has promised to run out.
+            is_message: Whether it ended a message without a caller that the block has promised to finish.
         """
         failure = without_consequences(error)
         if failure is None and not self.proc.stopping_blocks.is_quiet and not self._is_ending:
@@ -187,7 +187,7 @@ class Block:
             self._failures.append(failure)
 
     def ignores(self, error: Exception, *, is_message: bool) -> bool:
-        """Return whether an error is no failure of this block, because it is cancelled or being left; log it (BL-5)."""
+        """Return whether a cancelled or leaving block ignores this error as a follow-on error; log it then (BL-5)."""
         is_none = self._is_ending and without_consequences(error) is None
         if is_none:
             self._log_consequence(error, is_message=is_message)
@@ -199,7 +199,7 @@ class Block:
 
     @trio.lowlevel.enable_ki_protection
     async def _fail_later(self, scope: trio.CancelScope) -> None:
-        """Take failures that come of the stop of another block, unless this one is left right after it (BL-5)."""
+        """Handle failures caused by the stop of another block, unless this one is left right after it (BL-5)."""
         with scope:
             await self.proc.stopping_blocks.wait_quiet()
         held, self._held = self._held, []
@@ -211,7 +211,7 @@ class Block:
             self._cancel_for(held[0][0])
 
     def _log_consequence(self, error: Exception, *, is_message: bool) -> None:
-        """Log what is no failure; at WARNING for a message of a block that lets its messages run to their end."""
+        """Log a follow-on error; at WARNING for a message of a block that lets its messages run to their end."""
         if is_message and self._runs_out:
             text = "; ".join(f"{type(leaf).__name__}: {leaf}" for leaf in leaves(error))
             log_line(self.proc, f"a message of {self.name} did not run to its end: {text}")
@@ -234,7 +234,7 @@ class Block:
         """Wait, in a task under the block's scope, for a cancel or for the end of the body (BL-4)."""
 
         def cancelled(_: object) -> trio.lowlevel.Abort:
-            # The task takes no part in the cancel that it has seen: it ends as one that has nothing more to do.
+            # This task must not end as cancelled: it has only observed the cancel, and has nothing more to do.
             self.is_cancelled = True
             self._wake_watcher()
             return trio.lowlevel.Abort.FAILED
@@ -258,13 +258,13 @@ class Block:
         """Stop everything: first all messages that were accepted, then all meshes in reverse order (rule M3).
 
         Args:
-            error: What the body has raised.
+            error: Raised by the body.
         """
         self.is_stopping = True
         self._runs_out = error is None and not self._failures
         self._holding.cancel()
         self._wake_watcher()
-        if not _is_cut_short(error):  # what came before has been dealt with in the body
+        if not _is_cut_short(error):  # earlier errors have been handled in the body
             self.is_interrupted = self.is_killed = False
         crews = [{place for info in owned.info.members if (place := place_of(info))} for owned in self._owned]
         for owned in self._owned:
@@ -304,14 +304,14 @@ class Block:
                 nursery.start_soon(drain, owned)
 
     async def stop_early(self, some: Sequence[Owned], grace: float) -> list[Exception]:
-        """End some of what it owns while it is open, as leaving it would; return what failed.
+        """End some owned meshes while the block is open, as leaving it would; return failures.
 
         Args:
-            some: In the order in which they were spawned. What another block owns of them is ended, too.
+            some: In the order in which they were spawned. Meshes that another block owns are ended, too.
             grace: Seconds for clean-up, once accepted messages have run to their end.
 
         Raises:
-            trio.Cancelled, KeyboardInterrupt: It was cut short; all has been ended, within the grace.
+            trio.Cancelled, KeyboardInterrupt: It was cut short; all have been ended, within the grace.
         """
         late: list[Exception] = []
         cut: BaseException | None = None
@@ -335,7 +335,7 @@ class Block:
 
     @contextmanager
     def _watched(self) -> Generator[None, None, None]:
-        """Say once, while the block is being left, what it waits for (rule M4)."""
+        """Log once, while the block is being left, what it waits for (rule M4)."""
         scope = trio.CancelScope()
         with self.proc.stopping_blocks.holding(self):
             if not self.proc.has_crashed:
@@ -395,7 +395,7 @@ async def run_block(block: Block) -> AsyncGenerator[None, None]:
 
 
 def raise_all(name: str, left: Left) -> None:
-    """Raise what a block has come to, in the order in which it failed; return when it is nothing (rule X1)."""
+    """Raise all failures of a block, in the order in which they happened; return when there are none (rule X1)."""
     if left.error is not None:
         pass_on(left.error)
         from trimesh._wire.exceptions.hints import add_hints  # noqa: PLC0415 - only errors need it
@@ -427,16 +427,16 @@ def raise_all(name: str, left: Left) -> None:
 
 
 def _side_by_side(error: Exception) -> list[Exception]:
-    """Return the failures of an inner block, to stand beside those of this one; any other error stays whole."""
+    """Return the failures of an inner block, to be listed beside those of this one; any other error stays whole."""
     if isinstance(error, MeshErrorGroup) and error.endpoint is None:
         return list(error.failures)
     return [error]
 
 
 def _without_told(error: BaseException | None, failures: Sequence[Exception]) -> BaseException | None:
-    """Return an error of a body without the deaths and losses that the block tells itself: one surfaces once (X3).
+    """Return an error of a body without deaths and losses that the block reports itself: each surfaces once (X3).
 
-    A function that waits without `await` raises what a call would have been cancelled for.
+    A function that waits without `await` raises the error for which a call would have been cancelled.
     """
     told = {origin(failure) for failure in failures if isinstance(failure, _DEATHS) and has_origin(failure)}
     if error is None or not told:
@@ -453,7 +453,7 @@ def _without_told(error: BaseException | None, failures: Sequence[Exception]) ->
 
 
 def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, BaseException | None]:
-    """Return (the part of an error that is an `Exception`, the rest)."""
+    """Return (the `Exception` part of an error, the rest)."""
     if isinstance(error, Exception):
         return error, None
     if isinstance(error, BaseExceptionGroup):
@@ -465,11 +465,11 @@ def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, Ba
     return None, error
 
 
-# ---- the blocks of one process that are being left -------------------------------------------------------------------
+# ---- blocks of one process that are being left -----------------------------------------------------------------------
 
 
 class StoppingBlocks:
-    """Iterates over the blocks that are being left, in the order in which that has begun."""
+    """Iterates over the blocks that are being left, in the order in which leaving began."""
 
     def __init__(self) -> None:
         self._blocks: list[Block] = []
@@ -481,7 +481,7 @@ class StoppingBlocks:
 
     @contextmanager
     def holding(self, block: Block) -> Generator[None, None, None]:
-        """Count `block` among them."""
+        """Register `block` while it is being left."""
         self._blocks.append(block)
         try:
             yield
@@ -493,11 +493,11 @@ class StoppingBlocks:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no block is being left, nor was in the last `limits.LEAVING_SECONDS`."""
+        """True if no block is being left, nor was in the last `limits.LEAVING_SECONDS`."""
         return not self._blocks and trio.current_time() >= self._left_at + limits.LEAVING_SECONDS
 
     async def wait_quiet(self) -> None:
-        """Wait until no block has been left for `limits.LEAVING_SECONDS`. No checkpoint when that is so."""
+        """Wait until no block has been left for `limits.LEAVING_SECONDS`. No checkpoint if that holds already."""
         while not self.is_quiet:
             if self._blocks:
                 await self._left.wait()

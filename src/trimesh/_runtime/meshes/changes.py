@@ -1,17 +1,16 @@
-"""What the user changes in a process mesh while it runs: members are replaced, the mesh grows and shrinks.
+"""Changes of a running process mesh by the user: replacement of members, growing and shrinking.
 
     absent --grow: launched, set up, given actors--> member --shrink: no new calls, stopped--> absent
 
-CH-1 to grow is all or nothing: the new members are in the mesh at one moment, when all of them serve.
-CH-2 to shrink is decided at one moment, after which calls that are made raise `MembershipChanged`; what is cut short
-     there ends those that leave at once, and they have left.
-CH-3 one change of size at a time; the ranks of the others stay, and a place that is taken again has the next
-     incarnation.
+CH-1 growing is all or nothing: the new members join the mesh at one moment, when all of them serve.
+CH-2 shrinking is decided at one moment, after which new calls raise `MembershipChanged`; if it is cut short, the
+     leaving members end at once, and they have left.
+CH-3 one resize at a time; the ranks of the others stay, and a place that is used again has the next incarnation.
 CH-4 actors that show every place along the dimension follow; those that are spawned meanwhile catch up.
-CH-5 what fails in a new member before it is in the mesh, and does not fail the change, is dealt with right after it.
+CH-5 a failure in a new member that is not in the mesh yet, and does not fail the change, is handled right after it.
 
-VW-1 a reader gets the present state and what has changed since its last look: one that is slow skips numbers and loses
-     no change, and nothing is kept for it but its last look.
+VW-1 a reader gets the present state and the changes since its last read: a slow one skips numbers but loses no
+     change, and only its last read is kept for it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from trimesh.shape.region import Region
 
 
 class Changes:
-    """The changes of one process mesh."""
+    """Changes of one process mesh."""
 
     def __init__(self, procs: ProcMembers) -> None:
         self._procs = procs
@@ -42,14 +41,14 @@ class Changes:
         self._pending: dict[int, list[Callable[[], None]]] = {}
 
     def defer(self, rank: int, act: Callable[[], None]) -> None:
-        """Deal with what has happened to a new member once it is in the mesh; nothing for one that leaves (CH-5)."""
+        """Postpone handling of an event of a new member until it has joined; dropped for a leaving one (CH-5)."""
         if rank in self._pending:
             self._pending[rank].append(act)
 
     # ---- replace ---------------------------------------------------------------------------------------------
 
     async def replace(self, ranks: Sequence[int]) -> None:
-        """Start new members in place of some, dead or alive, with all that lived there; it counts as no failure.
+        """Start new members in place of some, dead or alive, with all that lived there; not counted as failures.
 
         Raises:
             MeshErrorGroup: One could not be started; none of them lives then.
@@ -75,10 +74,10 @@ class Changes:
     # ---- size ------------------------------------------------------------------------------------------------
 
     def check(self, label: str, size: int) -> None:
-        """Refuse what cannot be done.
+        """Refuse an impossible resize.
 
         Raises:
-            ShapeError: There is no such dimension, or it is not the slowest, or there would be too many processes.
+            ShapeError: There is no such dimension, it is not the slowest, or there would be too many processes.
             RuntimeError: The mesh is of a kind whose size is fixed.
         """
         procs = self._procs
@@ -105,10 +104,10 @@ class Changes:
             raise RuntimeError(f"{procs.name} cannot be resized: {fixed_by}")
 
     async def resize(self, label: str, size: int) -> Region:
-        """Let the mesh have another size along its first dimension; return it as it is then.
+        """Resize the mesh along its first dimension; return it at its new size.
 
         Raises:
-            MeshErrorGroup: A new member could not be started, or given its actors; none of the new ones is there.
+            MeshErrorGroup: A new member could not be started, or given its actors; all new ones have been ended.
             ShapeError, RuntimeError: See `check`.
         """
         procs = self._procs
@@ -153,7 +152,7 @@ class Changes:
                 act()
 
     def _widen(self, shown: Region, ranks: Sequence[int]) -> None:
-        """Make places for members that are to join; those that had one before have it again."""
+        """Create places for joining members; places that existed before are used again."""
         procs = self._procs
         procs.absent.update(ranks)
         if len(shown) > len(procs.whole):
@@ -165,10 +164,10 @@ class Changes:
             procs.members.append(procs.new_member(rank, -1))
 
     async def catch_up(self, actors: ActorMembers) -> None:
-        """Give actors that were spawned meanwhile to the members that have come since (CH-4).
+        """Spawn actors that were spawned meanwhile on the members that have joined since (CH-4).
 
         Raises:
-            MeshErrorGroup: Some could not be made.
+            MeshErrorGroup: Some could not be spawned.
         """
         while actors.size.lacks(shown := self._procs.present):
             try:
@@ -207,7 +206,7 @@ class Changes:
 
 
 def gone_of(procs: ProcMembers, ranks: Collection[int]) -> MembershipChanged:
-    """Return the error of a view that shows members which are not in their mesh any more."""
+    """Return the error of a view that shows members which have left their mesh."""
     found = sorted(procs.absent.intersection(ranks))
     shown = ", ".join(place_name(procs.name, procs.whole.point(rank)) for rank in found[:8])
     return MembershipChanged(
@@ -217,11 +216,11 @@ def gone_of(procs: ProcMembers, ranks: Collection[int]) -> MembershipChanged:
     )
 
 
-# ---- the numbered views of one mesh of processes, on their way to all readers ----------------------------------------
+# ---- numbered views of one process mesh, published to all readers ----------------------------------------------------
 
 
 class ViewReader:
-    """What one reader reads: `async for view in views`. It ends when the mesh has stopped."""
+    """Views for one reader: `async for view in views`. It ends when the mesh has stopped."""
 
     def __init__(self, hub: MembershipHub) -> None:
         self._hub = hub
@@ -232,7 +231,7 @@ class ViewReader:
         return self
 
     def __anext__(self) -> Awaitable[MembershipView]:
-        """Return the present view, once it is another one than the last; the first one at once.
+        """Return the present view once it differs from the last one; the first one at once.
 
         Blocking: a checkpoint, cancellable; a view that was not returned is not lost.
 
@@ -253,12 +252,12 @@ class ViewReader:
         return view
 
     def _put_back(self, _: MembershipView) -> None:
-        """Look again later: the view has not come to code outside of Trio."""
+        """Read again later: the view has not reached code outside of Trio."""
         self._seen = self._before
 
 
 class MembershipHub:
-    """Notes who is in a mesh.
+    """Record of the members of a mesh.
 
     Attributes:
         news: Set at the next change.
@@ -269,7 +268,7 @@ class MembershipHub:
         """Begin without members.
 
         Args:
-            shape: Returns the mesh as it is shown now, and all the places that it has ever had.
+            shape: Returns the mesh as shown now, and all places that it has ever had.
         """
         self.roster = Roster()
         self.news = trio.Event()
@@ -277,12 +276,12 @@ class MembershipHub:
         self._shape = shape
 
     def join(self, members: Mapping[int, int]) -> None:
-        """Note members that serve: incarnation by rank."""
+        """Record members that serve: incarnation by rank."""
         if self.roster.join(members):
             self._wake()
 
     def leave(self, ranks: Collection[int], why: Exception) -> None:
-        """Note members that do not serve any more."""
+        """Record members that no longer serve."""
         if self.roster.leave(ranks, why):
             self._wake()
 
@@ -296,7 +295,7 @@ class MembershipHub:
         self.news = trio.Event()
 
     def view(self, seen: Mapping[int, int]) -> MembershipView:
-        """Return the present view for a reader that has seen something before."""
+        """Return the present view for a reader, given the incarnations it has seen."""
         shown, whole = self._shape()
         change = self.roster.since(seen)
         return MembershipView(

@@ -1,17 +1,17 @@
-"""What survivors of a death say of it: that a peer is gone, in the words of what they talked to it by.
+"""Failures of one mesh: errors that survivors raise because a peer died, failure handlers, restarts.
 
-Ranks that meet in a collective, or over a socket of their own, hear of a death by themselves, often before its owner
-does. That is no failure beside the death but its consequence, so it is noted on the death, and `except* ProcDied`
-catches all there is.
+Ranks that meet in a collective, or over a socket of their own, notice a death by themselves, often before its owner
+does. Such a follow-on error does not count as a failure beside the death: it is noted on the death, so that
+`except* ProcDied` catches everything.
 
-The handlers of failures of one mesh of processes, and of the actors on it, while their blocks are open.
+The failure handlers of one process mesh, and of the actors on it, while their blocks are open:
 
     failure --> handlers, the last opened first --(none has handled it)--> the policy of the mesh
 
-FH-1 a handler is asked as the failure is recorded, before any waiter hears of it, in the order of the failures: what
-     it says is as much a part of that moment as the verdict of the policy (X3).
+FH-1 a handler is called as the failure is recorded, before any waiter learns of it, in the order of the failures:
+     its verdict belongs to that moment as much as the verdict of the policy (X3).
 FH-2 a handler that raises has handled nothing: the policy goes on, and the handler's block raises its error.
-FH-3 no handler is asked once its block has been left, nor of a failure that its own view does not show.
+FH-3 no handler is called once its block has been left, nor for a failure outside of its own view.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 Place = tuple[str, int]
 """A process: host and pid."""
 Crew = Collection[Place]
-"""The processes of one mesh, those of all incarnations."""
+"""Processes of one mesh, of all incarnations."""
 
 _BY_TYPE: Final = frozenset({"torch.distributed.DistBackendError", "torch.distributed.DistNetworkError"})
 """Errors of torch, which this process need not have imported."""
@@ -63,13 +63,13 @@ _BY_TEXT: Final = re.compile(
     r"|(recv|send|read|write) (timeout|error)|socket closed",
     re.IGNORECASE | re.DOTALL,
 )
-"""What gloo says in a RuntimeError of its C++ files, and c10d of its store."""
+"""Messages of gloo in a RuntimeError of its C++ files, and of c10d's store."""
 
 DEATHS: Final = (ProcDied, HostLost, LinkLost)
 
 
 def says_peer_is_gone(leaf: BaseException) -> bool:
-    """Return whether an error that is no group says that the other side of a connection is gone."""
+    """Return whether an error that is not a group reports that the other side of a connection is gone."""
     if isinstance(leaf, RemoteError):
         name, text = leaf.type_name, leaf.message
     else:
@@ -80,14 +80,14 @@ def says_peer_is_gone(leaf: BaseException) -> bool:
 
 
 def text_says_peer_is_gone(text: str) -> bool:
-    """Return whether the text of an error, or the end of a traceback, says so in the words of gloo or c10d."""
+    """Return whether the text of an error, or the end of a traceback, reports that in the words of gloo or c10d."""
     return ("gloo" in text or "c10d" in text) and _BY_TEXT.search(text) is not None
 
 
 def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None = None) -> list[Exception]:
-    """Return errors without those of survivors that only say that a peer is gone; the death of the peer tells of them.
+    """Return errors without follow-on errors of survivors that only report a lost peer; these are noted on its death.
 
-    Where no member has died they stay: then something else is the matter.
+    If no member has died they stay: the root cause is another one.
 
     Args:
         errors: Of members of one mesh, or of several.
@@ -113,7 +113,7 @@ def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None =
 
 
 def place_of(where: Origin | MemberInfo | None) -> Place | None:
-    """Return the process of a member; None for this program, and for one that is not known."""
+    """Return the process of a member; None for this program, and for an unknown process."""
     return None if where is None or not where.pid else (where.host, where.pid)
 
 
@@ -138,7 +138,7 @@ def _note(death: BaseException, told: Sequence[BaseException]) -> None:
 
 # ---- failure handling ------------------------------------------------------------------------------------------------
 
-# The handlers of failures of one mesh of processes, and of the actors on it, while their blocks are open.
+# The failure handlers of one process mesh, and of the actors on it, while their blocks are open.
 
 
 class _Handling:
@@ -156,7 +156,7 @@ class _Handling:
         self._context = contextvars.copy_context()
 
     def handles(self, failure: Failure) -> bool:
-        """Ask the handler, in the context of its block."""
+        """Call the handler, in the context of its block."""
         try:
             answer: Any = self._context.copy().run(self._handler, failure)
             if inspect.iscoroutine(answer):
@@ -174,7 +174,7 @@ class _Handling:
 
 
 class FailureHandling:
-    """All open handlers of one mesh of processes."""
+    """Open failure handlers of one process mesh."""
 
     def __init__(self) -> None:
         self._open: list[_Handling] = []
@@ -188,11 +188,11 @@ class FailureHandling:
         *,
         has_ended: bool,
     ) -> bool:
-        """Return whether a handler takes a failure upon itself.
+        """Return whether a handler takes care of a failure.
 
         Args:
-            origin_of: Returns where the member of a rank is.
-            reason: The failure. One that says only that something was stopped is none.
+            origin_of: Returns the place of the member of a rank.
+            reason: The failure. An error that only reports a stop is not one.
         """
         if not self._open or without_consequences(reason) is None:
             return False
@@ -206,14 +206,14 @@ class FailureHandling:
     @asynccontextmanager
     @trio.lowlevel.enable_ki_protection
     async def open(self, handler: OnFailure, sees: Callable[[int], bool]) -> AsyncGenerator[None, None]:
-        """Ask `handler` of failures while the body runs.
+        """Call `handler` for failures while the body runs.
 
         Args:
             handler: A plain function.
-            sees: Whether it wants to hear of the process of a rank.
+            sees: Whether its view shows the process of a rank.
 
         Raises:
-            ExceptionGroup: The handler has raised errors, which are in it, beside that of the body.
+            ExceptionGroup: The errors of the handler, beside that of the body.
         """
         one = _Handling(handler, sees)
         error: BaseException | None = None
@@ -234,10 +234,10 @@ class FailureHandling:
 
 
 def check_handler(handler: Any) -> None:
-    """Refuse what cannot be asked at once.
+    """Refuse a handler that cannot return its verdict at once.
 
     Raises:
-        TypeError: It is no plain function.
+        TypeError: It is not a plain function.
     """
     if not callable(handler) or inspect.iscoroutinefunction(handler):
         raise TypeError(
@@ -246,25 +246,25 @@ def check_handler(handler: Any) -> None:
         )
 
 
-# ---- runs the rounds that a supervisor asks for: take down, rest, start again ----------------------------------------
+# ---- restart rounds of a supervisor: take down, rest, start again ----------------------------------------------------
 
 # Each round is a task of the process, not of the block, which has none; the block's end stops it and waits for it.
 
 
 class Restartable(Protocol):
-    """The members of a mesh, as what restarts them sees them."""
+    """Members of a mesh that can be restarted."""
 
     def going_down(self, round_: Round) -> None:
-        """Let calls to the members of a round wait from now on."""
+        """Make calls to the members of a round wait from now on."""
 
     async def take_down(self, round_: Round) -> None:
-        """End what lives of a round, in good order."""
+        """End the live members of a round, in good order."""
 
     async def bring_up(self, round_: Round) -> None:
-        """Start the members of a round; raise when that fails."""
+        """Start the members of a round; raise on failure."""
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
-        """Learn that there are no more restarts, on account of the start of a round, or else of a member."""
+        """Handle the end of restarts, caused by the start of a round, or else by a member."""
 
 
 class _Course:
@@ -280,7 +280,7 @@ class Restarts:
 
     Attributes:
         proc: The owner's process.
-        supervisor: Decides.
+        supervisor: Plans the rounds.
     """
 
     def __init__(self, proc: Proc, supervisor: Supervisor, members: Restartable) -> None:
@@ -290,7 +290,7 @@ class Restarts:
         self._courses: dict[Round, _Course] = {}
 
     def failed(self, rank: int, cause: Exception) -> None:
-        """Take the failure of a member that is to be restarted."""
+        """Restart a member that has failed."""
         decision = self.supervisor.failed(rank, cause, trio.current_time(), self.proc.chance())
         self._act(decision, None, rank)
 
@@ -316,7 +316,7 @@ class Restarts:
     async def _run(self, round_: Round, course: _Course, before: list[_Course]) -> None:
         set_proc_of_task(self.proc)
         try:
-            with trio.CancelScope(shield=True):  # they have been cancelled, and their members are ours now
+            with trio.CancelScope(shield=True):  # they have been cancelled; this task owns their members now
                 for other in before:
                     await other.over.wait()
             with course.scope:
@@ -339,18 +339,18 @@ class Restarts:
             self.supervisor.started(round_)
 
     def stop(self) -> None:
-        """Restart nothing any more, and stop the rounds that are under way."""
+        """Restart nothing more, and stop the rounds under way."""
         self.supervisor.stop()
         for course in self._courses.values():
             course.scope.cancel(reason="the mesh is being stopped")
 
     async def wait_stopped(self) -> None:
-        """Wait until no round is under way; what it has started by then is its mesh's."""
+        """Wait until no round is under way; members that it has started by then belong to the mesh."""
         while self._courses:
             await next(iter(self._courses.values())).over.wait()
 
 
 def _cause(error: Exception) -> Exception:
-    """Return what a failed start is due to: the first leaf of the group."""
+    """Return the root cause of a failed start: the first leaf of the group."""
     first = next(leaves(error))
     return first if isinstance(first, Exception) else error

@@ -1,4 +1,4 @@
-"""How the processes of one mesh are started, and with what, the first and every later time."""
+"""Launching of the processes of one mesh, the first and every later time, with its options and rendezvous."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Launching:
-    """Starts the processes of one mesh, and holds what they need for as long as it lives."""
+    """Starts the processes of one mesh, and holds their common resources for as long as it lives."""
 
     def __init__(self, procs: ProcMembers, options: ProcOptions) -> None:
         self._procs = procs
@@ -40,7 +40,7 @@ class Launching:
         self._rendezvous: Rendezvous | None = None
 
     def request(self, member: Member) -> LaunchRequest:
-        """Return what starts a member; runs the functions that the user has given for its point."""
+        """Return the launch request of a member; runs the user's functions for its point."""
         whole = self._procs.whole
         point = whole.point(member.rank)
         options = self._options
@@ -105,7 +105,7 @@ class Launching:
             scope.cancel(reason=f"{member.label} could not be started")
 
     async def setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
-        """Run `setup` in some processes; an answer says that a process is ready."""
+        """Run `setup` in some processes; an answer means that a process is ready."""
         procs = self._procs
         info = procs.info
         request = Request(procs.name, "setup", (setup, info), {}, lambda index: info.origin(ranks[index]))
@@ -142,19 +142,19 @@ class Launching:
             await self.setup_all(ranks, self._options.setup)
 
     def close(self) -> None:
-        """Let go of the port at which processes have met."""
+        """Release the rendezvous port of the processes."""
         if self._rendezvous is not None:
             self._rendezvous.close()
 
 
-# ---- where the processes of a mesh meet for `torch.distributed`: a port of their own, and who is who -----------------
+# ---- rendezvous of the processes of a mesh for `torch.distributed`: a port, ranks and sizes --------------------------
 
-# The owner of the mesh binds the port and never listens there, with `SO_REUSEADDR`: so the kernel gives it to no other
-# process that asks for any port, and lets the store of rank 0, which binds it by its number and has the same option,
-# have it. It is held for as long as the mesh lives: a process that is restarted, or a second group, finds it free.
+# The owner of the mesh binds the port and never listens there, with `SO_REUSEADDR`. So the kernel gives it to no other
+# process that requests any port, but lets the store of rank 0 bind it: the store names the number and has the same
+# option. The port is held for as long as the mesh lives: a restarted process, or a second group, finds it free.
 
 _ADDRESS: Final = "127.0.0.1"
-"""Of the processes of one host, to each other."""
+"""Address of the processes of one host for each other."""
 
 
 class Rendezvous:
@@ -165,10 +165,10 @@ class Rendezvous:
     """
 
     def __init__(self) -> None:
-        """Take a port.
+        """Reserve a port.
 
         Raises:
-            OSError: The system has none, or no descriptor.
+            OSError: The system has no port or no descriptor left.
         """
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -180,7 +180,7 @@ class Rendezvous:
             raise
 
     def environment(self, rank: int, size: int) -> Mapping[str, str]:
-        """Return the variables by which `torch.distributed.init_process_group()` finds the others, as torchrun's."""
+        """Return the variables with which `torch.distributed.init_process_group()` finds the others, as torchrun's."""
         return {
             "MASTER_ADDR": _ADDRESS,
             "MASTER_PORT": str(self.port),
@@ -188,17 +188,17 @@ class Rendezvous:
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",  # that of a torchrun which has started this program
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # the store of a torchrun that has started this program
         }
 
     def close(self) -> None:
-        """Give the port back. Idempotent."""
+        """Release the port. Idempotent."""
         self._socket.close()
 
 
 # ---- slow starts -----------------------------------------------------------------------------------------------------
 
-# Spawns that take long: shown as progress, and logged once with where each process is that is not ready.
+# Slow spawns: shown as progress, and logged once with the state of each process that is not ready.
 
 _log = logging.getLogger("trimesh")
 

@@ -1,11 +1,11 @@
-r"""One child process, as the process that owns it sees it.
+r"""One child process, at its owner.
 
     starting --ready--> running --expect()--> stopping --.
         \------------------\--------------------------+--> gone
 
-A process is gone when both its exit report and the end of its link are in: what it sent before it died has then been
-read. When one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other decides. It is waited for longer on
-another host (`limits.FAR_EXIT_REPORT_SECONDS`), so that the loss of the host comes first.
+A process is gone when both its exit report and the end of its link have arrived: everything it sent before it died has
+then been read. If one of the two is missing for `limits.EXIT_REPORT_SECONDS`, the other decides. On another host the
+wait is longer (`limits.FAR_EXIT_REPORT_SECONDS`), so that the loss of the host arrives first.
 """
 
 from __future__ import annotations
@@ -41,20 +41,19 @@ class Member:
         proc: The owner's process.
         peer: The child as a peer.
         rank: Its place in its mesh.
-        mesh, point: Name of the mesh, and the place as coordinates, in the mesh as it is now.
-        host_name, pid: Its machine and its process; this machine and 0 before it is started.
-        label: The same for people.
-        on_death: Called once if it ends without having been asked to, or badly then, before any call learns of it
-            (rule X3).
-        gone: Set when it has ended, however.
-        death: How it has ended, once it has; kept as long as it is a member.
-        by: "grace" when it was killed for want of grace, "kill" when the user wanted that.
-        is_expected: Whether it was asked to end; an exit code of 0 is no death then.
-        is_killed: Whether its owner has killed it, which is none either.
-        stack_fd: Descriptor, in the child, that its stack is written to; see `stack`.
-        stall: What is said when its Trio loop does not run.
-        departure: What calls to it come to when it was taken out of its mesh; None while it was not.
-        record: Where its flight record is, on a machine whose records are those of this one; "" without one.
+        mesh, point: Name of the mesh, and the place as coordinates, in the mesh at its present size.
+        host_name, pid: Its machine and process id; this machine and 0 before it is started.
+        label: Mesh and place for messages.
+        on_death: Called once if it ends unasked, or badly when asked, before any call learns of it (rule X3).
+        gone: Set when it has ended, for any reason.
+        death: Its death, once known; kept for as long as it is a member.
+        by: "grace" when it was killed for exceeding the grace, "kill" when the user requested that.
+        is_expected: Whether its end was requested; an exit code of 0 does not count as a death then.
+        is_killed: Whether its owner has killed it, which does not count as a death either.
+        stack_fd: Descriptor, in the child, to which its stack is written; see `stacks`.
+        stall: Reports stalls of its Trio loop.
+        departure: Outcome of calls to it after it has left its mesh; None before that.
+        record: Path of its flight record, on a machine that shares records with this one; "" without one.
     """
 
     def __init__(
@@ -94,40 +93,40 @@ class Member:
 
     @property
     def info(self) -> MemberInfo:
-        """What travels of it in references."""
+        """Description sent in references."""
         return MemberInfo(self.peer.proc_id, self.host_name, self.pid, self.incarnation)
 
     @property
     def origin(self) -> Origin:
-        """The coordinates of its errors."""
+        """Coordinates of its errors."""
         return Origin(self.point, self.mesh, None, None, self.host_name, self.pid or None, self.incarnation)
 
     @property
     def is_alive(self) -> bool:
-        """Whether nothing is known of its end."""
+        """True until its end is known."""
         return not self.gone.is_set() and self._report is None and self._down is None
 
     @property
     def is_shown(self) -> bool:
-        """Whether it has ended and all that it wrote is known to have been shown."""
+        """True once it has ended and all its output is known to have been shown."""
         return self._report is not None and self._report.is_shown
 
     def started(self, child: HostChild) -> None:
-        """Take the process; its link goes into service."""
+        """Own the started process; put its link into service."""
         self.child, self.host_name, self.pid = child, child.host_name, child.pid
         self.proc.adopt_link(self.peer.proc_id, child.link)
 
     @property
     def report_seconds(self) -> float:
-        """See `HostChild.report_seconds`; before it has started, that of one on this host."""
+        """See `HostChild.report_seconds`; before the start, the value for a process on this host."""
         return limits.EXIT_REPORT_SECONDS if self.child is None else self.child.report_seconds
 
     def expect_exit(self) -> None:
-        """Note that it has been asked to end: its end is no death."""
+        """Note that its end was requested: the end does not count as a death."""
         self.is_expected = True
 
     def departs(self) -> None:
-        """Note that it leaves its mesh: from now on that is what calls to it come to, whatever its end is."""
+        """Note that it leaves its mesh: from now on calls to it end with that, for whatever reason it ends."""
         self.departure = left(f"{self.label} has left its mesh, which was resized")
 
     def kill(self, by: str | None = None) -> None:
@@ -138,9 +137,9 @@ class Member:
             self.child.signal(signal.SIGKILL)
 
     async def end_by_kill(self) -> None:
-        """End it at once, as the user wants, and wait until its death is known; that is one as any other."""
+        """Kill it at the user's request, and wait until its death is known; it counts like any other death."""
         if self.child is None:
-            return  # the one before it has ended, and this one is not there yet
+            return  # the previous process has ended, and this one has not started yet
         if self.is_alive:
             self.by = self.by or "kill"
             self.child.signal(signal.SIGKILL)
@@ -151,7 +150,7 @@ class Member:
         self._look()
 
     def link_lost(self, down: LinkDown) -> None:
-        """Take the end of the link. A process that lives on without one is of no use and is killed."""
+        """Handle the loss of the link. A live process without a link is killed."""
         self._down = down
         is_useless = down.reason in (DownReason.LEASE, DownReason.PROTOCOL)
         if is_useless and self._report is None and self.child is not None:
@@ -174,7 +173,7 @@ class Member:
     async def _wait_for_the_other(self) -> None:
         seconds = self.report_seconds
         if self._down is not None and self.is_expected and self.child is not None:
-            # As long as on one host; then what keeps the report back may be known.
+            # Wait as long as on one host; by then the reason for the missing report may be known.
             await wait_for_news(self.gone.wait, limits.EXIT_REPORT_SECONDS)
             await self._ask_for_spawner()
             seconds = 0.0 if self._is_spawner_stopped else seconds - limits.EXIT_REPORT_SECONDS
@@ -186,7 +185,7 @@ class Member:
 
     @trio.lowlevel.enable_ki_protection
     async def _finish_unreported(self) -> None:
-        """Finish as one that has ended as asked, unless it is its spawner that has not said how."""
+        """Finish it as ended on request, unless its spawner failed to report."""
         await self._ask_for_spawner()
         if not self.gone.is_set():
             self._finish()
@@ -231,17 +230,17 @@ class Member:
         )
 
     def _remains(self) -> str:
-        """Say so when it is there even after SIGKILL: nothing but the kernel can end it (Z08)."""
+        """Return a sentence if it survives even SIGKILL: only the kernel can end it (Z08)."""
         if (self._report is not None and self._report.is_known) or (state := process_state(self.pid)) in ("", "Z", "X"):
             return ""
         return f"; pid {self.pid} does not end even by SIGKILL (state {state}) and is left behind"
 
     def _record_left(self) -> str:
-        """Return the file of its flight record if it is there: it may have died before, or be on another machine."""
+        """Return the file of its flight record if it exists: it may have died before, or be on another machine."""
         return self.record if self.record and Path(self.record).exists() else ""
 
     def killed_for_grace(self, grace: float) -> ProcDied:
-        """Return the error for the block: clean-up took longer than `grace` seconds."""
+        """Return the error for the block: clean-up exceeded `grace` seconds."""
         note = f" (its clean-up took longer than grace={grace:g} s){self._remains()}"
         error = diagnosed(self.label, self._report, by="grace", note=note, record=self._record_left())()
         assert isinstance(error, ProcDied)
@@ -249,11 +248,11 @@ class Member:
         return error
 
 
-# ---- the last steps of the ladder by which processes are ended -------------------------------------------------
+# ---- last steps of ending processes ----------------------------------------------------------------------------
 
 
 async def wait_gone(members: Sequence[Member], deadline: float) -> None:
-    """Wait until those that were started have ended, at most until `deadline` (Trio time)."""
+    """Wait until the started ones have ended, at most until `deadline` (Trio time)."""
     with trio.CancelScope(deadline=deadline):
         for member in members:
             if member.child is not None:
@@ -261,7 +260,7 @@ async def wait_gone(members: Sequence[Member], deadline: float) -> None:
 
 
 async def discard(members: Sequence[Member]) -> None:
-    """Kill some members and wait until they are gone, whatever comes meanwhile; a Ctrl-C is raised then."""
+    """Kill some members and wait until they are gone, uninterrupted; a Ctrl-C is raised afterwards."""
     for member in members:
         member.kill()
     _, interrupt = await run_to_end(lambda: wait_gone(members, trio.current_time() + limits.KILL_SECONDS))
@@ -270,7 +269,7 @@ async def discard(members: Sequence[Member]) -> None:
 
 
 async def kill_silent(members: Sequence[Member]) -> None:
-    """Kill members that would not hear that they should stop."""
+    """Kill members that would not react to a request to stop."""
     for member in members:
         if member.child is not None and member.is_alive:
             member.child.signal(signal.SIGKILL)
@@ -278,7 +277,7 @@ async def kill_silent(members: Sequence[Member]) -> None:
 
 
 async def kill_wanted(members: Sequence[Member]) -> None:
-    """Kill some members, as the user wants, and wait until their deaths are known."""
+    """Kill some members at the user's request, and wait until their deaths are known."""
     await trio.lowlevel.checkpoint()
     async with trio.open_nursery() as nursery:
         for member in members:

@@ -1,8 +1,8 @@
-"""A process mesh, as the process that owns it: start all, watch all, end all.
+"""Process mesh at its owner: start all, watch all, end all.
 
 PM-1 either every member is ready, or none is left and the error names those that failed (E11).
-PM-2 a death is told to the block first and to the calls after that (X3).
-PM-4 a member is followed by another one at its rank, with the next incarnation, as the policy of the mesh says.
+PM-2 a death is reported to the block first and to the calls after that (X3).
+PM-4 a member is replaced by another one at its rank, with the next incarnation, as the policy of the mesh decides.
 PM-3 stopping goes down one ladder for all members at once: ask, wait for the block's grace, SIGTERM, SIGKILL.
 """
 
@@ -70,19 +70,19 @@ class ProcMembers:
 
     Attributes:
         proc: The owner's process.
-        block: Who owns the mesh.
+        block: The block that owns the mesh.
         whole: All places that it has ever had.
-        present: The mesh as it is now.
-        members: By rank, the latest incarnation.
+        present: The mesh at its present size.
+        members: The latest incarnations, by rank.
         actors: The actor meshes that live there, in spawn order.
-        events: For whoever reads them.
+        events: Published to readers.
         is_stopping: Whether its block has begun to stop.
-        on_last_exit: Called when the members are about to be asked to exit, and none follows.
+        on_last_exit: Called before the members are asked to exit, if none will be replaced.
         on_stopped: Called when they have been ended for good.
         grace: Seconds for clean-up.
-        failures: Who is asked of failures before the policy.
+        failures: Handlers that are called for failures before the policy.
         stopped: Set once it has been ended for good.
-        absent: Ranks that are not in the mesh: they have left, or have not joined yet.
+        absent: Ranks that have left the mesh, or have not joined yet.
         replacing: Ranks whose members the user is changing.
         fixed_by: Why its size cannot change; empty when it can.
     """
@@ -132,7 +132,7 @@ class ProcMembers:
 
     @property
     def info(self) -> MeshInfo:
-        """What travels of it in references."""
+        """Description sent in references."""
         members = tuple(member.info for member in self.members)
         return MeshInfo(
             AGENT, self.name, None, self.whole, members, self.proc.proc_id, self.is_healing, family_of(self.proc),
@@ -141,12 +141,12 @@ class ProcMembers:
 
     @property
     def is_healing(self) -> bool:
-        """Whether a member may be followed by another one."""
+        """True if members may be replaced."""
         return is_healing(self.policy)
 
     @property
     def changes(self) -> Changes:
-        """What replaces members and changes how many there are."""
+        """Replacement of members, and resizes."""
         if self._changes is None:
             from trimesh._runtime.meshes.changes import Changes  # noqa: PLC0415 - few meshes change
 
@@ -155,7 +155,7 @@ class ProcMembers:
 
     @property
     def views(self) -> MembershipHub:
-        """Who is in it, for whoever reads that."""
+        """Record of its members, for readers."""
         if self._views is None:
             from trimesh._runtime.meshes.changes import MembershipHub  # noqa: PLC0415
 
@@ -164,13 +164,13 @@ class ProcMembers:
         return self._views
 
     def note_joined(self) -> None:
-        """Let readers know who serves now."""
+        """Publish to readers which members serve now."""
         if self._views is not None and not self.is_stopping:
             serving = (rank for rank in self.present.ranks() if self.is_live(rank) and self.members[rank].child)
             self._views.join({rank: self.members[rank].incarnation for rank in serving})
 
     def note_left(self, ranks: Collection[int], why: Exception) -> None:
-        """Let readers know who does not serve any more."""
+        """Publish to readers which members no longer serve."""
         if self._views is not None:
             self._views.leave(ranks, why)
 
@@ -182,7 +182,7 @@ class ProcMembers:
         return self.members[rank].info
 
     def is_live(self, rank: int) -> bool:
-        """Return whether the member of a rank serves, as far as is known."""
+        """Return whether the member of a rank serves, as far as this process knows."""
         return rank not in self._down and rank not in self.absent and self.members[rank].is_alive
 
     def agents(self, ranks: Sequence[int]) -> list[Target]:
@@ -202,7 +202,7 @@ class ProcMembers:
                 with trio.fail_after(limits.SPAWN_SECONDS):
                     await self.launching.launch_all(progress)
                     await self.launching.setup_all(self.whole.ranks(), None)
-                if self.options.setup is not None:  # it may take as long as it likes
+                if self.options.setup is not None:  # without a time limit
                     progress.begin(f"setting up the processes of {self.name}")
                     await self.launching.setup_all(self.whole.ranks(), self.options.setup)
         except trio.TooSlowError:
@@ -244,7 +244,7 @@ class ProcMembers:
         self._act(rank, error, MemberFailure(type(error), ending))
 
     def _act(self, rank: int, error: Exception, failure: MemberFailure) -> None:
-        """Do what follows from a failure of a member, by the policy."""
+        """Apply the policy to a failure of a member."""
         if rank in self.absent or (failure.has_ended and rank in self.replacing):
             self._defer(rank, partial(self._act, rank, error, failure))
             return
@@ -274,7 +274,7 @@ class ProcMembers:
             actors.processes_gone(ranks, cause)
 
     def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
-        """Learn that an actor of a member did not acknowledge a cancel: an event, unless the policy names it (C2)."""
+        """Handle an actor that did not acknowledge a cancel: an event, unless the policy names it (C2)."""
         self.events.tell(Unacknowledged, rank, error=error)
         verdict = judge(MemberFailure(Unresponsive, has_ended=False), self.policy)
         if verdict in (Verdict.FAIL, Verdict.RESTART):
@@ -283,18 +283,18 @@ class ProcMembers:
             log_kept_back(self.proc, self.name, error, "its process goes on")
 
     def escalate(self, rank: int, error: Exception) -> None:
-        """Take the failure of a member that lives: its actors' policy could not heal it (P1), or it is silent."""
+        """Handle the failure of a live member: it is silent, or the policy of its actors could not heal it (P1)."""
         self._act(rank, error, MemberFailure(type(error), has_ended=False, of="handed up"))
 
     # ---- heal ------------------------------------------------------------------------------------------------
 
     def _defer(self, rank: int, act: Callable[[], None]) -> None:
-        """Leave what has happened to a member to whoever is changing it."""
+        """Leave an event of a member to the change that is under way for it."""
         if self._changes is not None:
             self._changes.defer(rank, act)
 
     async def catch_up(self, actors: ActorMembers) -> None:
-        """Make the members of a mesh that are missing in processes which have come since it was spawned."""
+        """Spawn the missing members of a mesh in processes that have joined since it was spawned."""
         if self._changes is not None:
             await self._changes.catch_up(actors)
 
@@ -304,7 +304,7 @@ class ProcMembers:
             await self._settled.wait()
 
     async def settled(self, ranks: Collection[int]) -> None:
-        """Wait until none of some members is being restarted, or has died and is not yet dealt with."""
+        """Wait until no given member is being restarted, or has died without the death being handled."""
         await trio.lowlevel.checkpoint()
         for rank in ranks:
             if not self.members[rank].is_alive:
@@ -312,7 +312,7 @@ class ProcMembers:
         await self.wait_settled(ranks)
 
     def mark_down(self, ranks: Collection[int], cause: Exception) -> None:
-        """Let calls, and spawns, wait for some members."""
+        """Make calls and spawns wait for some members."""
         self.note_left(ranks, cause)
         for rank in ranks:
             if rank not in self._down:
@@ -322,27 +322,27 @@ class ProcMembers:
             actors.processes_going_down(ranks, cause)
 
     def mark_up(self, ranks: Collection[int]) -> None:
-        """Let them go on, whatever has become of these members."""
+        """Release those calls and spawns, in whatever state the members are."""
         self._down.difference_update(ranks)
         self.note_joined()
         self._settled.set()
         self._settled = trio.Event()
 
     def going_down(self, round_: Round) -> None:
-        """Let calls, and spawns, wait for the members of a round."""
+        """Make calls and spawns wait for the members of a round."""
         self.mark_down(round_.ranks, round_.cause)
 
     async def take_down(self, round_: Round) -> None:
-        """End what lives of a round: actors in reverse spawn order, then their processes, within the grace."""
+        """End the live members of a round: actors in reverse spawn order, then their processes, within the grace."""
         while not self.replacing.isdisjoint(round_.ranks):
             await self._settled.wait()
             self.mark_down(round_.ranks, round_.cause)
-        if isinstance(round_.cause, Unresponsive):  # it would not hear that it should stop
+        if isinstance(round_.cause, Unresponsive):  # it would not react to a request to stop
             await kill_silent([self.members[rank] for rank in round_.failed])
         await self.end([member for rank in round_.ranks for member in [self.members[rank]]])
 
     async def end(self, members: Sequence[Member], by: str = "stopped") -> None:
-        """End some members in good order, by force when the grace is over; `by` is what callers there are told."""
+        """End some members in good order, by force when the grace is over; `by` is the reason told to callers there."""
         alive = [member for member in members if member.child is not None and member.is_alive]
         deadline = trio.current_time() + self.grace
         ranks = [member.rank for member in alive]
@@ -366,7 +366,7 @@ class ProcMembers:
         self.mark_up(round_.ranks)
 
     def extend_units(self) -> None:
-        """Let the policy know of all places."""
+        """Update the policy with all places."""
         if self._restarts is not None and isinstance(self.policy, Restart):
             self._restarts.supervisor.extend(units_of(self.whole, self.policy.along))
 
@@ -388,7 +388,7 @@ class ProcMembers:
             self.events.tell(kind, rank, host=member.host_name, pid=member.pid)
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
-        """Learn that nothing is restarted any more: the block fails."""
+        """Handle the end of restarts: the block fails."""
         set_origin(error, self.origin_of(rank))
         for one in [rank] if round_ is None else round_.ranks:
             self.events.tell(GaveUp, one, error=error)
@@ -418,10 +418,10 @@ class ProcMembers:
             member.kill()
 
     def cancel_background(self, reason: str) -> None:
-        """Nothing: messages are for actors."""
+        """Do nothing: only actors receive messages."""
 
     async def drain(self) -> list[Exception]:
-        """Nothing waits here: messages are for actors."""
+        """Do nothing: only actors receive messages."""
         return []
 
     async def stop(self, deadline: float) -> list[Exception]:
@@ -455,9 +455,9 @@ class ProcMembers:
         return errors
 
     def spared(self, deadline: float) -> float:
-        """Return until when members may clean up, given the end of the grace.
+        """Return the clean-up deadline of the members, given the end of the grace.
 
-        That some have used up the grace must not cost the others their exit, which takes seconds where libraries end.
+        Members that have used up the grace must not cost the others their exit, which takes seconds in some libraries.
         """
         return max(deadline, self._others_until)
 
@@ -476,9 +476,9 @@ class ProcMembers:
         return [member.killed_for_grace(self.grace) for member in late]
 
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
-        """End members by force whose actors have not ended in time; return the error for each.
+        """End by force members whose actors have not ended in time; return the error for each.
 
-        Where the mesh outlives them it loses members that it did not want to lose: its policy says what that means.
+        If the mesh outlives them, it has lost members against its will: its policy decides what follows.
         """
         members = [self.members[rank] for rank in ranks]
         errors = await self.force(ranks)
