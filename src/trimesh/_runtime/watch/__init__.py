@@ -1,4 +1,4 @@
-"""What a process tells of itself: reports, stacks, stalls, statistics, events."""
+"""Introspection of one process: reports, stacks, stalls, statistics, events."""
 
 from trimesh._runtime.watch.events import EventStream
 from trimesh._runtime.watch.progress_view import ShownProgress, progress, showing

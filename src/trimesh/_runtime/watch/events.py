@@ -1,4 +1,4 @@
-"""The events of one mesh, on their way to all its readers (rule T3)."""
+"""Events of one mesh, published to all its readers (rule T3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EventStream:
-    """What one reader reads: `async for event in events`. It ends when the mesh has stopped."""
+    """Events for one reader: `async for event in events`. It ends when the mesh has stopped."""
 
     def __init__(self, sees: Callable[[int], bool]) -> None:
         self._sees = sees
@@ -38,7 +38,7 @@ class EventStream:
         return self
 
     def __anext__(self) -> Awaitable[Event]:
-        """Return the next record; `Lagged(n)` in place of n that were lost.
+        """Return the next record; `Lagged(n)` in place of n lost ones.
 
         Blocking: a checkpoint, cancellable; a record that was not returned is not lost.
         """
@@ -57,18 +57,18 @@ class EventStream:
         return found
 
     def _put_back(self, event: Event) -> None:
-        """Keep a record that has not come to code outside of Trio."""
+        """Keep a record that has not reached code outside of Trio."""
         self._taken.append(event)
         self._wake()
 
     def put(self, event: Event) -> None:
-        """Add a record, if this reader sees its member."""
+        """Queue a record, if this reader sees its member."""
         if isinstance(event, Lagged) or event.point.base_rank is None or self._sees(event.point.base_rank):
             self._buffer.put(event)
             self._wake()
 
     def end(self) -> None:
-        """Let the reader come to the end."""
+        """End the reader's stream."""
         self._is_over = True
         self._wake()
 
@@ -81,8 +81,8 @@ class EventHub:
     """Publishes the records of one mesh to all its readers; a slow one never makes the others wait.
 
     Attributes:
-        origin_of: Returns where the member of a rank is now.
-        journal: Notes every record, for who asks later.
+        origin_of: Returns the place of the member of a rank.
+        journal: Keeps every record for later queries.
         is_closed: Whether the mesh has stopped.
     """
 
@@ -102,7 +102,7 @@ class EventHub:
             reader.put(event)
 
     def snapshot(self, ranks: Iterable[int]) -> list[Event]:
-        """Return the records with which a reader begins: those of the members that live."""
+        """Return the first records of a reader: those of the live members."""
         return [
             Started(mesh=at.mesh, point=at.point, incarnation=at.incarnation, host=at.host, pid=at.pid)
             for at in map(self.origin_of, ranks)
@@ -120,7 +120,7 @@ class EventHub:
 
         Args:
             snapshot: The records to begin with.
-            sees: Whether the reader wants to hear of the member of a rank.
+            sees: Whether the reader's view shows the member of a rank.
         """
         return in_trio_block(self._open(snapshot, sees))
 
@@ -141,7 +141,7 @@ class EventHub:
 
 # ---- journal ---------------------------------------------------------------------------------------------------------
 
-# What has happened to the members that a process owns: the newest events of all its meshes, as rows for readers.
+# The newest events of all members that a process owns, as rows for readers.
 
 _FAILURES: Final = (Died, Failed, GaveUp, Unacknowledged)
 
@@ -150,9 +150,9 @@ class Journal:
     """Keeps the newest `limits.OBSERVED_EVENTS` events of one process; the text of an error, never the error.
 
     Attributes:
-        began_at: Unix time at which this process has joined its family; a controller does so with its outermost block.
-        count: Events so far.
-        recorder: Keeps them in a file, too; None without.
+        began_at: Unix time at which this process joined its family; a controller joins with its outermost block.
+        count: Number of events so far.
+        recorder: Also keeps them in a file; None without.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Journal:
         self._rows: deque[observed.EventRow] = deque(maxlen=limits.OBSERVED_EVENTS)
 
     def take(self, event: Event) -> None:
-        """Note what has happened to a member."""
+        """Record an event of a member."""
         if not isinstance(event, Lagged):
             self.count += 1
             row = _row(self.count, event)
@@ -172,7 +172,7 @@ class Journal:
                 self.recorder.note(SeenEvent(event=row, stack=stack))
 
     def after(self, number: int) -> list[observed.EventRow]:
-        """Return the events that are kept and have a greater number, oldest first."""
+        """Return the kept events with a greater number, oldest first."""
         return [row for row in list(self._rows) if row.number > number]
 
 
@@ -205,7 +205,7 @@ def _text(event: Any, error: BaseException | None) -> str:
 
 # ---- causes ----------------------------------------------------------------------------------------------------------
 
-# What is behind an error, as texts: the errors of a group, causes of causes, and where a remote one was raised.
+# The causes of an error, as texts: the errors of a group, causes of causes, and where a remote one was raised.
 
 _RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:: .*)?$")
 _PLACE: Final = re.compile(r'^\s+(File ".*", line \d+, in .*)$')
@@ -213,7 +213,7 @@ _TEXT_LINES_MAX: Final = 2_000
 
 
 def causes_of(error: BaseException) -> tuple[str, ...]:
-    """Return the errors behind one, each after what it has caused, at most `limits.OBSERVED_CAUSES`."""
+    """Return the causes of an error, each after the error that it has caused, at most `limits.OBSERVED_CAUSES`."""
     return tuple(text[: limits.OBSERVED_TEXT_CHARS] for text in islice(_behind(error), limits.OBSERVED_CAUSES))
 
 
@@ -233,14 +233,14 @@ def _behind(error: BaseException) -> Iterator[str]:
 
 
 def _next(error: BaseException) -> list[BaseException]:
-    """Return what an error is made of, then what it was raised from."""
+    """Return the parts of an error, then the error it was raised from."""
     found: list[BaseException] = list(error.exceptions) if isinstance(error, BaseExceptionGroup) else []  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
     behind = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found if behind is None else [*found, behind]
 
 
 def _of_traceback(text: str) -> Iterator[str]:
-    """Yield where the error of a traceback was raised, and the errors before it there, newest first."""
+    """Yield the place where the error of a traceback was raised, and the errors before it there, newest first."""
     lines = text.splitlines()[-_TEXT_LINES_MAX:]
     place, found = "", list[tuple[str, str]]()
     for line in lines:

@@ -1,8 +1,8 @@
-"""Where people look: one line of a terminal, by rich where it is installed; a line below a cell; lines of a log.
+"""Progress views: one line of a terminal, drawn by rich if installed; a line below a notebook cell; lines of a log.
 
-PX-1 Nothing is written where stderr is no terminal, unless the setting `progress` is "on".
-PX-2 Only the program shows something: no worker, and nothing that is simulated.
-PX-3 Until `limits.PROGRESS_SECONDS` have gone it costs a task that sleeps.
+PX-1 Nothing is written if stderr is not a terminal, unless the setting `progress` is "on".
+PX-2 Only the program shows progress: no worker does, and no simulated process.
+PX-3 Until `limits.PROGRESS_SECONDS` have passed it only costs a sleeping task.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _chosen: bool | None = None
 
 
 class ShownProgress:
-    """How far something is.
+    """Progress of one operation.
 
     Attributes:
-        total: Of how many; 0 when it is not known.
-        done: So many are.
-        began: When, by Trio's clock.
+        total: Number of steps; 0 when it is not known.
+        done: Number of finished steps.
+        began: Start, by Trio's clock.
     """
 
     __slots__ = ("began", "done", "title", "total", "view")
@@ -46,12 +46,12 @@ class ShownProgress:
         self.view: View | None = None
 
     def begin(self, title: str) -> None:
-        """Go on with something of which it is not known how much it is."""
+        """Continue with a step of unknown length."""
         self.title, self.done, self.total = title, 0, 0
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """One line for the user."""
         seconds = int(trio.current_time() - self.began)
         if self.total:
             return f"{self.title}: {self.done} of {self.total}, {seconds} s"
@@ -59,13 +59,13 @@ class ShownProgress:
 
 
 def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads as it is meant
-    """Choose whether what takes more than two seconds shows that it does: starts of processes and jobs, `map`.
+    """Choose whether starts of processes and jobs, and `map`, show their progress after two seconds.
 
     Args:
-        on: True: also where stderr is no terminal, a line at first and every ten seconds. False: never. None: as the
-            setting `progress` says, which is where stderr is a terminal, or in a notebook.
+        on: True: always; without a terminal, a line at first and every ten seconds. False: never. None: as set by
+            `progress` in the settings; by default if stderr is a terminal, or in a notebook.
 
-    Blocking: no checkpoint. It holds for this program, at once.
+    Blocking: no checkpoint. It takes effect at once, for this program.
     """
     global _chosen  # noqa: PLW0603 - of the program, as its stderr is
     _chosen = on
@@ -73,10 +73,10 @@ def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads
 
 @contextmanager
 def showing(proc: Proc, title: str, total: int = 0) -> Generator[ShownProgress, None, None]:
-    """Show how far something is, from its third second on, until the block is left.
+    """Show the progress of an operation, from its third second on, until the block is left.
 
     Args:
-        total: Of how many; 0 when it is not known.
+        total: Number of steps; 0 when it is not known.
     """
     found = ShownProgress(title, total)
     if not _is_wanted(proc):
@@ -88,7 +88,7 @@ def showing(proc: Proc, title: str, total: int = 0) -> Generator[ShownProgress, 
         yield found
     finally:
         scope.cancel(reason=f"{title}: done")
-        if found.view is not None:  # here, and not in the task: what the program prints next comes after it
+        if found.view is not None:  # here, and not in the task, so that output of the program comes after it
             found.view.close(found)
 
 
@@ -102,7 +102,7 @@ def _is_wanted(proc: Proc) -> bool:
 
 
 def is_terminal() -> bool:
-    """Return whether stderr is one."""
+    """Return whether stderr is a terminal."""
     try:
         return sys.stderr.isatty()
     except (AttributeError, ValueError):  # there is none, or it is closed
@@ -129,10 +129,10 @@ _CLEAR: Final = "\r\x1b[2K"
 
 
 class View(Protocol):
-    """Where progress is shown.
+    """Destination of progress.
 
     Attributes:
-        pause: Seconds between two drawings.
+        pause: Seconds between two updates.
     """
 
     pause: float
@@ -140,7 +140,7 @@ class View(Protocol):
     def draw(self, progress: ShownProgress) -> None: ...
 
     def close(self, progress: ShownProgress) -> None:
-        """Show it no more."""
+        """Remove it."""
 
 
 def open_view() -> View:
@@ -167,7 +167,7 @@ class LineView:
 
 
 class LogView:
-    """Lines of a file or a pipe, each of which stays: few."""
+    """Lines of a file or a pipe; few, because each of them stays."""
 
     pause = limits.PROGRESS_LOG_SECONDS
 
@@ -179,7 +179,7 @@ class LogView:
 
 
 class RichView:
-    """A line of a terminal with a bar; what is printed meanwhile stays above it.
+    """A terminal line with a bar; output meanwhile stays above it.
 
     Raises:
         ImportError: rich is not installed.
@@ -199,7 +199,7 @@ class RichView:
     def draw(self, progress: ShownProgress) -> None:
         if self._task is None:
             self._task = self._bars.add_task(progress.text, total=progress.total or None)
-            with suppress(Exception):  # LiveError: another one is shown, by us or by the program, and has the line
+            with suppress(Exception):  # LiveError: rich already shows another one, ours or the program's
                 self._bars.start()
         self._bars.update(self._task, completed=progress.done, description=progress.text, refresh=True)
 
@@ -215,7 +215,7 @@ class CellView:
     def __init__(self) -> None:
         from IPython import display  # noqa: PLC0415 - only in notebooks
 
-        shown: Any = display  # which has no types
+        shown: Any = display  # untyped
         self._html: Any = shown.HTML
         self._handle: Any = shown.display(self._html(""), display_id=True)
 
@@ -231,6 +231,6 @@ class CellView:
 
 
 def _write(text: str) -> None:
-    with suppress(OSError, ValueError, AttributeError):  # stderr is closed, full, or not there: nothing to tell it to
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed, full or missing: nowhere to report to
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""What a process waits for, in words: for the log of a block that does not end (M4), and for `trimesh.dump`.
+"""Reports of a process's waits, as text: for the log of a block that does not end (M4), and for `trimesh.dump`.
 
-FD-1 The same is what differs only in ages, in the pid, and in where in its mesh the process or its actor is.
-FD-2 The first of them stands for all, whole; the others are named after it.
+FD-1 Processes are the same if they differ only in ages, in the pid, and in the place of process or actor in its mesh.
+FD-2 The first of them is described whole; the others are named after it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 _POLL_SECONDS: Final = 0.005
-"""How often a process that has been asked is looked at."""
+"""Polling interval for reports of queried processes."""
 
 _Cut = Callable[[Iterable[str]], list[str]]
 _STATES = {
@@ -63,10 +63,10 @@ def write_report(proc: Proc | None, out: TextIO) -> None:
 
 
 class Asked:
-    """Child processes that were asked what they do.
+    """Query of child processes for their activity.
 
     Attributes:
-        reports: What they have said, by process.
+        reports: Received reports, by process.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -77,12 +77,12 @@ class Asked:
 
     @property
     def members(self) -> Sequence[Member]:
-        """Those that were to be asked; simulated ones cannot."""
+        """Members that can be queried; simulated ones cannot."""
         return self._members
 
     @property
     def is_answered(self) -> bool:
-        """Whether all have said what they do, or had their time to; looks now."""
+        """True when all have answered, or their time is up; polls them now."""
         for member, asked_at in self._asked_at.items():
             found = self.reports.get(member)
             if found is None or found.tasks is None:
@@ -120,12 +120,12 @@ def describe_abandoned(call: AbandonedCall) -> str:
 
 
 def describe_self(proc: Proc, frame: FrameType | None) -> tuple[bool, str]:
-    """Describe this process to its owner; see `stack.Describe`."""
+    """Describe this process to its owner; see `stacks.Describe`."""
     return is_in_loop(frame), "\n".join([*describe_actors(proc), *describe_threads()])
 
 
 async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[str]:
-    """Return lines on those child processes of a block which is being left that it waits for."""
+    """Return lines on those child processes that a block which is being left waits for."""
     waiting = [member for member in members if not member.gone.is_set() and _doing_of(proc, member)]
     asked = Asked(waiting)
     while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
@@ -140,7 +140,7 @@ async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[st
 
 
 def _describe_members(proc: Proc, asked: Asked, cut: _Cut = list) -> list[str]:
-    """Return lines on those that were asked, each cut; those of which the same is to be said are told once."""
+    """Return lines on the queried members, each cut; equal ones are described once."""
     return fold(
         (member.label, member.pid, cut(_describe_member(proc, member, asked.reports.get(member))))
         for member in asked.members
@@ -148,7 +148,7 @@ def _describe_members(proc: Proc, asked: Asked, cut: _Cut = list) -> list[str]:
 
 
 def _describe_member(proc: Proc, member: Member, report: Report | None) -> Iterator[str]:
-    """Yield lines on one child process: state, what it is asked to do, what it does."""
+    """Yield lines on one child process: state, requests of this process, activity."""
     state = _STATES.get(process_state(member.pid), "running")
     yield f"  {member.label} pid {member.pid}: {state}" + "".join(f", {one}" for one in _doing_of(proc, member))
     if report is None:
@@ -161,7 +161,7 @@ def _describe_member(proc: Proc, member: Member, report: Report | None) -> Itera
 
 
 def _doing_of(proc: Proc, member: Member) -> list[str]:
-    """Return what this process has asked a child process to do; whether a call runs there, that one knows."""
+    """Return the requests of this process to a child process; only the child knows whether a call runs there."""
     doing = [
         f"{_doing(call)} for {trio.current_time() - call.started_at:.1f} s"
         for call in proc.unended_calls()
@@ -189,7 +189,7 @@ def _doing(call: OutgoingCall) -> str:
 
 
 def grace_left(deadline: float | None) -> str:
-    """Say how long clean-up may still take."""
+    """Return text on the time left for clean-up."""
     if deadline is None:
         return "accepted messages still run"
     if deadline == math.inf:
@@ -209,17 +209,17 @@ def _describe_outgoing(proc: Proc, call: OutgoingCall) -> Iterator[str]:
             yield f"  call {call.what} to {where}: {how}, {age:.1f} s old{budget}"
 
 
-# ---- processes of which the same is said are told once ---------------------------------------------------------------
+# ---- equal descriptions of several processes are folded into one -----------------------------------------------------
 
 NAMED_MAX: Final = 4
-"""Names of processes in one line; how many more there are is said."""
+"""Number of process names in one line; the rest is counted."""
 
 _AGE: Final = re.compile(r"\d+\.\d s\b")
 _POINT: Final = re.compile(r"\[[^\[\]{}\s,=]+=\d+(?:,[^\[\]{}\s,=]+=\d+)*\]")
 
 
 def fold(told: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:
-    """Return the lines on some processes, each text once.
+    """Return the lines on some processes, equal texts once.
 
     Args:
         told: Label, pid, and lines of each process.
@@ -240,10 +240,10 @@ def fold(told: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:
 
 # ---- task tree -------------------------------------------------------------------------------------------------------
 
-# What the actors of a process do, in words: which calls run, in which tasks, awaiting what; which wait behind them.
+# Activity of a process's actors, as text: running calls, their tasks, the awaited functions, and calls queued behind.
 #
-# It is written by the process itself, from a signal handler of its main thread, so that it needs no turn of its loop:
-# it takes no lock, awaits nothing, reads no file, and changes nothing.
+# The process writes it itself, in a signal handler of its main thread, so that its loop need not run: the handler takes
+# no lock, awaits nothing, reads no file, and changes nothing.
 
 FRAMES_MAX: Final = 16
 """Frames shown of one task or thread, innermost first."""
@@ -265,14 +265,14 @@ _WAITING: Final = {
 
 
 def describe_actors(proc: Proc) -> Iterator[str]:
-    """Yield lines on the actors of a process that have something to do: calls, and tasks of their own."""
+    """Yield lines on the busy actors of a process: their calls, and their own tasks."""
     for mesh, cell in list(proc.cells.items()):
         if mesh != AGENT:
             yield from _describe_cell(cell, trio.current_time())
 
 
 def describe_threads() -> Iterator[str]:
-    """Yield lines on the threads of this process, but for the main one and those that wait for work."""
+    """Yield lines on the threads of this process, except the main one and idle ones."""
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - what faulthandler shows, to Python
         if ident == threading.main_thread().ident or frame.f_code.co_filename == _IDLE_THREAD:
             continue
@@ -281,16 +281,16 @@ def describe_threads() -> Iterator[str]:
 
 
 def is_in_loop(frame: FrameType | None) -> bool:
-    """Return whether a main thread that was interrupted in `frame` waits in its loop: it is free for any task."""
+    """Return whether a main thread that was interrupted in `frame` waits in its loop, free for any task."""
     while frame is not None and _package_of(frame) == "selectors":
         frame = frame.f_back
     return frame is not None and frame.f_code.co_name in _WAITING.get(_package_of(frame), ())
 
 
 def where(task: trio.lowlevel.Task, thread: int = 0) -> tuple[str, list[str]]:
-    """Return where a task is, `file:line in function`, and all that leads there, innermost first.
+    """Return the place of a task, `file:line in function`, and all frames that lead there, innermost first.
 
-    Frames of the runtime, and of what it has called, are left out. The place is that of the program where it has one.
+    Frames of the runtime, and of its callees, are left out. The place is in the program if the task has such a frame.
 
     Args:
         thread: The thread in which it runs its endpoint; 0 for none.
@@ -329,7 +329,7 @@ def _describe_cell(cell: Cell, now: float) -> Iterator[str]:
 
 
 def _describe_own(name: str, task: trio.lowlevel.Task, calls: dict[trio.lowlevel.Task, IncomingCall]) -> Iterator[str]:
-    """Yield lines on set-up, clean-up and background tasks: what is no call, and not the waiting of our own."""
+    """Yield lines on set-up, clean-up and background tasks, but not on calls or waits of the runtime itself."""
     lines = [*_place_lines(_await_places(task.coro))]
     if lines and not _is_ours(task):
         yield f"{name} in a task of its own, {task.name.rpartition('.')[2]}:"
@@ -341,7 +341,7 @@ def _describe_own(name: str, task: trio.lowlevel.Task, calls: dict[trio.lowlevel
 
 
 def _describe_outside(name: str, task: trio.lowlevel.Task, calls: Iterable[trio.lowlevel.Task]) -> Iterator[str]:
-    """Yield lines on tasks of another loop that an actor has started, and no call waits for."""
+    """Yield lines on tasks of another loop that an actor has started, and that no call waits for."""
     outside = find_outside_tasks()
     if outside is None:
         return
@@ -367,7 +367,7 @@ def _describe_task(task: trio.lowlevel.Task, depth: int = 1) -> Iterator[str]:
 
 
 def _under(head: str, lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines under a head; nothing for a task that has only code of the runtime: it waits for the program."""
+    """Yield lines under a head; nothing for a task with runtime code only, which waits for the program."""
     found = list(lines)
     if found:
         yield head
@@ -391,7 +391,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _place_lines(places: Sequence[_Place], depth: int = 1) -> Iterator[str]:
-    """Yield a line for each frame, innermost first, without those of the runtime and of what it has called."""
+    """Yield a line for each frame, innermost first, without those of the runtime and of its callees."""
     shown = _shown(places)
     for file, line, name, _ in shown[:FRAMES_MAX]:
         yield f'{"  " * depth}File "{file}", line {line} in {name}'
@@ -401,7 +401,7 @@ def _place_lines(places: Sequence[_Place], depth: int = 1) -> Iterator[str]:
 
 def _shown(places: Sequence[_Place]) -> list[_Place]:
     kept = shown_frames(reversed(places), _package, is_inside=True)
-    kept = kept[::-1] or [place for place in places if _package(place) != OURS]  # a task may be a function of Trio's
+    kept = kept[::-1] or [place for place in places if _package(place) != OURS]  # a task may run a function of Trio
     return [place for place in kept if not place[0].startswith((_TRIO_CORE, "<frozen importlib"))]
 
 
@@ -428,5 +428,5 @@ def _thread_places(frame: FrameType | None) -> list[_Place]:
 
 
 def _await_places(coroutine: Any) -> list[_Place]:
-    """Return where a coroutine is, and what it awaits, innermost first; see `await_chain`."""
+    """Return the place of a coroutine, and of those that it awaits, innermost first; see `await_chain`."""
     return [_place(frame) for frame, _ in await_chain(coroutine) if frame is not None][::-1]

@@ -1,11 +1,11 @@
-"""What another process does: the Python stack of its main thread, also while C code there holds the GIL, and its tasks.
+"""Remote stacks: another process's main thread in Python, even while C code there holds the GIL, and its tasks.
 
-A worker gives `faulthandler` a memory file and a signal; whoever owns the worker sends the signal and reads the file by
-its name in /proc. Neither side's interpreter has to run for that. A second signal asks the worker's interpreter to add
-what its actors do; that comes if the main thread comes by a bytecode.
+A worker gives `faulthandler` a memory file and a signal; the owner of the worker sends the signal and reads the file
+by its name in /proc. Neither interpreter has to run for that. A second signal makes the worker's interpreter add the
+activity of its actors; that arrives once the main thread executes a bytecode.
 
 BS-1 At most `FRAMES_MAX` frames of one stack stay, innermost first: those of the program and of libraries that it uses.
-BS-2 A stack that has no such frame keeps its innermost ones, but for those of frozen modules where it has others.
+BS-2 A stack without such frames keeps its innermost ones, except those of frozen modules if it has others.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ STACK_BYTES_MAX: Final = 16_384
 """A stack of the 100 frames that faulthandler writes."""
 
 TASKS_BYTES_MAX: Final = 32_768
-"""What is written of the tasks of one process: some hundred frames."""
+"""Text on the tasks of one process: some hundred frames."""
 
 TABLES_BYTES_MAX: Final = 1 << 18
-"""The tables of one process, written as text: a thousand calls."""
+"""Tables of one process, written as text: a thousand calls."""
 
 FILE_BYTES_MAX: Final = 1 << 21
-"""The file begins anew beyond this; a process is asked seldom."""
+"""The file starts anew beyond this size; a process is queried seldom."""
 
 STACK_SECONDS: Final = 0.05
-"""From the signal to the reading of the file; a process that has not run by then is not running."""
+"""Delay from the signal to reading the file; a process that has not run by then is not running."""
 
 TASKS_SECONDS: Final = 0.5
-"""The same for the tasks, which Python writes: for a process that waits for a processor."""
+"""The same for the tasks, which Python writes: long enough for a process that waits for a CPU."""
 
 _READ_BYTES: Final = STACK_BYTES_MAX + TASKS_BYTES_MAX + TABLES_BYTES_MAX
 _TASKS_HEAD: Final = "\n==== tasks "
@@ -64,20 +64,20 @@ _LOOP_HEAD: Final = "in the loop"
 _STACK_HEAD: Final = "Stack (most recent call first)"
 
 Describe = Callable[[FrameType | None], tuple[bool, str]]
-"""Returns whether the main thread, interrupted in a frame, waits in Trio's loop, and what the actors do."""
+"""Returns whether the main thread, interrupted in a frame, waits in Trio's loop, and the activity of the actors."""
 
 Tables = Callable[[], bytes]
-"""Returns what `_wire.observed` encodes of this process."""
+"""Returns the tables of this process, as encoded by `_wire.observed`."""
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What a process has said of itself.
+    """Report of a process about itself.
 
     Attributes:
         stack: Of its main thread, innermost call first, or "" when there is none.
-        tasks: What its actors do; None when its interpreter has not said so since it was asked.
+        tasks: Activity of its actors; None when its interpreter has not reported since the request.
         is_in_loop: Whether the main thread waits in Trio's loop, so that its stack says nothing.
-        tables: What `_wire.observed` encodes, b"" if it could not be had; None as for the tasks, which come first.
+        tables: As encoded by `_wire.observed`, b"" if that failed; None as for the tasks, which come first.
     """
 
     stack: str = ""
@@ -87,11 +87,11 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def arm_stack(describe: Describe | None = None, tables: Tables | None = None) -> int:
-    """Let this process write its main thread's stack when it gets `STACK_SIGNAL`; return the descriptor it goes to.
+    """Make this process write its main thread's stack at `STACK_SIGNAL`; return the descriptor of the file.
 
     Args:
-        describe: Asked for the tasks at `TASKS_SIGNAL`, in a signal handler.
-        tables: Asked for the tables then.
+        describe: Called for the tasks at `TASKS_SIGNAL`, in a signal handler.
+        tables: Called for the tables then.
     """
     fd = os.memfd_create("trimesh-stack", os.MFD_CLOEXEC)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=False, chain=False)
@@ -109,7 +109,7 @@ def arm_stack(describe: Describe | None = None, tables: Tables | None = None) ->
             now = time.monotonic()
             head = f"{_TASKS_HEAD}{now} {_LOOP_HEAD if is_in_loop else ''}\n"
             os.write(fd, (head + text).encode(errors="replace")[:TASKS_BYTES_MAX] + b"\n")
-            if tables is not None:  # last: who wants the tasks alone need not wait for them
+            if tables is not None:  # last: a reader of the tasks alone need not wait for them
                 os.write(fd, _tables_text(tables, now))
 
         signal.signal(TASKS_SIGNAL, write_tasks)
@@ -118,7 +118,7 @@ def arm_stack(describe: Describe | None = None, tables: Tables | None = None) ->
 
 
 def _tables_text(tables: Tables, now: float) -> bytes:
-    """Return the tables as they stand in the file; empty ones when they cannot be had, or are too large."""
+    """Return the tables as stored in the file; empty ones if they fail or are too large."""
     try:
         text = base64.b64encode(tables())
     except Exception:  # noqa: BLE001 - it runs in the middle of anything, which must go on
@@ -127,12 +127,12 @@ def _tables_text(tables: Tables, now: float) -> bytes:
 
 
 def request_stack(pid: int) -> None:
-    """Ask a process of ours for its stack. Nothing happens if it has ended."""
+    """Request the stack of a process of ours. Does nothing if it has ended."""
     _send(pid, STACK_SIGNAL)
 
 
 def request_report(pid: int) -> float:
-    """Ask a process of ours for its stack and its tasks; return when that was, for `read_report`."""
+    """Request stack and tasks of a process of ours; return the time of that, for `read_report`."""
     asked_at = time.monotonic()
     _send(pid, STACK_SIGNAL, TASKS_SIGNAL)
     return asked_at
@@ -153,12 +153,12 @@ def _send(pid: int, *signals: int) -> None:
 
 
 def read_stack(pid: int, fd: int) -> str:
-    """Return the stack that a process wrote last, innermost call first, or "" when there is none."""
+    """Return the last stack that a process wrote, innermost call first, or "" when there is none."""
     return _stack_in(_read(pid, fd))
 
 
 def read_report(pid: int, fd: int, asked_at: float) -> Report:
-    """Return what a process has said of itself since it was asked."""
+    """Return the report of a process since the request."""
     text = _read(pid, fd)
     at = text.rfind(_TASKS_HEAD)
     if at < 0:
@@ -197,13 +197,13 @@ def _read(pid: int, fd: int) -> str:
 
 
 def _stack_in(text: str) -> str:
-    # The file is appended to at each request: the last stack is the one that was asked for.
+    # The file is appended to at each request: the last stack is the requested one.
     head = text.rfind("(most recent call first)")
     stack = text[text.rfind("\n", 0, max(0, head)) + 1 :].partition(_TABLES_HEAD)[0].partition(_TASKS_HEAD)[0]
     return stack.strip()[:STACK_BYTES_MAX]
 
 
-# ---- stacks cut to the few frames that say where a program is, for logs ----------------------------------------------
+# ---- stacks cut to the few frames that show where a program is, for logs ---------------------------------------------
 
 FRAMES_MAX: Final = 4
 
@@ -211,7 +211,7 @@ _FRAME: Final = re.compile(r'( *)(?:File "|and \d+ frames more)')
 
 
 def brief(lines: Iterable[str]) -> list[str]:
-    """Return lines of which some are stacks, with these cut."""
+    """Return lines with the stacks among them cut."""
     found = list[str]()
     for indent, group in groupby(lines, _indent_of_frame):
         some = list(group)
@@ -220,7 +220,7 @@ def brief(lines: Iterable[str]) -> list[str]:
 
 
 def _indent_of_frame(line: str) -> str | None:
-    """Return how far a frame is indented, which tells stacks apart; None for a line that is no frame."""
+    """Return the indent of a frame, which separates stacks; None for a line that is not a frame."""
     match = _FRAME.match(line)
     return None if match is None else match[1]
 
@@ -230,10 +230,10 @@ def _cut(frames: Sequence[str]) -> Sequence[str]:
     return (named or [line for line in frames if 'File "<frozen ' not in line] or frames)[:FRAMES_MAX]
 
 
-# ---- what is said of a child process whose native thread answers while its Trio loop does not run --------------------
+# ---- stalls: the native thread of a child process answers while its Trio loop does not run ---------------------------
 
-# It is no failure: a long computation in an endpoint looks like this, and so does a model that is being loaded. It is
-# logged with the stack of the main thread, which says what it is. Nothing is killed, no call ends.
+# A stall does not count as a failure: a long computation in an endpoint looks like this, and so does loading a model.
+# It is logged with the stack of the main thread, which shows the reason. Nothing is killed, no call ends.
 
 _log = logging.getLogger("trimesh")
 
@@ -243,7 +243,7 @@ class StallReport:
 
     Attributes:
         count: Stalls so far.
-        listeners: Called with the seconds and the stack of the main thread ("" when there is none to be had).
+        listeners: Called with the seconds and the stack of the main thread ("" if there is none).
     """
 
     def __init__(self, member: Member) -> None:
@@ -251,16 +251,16 @@ class StallReport:
         self.count = 0
         self.listeners: list[Callable[[float, str], None]] = []
         self._said_at: float = -math.inf
-        self._behind = 0.0  # as the process has told last, which it does whenever that has doubled
+        self._behind = 0.0  # as the process has last reported, which it does whenever that has doubled
         self._behind_at = 0.0
 
     @property
     def seconds(self) -> float:
-        """For how long its loop has not run by now; 0 when it runs."""
+        """Seconds for which its loop has not run; 0 when it runs."""
         return self._behind + self.member.proc.now() - self._behind_at if self._behind else 0.0
 
     def take(self, seconds: float) -> None:
-        """Take what its transport says: seconds behind, or 0 when the loop runs again."""
+        """Handle a report of its transport: seconds behind, or 0 when the loop runs again."""
         if not self._behind and seconds:
             self.count += 1
         elif self._behind and not seconds:

@@ -1,4 +1,4 @@
-"""What is known in this process of meshes, links and mailboxes, as frozen records; no process is asked for it."""
+"""Statistics of meshes, links and mailboxes as known in this process, as frozen records; no process is queried."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class MeshStatistics:
 
 
 class SeenMember(msgspec.Struct, frozen=True):
-    """A member to be looked at.
+    """A member to be summarised.
 
     Attributes:
         pid: As `MemberInfo` has it: 0 for none.
