@@ -1,4 +1,4 @@
-"""The process that forks workers, the messages to it, and the first and last moments of a worker."""
+"""Spawner: the process that forks workers, its messages, and the first and last moments of a worker."""
 
 from trimesh._runtime.spawner.wire import ProcOptions
 

@@ -1,10 +1,10 @@
-"""The first and the last moments of a worker: from the fork (or exec) to its entry, and from there to `os._exit`.
+"""Begin and end of a worker process: from the fork (or exec) to its entry, and from there to `os._exit`.
 
     spawner forks --> run_forked --+--------------------------------> enter --> entry(...) --> end_process
                                    +--> exec `python`, main (here) --^
 
-Everything here runs in the new process, before any other code of it. What fails until `enter` is done is told to the
-spawner (`SetupRefused`) and nothing of the process is left; what fails later is the entry's own traceback on stderr.
+Everything here runs in the new process, before any other code of it. A failure before `enter` is done is reported to
+the spawner (`SetupRefused`) and nothing of the process is left; a later one is the entry's own traceback on stderr.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ _BOOT: Final = (
     "import sys; sys.path[:] = [path for path in sys.path if path] + sys.argv[1:2]; "
     "from trimesh._runtime.spawner.boot import main; main(sys.argv[2:])"
 )
-"""Program of an executed worker: the interpreter's own trimesh comes first, the caller's is what it falls back to."""
+"""Program of an executed worker: the interpreter's own trimesh comes first, the caller's is the fallback."""
 
 
 class WorkerStart(msgspec.Struct, frozen=True):
-    """What a forked child needs to become a worker. Descriptors are its own.
+    """Parameters of a forked child that becomes a worker. Descriptors are its own.
 
     Attributes:
         link: Stream socket to the owner.
@@ -63,10 +63,10 @@ class WorkerStart(msgspec.Struct, frozen=True):
         lifelines: pidfds of controller, spawner, and the owner when that is a worker.
         stdout, stderr: Pipes to the spawner, where the output mode has them.
         kept: Descriptors of modules that the spawner has imported; everything else is closed.
-        preload_env: Variables that imported modules have set; the caller's own win.
-        handled_signals: Set back to their defaults.
-        spawner_pid: To notice a spawner that ended in the meantime.
-        privileges: Of the process that asked for this one, which gets no others.
+        preload_env: Variables set by imported modules; the caller's own override them.
+        handled_signals: Reset to their defaults.
+        spawner_pid: Used to notice a spawner that has ended meanwhile.
+        privileges: Those of the requesting process; the new one gets no others.
     """
 
     launch: wire.Launch
@@ -84,7 +84,7 @@ class WorkerStart(msgspec.Struct, frozen=True):
 
 
 def run_forked(start: WorkerStart) -> NoReturn:
-    """Be the worker; called in the child right after the fork, at the bottom of the stack."""
+    """Run the worker; called in the child right after the fork, at the bottom of the stack."""
     broker = BrokerSocket(socket.socket(fileno=start.broker))
     try:
         leave_spawner(start)
@@ -103,7 +103,7 @@ def run_forked(start: WorkerStart) -> NoReturn:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Be the worker; called by the program of an executed one.
+    """Run the worker; called by the program of an executed one.
 
     Args:
         arguments: Descriptors of the launch record, the link, the broker socket; lifelines, separated by commas.
@@ -137,7 +137,7 @@ def leave_spawner(start: WorkerStart) -> None:
     os.setsid()
     linux.set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != start.spawner_pid:
-        os._exit(EXIT_REFUSED)  # the spawner is gone, and with it all that would hear
+        os._exit(EXIT_REFUSED)  # the spawner is gone, and with it every reader of a report
     _reset_signals(start.handled_signals)
     config = start.launch.config
     start.marker.write(config.proc_id)
@@ -149,10 +149,10 @@ def leave_spawner(start: WorkerStart) -> None:
 
 
 def take_privileges(start: WorkerStart) -> None:
-    """Take over what the process that asked for this one may do, before anything that it has said is looked at.
+    """Adopt the privileges of the requesting process, before anything else of the request is read.
 
     Raises:
-        RefusalError: This process would have more.
+        RefusalError: This process would keep more.
     """
     found = assume(start.privileges)
     if found:
@@ -160,7 +160,7 @@ def take_privileges(start: WorkerStart) -> None:
             "a new process gets the privileges of the process that asks for it, and no more, but the spawner cannot "
             f"hand on {found}: spawn before they are given up, or let the controller spawn"
         )
-    linux.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it where users or capabilities change
+    linux.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it when users or capabilities change
     if os.getppid() != start.spawner_pid:
         os._exit(EXIT_REFUSED)
 
@@ -174,7 +174,7 @@ def _reset_signals(handled: Sequence[int]) -> None:
     signal.set_wakeup_fd(-1)
     for number in handled:
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a fresh interpreter; Trio looks for it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a fresh interpreter; Trio checks for it
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
@@ -183,7 +183,7 @@ def _name_process(config: records.WorkerConfig) -> None:
 
 
 def take_over(launch: wire.Launch, preload_env: Mapping[bytes, bytes], family: int) -> None:
-    """Take over environment, working directory, limits and umask of the caller (rule O2)."""
+    """Adopt environment, working directory, limits and umask of the caller (rule O2)."""
     context, config = launch.context, launch.config
     marker = linux.marker_of(family, config.proc_id).encode()
     env = {**preload_env, **context.env, linux.MARKER.encode(): marker}
@@ -221,7 +221,7 @@ def _set_limits(wanted: Sequence[tuple[int, int, int]]) -> None:
 
 
 def _place_streams(launch: wire.Launch) -> None:
-    """Open what is not a pipe: a file for both streams, or nothing for standard output."""
+    """Open streams other than pipes: a file for both streams, or nothing for standard output."""
     if launch.output == "discard":
         fd = os.open(os.devnull, os.O_WRONLY)
         os.dup2(fd, 1)
@@ -260,7 +260,7 @@ def _become_program(launch: wire.Launch) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.path[:] = [os.fsdecode(path) for path in launch.context.sys_path]
     for path, finder in list(sys.path_importer_cache.items()):
-        if finder is None:  # it was no folder when the spawner looked; it may be one now
+        if finder is None:  # it was no folder when the spawner checked; it may be one now
             del sys.path_importer_cache[path]
 
 
@@ -289,7 +289,7 @@ def own_prefixes() -> list[str]:
 
 
 def enter(launch: wire.Launch) -> Callable[..., int]:
-    """Make the interpreter ready and return the entry."""
+    """Prepare the interpreter and return the entry."""
     faulthandler.enable(2)  # a crash in C leaves its Python stack in the last words
     sys.argv[:] = [os.fsdecode(argument) for argument in launch.context.argv]
     set_warning_filters(launch.context.filters)
@@ -302,10 +302,10 @@ def enter(launch: wire.Launch) -> Callable[..., int]:
 
 
 def import_preload(name: str) -> None:
-    """Import a module that the user has named.
+    """Import a module named by the user.
 
     Raises:
-        RefusalError: It failed; the text carries the traceback.
+        RefusalError: The import failed; the text carries the traceback.
     """
     try:
         importlib.import_module(name)
@@ -345,7 +345,7 @@ _THREAD_CALLS: Final = (
 
 
 def set_thread_counts(env: Mapping[str, str]) -> None:
-    """Set thread counts of libraries that were loaded before the fork, when they were held at one (rule O2).
+    """Set thread counts of libraries that were loaded before the fork with one thread (rule O2).
 
     Libraries loaded later read the environment themselves.
     """
@@ -373,7 +373,7 @@ def _thread_count(env: Mapping[str, str], variables: Sequence[str]) -> int:
 
 def _loaded_libraries() -> list[str]:
     if "numpy" not in sys.modules and "torch" not in sys.modules and "scipy" not in sys.modules:
-        return []  # nothing that computes is loaded: spare the reading
+        return []  # no numeric library is loaded: skip reading
     maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
     columns = (line.split(maxsplit=5) for line in maps.splitlines())
     return sorted({parts[5] for parts in columns if len(parts) == 6 and ".so" in parts[5]})
@@ -395,12 +395,12 @@ def _call_first(path: str, functions: Sequence[str], count: int) -> None:
 
 
 class RefusalError(Exception):
-    """Set-up failed for a reason whose text says all; no traceback is wanted."""
+    """Set-up failed for a reason that the text states in full; no traceback is wanted."""
 
 
 def _refuse(broker: BrokerSocket, error: BaseException) -> NoReturn:
     text = str(error) if isinstance(error, RefusalError) else "".join(traceback.format_exception(error))
-    with contextlib.suppress(Exception):  # the spawner is gone: there is none to tell
+    with contextlib.suppress(Exception):  # the spawner is gone: there is no reader
         broker.send(wire.SetupRefused(text[-_REFUSAL_CHARS_MAX:]))
     os._exit(EXIT_REFUSED)
 
@@ -412,7 +412,7 @@ def run_entry(
     broker: BrokerSocket,
     lifelines: list[int],
 ) -> NoReturn:
-    """Tell the spawner that the worker has entered, run its entry, end the process."""
+    """Report to the spawner that the worker has entered, run its entry, end the process."""
     code, signum = 1, None
     owner = socket.socket(fileno=link)  # kept until the end, which closes everything
     try:
@@ -443,14 +443,14 @@ def _code_of(error: SystemExit) -> int:
     return 1
 
 
-# ---- the end of a worker (rule O3): threads, `atexit` functions, finalizers, flushed streams, `os._exit` -------------
+# ---- end of a worker (rule O3): threads, `atexit` functions, finalizers, flushed streams, `os._exit` -----------------
 
 
 def end_process(code: int, signum: int | None = None) -> NoReturn:
     """End as rule O3 says: threads (bounded), atexit functions, flush, `os._exit`; the interpreter is not finalised.
 
     Args:
-        signum: A signal whose default action ends the process instead, so that its status says what has ended it.
+        signum: Signal whose default action ends the process instead, so that its exit status shows the cause.
     """
 
     def expire(_signum: int, _frame: types.FrameType | None) -> None:
@@ -467,7 +467,7 @@ def end_process(code: int, signum: int | None = None) -> NoReturn:
     try:
         signal.signal(signal.SIGALRM, expire)
         signal.setitimer(signal.ITIMER_REAL, limits.THREAD_SHUTDOWN_SECONDS)
-        # What finalisation does: tells pools to end, then waits for threads that are no daemons.
+        # As finalisation does: ask pools to end, then wait for threads that are not daemons.
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
         signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:  # noqa: BLE001 - a broken hook of a module must not keep the process
@@ -490,7 +490,7 @@ def _leave(code: int, signum: int | None) -> NoReturn:
 
 
 def _finalize_cycles(code: int) -> None:
-    """Run `__del__` and finalizers of what only reference cycles keep, as the interpreter would: those of actors, say.
+    """Run `__del__` and finalizers of objects that only reference cycles keep, as of actors, as the interpreter would.
 
     One that does not return is cut off after `limits.FINALIZE_SECONDS`.
     """

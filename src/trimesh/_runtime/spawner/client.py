@@ -1,22 +1,22 @@
-"""A process's connection to the spawner, under Trio: requests with answers, notices, and its loss.
+"""Client of the spawner, under Trio: requests with answers, notices, loss of the connection.
 
-The spawners of one controller, and what they ask about each other's processes.
+The spawners of one controller, and their questions about each other's processes.
 
-Each spawner knows its own workers only. A worker's question about any other process goes this way, over connections
-that are there already:
+Each spawner knows its own workers only. A worker's question about any other process takes this way, over existing
+connections:
 
     worker --Connect--> spawner --ForeignConnect--> controller --Connect--> every other spawner
            <-Connected- target's spawner makes the socket pair; its worker gets `Incoming`; the other end comes back
 
 Between two hosts of one job that end goes from agent to agent instead (`system/records`), and the controller says so.
 
-It takes the controller's Trio loop: while that is busy, links between workers of different spawners wait, and nothing
+It needs the controller's Trio loop: while that is busy, links between workers of different spawners wait, and nothing
 else does.
 
 Invariants
-    SS-1  Every question gets one answer, unless its spawner ends first; one that no spawner can answer, the answer
-          that a spawner gives about a process that it never had.
-    SS-2  How a process ended is known for as long as the controller has a block, also after its own spawner's end.
+    SS-1  Every question gets one answer, unless its spawner ends first; if no spawner knows the process, the answer is
+          the one a spawner gives about a process that it never had.
+    SS-2  The end of a process is known for as long as the controller has a block, also after its own spawner's end.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from trimesh.errors import ProtocolError, SpawnError, TrimeshError
 
 
 class SpawnerLostError(TrimeshError):
-    """The spawner has ended, or broke its protocol; becomes the error of whoever asked for something."""
+    """The spawner has ended, or broke its protocol; becomes the error of each pending request."""
 
 
 class RecordPipe(Protocol):
-    """Carries whole records with descriptors, both ways; see `BrokerSocket`, whose methods raise the same."""
+    """Carries whole records with descriptors, both ways; see `BrokerSocket`, whose methods raise the same errors."""
 
     @property
     def queued(self) -> int:
@@ -55,7 +55,7 @@ class RecordPipe(Protocol):
         """Queue a record; owns `fds`."""
 
     def flush(self) -> bool:
-        """Send what waits, as far as there is room; return whether nothing waits any more."""
+        """Send queued records while there is room; return whether the queue is empty."""
         ...
 
     def receive(self) -> Received | None:
@@ -66,7 +66,7 @@ class RecordPipe(Protocol):
         """Wait until there is something to receive, or the end."""
 
     async def wait_writable(self) -> None:
-        """Wait until there may be room."""
+        """Wait until there may be room to send."""
 
     def close(self) -> None: ...
 
@@ -81,16 +81,16 @@ class _Answer:
 
 
 class SpawnerClient:
-    """Sends requests and receives what comes; `run` is its task.
+    """Sends requests and receives records; `run` is its task.
 
     Args:
         broker: The connection; owned.
-        on_notice: Called for each record that answers nothing, with descriptors that it then owns. Must not raise.
-        whom: Who is at the other end, for people.
-        on_lost: Called once, when the connection has ended for whatever reason, before any waiting request learns it.
+        on_notice: Called for each record that is not an answer, with descriptors that it then owns. Must not raise.
+        whom: Name of the other end, for messages.
+        on_lost: Called once, when the connection has ended for any reason, before any waiting request learns it.
 
     Attributes:
-        lost: Why there is no connection any more, else None.
+        lost: Why the connection has ended, else None.
         ended: Set after `on_lost`.
     """
 
@@ -122,14 +122,14 @@ class SpawnerClient:
                 nursery.start_soon(self._write)
                 await self._read()
                 nursery.cancel_scope.cancel()
-        if self.lost is None:  # told to stop: no process is left to answer
+        if self.lost is None:  # stopped on request: no process is left to answer
             self._wake("the block of the spawner has been left")
 
     async def wait_ready(self, ready: trio.Event, doing: str) -> None:
         """Wait until workers can be forked: `ready` is set then, and when the spawner is lost.
 
         Raises:
-            SpawnError: They cannot; `doing` says what has taken too long.
+            SpawnError: They cannot; `doing` names the step that has exceeded its time limit.
         """
         with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
             await ready.wait()
@@ -139,7 +139,7 @@ class SpawnerClient:
             raise SpawnError(f"cannot start the spawner: {self.lost} (its standard error may say why)")
 
     def stop(self) -> None:
-        """End `run`; whoever still waits for an answer is told that there is no spawner any more."""
+        """End `run`; requests that still wait for an answer fail because there is no spawner any more."""
         self._scope.cancel()
 
     def forget(self) -> None:
@@ -148,7 +148,7 @@ class SpawnerClient:
         self._broker.close()
 
     def post(self, record: wire.AnyRequest, fds: tuple[int, ...] = ()) -> None:
-        """Send a record that has no answer; never blocks. Lost silently when the spawner is. Owns `fds`.
+        """Send a record that has no answer; never blocks. Dropped silently when the spawner is lost. Owns `fds`.
 
         Raises:
             LimitExceeded: It is too large.
@@ -167,7 +167,7 @@ class SpawnerClient:
         """Send a request and wait for its answer.
 
         Args:
-            make: Makes the request from its number.
+            make: Returns the request, given its number.
             on_answer: Called when the answer comes, in the client's task, even if the caller has been cancelled
                 meanwhile; it owns the descriptors. Without it they are the caller's, and closed if it was cancelled.
 
@@ -229,7 +229,7 @@ class SpawnerClient:
             if not self._broker.flush():
                 self._has_queued.set()
         except OSError:
-            # It is gone. What it has said before may still be unread, so the reader finds the end.
+            # It is gone. Its earlier records may still be unread, so the reader finds the end.
             return
 
     def _dispatch(self, received: Received) -> None:
@@ -294,7 +294,7 @@ def _close_fds(received: Received) -> None:
     close_all(received.fds)
 
 
-# ---- the spawners of one controller, and what they ask about each other's processes ----------------------------------
+# ---- spawners of one controller, and their questions about each other's processes ------------------------------------
 
 Question = wire.ForeignConnect | wire.ForeignExitOf
 
@@ -306,10 +306,10 @@ _SWEEP_SECONDS: Final = 0.01
 
 
 async def kill_rest(root_id: int, spared: Callable[[], Collection[int]] = tuple) -> None:
-    """Kill what a spawner has left behind, by the mark of its family; what lives below `spared` is not touched.
+    """Kill leftover processes of a spawner, by the mark of its family; processes below `spared` are left alone.
 
-    Blocking: until nothing of it is there, for at most `limits.KILL_SECONDS`. Once is not enough: what is just
-    executing another program cannot be told yet, and what is just being forked is not seen.
+    Blocking: until none is left, for at most `limits.KILL_SECONDS`. Once is not enough: a process that is just
+    executing another program cannot be recognised yet, and one that is just being forked is not seen.
     """
     with trio.move_on_after(limits.KILL_SECONDS):
         while kill_marked(root_id, spared()):  # noqa: ASYNC110 - processes of others set no event
@@ -317,11 +317,11 @@ async def kill_rest(root_id: int, spared: Callable[[], Collection[int]] = tuple)
 
 
 class FarPlace(msgspec.Struct, frozen=True, eq=False):
-    """Where a spawner on another host is.
+    """Address of a spawner on another host.
 
     Attributes:
-        agent: Incarnation of the agent that speaks for it.
-        realm: What all agents have in common that may talk to each other: the authority behind their certificates.
+        agent: Incarnation of its agent.
+        realm: Common to all agents that may talk to each other: the authority behind their certificates.
     """
 
     agent: int
@@ -332,8 +332,8 @@ class Siblings:
     """The spawners of one controller.
 
     Attributes:
-        exits: How processes of all spawners, those that have ended included, have ended.
-        printer: Shows what they write.
+        exits: Exits of processes of all spawners, including those that have ended.
+        printer: Shows their output.
     """
 
     def __init__(self) -> None:
@@ -347,12 +347,12 @@ class Siblings:
         self._clients[client] = pid
 
     def add_far(self, client: SpawnerClient, place: FarPlace) -> None:
-        """Take in those of another host, which its agent speaks for."""
+        """Add the spawners of another host, represented by its agent."""
         self._clients[client] = 0
         self._far[client] = place
 
     def stopping(self, client: SpawnerClient) -> None:
-        """Learn that a spawner is told to stop: it is asked nothing any more, but what it says counts."""
+        """Note that a spawner is asked to stop: it gets no more questions, but its records count."""
         self._stopping.add(client)
 
     def remove(self, client: SpawnerClient) -> None:
@@ -362,7 +362,7 @@ class Siblings:
 
     @trio.lowlevel.enable_ki_protection
     async def kill_rest(self, client: SpawnerClient, root_id: int) -> None:
-        """Kill what a spawner has left behind; what lives below another one is not touched. See `kill_rest`."""
+        """Kill leftover processes of a spawner; those below another one are left alone. See `kill_rest`."""
         await kill_rest(root_id, lambda: self._pids_but(client))
 
     def _pids_but(self, client: SpawnerClient) -> list[int]:
@@ -370,7 +370,7 @@ class Siblings:
 
     @trio.lowlevel.enable_ki_protection
     async def answer(self, asking: SpawnerClient, question: Question) -> None:
-        """Answer the question of one spawner by asking the others.
+        """Answer the question of one spawner by querying the others.
 
         Blocking: checkpoint. About a connection at most `limits.FOREIGN_CONNECT_SECONDS`; about an end until then.
         """
@@ -429,7 +429,7 @@ class Siblings:
 
     def _arriving(self, client: SpawnerClient, question: wire.ForeignConnect) -> wire.AnyRequest:
         its = self._far.get(client)
-        if its is None or client.lost is not None:  # the agent that has asked may have heard of that already
+        if its is None or client.lost is not None:  # the requesting agent may have heard of that already
             return msgspec.structs.replace(_NOWHERE, request=question.request)
         return Arriving(question.request, its.agent)
 
@@ -452,9 +452,9 @@ class Siblings:
 async def first_answer(
     ask: Callable[[SpawnerClient], Awaitable[Received | None]], clients: Sequence[SpawnerClient]
 ) -> Received | None:
-    """Ask all at once and return the first answer that is one; at most one spawner knows a process.
+    """Query all at once and return the first positive answer; at most one spawner knows a process.
 
-    Blocking: until then, or until all have none. When cancelled, descriptors that have come are closed.
+    Blocking: until then, or until all have answered. When cancelled, received descriptors are closed.
     """
     found = list[Received]()
 

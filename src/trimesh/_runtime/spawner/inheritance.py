@@ -1,13 +1,13 @@
-"""What a process may do, as the kernel sees it: a new one gets what the process that asked for it has, and no more.
+"""Privileges of processes, as the kernel sees them: a new process gets those of its requester, and no more.
 
-A worker is forked from the spawner, which has the privileges of the controller at its start. Whoever gives privileges
-up, in `setup=` say, must not get them back by asking for a process. So the spawner reads what the asking process has
-from the kernel, not from the request, and the child takes that over before it looks at anything else of the request.
+A worker is forked from the spawner, which has the privileges of the controller at its start. A process that has given
+privileges up, in `setup=` say, must not regain them by requesting a process. So the spawner reads the requester's
+privileges from the kernel, not from the request, and the child adopts them before it reads the rest of the request.
 
 Invariants
-    PV-1  A child in which something of the asking process was not taken over ends before it imports, opens or executes
+    PV-1  A child that failed to adopt any of the requester's privileges ends before it imports, opens or executes
           anything (`assume` names it).
-    PV-2  What is the same is not touched: a family without such changes needs no privilege for this.
+    PV-2  Equal privileges are not touched: a family without such changes needs no privilege for this.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Privileges(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process may do.
+    """Privileges of one process.
 
     Attributes:
-        users, groups: Real, effective and saved.
+        users, groups: Real, effective and saved ids.
         more_groups: Supplementary ones, sorted.
         capabilities: Inheritable, permitted, effective, bounding, ambient, as bits.
-        has_no_new: Whether it can gain nothing by executing a file.
-        filters: Seccomp mode, and number of filters where the kernel says it.
+        has_no_new: Whether executing a file can give it no privilege.
+        filters: Seccomp mode, and number of filters if the kernel reports it.
         niceness: Of its main thread.
-        cores: Those that its main thread may run on.
-        limits: Hard ones of resources, by their numbers.
-        places: Root folder and namespaces; "" for one that cannot be read.
+        cores: CPUs that its main thread may run on.
+        limits: Hard resource limits, by their numbers.
+        places: Root folder and namespaces; "" for an unreadable one.
     """
 
     users: tuple[int, ...]
@@ -66,7 +66,7 @@ class Privileges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def privileges_of(pid: int) -> Privileges:
-    """Return what a process may do now.
+    """Return the present privileges of a process.
 
     Raises:
         OSError: It is gone, or /proc does not show it.
@@ -107,10 +107,10 @@ def _link(path: str) -> str:
 
 
 def assume(wanted: Privileges) -> str:
-    """Take over, in a new process of one thread, what the process that asked for it has.
+    """Adopt, in a new process of one thread, the privileges of the requester.
 
     Returns:
-        What this process has all the same and `wanted` does not allow, in words; "" for nothing (PV-1).
+        Description of privileges that this process keeps although `wanted` lacks them; "" for none (PV-1).
     """
     own = privileges_of(os.getpid())
     if own == wanted:  # PV-2
@@ -166,7 +166,7 @@ def _drop_bounding(own: Privileges, wanted: Privileges) -> None:
 
 
 def _take_users(own: Privileges, wanted: Privileges) -> None:
-    _prctl(_PR_SET_KEEPCAPS, 1)  # `_take_capabilities` says which are kept
+    _prctl(_PR_SET_KEEPCAPS, 1)  # `_take_capabilities` sets which are kept
     try:
         if own.more_groups != wanted.more_groups:
             os.setgroups(wanted.more_groups)

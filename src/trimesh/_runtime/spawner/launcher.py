@@ -1,4 +1,4 @@
-"""Launching processes, from Trio: what the controller and every worker use of the spawner.
+"""Process launcher, under Trio: the controller's and workers' interface to the spawner.
 
     async with open_spawner(root_id) as launcher:          # the controller; attach_launcher(...) in a worker
         child = await launcher.launch(spec)
@@ -9,7 +9,7 @@ Invariants
     LA-1  A launch that does not return leaves no process: not when it fails, not when it is cancelled.
     LA-2  Each child gets exactly one report, with a diagnosis or without; its hook runs before any waiter wakes.
     LA-3  When `open_spawner` is left, the spawner and everything below it is gone and reaped.
-    LA-4  Nothing waits for ever for a spawner that is silent: exits are seen by pidfd too, and at the end it is killed.
+    LA-4  Nothing waits for ever for a silent spawner: pidfds show exits too, and at the end it is killed.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ from trimesh.ids import ProcId
 IncomingHook = Callable[[ProcId, socket.socket], None]
 
 _MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host", "trimesh._runtime.life.ownership")}
-"""What an entry imports when it runs, so better before the fork: the native transport, this module, meshes of actors"""
+"""Imports of an entry, better done before the fork: the native transport, this module, meshes of actors."""
 
 
 class ProcLauncher:
-    """Starts processes, connects them, tells how they ended. Made by `open_spawner` or `attach_launcher`.
+    """Starts processes, connects them, reports how they ended. Made by `open_spawner` or `attach_launcher`.
 
     Attributes:
         proc_id, root_id: This process, and the controller of the family.
@@ -88,7 +88,7 @@ class ProcLauncher:
         self._incoming = incoming
         self._children: dict[ProcId, Child] = {}
         self._unclosed = set[Child]()
-        self._exit_poll = select.epoll()  # may fail: nothing knows of this one yet
+        self._exit_poll = select.epoll()  # may fail: nothing else refers to this one yet
         self._client = SpawnerClient(broker, on_notice=self._noticed, on_lost=self._lost)
         self._siblings = siblings or Siblings()
         self._tasks: trio.Nursery | None = None
@@ -109,7 +109,7 @@ class ProcLauncher:
 
         Args:
             spec: What to start.
-            on_exit: Called with the report when it has ended, before the tasks that wait learn it. Must not raise.
+            on_exit: Called with the report when it has ended, before the waiting tasks learn of it. Must not raise.
 
         Raises:
             SpawnError: It could not be started; the text names mesh, point and cause. Nothing of it is left (LA-1).
@@ -147,11 +147,11 @@ class ProcLauncher:
     async def connect(self, target: ProcId, source: ProcId | None = None) -> socket.socket:
         """Return our end of a new stream socket to another process of the family, which gets the other end.
 
-        `source` is who gets it: in the controller, a program that has connected; None for this process.
+        `source` is the receiver: in the controller, a program that has connected; None for this process.
 
         Raises:
             ProcDied: `target` has ended, or never was; with a diagnosis while it is remembered.
-            LinkLost: The spawner is gone, or a descriptor was wanting.
+            LinkLost: The spawner is gone, or a descriptor is lacking.
 
         Blocking: checkpoint; cancellable, the half-made connection is closed then.
         """
@@ -170,7 +170,7 @@ class ProcLauncher:
         raise LinkLost(f"cannot connect to process {target}: {text}")
 
     async def exit_of(self, proc_id: ProcId) -> ExitReport:
-        """Wait until a process of the family, not only an own child, has ended and return how.
+        """Wait until a process of the family has ended, not only an own child, and return its report.
 
         Returns:
             A report without a diagnosis (`is_known` is False) for one that never was, ended long ago, or when the
@@ -191,7 +191,7 @@ class ProcLauncher:
         self._client.post(wire.Retire())
 
     async def flush_output(self) -> None:
-        """Wait until everything that workers have written so far is shown; in a worker nothing, it shows none.
+        """Wait until all output that workers have written so far is shown; does nothing in a worker, which shows none.
 
         Blocking: checkpoint.
         """
@@ -230,7 +230,7 @@ class ProcLauncher:
         )
 
     def _take_launched(self, spec: LaunchSpec, received: Received, on_exit: ExitHook | None) -> Child | None:
-        """In the client's task: become owner of a process before its exit can be read."""
+        """In the client's task: become the owner of a process before its exit can be read."""
         record = received.record
         if not isinstance(record, wire.Launched) or len(received.fds) != 2:
             close_all(received.fds)
@@ -299,7 +299,7 @@ class ProcLauncher:
             child.finish(report)
 
     def _lost(self) -> None:
-        """The spawner is gone: its workers are dying by their lifelines; help them, and what they leave behind."""
+        """Handle the loss of the spawner: its workers die by their lifelines; kill them and leftovers, too."""
         self._ready.set()
         for child in list(self._children.values()):
             if child.pidfd in self._seen_ended:
@@ -312,7 +312,7 @@ class ProcLauncher:
 
     @trio.lowlevel.enable_ki_protection
     async def _watch_exits(self) -> None:
-        """See exits of children by pidfd, in case the spawner does not tell (LA-4)."""
+        """Detect exits of children by pidfd, in case the spawner does not report them (LA-4)."""
         with self._watch_scope:
             async with trio.open_nursery() as nursery:
                 self._tasks = nursery
@@ -347,7 +347,7 @@ class ProcLauncher:
                 await self.stop_all()
 
     def _end_tasks(self) -> None:
-        """What is still there is stuck in the kernel and was waited for: tell those who wait (LA-2), log it, let go."""
+        """Release processes that are stuck in the kernel after the wait: wake waiters (LA-2), log them."""
         for child in list(self._children.values()):
             exits.log_abandoned(child.name, child.pid)
             self._finish(child, ExitReport.unknown(child.proc_id, child.pid))
@@ -357,7 +357,7 @@ class ProcLauncher:
         self._watch_scope.cancel()
 
     def forget(self) -> None:
-        """In a forked child: these processes are not ours. Close our copies, so that no process waits for us."""
+        """In a forked child: these processes are not ours. Close our copies, so that no process waits for this one."""
         self._is_stopping = True
         for child in self._children.values():
             child.close()
@@ -386,11 +386,11 @@ async def open_spawner(
         root_id: Incarnation of this process.
         python: Interpreter of every worker, started by exec; then nothing is imported before. None forks.
         preload: Modules that the spawner imports before it forks, or each executed worker before it enters.
-        incoming: Called with (who, stream socket) when another process of the family connects to this one; owns the
+        incoming: Called with (process, stream socket) when another process of the family connects to this one; owns the
             socket. Must not raise. Without it connections are closed.
-        entry: What workers will run; its module is imported before they are forked.
+        entry: Entry of workers; its module is imported before they are forked.
         siblings: The other spawners of this process: their workers and those of this one can connect to each other.
-        process: One that was started for `root_id` and has not been told anything, owned from here on; None starts it.
+        process: One that was started for `root_id` and has not received anything, owned from here on; None starts it.
 
     Raises:
         SpawnError: The spawner cannot be started, or a module cannot be preloaded; the text carries its traceback.
@@ -439,7 +439,7 @@ async def attach_launcher(
         proc_id: As in its `WorkerConfig`.
         root_id: As in its `WorkerConfig`.
         incoming: See `open_spawner`.
-        is_left_to_exit: The process ends after this, and closes the socket by that: one wake-up of the spawner less.
+        is_left_to_exit: The process ends after this, which closes the socket: the spawner wakes up once less.
 
     Blocking: leaving kills own children and waits until they are gone, shielded, at most `limits.KILL_SECONDS`.
     """
@@ -457,7 +457,7 @@ async def attach_launcher(
 async def _serving(
     launcher: ProcLauncher, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[None, None]:
-    """Run the tasks of a launcher around a body, whose exception comes out bare: the nursery has seen none of it."""
+    """Run the tasks of a launcher around a body, whose exception is raised bare, without a group of the nursery."""
     raised: BaseException | None = None
     _launchers.add(launcher)
     try:
@@ -485,7 +485,7 @@ async def _serving(
 
 # ---- caller ----------------------------------------------------------------------------------------------------------
 
-# What a new process takes over from its caller, as the caller sees it at the moment of the launch (rule O2).
+# Context that a new process inherits from its caller, captured at the moment of the launch (rule O2).
 
 _RESOURCES: Final = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 

@@ -5,14 +5,14 @@ Invariants
     SP-2  A worker whose launch was not answered with `Launched` is gone when `LaunchFailed` is sent.
     SP-3  Every worker that was `Launched` gets exactly one `Exited`, after it was reaped.
     SP-4  When the controller or its connection ends, every descendant is killed before the spawner exits.
-    SP-5  Nothing here waits for a process of the family to read: what has no room is queued, output is dropped.
+    SP-5  Nothing here waits for a process of the family to read: records without room are queued, output is dropped.
 
 The spawner: a small single-threaded process that forks workers, reaps them, and ends with its controller.
 
-    controller --exec--> import what workers need --> Ready --> poll loop (`spawner_loop`) until Stop or death
+    controller --exec--> import for workers --> Ready --> poll loop until Stop or death
 
 The client passes three arguments: the broker socket, the controller's pidfd, the controller's pid. Its program has
-disabled the collector: imports make no garbage worth looking for.
+disabled the collector: imports leave no garbage worth collecting.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _TEXT_CHARS_MAX: Final = 12_000
 _END_POLL_MS: Final = 5
 
 _SWEEP_SECONDS: Final = 0.005
-"""Between two looks at an orphan that is executing another program, which takes it a millisecond."""
+"""Polling interval for an orphan that is executing another program, which takes it a millisecond."""
 
 _Handler = Callable[[int], None]
 
@@ -75,7 +75,7 @@ def _wake(_signum: int, _frame: types.FrameType | None) -> None:
 
 
 class Spawner:
-    """The poll loop and what it serves."""
+    """The poll loop and its state."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Spawner:
         self.end_family()
 
     def forget(self) -> None:
-        """In a forked child: let go of everything; the descriptors are closed by number, once."""
+        """In a forked child: release everything; the descriptors are closed by number, once."""
         for connection in self._connections.values():
             connection.broker.forget()
         for member in self._members.values():
@@ -226,7 +226,7 @@ class Spawner:
             self._poll.modify(connection.broker.fileno(), select.EPOLLIN | (select.EPOLLOUT if queued else 0))
 
     def _drop(self, connection: Connection) -> None:
-        """Stop talking to a process. For the controller that is the end; a worker goes on until it, too, notices."""
+        """Disconnect a process. For the controller that is the end; a worker goes on until it notices, too."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -238,7 +238,7 @@ class Spawner:
         connection.broker.close()
         member = self._members.get(connection.proc_id)
         if member is not None and not member.has_entered:
-            # It can never enter. Most likely it is ending, in a way of its own that its report will tell.
+            # It can never enter. Most likely it is already ending, and its exit report will show why.
             member.signal_group(signal.SIGKILL)
             member.has_hung_up = True
 
@@ -383,7 +383,7 @@ class Spawner:
         )
 
     def _entered(self, member: SpawnedWorker) -> None:
-        if member.refusal is not None:  # it was given up while it set itself up
+        if member.refusal is not None:  # it was given up during its set-up
             return
         try:
             pidfd = os.dup(member.pidfd)
@@ -446,7 +446,7 @@ class Spawner:
     def _member_ended(self, member: SpawnedWorker, exit_code: int | None, signum: int | None) -> None:
         connection = self._connections.get(member.proc_id)
         if connection is not None and not member.has_entered:
-            self._serve(connection, select.EPOLLIN)  # its first word may still be unread
+            self._serve(connection, select.EPOLLIN)  # its first record may still be unread
         member.signal_group(signal.SIGKILL)  # while it is a zombie its number, and its group's, are not used again
         ended_at = time.monotonic_ns()
         os.waitid(os.P_PID, member.pid, os.WEXITED)
@@ -494,7 +494,7 @@ class Spawner:
     # ---- the end -----------------------------------------------------------------------------------------
 
     def end_family(self) -> None:
-        """Kill every descendant, reap it, hand over the rest of the output (SP-4)."""
+        """Kill and reap every descendant, send the rest of the output (SP-4)."""
         deadline = time.monotonic() + limits.KILL_SECONDS
         for member in self._members.values():
             member.signal_group(signal.SIGKILL)
@@ -510,7 +510,7 @@ class Spawner:
         self._send_rest(time.monotonic() + limits.KILL_SECONDS)
 
     def _send_rest(self, deadline: float) -> None:
-        """Send what is queued while the controller lives and reads."""
+        """Send queued records while the controller lives and reads."""
         waiter = select.poll()
         waiter.register(self._root.broker.fileno(), select.POLLOUT)
         waiter.register(self._controller_pidfd, select.POLLIN)
@@ -523,9 +523,9 @@ class Spawner:
                 return
 
 
-# ---- questions of workers about processes that their spawner does not know, as the spawner sees them -----------------
+# ---- questions of workers about processes that their spawner does not know -------------------------------------------
 
-# They go to the controller, which asks its other spawners (`spawner_siblings`); the answer goes back as if it were
+# They go to the controller, which asks its other spawners (`spawner/client`); the answer is passed on as if it were
 # ours.
 
 Send = Callable[[Connection, wire.AnyRecord, tuple[int, ...]], bool]
@@ -533,7 +533,7 @@ Send = Callable[[Connection, wire.AnyRecord, tuple[int, ...]], bool]
 
 
 class ForeignQuestions:
-    """What was asked and is not answered yet; one entry for each request of a worker.
+    """Unanswered questions; one entry for each request of a worker.
 
     Args:
         root: Connection of the controller.
@@ -546,16 +546,16 @@ class ForeignQuestions:
         self._asked: dict[int, tuple[Connection, int]] = {}
 
     def may_ask(self, sender: Connection, proc_id: int) -> bool:
-        """Return whether the controller may know more about a process; it asks each spawner itself."""
+        """Return whether the controller may know more about a process; it queries each spawner itself."""
         return sender is not self._root and proc_id != self._root.proc_id
 
     def connect(self, sender: Connection, question: wire.Connect) -> None:
-        """Ask for a connection to a process of another spawner."""
+        """Request a connection to a process of another spawner."""
         number = self._add(sender, question.request)
         self._send(self._root, wire.ForeignConnect(number, sender.proc_id, question.target), ())
 
     def exit_of(self, sender: Connection, question: wire.ExitOf) -> None:
-        """Ask how a process of another spawner has ended."""
+        """Request the exit report of a process of another spawner."""
         self._send(self._root, wire.ForeignExitOf(self._add(sender, question.request), question.proc_id), ())
 
     def _add(self, sender: Connection, request: int) -> int:
@@ -564,10 +564,10 @@ class ForeignQuestions:
         return number
 
     def answered(self, answer: wire.Answer, fds: tuple[int, ...]) -> None:
-        """Hand on what the controller says. The descriptors are given away.
+        """Pass on an answer of the controller. The descriptors are given away.
 
         Raises:
-            ProtocolError: It was not asked for.
+            ProtocolError: There was no such question.
         """
         asked = self._asked.pop(answer.request, None)
         if asked is None:
@@ -585,14 +585,14 @@ class ForeignQuestions:
 # The spawner: a small single-threaded process that forks workers, reaps them, and ends with its controller.
 
 EXIT_FATAL: Final = 70
-"""Exit code after an error of the spawner itself, or of a module it was told to import."""
+"""Exit code after an error of the spawner itself, or of a module that it imports on request."""
 
 _THREAD_PROBES: Final = 20
 _THREAD_PROBE_SECONDS: Final = 0.005
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Be the spawner, and in each child it forks the worker."""
+    """Run the spawner, and the worker in each child that it forks."""
     socket_fd, controller_pidfd, controller_pid = (int(argument) for argument in arguments)
     marker = linux.ProcessMarker()
     linux.set_parent_death_signal(signal.SIGKILL)
@@ -645,25 +645,25 @@ def _start(root: BrokerSocket, controller_pidfd: int, marker: linux.ProcessMarke
     preload_env = {name: value for name, value in os.environb.items() if env.get(name) != value}
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    # From here on workers may exist, and only this process can end all of them: it must see the controller's death
-    # itself. The signal merely continues a spawner that was stopped.
+    # From here on workers may exist, and only this process can end all of them: it must detect the controller's death
+    # itself. The signal merely continues a stopped spawner.
     linux.set_parent_death_signal(signal.SIGCONT)
-    gc.freeze()  # the collector of a worker does not touch, and so does not copy, what all share
+    gc.freeze()  # the collector of a worker does not touch, and so does not copy, shared objects
     gc.enable()
     return Spawner(root, hello.root_id, controller_pidfd, marker, preload_env, kept_fds)
 
 
 def load_native() -> None:
-    """Load the native library for all workers, where they are going to use it; it starts no thread by that."""
+    """Load the native library for all workers that are going to use it; that starts no thread."""
     if "trimesh._native.lib" in sys.modules:
         from trimesh._native import lib  # noqa: PLC0415 - not otherwise
 
-        with contextlib.suppress(lib.NativeLibraryError):  # a worker that needs it will say so
+        with contextlib.suppress(lib.NativeLibraryError):  # a worker that needs it will report that
             lib.load()
 
 
 def _raise_descriptor_limit() -> None:
-    """Take as many descriptors as we may: about eight a worker. Workers get their caller's limit back."""
+    """Raise the descriptor limit as far as possible: about eight a worker. Workers get their caller's limit back."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

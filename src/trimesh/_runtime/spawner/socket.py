@@ -32,11 +32,11 @@ def broker_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class FarSocket(socket.socket):
-    """A stream socket to a process of another host: bytes go through agents, and nothing beside them does."""
+    """A stream socket to a process of another host: agents carry its bytes, and nothing beside them."""
 
 
 def stream_of(fd: int, *, is_far: bool) -> socket.socket:
-    """Return the socket of a descriptor, which it owns."""
+    """Return a socket for a descriptor, which it owns."""
     return FarSocket(fileno=fd) if is_far else socket.socket(fileno=fd)
 
 
@@ -59,7 +59,7 @@ def close_all(fds: Iterable[int]) -> None:
 
 
 class BrokerSocket:
-    """One end of a broker socket, with a queue for what the other end has no room for.
+    """One end of a broker socket, with a queue for records that the other end has no room for.
 
     Args:
         sock: The socket; owned by this object from now on.
@@ -80,7 +80,7 @@ class BrokerSocket:
         return len(self._queue)
 
     def put(self, record: wire.AnyRecord, fds: Sequence[int] = ()) -> None:
-        """Queue a record behind what already waits; `flush` sends. Owns `fds` from now on, whatever happens.
+        """Queue a record behind those that wait; `flush` sends. Owns `fds` from now on, whatever happens.
 
         Raises:
             LimitExceeded: The record is larger than `limits.BROKER_RECORD_BYTES_MAX`.
@@ -105,10 +105,10 @@ class BrokerSocket:
             self.flush()
 
     def flush(self) -> bool:
-        """Send what waits, as far as there is room.
+        """Send queued records while there is room.
 
         Returns:
-            True when nothing waits any more.
+            True when the queue is empty.
 
         Raises:
             OSError: The other end is gone, or descriptors could not be passed (that record is dropped).
@@ -140,7 +140,7 @@ class BrokerSocket:
 
         Raises:
             EOFError: The other end is closed.
-            ProtocolError: What came is no record; its descriptors are closed.
+            ProtocolError: The packet is not a record; its descriptors are closed.
             OSError: The socket broke.
         """
         try:
@@ -169,16 +169,16 @@ class BrokerSocket:
         try:
             return self.socket.recvmsg(size, _ANCILLARY_BYTES, flags)
         except ConnectionResetError:
-            # The other end was closed with packets of ours unread. The error comes once, ahead of what it has sent.
+            # The other end was closed with packets of ours unread. The error comes once, before the data it has sent.
             return self.socket.recvmsg(size, _ANCILLARY_BYTES, flags)
 
     def forget(self) -> None:
-        """Let go of the socket without closing its descriptor; for a forked child, which closes by number."""
+        """Release the socket without closing its descriptor; for a forked child, which closes by number."""
         if self.socket.fileno() != -1:
             self.socket.detach()
 
     def close(self) -> None:
-        """Close the socket and the descriptors that never left."""
+        """Close the socket and the descriptors that were never sent."""
         self.socket.close()
         for _, fds in self._queue:
             close_all(fds)

@@ -1,13 +1,13 @@
-"""The spawner as its controller sees it: a child process, started by exec; or forked, see below.
+"""Spawner process at its controller: a child started by exec, or forked, see below.
 
-A spawner that is forked by a process which has imported what spawners import: a tenth of what an executed one costs.
+A process that has imported the spawners' modules can fork a spawner at a tenth of the cost of executing one.
 
     agent: imports --fork--> spawner --fork--> workers
-           reads its order, and what is secret, afterwards
+           reads its order, and secrets, afterwards
 
-It becomes what an executed one is: session, streams, descriptors, environment, mark.
+It ends up like an executed one: session, streams, descriptors, environment, mark.
 
-FA-1 What runs below carries this process's mark, not the controller's: agents of one machine do not end each other's.
+FA-1 Processes below carry this process's mark, not the controller's: agents of one machine do not end each other's.
 FA-2 When it is left, the spawner and everything below it is gone and reaped, or stuck in the kernel.
 """
 
@@ -45,15 +45,15 @@ _BOOT: Final = (
 )
 
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-"""numpy and torch start threads when they are imported, unless told so (rule O2); workers get counts of their own."""
+"""Environment that keeps numpy and torch from starting threads on import (rule O2); workers get their own counts."""
 
 
 _STOP_SECONDS: Final = limits.KILL_SECONDS + 2 * limits.EXIT_REPORT_SECONDS
-"""A spawner that was told to stop gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
+"""Time limit of a stop: the spawner gives up stuck workers after `KILL_SECONDS` and needs moments for the rest."""
 
 
 class SpawnerChild(Protocol):
-    """A child process: of `subprocess.Popen` what is used here."""
+    """A child process: the part of `subprocess.Popen` that is used here."""
 
     pid: int
     returncode: int | None
@@ -67,8 +67,8 @@ class SpawnerChild(Protocol):
 
 
 BeginChild = Callable[[list[int], list[int | None], int], SpawnerChild]
-"""Begins the process of a spawner, from descriptors that are passed (the broker socket, a pidfd of this process), what
-its standard streams are (None: those of this process), and the root of its family."""
+"""Starts the process of a spawner, given passed descriptors (the broker socket, a pidfd of this process), its standard
+streams (None: those of this process), and the root of its family."""
 
 
 class SpawnerProcess:
@@ -101,10 +101,10 @@ class SpawnerProcess:
 
     @classmethod
     def begin(cls, root_id: int, begin: BeginChild) -> SpawnerProcess:
-        """Begin a spawner in this way; see `start`.
+        """Start a spawner with the function `begin`; see `start`.
 
         Raises:
-            SpawnError: It cannot be done.
+            SpawnError: It cannot be started.
         """
         if not has_proc():
             raise SpawnError(f"cannot start the spawner{refusals()}")
@@ -136,7 +136,7 @@ class SpawnerProcess:
             return True
         except OSError:  # a sandbox refuses the call, or the user is another one by now
             try:
-                os.kill(self.pid, signum)  # it is not reaped yet, so its number is its own
+                os.kill(self.pid, signum)  # it is not reaped yet, so its pid cannot be reused
             except OSError:
                 return False
         return True
@@ -147,13 +147,13 @@ class SpawnerProcess:
         return self._process.wait()
 
     async def end(self, client: SpawnerClient) -> bool:
-        """Tell it to end with all that is below it, and kill it if it does not. Bounded; to be shielded.
+        """Ask it to end with all processes below it, and kill it if it does not. Bounded; to be shielded.
 
         Args:
             client: Its root's connection to it.
 
         Returns:
-            Whether it had finished its work. If not, something of what was below it may be left.
+            Whether it had finished its work. If not, some processes below it may be left.
         """
         exit_code = None
         client.post(wire.Stop())
@@ -170,7 +170,7 @@ class SpawnerProcess:
         return exit_code == 0
 
     def abandon(self) -> None:
-        """End one that was never told anything, so has no workers. Blocking: until the kernel has killed it."""
+        """End a spawner that has received nothing, so has no workers. Blocking: until the kernel has killed it."""
         self._process.kill()
         self._process.wait()
         self.close()
@@ -234,38 +234,38 @@ def _is_stream(fd: int) -> bool:
 
 # ---- forking ---------------------------------------------------------------------------------------------------------
 
-# A spawner that is forked by a process which has imported what spawners import: a tenth of what an executed one costs.
+# A process that has imported the spawners' modules can fork a spawner at a tenth of the cost of executing one.
 
 _NO_MARK: Final = linux.marker_of(0, 0)
 
 
 def marked(env: dict[str, str]) -> dict[str, str]:
-    """Return an environment with which a process is executed that is to fork its spawner: with room for its mark."""
+    """Return the environment for executing a process that is to fork its spawner: with room for its mark."""
     return {linux.MARKER: _NO_MARK, **env}
 
 
 def import_for_spawners() -> None:
-    """Import what spawners do, so that they can be forked from here. Starts no thread and opens nothing."""
+    """Import the modules of spawners, so that they can be forked from here. Starts no thread and opens nothing."""
     for name in MODULES:
         importlib.import_module(name)
     loop.load_native()
 
 
 def can_fork_spawners() -> bool:
-    """Tell whether this process may fork one: it has one thread, and was executed with a mark to overwrite."""
+    """Return whether this process may fork one: it has one thread, and was executed with a mark to overwrite."""
     mark = os.environ.get(linux.MARKER, "")
     return len(mark) == len(_NO_MARK) and len(os.listdir("/proc/self/task")) == 1
 
 
 def fork_spawner(root_id: int) -> SpawnerProcess:
-    """Fork a spawner; see `SpawnerProcess.start`. Called where `can_fork_spawners`, before anything secret is here.
+    """Fork a spawner; see `SpawnerProcess.start`. Called if `can_fork_spawners`, before this process holds secrets.
 
-    What is on the stack and in memory now, all workers have too.
+    All workers inherit the present stack and memory.
 
     Raises:
         SpawnError: It cannot be forked.
     """
-    gc.freeze()  # of what both have, the collector of neither makes copies
+    gc.freeze()  # the collector of neither process copies shared objects
     return SpawnerProcess.begin(root_id, _fork)
 
 
@@ -287,7 +287,7 @@ class _ForkedSpawner:
 
 
 def _fork(passed: list[int], streams: list[int | None], root_id: int) -> _ForkedSpawner:
-    del root_id  # the spawner is told, and writes its mark then
+    del root_id  # the spawner receives it later, and writes its mark then
     parent = os.getpid()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
@@ -317,7 +317,7 @@ def _be_spawner(passed: list[int], streams: list[int | None], parent: int) -> No
     loop.main([*map(str, passed), str(parent)])
 
 
-# ---- the root of a spawner whose controller is on another host: hands on what the two say to each other --------------
+# ---- root of a spawner whose controller is on another host: relays records between the two ---------------------------
 
 NoticeHook = Callable[[Received], None]
 
@@ -388,10 +388,10 @@ async def open_far_root(
     """Start a spawner for a controller on another host.
 
     Args:
-        on_notice: Called for all that the spawner tells, with descriptors that it then owns. Must not raise.
+        on_notice: Called for all notices of the spawner, with descriptors that it then owns. Must not raise.
         modules: Imported once, before it forks.
-        spared: Other spawners with the same mark; what lives below them is left alone at the end.
-        process: One that was started for `own` and has not been told anything; None starts it.
+        spared: Other spawners with the same mark; processes below them are left alone at the end.
+        process: One that was started for `own` and has not received anything; None starts it.
 
     Raises:
         SpawnError: It cannot be started, or a module cannot be imported.

@@ -1,4 +1,4 @@
-"""Records between the spawner and the processes of its family: what is asked, what is answered, what is told.
+"""Records between the spawner and the processes of its family: requests, answers, notices.
 
 Each record is one tagged msgpack array; unknown tags and fields are refused. Descriptors travel beside a record
 (`spawner_socket`); the comment at each record says which.
@@ -66,7 +66,7 @@ class WarningFilter(Record, frozen=True):
 
 
 class CallerContext(Record, frozen=True, kw_only=True):
-    """What a new process takes over from the one that asked for it (rule O2).
+    """Context that a new process inherits from its requester (rule O2).
 
     Attributes:
         env: The whole environment.
@@ -75,7 +75,7 @@ class CallerContext(Record, frozen=True, kw_only=True):
         filters: `warnings.filters`, first to last.
         umask: File mode mask.
         rlimits: (resource, soft, hard).
-        prefixes: Folders of the caller's Python installation; another interpreter leaves out what lies in them.
+        prefixes: Folders of the caller's Python installation; another interpreter leaves out entries in them.
         version: Major and minor version of the caller's Python.
     """
 
@@ -99,7 +99,7 @@ class Hello(Record, frozen=True, tag=True):
     Attributes:
         root_id: The controller.
         modules: Imported before anything is forked; the last ones are the user's `preload`.
-        agent: Who stands for a controller on another host, and marks what runs here; 0 for the controller itself.
+        agent: Stands for a controller on another host, and marks the processes here; 0 for the controller itself.
     """
 
     root_id: Id
@@ -118,7 +118,7 @@ class Launch(Record, frozen=True, tag=True, kw_only=True):
         preload: Imported in the new process before it enters, unless they are there.
         output: "forward", "inherit", "discard", or "file".
         output_path: For "file".
-        cpus: What it runs on alone; empty for the CPUs of the spawner.
+        cpus: The only CPUs it may run on; empty for the CPUs of the spawner.
     """
 
     request: Request
@@ -154,11 +154,11 @@ class Connect(Record, frozen=True, tag=True):
 
     Attributes:
         request: Number of this request on this connection.
-        target: Who is to get the other end.
-        source: Controller only: for whom it asks, a worker of another spawner; None for the sender itself.
-        is_far: Controller only: that one is on another host.
+        target: The process that gets the other end.
+        source: Controller only: the process it asks for, a worker of another spawner; None for the sender itself.
+        is_far: Controller only: the source is on another host.
         agent: To an agent only: of that host; the end may go there over a session of the two. 0 for none.
-        answers: The number of that agent's question.
+        answers: Number of that agent's question.
     """
 
     request: Request
@@ -170,7 +170,7 @@ class Connect(Record, frozen=True, tag=True):
 
 
 class ExitOf(Record, frozen=True, tag=True):
-    """Ask how `proc_id` ended. Answered by `ExitKnown` once it has."""
+    """Request the exit report of `proc_id`. Answered by `ExitKnown` once it has ended."""
 
     request: Request
     proc_id: Id
@@ -183,7 +183,7 @@ class Flush(Record, frozen=True, tag=True):
 
 
 class StateOf(Record, frozen=True, tag=True):
-    """Controller to an agent only: the state of a process there, by the kernel. Answered by `StateKnown`.
+    """Controller to an agent only: query the kernel's state of a process there. Answered by `StateKnown`.
 
     Attributes:
         request: Number of this request on this connection.
@@ -207,7 +207,7 @@ class Retire(Record, frozen=True, tag=True):
 
 
 class Stop(Record, frozen=True, tag=True):
-    """Controller only: kill what is left, send the rest of the output, exit with 0."""
+    """Controller only: kill the remaining processes, send the rest of the output, exit with 0."""
 
 
 # ---- notices ---------------------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Connected(Record, frozen=True, tag=True):
 
 
 class ConnectFailed(Record, frozen=True, tag=True):
-    """The target is gone (`exit` tells how, while it is remembered) or never was, or a descriptor was wanting."""
+    """The target is gone (`exit` holds its report, while remembered) or never was, or a descriptor was lacking."""
 
     request: Request
     text: str
@@ -274,7 +274,7 @@ class ExitKnown(Record, frozen=True, tag=True):
 
 
 class Output(Record, frozen=True, tag=True):
-    """To the controller: what workers have written."""
+    """To the controller: output of workers."""
 
     chunks: tuple[OutputChunk, ...]
 
@@ -293,7 +293,7 @@ class StateKnown(Record, frozen=True, tag=True):
 
 
 class ForeignConnect(Record, frozen=True, tag=True):
-    """To the controller: `source` asks for a connection to a process that this spawner does not know."""
+    """To the controller: `source` requests a connection to a process that this spawner does not know."""
 
     request: Request
     source: Id
@@ -301,7 +301,7 @@ class ForeignConnect(Record, frozen=True, tag=True):
 
 
 class ForeignExitOf(Record, frozen=True, tag=True):
-    """To the controller: a worker asks how a process ended that this spawner does not know."""
+    """To the controller: a worker requests the exit report of a process that this spawner does not know."""
 
     request: Request
     proc_id: Id
@@ -311,7 +311,7 @@ class ForeignExitOf(Record, frozen=True, tag=True):
 
 
 class Side(Record, frozen=True, kw_only=True):
-    """What a program says of itself.
+    """Description of a program, sent by itself.
 
     Attributes:
         trimesh, protocol, python: Versions.
@@ -345,11 +345,11 @@ class PublishedHandle(Record, frozen=True, kw_only=True):
     Attributes:
         mesh, owner: Numbers.
         name, actor: Of the mesh and its class.
-        is_healing: Whether members that end may be followed by others.
-        base, extent: Labels and sizes of the mesh and of what is shown of it.
-        table, excluded: Ranks that are shown, and those of them that are missing.
+        is_healing: Whether members that end may be replaced.
+        base, extent: Labels and sizes of the mesh, and of the part shown.
+        table, excluded: Ranks that are shown, and the missing ones among them.
         members: By rank.
-        endpoints: What the class offers: each name, and whether it is a generator.
+        endpoints: Endpoints of the class: each name, and whether it is a generator.
     """
 
     mesh: Id
@@ -366,19 +366,19 @@ class PublishedHandle(Record, frozen=True, kw_only=True):
 
 
 class Greeting(Record, frozen=True, tag=True):
-    """First record of a program that publishes, to one that connects."""
+    """First record of a publishing program to a connecting one."""
 
     side: Side
 
 
 class Join(Record, frozen=True, tag=True):
-    """First record of a program that connects. Answered by `Joined` or `Declined`."""
+    """First record of a connecting program. Answered by `Joined` or `Declined`."""
 
     side: Side
 
 
 class Joined(Record, frozen=True, tag=True):
-    """The program may ask for links."""
+    """The program may request links."""
 
     handle: PublishedHandle
 
@@ -390,11 +390,11 @@ class Declined(Record, frozen=True, tag=True):
 
 
 class Leaving(Record, frozen=True, tag=True):
-    """Nothing is published any more: end what is under way, or give it up, and close.
+    """The publication has ended: finish the calls under way, or give them up, and close.
 
     Attributes:
-        text: Why.
-        at_once: Whether it is to be given up.
+        text: Reason.
+        at_once: Whether the calls are to be given up.
     """
 
     text: str
@@ -402,7 +402,7 @@ class Leaving(Record, frozen=True, tag=True):
 
 
 Answer = Connected | ConnectFailed | ExitKnown
-"""What a spawner answers to `Connect` and `ExitOf`, and the controller to the same about a foreign process."""
+"""Answers of a spawner to `Connect` and `ExitOf`, and of the controller about a foreign process."""
 
 AnyRequest = (
     Hello
@@ -456,7 +456,7 @@ AnyNotice = (
 
 
 class Detached(Record, frozen=True, tag=True):
-    """Stands for a record too large for a packet. Descriptor before all others: a memfd that holds the record."""
+    """Stands for a record that is too large for a packet. Descriptor before all others: a memfd with the record."""
 
     size: Count
 
@@ -477,7 +477,7 @@ def decode(data: bytes) -> AnyRecord | Detached:
     """Return the record in `data`.
 
     Raises:
-        ProtocolError: `data` is no record.
+        ProtocolError: `data` is not a record.
     """
     try:
         return _decoder.decode(data)
@@ -485,14 +485,14 @@ def decode(data: bytes) -> AnyRecord | Detached:
         raise ProtocolError(f"a broker socket carries spawner records, got {len(data)} bytes: {error}") from None
 
 
-# ---- how the processes of one mesh are started -----------------------------------------------------------------------
+# ---- launch options of the processes of one mesh ---------------------------------------------------------------------
 
 
 class ProcOptions(msgspec.Struct, frozen=True):
-    """How the processes of one mesh are started; see `HostMesh.spawn_procs`.
+    """Launch options of the processes of one mesh; see `HostMesh.spawn_procs`.
 
     Attributes:
-        binding: What has come of `bind` on the machine that they start on.
+        binding: CPU binding, resolved from `bind` on the machine that they start on.
     """
 
     env: Mapping[str, str] | Callable[[Point], Mapping[str, str]] | None = None

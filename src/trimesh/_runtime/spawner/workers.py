@@ -1,4 +1,4 @@
-"""Workers as the spawner sees them: their descriptors, their output, how they have ended."""
+"""Workers at the spawner: their descriptors, their output, their ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from trimesh._runtime.system.output import STDERR, STDOUT, LineCutter, OutputQue
 
 _READ_BYTES: Final = 65_536
 _DRAIN_READS_MAX: Final = 64
-"""Reads of one pipe in a row: 4 MiB, more than the largest pipe, so a writer that goes on cannot hold the spawner."""
+"""Reads of one pipe in a row: 4 MiB, more than the largest pipe, so an endless writer cannot hold up the spawner."""
 
 
 class OutputPipe:
@@ -38,7 +38,7 @@ class OutputPipe:
         fd: Read end; owned.
         member: Name and coordinates of the worker.
         stream: 1 or 2.
-        queue: Where whole lines go; None keeps the tail only.
+        queue: Destination of whole lines; None keeps the tail only.
     """
 
     def __init__(self, fd: int, member: str, stream: int, queue: OutputQueue | None) -> None:
@@ -55,7 +55,7 @@ class OutputPipe:
         """Read once.
 
         Returns:
-            False when there is nothing more to read now; `is_ended` tells whether anything may come.
+            False when there is nothing more to read now; `is_ended` is set at the end of the stream.
         """
         try:
             data = os.read(self.fd, _READ_BYTES)
@@ -69,13 +69,13 @@ class OutputPipe:
         return bool(data)
 
     def drain(self) -> None:
-        """Read what is there."""
+        """Read all available data."""
         for _ in range(_DRAIN_READS_MAX):
             if not self.read():
                 return
 
     def close(self) -> None:
-        """Read what is there, hand on the last, unfinished line, close."""
+        """Read all available data, pass on the last, unfinished line, close."""
         if self.fd < 0:
             return
         self.drain()
@@ -91,8 +91,8 @@ class Connection:
 
     Attributes:
         proc_id: The process at its other end.
-        is_open: It is still served.
-        awaits_room: The poll loop waits for room in it.
+        is_open: Whether it is still served.
+        awaits_room: Whether the poll loop waits for room in it.
     """
 
     def __init__(self, broker: BrokerSocket, proc_id: int) -> None:
@@ -105,17 +105,17 @@ class Connection:
 class SpawnedWorker:
     """A worker that is being started or runs.
 
-    Attributes:
+    launch: The request to start it.
         launch: The request that asked for it.
-        owner: Connection of the process that asked.
+        owner: Connection of the requesting process.
         pid, pidfd: Of the worker; -1 before the fork.
         broker: Our end of its broker socket.
         link: The owner's end of its link, until it is handed over; then -1.
-        has_entered: It runs its entry.
+        has_entered: Whether it runs its entry.
         refusal: Why its set-up failed.
-        has_hung_up: It has closed its broker socket, or broke the protocol, before it entered.
-        file_offset: Size that the output file had before it.
-        user: Whom the process acts for that asked for it.
+        has_hung_up: Whether it closed its broker socket, or broke the protocol, before it entered.
+        file_offset: Size of the output file before it.
+        user: User id that the requesting process acts for.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class SpawnedWorker:
         return fd
 
     def stderr_tail(self) -> str:
-        """Return its last words."""
+        """Return the end of its standard error."""
         if self.launch.output == "file":
             return decode_tail(_file_tail(self.launch.output_path, self.file_offset, self.user))
         return decode_tail(b"".join(pipe.tail.read() for pipe in self.pipes if pipe.tail is not None))
@@ -180,7 +180,7 @@ class SpawnedWorker:
 
 
 def _file_tail(path: bytes, offset: int, user: int) -> bytes:
-    """Return the end of a file; nothing of one that is not `user`'s, for whom the spawner must read no other."""
+    """Return the end of a file; nothing of a file that is not `user`'s: the spawner must not read others for it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -216,8 +216,8 @@ def prepare(blank: WorkerStart, owner: Connection, output: OutputQueue) -> Prepa
 
     Args:
         blank: The child's half without link, broker and streams.
-        owner: Connection of the process that asks.
-        output: Where its lines go.
+        owner: Connection of the requesting process.
+        output: Queue for its lines.
 
     Raises:
         OSError: There are not enough descriptors; nothing stays open.
@@ -272,7 +272,7 @@ class ExitHistory:
         return self._reports.get(proc_id)
 
 
-# ---- what workers leave behind: descendants that nothing else would end ----------------------------------------------
+# ---- descendants that workers leave behind and nothing else would end ------------------------------------------------
 
 # A worker leads its own session and process group. Its descendants are found by three marks: the group (killed with
 # it), the session, and the environment marker, which also names those that have left both. The spawner is the subreaper
@@ -315,14 +315,14 @@ def _all_pids() -> list[int]:
 
 
 class ExecutingError(Exception):
-    """A process is on its way into another program: its new environment is not laid out yet. Look again soon."""
+    """A process is about to run another program: its new environment is not laid out yet. Poll again soon."""
 
 
 def marked_proc(pid: int) -> tuple[int, int] | None:
     """Return (family, worker) that a process is marked with, None when it has no mark or cannot be read.
 
     Raises:
-        ExecutingError: It cannot be told now.
+        ExecutingError: It cannot be determined now.
     """
     environment = b""
     with contextlib.suppress(OSError):
@@ -351,13 +351,13 @@ def _may_have_environment(pid: int) -> bool:
 def kill_marked(root_id: int, spared: Collection[int] = ()) -> int:
     """SIGKILL every process of this machine that carries the mark of a family, except the caller.
 
-    For the case that no process is left that knows them by parenthood. Cost: one small file a process of the machine.
+    Used if no process is left that knows them as children. Cost: one small file for each process of the machine.
 
     Args:
         spared: Pids of its spawners that live on: they, and all below them, are left alone.
 
     Returns:
-        How many were signalled and may need a moment to go, or could not be told yet: look again until there is none.
+        How many were signalled and may need a moment to go, or could not be identified yet: repeat until 0.
     """
     left = 0
     for pid in _all_pids():
@@ -397,7 +397,7 @@ def _descends_from(pid: int, ancestors: Collection[int]) -> bool:
             return True
         if at == 1 or Path(f"/proc/{last}").exists():
             return False
-    return True  # its parents end faster than we can look; it lives
+    return True  # its parents end faster than they can be read; it lives
 
 
 class Orphans:
@@ -410,7 +410,7 @@ class Orphans:
         self._others_seen: float | None = None
 
     def reaped(self, pid: int) -> None:
-        """Learn that an orphan is gone; its number may be used again."""
+        """Note that an orphan is gone; its pid may be used again."""
         self._owners.pop(pid, None)
 
     def sweep(self, workers: Mapping[int, int]) -> bool:
@@ -420,9 +420,9 @@ class Orphans:
             workers: The incarnations of the workers that are there, by pid.
 
         Returns:
-            False when one could not be told, as it was executing another program: sweep again in a moment.
+            False when one could not be identified because it was executing another program: sweep again in a moment.
         """
-        alive = {self._root_id, *workers.values()}  # what a preloaded module has started is marked as the spawner's
+        alive = {self._root_id, *workers.values()}  # processes started by a preloaded module carry the spawner's mark
         is_done = True
         for pid in [pid for pid in self._children.pids() if pid not in workers]:
             owner = self._owners.get(pid)
@@ -440,7 +440,7 @@ class Orphans:
         return is_done
 
     def end(self, children: Collection[int]) -> None:
-        """Kill all that are left of the family; resource trackers, too, if they do not end by themselves soon after.
+        """Kill the rest of the family; resource trackers, too, if they do not end by themselves soon after.
 
         Call it again until none is left.
         """
@@ -462,7 +462,7 @@ class Orphans:
 
 
 def is_tracker(pid: int) -> bool:
-    """Return whether a process is a resource tracker; one that has ended is none."""
+    """Return whether a process is a live resource tracker."""
     with contextlib.suppress(OSError):
         return _TRACKER.search(Path(f"/proc/{pid}/environ").read_bytes()) is not None
     return False
