@@ -1,4 +1,4 @@
-"""This process and its children, as the operating system sees them: started, watched, ended, diagnosed."""
+"""Linux processes of this host: start, signals, output, exits, diagnosis."""
 
 from trimesh._runtime.system.child import checked_output, checked_variables, run_process
 from trimesh._runtime.system.cpu_binding import Bind, checked_bind, host_name

@@ -1,4 +1,4 @@
-"""A process that this one starts: what is asked for, and what its owner holds of it."""
+"""Child processes: the specification of a launch, and the handle of its owner."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
         cpus: It runs on these alone; empty for those of the spawner.
         entry: `module:function` that is called as `(config, link, broker, lifelines) -> exit code`.
         pickled: Whether values are pickled in its family.
-        extra: Bytes for the worker, not looked at here.
-        is_far: Whether who asks is on another host.
+        extra: Opaque bytes for the worker.
+        is_far: Whether the requesting process is on another host.
         record: Folder of the flight records of its run; empty for none.
     """
 
@@ -75,9 +75,9 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def wait_for_news(wait: Callable[[], Awaitable[object]], seconds: float) -> None:
-    """Wait for news of an end, for at most so many seconds.
+    """Wait at most `seconds` for news of an end.
 
-    They are counted by parts: a stop of this very process, in which it reads nothing, takes one of them.
+    The time is counted in parts: a stop of this very process, in which it reads nothing, uses up only one of them.
     """
     for _ in range(_NEWS_PARTS):
         with trio.move_on_after(seconds / _NEWS_PARTS):
@@ -93,8 +93,8 @@ class Child:
         name: Mesh and coordinates, for people.
         pid: Its process id; it leads a session and a process group of the same number.
         pidfd: Open until `close`.
-        link: Our end of the stream socket to it. Whoever takes its descriptor does so by `link.detach()`.
-        report: How it ended, once it has.
+        link: Our end of the stream socket to it. `link.detach()` takes its descriptor.
+        report: Its exit report, once it has ended.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Child:
         return f"<Child {self.name} pid={self.pid} {state}>"
 
     async def wait_exited(self) -> ExitReport:
-        """Wait until it has ended and return how.
+        """Wait until it has ended and return its report.
 
         Blocking: checkpoint. At most `limits.EXIT_REPORT_SECONDS` after the end, also when the spawner is silent.
         """
@@ -144,13 +144,13 @@ class Child:
             self.pidfd = -1
 
     def close_at_end(self) -> None:
-        """Close it when its report comes, before the hook is called; now if that has come."""
+        """Close it when its report arrives, before the hook is called; now if it has arrived."""
         self._closes_at_end = True
         if self.report is not None:
             self.close()
 
     def finish(self, report: ExitReport) -> None:
-        """Learn how it ended; the first report counts (LA-2). Called by the launcher."""
+        """Set its exit report; the first one counts (LA-2). Called by the launcher."""
         if self.report is None:
             self.report = report
             if self._closes_at_end:
@@ -160,7 +160,7 @@ class Child:
             self._exited.set()
 
     def disown(self) -> None:
-        """Forget the hook: the launch did not succeed."""
+        """Drop the hook: the launch did not succeed."""
         self._on_exit = None
 
 
@@ -185,7 +185,7 @@ def config_of(spec: LaunchSpec, parent_id: ProcId, root_id: ProcId) -> records.W
 
 
 def name_of(spec: LaunchSpec) -> str:
-    """Return mesh and coordinates as people read them."""
+    """Return mesh and coordinates for messages."""
     return records.member_name(config_of(spec, spec.proc_id, spec.proc_id))
 
 
@@ -193,7 +193,7 @@ def checked_output(output: Any) -> OutputMode:
     """Return an `output` value of one process.
 
     Raises:
-        ValueError: It is none; a name that is no mode may be the name of a file, or a mode that is spelled wrong.
+        ValueError: It is invalid; a word that is not a mode may be a file name, or a misspelt mode.
     """
     if isinstance(output, os.PathLike) or output in MODES:
         return cast("OutputMode", output)
@@ -208,7 +208,7 @@ def output_of(output: OutputMode) -> tuple[str, bytes]:
     """Return mode and path of an `output` value.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is invalid.
     """
     output = checked_output(output)
     return (output, b"") if isinstance(output, str) else ("file", os.fsencode(Path(output).absolute()))
@@ -228,8 +228,8 @@ async def end_child(
     Args:
         child: A process of this one.
         term_seconds: 0 goes straight to SIGKILL.
-        kill_seconds: After it a process that is still there is stuck in the kernel (D state); it is reported in the
-            log and abandoned. It ends by itself as soon as the kernel lets it.
+        kill_seconds: A process that is still there afterwards is stuck in the kernel (D state); it is logged and
+            abandoned. It ends by itself as soon as the kernel lets it.
 
     Returns:
         Its report, or None when it was abandoned.
@@ -250,15 +250,15 @@ async def end_child(
 
 
 def checked_variables(given: Any, what: str) -> dict[str, str]:
-    """Return variables of an environment; none for None.
+    """Return variables of an environment; an empty dict for None.
 
     Args:
-        given: By the user.
+        given: Value from the user.
         what: Its name in errors.
 
     Raises:
-        TypeError: It is no mapping, or a name or a value is no text.
-        ValueError: A name or a value cannot be in an environment.
+        TypeError: It is not a mapping, or a name or a value is not text.
+        ValueError: The system allows no such name or value in an environment.
     """
     if given is None:
         return {}
@@ -279,7 +279,7 @@ def checked_variables(given: Any, what: str) -> dict[str, str]:
     return found
 
 
-# ---- run a command that leads a process group of its own, which ends with it -----------------------------------------
+# ---- run a command in a process group of its own, which ends with it -------------------------------------------------
 
 
 async def run_process(
@@ -291,10 +291,10 @@ async def run_process(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command as `trio.run_process` does, with all that it starts: none of it outlives the call.
 
-    The command leads a process group of its own. When the call is cancelled, by its caller's cancel or deadline say,
-    the group gets SIGTERM, and SIGKILL `grace` seconds later or when the command itself has ended. What is left of
-    the group after the command has ended by itself is killed, too. A process that leaves the group, as daemons do,
-    ends with the worker at the latest.
+    The command leads a process group of its own. A cancel of the call, by its caller or by a deadline, sends SIGTERM to
+    the group, and SIGKILL `grace` seconds later or when the command itself has ended. After the command has ended by
+    itself, the rest of its group is killed, too. A process that leaves the group, as daemons do, ends with the worker
+    at the latest.
 
     Args:
         command: A list of arguments, or a string with `shell=True`.
@@ -323,7 +323,7 @@ async def run_process(
     async with trio.open_nursery() as nursery:
         group.nursery = nursery
         try:
-            # In the session of this process, by which the spawner knows what a worker has left behind.
+            # In the session of this process, by which the spawner recognises leftovers of a worker.
             options |= {"process_group": 0, "deliver_cancel": partial(_deliver_cancel, group, grace)}
             done.append(await trio.run_process(command, task_status=cast("Any", group), **options))
         except BaseException as error:  # noqa: BLE001 - raised again below: a nursery would wrap it
@@ -341,7 +341,7 @@ async def run_process(
 
 
 class _Group:
-    """The process group of one command; told of its start in place of who has asked to be."""
+    """The process group of one command; receives its start before the caller's `task_status` does."""
 
     def __init__(self, status: trio.TaskStatus[trio.Process]) -> None:
         self.nursery: trio.Nursery | None = None
@@ -350,7 +350,7 @@ class _Group:
         self._pidfd = -1
 
     def started(self, process: trio.Process) -> None:
-        """Take the process, before anything waits for it, so that its number is its own."""
+        """Record the process before anything waits for it, so that its pid cannot have been reused."""
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         assert self.nursery is not None
@@ -358,7 +358,7 @@ class _Group:
         self._status.started(process)
 
     async def _end_with(self, process: trio.Process) -> None:
-        """Kill what is left once the command has ended: it may hold pipes open that are read to their end."""
+        """Kill the rest of the group once the command has ended: it may hold pipes open that are read to their end."""
         await process.wait()
         self.send(signal.SIGKILL)
 
@@ -367,13 +367,13 @@ class _Group:
         process = self._process
         if process is None or signal_group(self._pidfd, signum):
             return
-        # An older kernel: a number that was waited for is the group's for as long as no process has it.
+        # An older kernel: the pid of a reaped command stays its group's while no process has it.
         if process.returncode is None or not Path(f"/proc/{process.pid}").exists():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signum)
 
     def end(self) -> None:
-        """Kill what is left, and forget the group."""
+        """Kill the rest of the group, and forget it."""
         self.send(signal.SIGKILL)
         if self._pidfd >= 0:
             os.close(self._pidfd)

@@ -1,7 +1,7 @@
-"""Which CPUs each process of a mesh may run on: its share of the cores, or of the NUMA nodes, of this machine.
+"""CPU binding: the share of each process of a mesh in the cores, or in the NUMA nodes, of this machine.
 
-Only CPUs count that this process itself may use: its affinity, which is within the cpuset of its cgroup. A share is a
-run of neighbours: of C cores, sorted by node, the process of rank r of n gets those from r*C/n up to (r+1)*C/n.
+Only CPUs that this process may use count: its affinity, which is within the cpuset of its cgroup. A share is a run of
+neighbours: of C cores, sorted by node, the process of rank r of n gets those from r*C/n up to (r+1)*C/n.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from trimesh.errors import SpawnError, place_name
 from trimesh.shape.extent import Point
 
 Cores = tuple[frozenset[int], ...]
-"""Cores of a machine: the CPUs, its hardware threads, of each."""
+"""Cores of a machine, each as the set of its CPUs (hardware threads)."""
 
 Bind = Literal["cores", "numa"] | Callable[[Point, Cores], Iterable[int]]
-"""How the CPUs of each process are chosen; see `HostMesh.spawn_procs`."""
+"""Rule that chooses the CPUs of each process; see `HostMesh.spawn_procs`."""
 
 _SYSTEM: Final = Path("/sys/devices/system")
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """What this process may use of its machine.
+    """CPUs of this machine that this process may use.
 
     Attributes:
-        cores: Neighbours side by side.
-        nodes: CPUs of each NUMA node that has any.
+        cores: Cores, neighbours side by side.
+        nodes: CPUs of each NUMA node that has usable ones.
     """
 
     cores: Cores
@@ -44,11 +44,11 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM) -> Machine:
-    """Return what this process may use of its machine; where the kernel does not say, each CPU is a core of one node.
+    """Return the CPUs that this process may use; without information of the kernel, each CPU is a core of one node.
 
     Args:
         available: CPUs that may be used; by default the affinity of the calling thread.
-        system: Where the kernel describes its devices.
+        system: Folder in which the kernel describes its devices.
     """
     usable = frozenset(os.sched_getaffinity(0) if available is None else available)
     described = sorted(system.glob("node/node[0-9]*"), key=lambda path: int(path.name[4:]))
@@ -64,18 +64,18 @@ def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM)
 
 
 def own_cpus() -> CpuBinding:
-    """Return what keeps processes on the CPUs of the one that starts them, whatever those of the spawner are."""
+    """Return the binding to the CPUs of the process that starts the mesh, whatever those of the spawner are."""
     return CpuBinding(lambda _, cores: cores[0], 0, Machine((frozenset(os.sched_getaffinity(0)),), ()))
 
 
 def simulated_machine(count: int) -> Machine:
-    """Return a machine of one node with so many cores, of one CPU each."""
+    """Return a machine of one node with `count` cores of one CPU each."""
     cores = tuple(frozenset({cpu}) for cpu in range(count))
     return Machine(cores, (frozenset(range(count)),))
 
 
 def _cpus_of(path: Path) -> frozenset[int]:
-    """Read a list as the kernel writes it, `0-3,8`; nothing where there is none."""
+    """Read a CPU list of the kernel, `0-3,8`; empty if the file is missing."""
     try:
         text = path.read_text(encoding="ascii").strip()
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if part]
@@ -88,7 +88,7 @@ class CpuBinding:
     """Chooses the CPUs of the processes of one mesh.
 
     Raises:
-        SpawnError: "cores" is asked for, and there are fewer of them than processes.
+        SpawnError: "cores" is requested, and there are fewer cores than processes.
     """
 
     def __init__(self, bind: Bind, count: int, machine: Machine) -> None:
@@ -105,7 +105,7 @@ class CpuBinding:
         """Return the CPUs of the process at a point, in order.
 
         Raises:
-            SpawnError: What the function of the user gives is no set of CPUs that this process may use.
+            SpawnError: The user's function returned something else than a set of CPUs that this process may use.
         """
         if callable(self._bind):
             return self._checked(self._bind(point, self._machine.cores), point)
@@ -125,7 +125,7 @@ class CpuBinding:
 
 
 def _share(groups: Sequence[frozenset[int]], rank: int, count: int) -> Sequence[frozenset[int]]:
-    """Return the groups of a rank; where there are fewer than ranks, neighbours share one."""
+    """Return the groups for a rank; if there are fewer groups than ranks, neighbours share one."""
     first = rank * len(groups) // count
     return groups[first : max(first + 1, (rank + 1) * len(groups) // count)]
 
@@ -135,10 +135,10 @@ def _shown(cpus: Iterable[int]) -> str:
 
 
 def checked_bind(bind: Any) -> Bind | None:
-    """Return `bind`.
+    """Check `bind` and return it.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is invalid.
     """
     if bind is None or bind in ("cores", "numa") or callable(bind):
         return cast("Bind | None", bind)
@@ -147,7 +147,7 @@ def checked_bind(bind: Any) -> Bind | None:
     )
 
 
-# ---- the name of this machine, as text that can be encoded -----------------------------------------------------------
+# ---- name of this machine, as text that can be encoded ---------------------------------------------------------------
 
 
 def host_name() -> str:

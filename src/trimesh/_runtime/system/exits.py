@@ -1,6 +1,6 @@
-"""How processes end: the report of one exit, and its diagnosis; what the kernel says of one that lives.
+"""Exit reports and their diagnosis; kernel state of live processes.
 
-The spawner makes the reports, since it is the parent; the owner of a process ends it (`child.end_child`).
+The spawner, as the parent, makes the reports; the owner of a process ends it (`child.end_child`).
 """
 
 # Annotations are not texts here: msgspec would compile those of the report in every new process.
@@ -17,30 +17,30 @@ from trimesh._runtime.system.records import Count, Id, LostHost, Record
 from trimesh.errors import ProcDied
 
 _EVENTS_BYTES: Final = 4_096
-"""The kernel's count stands in a file of some ten short lines."""
+"""Read size of the kernel's event counts, a file of some ten short lines."""
 
 _PARENT_FIELD, _START_FIELD = (number - 3 for number in (4, 22))
-"""Of `stat_of`."""
+"""Indexes into the result of `stat_of`."""
 
 STOPPED: Final = ("T", "t")
-"""States of a process that a signal, or a debugger, has stopped (`process_state`)."""
+"""States (`process_state`) of a process stopped by a signal or a debugger."""
 
 _log: Final = logging.getLogger("trimesh.processes")
 
 
 class ExitReport(Record, frozen=True):
-    """How one process ended: made by its spawner, and handed on as it is to all that ask.
+    """End of one process: made by its spawner, and passed on unchanged to every reader.
 
     Attributes:
         proc_id: The incarnation.
         pid: Its process id, which may be in use again.
-        exit_code: 0..255, or None when a signal ended it or nothing is known.
+        exit_code: 0..255, or None after a signal or if nothing is known.
         signal: Number of the signal that ended it, or None.
         oom_killed: True when the kernel counted an out-of-memory kill in its memory group at that time.
         stderr_tail: Last `limits.STDERR_TAIL_BYTES` of its standard error; "" when there was none or it was inherited.
         ended_at: `time.monotonic_ns()` of the moment the exit was noticed; the same clock in all processes of a host.
-        is_shown: Whether all that it has written was sent to be shown before this.
-        lost_host: The host that was lost with it; None where it has ended alone.
+        is_shown: Whether all its output was sent to be shown before this report.
+        lost_host: The host that was lost with it; None if it has ended alone.
     """
 
     proc_id: Id
@@ -57,7 +57,7 @@ class ExitReport(Record, frozen=True):
     def unknown(
         cls, proc_id: int, pid: int = 0, ended_at: int | None = None, lost_host: LostHost | None = None
     ) -> Self:
-        """Return the report of a process that is gone, it is unknown how."""
+        """Return the report of a process that is gone for an unknown reason."""
         return cls(
             proc_id=proc_id,
             pid=pid,
@@ -71,7 +71,7 @@ class ExitReport(Record, frozen=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a diagnosis; without one the process is gone, and it is unknown how."""
+        """True if there is a diagnosis; without one the process is gone for an unknown reason."""
         return self.exit_code is not None or self.signal is not None or self.lost_host is not None
 
     def describe(self) -> str:
@@ -89,10 +89,10 @@ class ExitReport(Record, frozen=True):
 
         Args:
             message: Text of the error, naming mesh and point.
-            maybe_executed: For a call: False only when the message was certainly not delivered.
-            by: "grace" when our own ladder ended it for want of grace.
+            maybe_executed: For a call: False only if the message was certainly not delivered.
+            by: "grace" if our own ladder ended it for exceeding the grace.
             record: File of its flight record, or "".
-            reason: See `ProcDied.reason`; "" for what this report says.
+            reason: See `ProcDied.reason`; "" for the text of this report.
         """
         found = "killed" if self.signal is not None else "exited" if self.exit_code is not None else "lost"
         return ProcDied(
@@ -175,10 +175,10 @@ def _cgroup_mounts(mounts: str, kind: str, controller: str) -> list[str]:
 
 
 class OomLedger:
-    """Tells SIGKILLs of the out-of-memory killer from others by the kernel's count of them.
+    """Separates SIGKILLs of the out-of-memory killer from others by the kernel's count of them.
 
-    Each counted kill explains one SIGKILL that follows within `limits.OOM_CLAIM_SECONDS`. A kill that hit a foreign
-    process of the same group can be taken for one of ours in that window; there is no way to know better.
+    Each counted kill explains one SIGKILL that follows within `limits.OOM_CLAIM_SECONDS`. A kill of a foreign process
+    of the same group can be mistaken for one of ours in that window; the kernel gives no way to separate them.
     """
 
     def __init__(self, count: int, now: float) -> None:
@@ -187,7 +187,7 @@ class OomLedger:
         self._seen_at = now
 
     def observe(self, count: int, now: float) -> None:
-        """Take note of the kernel's count."""
+        """Record the kernel's count."""
         if count > self._seen:
             self._unclaimed += count - self._seen
             self._seen_at = now
@@ -242,7 +242,7 @@ class OomWatch:
 
 
 def stat_of(pid: int) -> list[str]:
-    """Return the fields after the name, which may hold anything: proc_pid_stat(5) counts them from 3.
+    """Return the fields after the name, which may contain any character: proc_pid_stat(5) counts them from 3.
 
     Raises:
         OSError: There is no such process.
@@ -259,7 +259,7 @@ def process_state(pid: int) -> str:
 
 
 def start_of(pid: int) -> int | None:
-    """Return when a process was started, in ticks since the start of this machine; None where it has ended."""
+    """Return the start time of a process, in clock ticks since the boot of this machine; None if it has ended."""
     try:
         fields = stat_of(pid)
     except OSError:
@@ -268,7 +268,7 @@ def start_of(pid: int) -> int | None:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 where it has ended."""
+    """Return the parent of a process; 0 if it has ended."""
     try:
         return int(stat_of(pid)[_PARENT_FIELD])
     except OSError:

@@ -1,7 +1,7 @@
-"""Forked children of the user's: what is not to be open in one, and where one ends that returns into our code.
+"""Children that user code forks: inherited state that they must release, and the point where they end.
 
-A child that code of an actor has forked is no second worker. It may do what it likes by itself, meshes of its own
-included, but it ends where the step of the task that has forked it ends, or the function that a thread runs.
+A child forked by code of an actor does not become a second worker. It is free in its own code, and may open meshes of
+its own, but it ends where the forking step of the task ends, or the function of the forking thread.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from trimesh._wire.pickled.by_value import MAIN_NAMES, find
 
 
 class Forgettable(Protocol):
-    """Something of this process alone."""
+    """State that only this process may use."""
 
     def forget(self) -> None:
-        """In a forked child: close the copies of descriptors, at once and without a word to other processes."""
+        """In a forked child: close the copies of descriptors, at once and without a message to other processes."""
 
 
 T = TypeVar("T", bound=Forgettable)
 
 
 class ForgottenInChildren(Generic[T]):
-    """Objects of one kind that are open; a forked child forgets them. One that is lost is not kept."""
+    """Open objects of one kind, which a forked child forgets. Held weakly."""
 
     def __init__(self) -> None:
         self._open: weakref.WeakSet[T] = weakref.WeakSet()
         os.register_at_fork(after_in_child=self._forget)
 
     def add(self, thing: T) -> None:
-        """Note one that is open."""
+        """Register an open object."""
         self._open.add(thing)
 
     def discard(self, thing: T) -> None:
-        """Note one that is closed. Idempotent."""
+        """Unregister a closed object. Idempotent."""
         self._open.discard(thing)
 
     def __contains__(self, thing: T) -> bool:
-        """Whether one is open, and was not forgotten."""
+        """True for an open object that was not forgotten."""
         return thing in self._open
 
     def _forget(self) -> None:
@@ -64,13 +64,13 @@ _threads_of_parent: set[int] = set()
 
 
 def forked_here() -> None:
-    """In a child that was forked from a process with meshes: let it end where it would go on as its parent."""
-    signal.set_wakeup_fd(-1)  # a signal here must not wake the Trio run there
+    """In a child forked from a process with meshes: end it where it would go on as its parent."""
+    signal.set_wakeup_fd(-1)  # a signal here must not wake the parent's Trio run
     if trio.lowlevel.in_trio_task():
         _is_forked.set(True)
         trio.lowlevel.add_instrument(_EndOfStep())
     else:
-        _threads_of_parent.clear()  # of its own parent
+        _threads_of_parent.clear()  # of the parent's own parent
         _threads_of_parent.add(threading.get_ident())
 
 
@@ -80,7 +80,7 @@ def is_thread_of_parent() -> bool:
 
 
 def is_forked_run() -> bool:
-    """Return whether the running Trio run is the copy that a fork has made: its task must not go on in our code."""
+    """Return whether the running Trio run is a fork's copy: its task must not go on in our code."""
     return trio.lowlevel.in_trio_run() and _is_forked.get()
 
 
@@ -110,16 +110,16 @@ class _EndOfStep(trio.abc.Instrument):
         end_child(None)
 
 
-# ---- `breakpoint()` in a process that has no terminal ----------------------------------------------------------------
+# ---- `breakpoint()` in a process without a terminal ------------------------------------------------------------------
 
 
 def refuse_breakpoints(setting: str) -> None:
-    """Let `breakpoint()` say what to do instead: pdb would read an end of file and raise `BdbQuit`.
+    """Make `breakpoint()` raise advice instead: pdb would read an end of file and raise `BdbQuit`.
 
     A debugger that `PYTHONBREAKPOINT` names, or the program has set, stays.
 
     Args:
-        setting: The one by which no terminal can come.
+        setting: Name of the setting that rules a terminal out.
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -134,12 +134,12 @@ def refuse_breakpoints(setting: str) -> None:
         sys.breakpointhook = refuse
 
 
-# ---- the resource tracker of `multiprocessing`, which outlives the processes that it cleans up after -----------------
+# ---- resource tracker of `multiprocessing`, which outlives the processes that it cleans up after ---------------------
 
-# It is a process that the first user of shared memory or of a semaphore starts. It reads their names from a pipe, and
-# unlinks what is left when the last process that can write there is gone. Whatever a worker has started is killed with
-# it, by its group, its session or its mark; of that the tracker has none, so that it ends by itself, moments later. Its
-# own mark says so to the spawner, which waits for it, not for long, when the family ends.
+# The first user of shared memory or of a semaphore starts it. It reads their names from a pipe, and unlinks the
+# remaining ones when the last process that can write to the pipe is gone. All processes that a worker has started are
+# killed with it, by its group, its session or its mark. The tracker carries none of these, so that it ends by itself,
+# moments later. Its own mark identifies it to the spawner, which waits briefly for it when the family ends.
 
 TRACKER_MARK: Final = "TRIMESH_TRACKER"
 """Environment variable of a resource tracker, in place of `spawner_prctl.MARKER`."""
@@ -148,12 +148,12 @@ _MODULE: Final = "multiprocessing.resource_tracker"
 
 
 def keep_trackers() -> None:
-    """Let trackers that this process, and what is forked from it, will start be ones that outlive their users."""
+    """Make resource trackers started by this process, and by its forks, outlive their users."""
     when_imported(_MODULE, _keep)
 
 
 def release_tracker() -> None:
-    """Let go of the tracker that this process uses, if any: it ends when all other users have ended, too."""
+    """Release the tracker that this process uses, if any: it ends when all other users have ended, too."""
     module: Any = sys.modules.get(_MODULE)
     tracker: Any = getattr(module, "_resource_tracker", None)
     fd = getattr(tracker, "_fd", None)
@@ -168,7 +168,7 @@ def _keep(module: ModuleType) -> None:
 
 
 class _Starting:
-    """`multiprocessing.util` as the module of the tracker sees it, which starts the process by it."""
+    """Replacement of `multiprocessing.util` in the tracker's module, which starts the process through it."""
 
     def __init__(self, util: Any) -> None:
         self._util = util
@@ -187,15 +187,16 @@ class _Starting:
         return process.pid
 
 
-# ---- what `multiprocessing` of a worker does with classes and functions of the user's script -------------------------
+# ---- `multiprocessing` in a worker: classes and functions of the user's script ---------------------------------------
 
-# In a worker they came by value, and its `__main__` has no file that a process started by `spawn` or `forkserver` could
-# run again, as it does in plain Python. So they go by value there, too: with their name, and what makes them where the
-# name is not known. They are put on `__main__` there, so that pickles that come back by name mean those of this worker.
+# A worker received them by value, and its `__main__` has no file that a process started by `spawn` or `forkserver`
+# could run again, as it does in plain Python. So they go by value there, too: with their name, and a pickle for
+# processes in which the name is unknown. They are put on `__main__` there, so that pickles that return by name mean
+# those of this worker.
 
 
 def carry_script() -> None:
-    """Let what `multiprocessing` pickles in this process, and in what is forked from it, carry the user's script."""
+    """Make `multiprocessing` pickles of this process, and of its forks, carry the user's script."""
     when_imported("multiprocessing.reduction", _carry)
 
 
@@ -211,7 +212,7 @@ def _reduce(_: object, thing: Any) -> Any:
 
 
 def make(name: str, data: bytes) -> Any:
-    """Return a class or function of the script: that of this process's `__main__`, or one made from a pickle.
+    """Return a class or function of the script: from this process's `__main__`, or made from a pickle.
 
     Called where the pickle is loaded: in a child of a worker, forked or not, or in the worker itself.
     """

@@ -1,4 +1,4 @@
-"""The few calls of Linux that Python's library lacks."""
+"""Linux calls that Python's library lacks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def become_subreaper() -> None:
 
 
 def set_parent_death_signal(signum: int) -> None:
-    """Have the kernel send `signum` when the *thread* that forked this process ends; 0 for none.
+    """Make the kernel send `signum` when the *thread* that forked this process ends; 0 for none.
 
     The caller checks afterwards that its parent still lives: a parent that died before sends nothing.
     """
@@ -63,13 +63,13 @@ class ProcessMarker:
     """The marker of this process, in the environment that the kernel shows in `/proc/PID/environ`.
 
     A forked process shows the environment its ancestor was *executed* with, whatever `setenv` does; so the value is
-    overwritten in place. It is inherited by fork and exec alike and survives `setsid`: a descendant of a worker can be
-    told from those of its siblings after its own parents have ended.
+    overwritten in place. Fork and exec inherit it and `setsid` keeps it: it identifies a descendant of a worker even
+    after the descendant's own parents have ended.
 
     Made early, before anything replaces the variable: the process must have been executed with it.
 
     Attributes:
-        family: The first half of the marker: the controller, or who stands for it on this host.
+        family: First half of the marker: the controller, or its stand-in on this host.
     """
 
     family: int = 0
@@ -78,14 +78,14 @@ class ProcessMarker:
         self._address: int | None = _libc.getenv(MARKER.encode())
 
     def write(self, proc_id: int) -> None:
-        """Overwrite the marker with that of a process; this one was executed with one of the same length."""
+        """Overwrite the marker with that of a process; this one was executed with a marker of the same length."""
         marker = marker_of(self.family, proc_id)
         if self._address is not None and len(ctypes.string_at(self._address)) == len(marker):
             ctypes.memmove(self._address, marker.encode(), len(marker))
 
 
 def signal_group(pidfd: int, signum: int) -> bool:
-    """Send `signum` to the process group led by the process of `pidfd`, which may have ended; its number plays no part.
+    """Send `signum` to the process group led by the process of `pidfd`, which may have ended; its pid is not used.
 
     Returns:
         False when the kernel cannot (before Linux 6.9), or does not let this process: a sandbox refuses the call, or
@@ -103,10 +103,10 @@ def signal_group(pidfd: int, signum: int) -> bool:
 
 
 def close_others(kept: set[int]) -> None:
-    """Close every descriptor of this process that is not in `kept`, but those that a shared library has of itself.
+    """Close every descriptor of this process that is not in `kept`, except those that a shared library has of itself.
 
-    libffi maps the code of callbacks from its own file, which it keeps open: without it ctypes soon makes no more of
-    them, or maps what has its number by then.
+    libffi maps the code of callbacks from its own file, which it keeps open: without it ctypes soon fails to make more
+    of them, or maps another file that has reused its number.
     """
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
@@ -117,7 +117,7 @@ def close_others(kept: set[int]) -> None:
 
 # ---- system calls ----------------------------------------------------------------------------------------------------
 
-# What this library asks of the system that a sandbox or a bare root may refuse: found when something has failed.
+# System calls of this library that a sandbox or a bare root may refuse: checked when something has failed.
 
 _REFUSALS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
@@ -151,9 +151,9 @@ _PROBES: Final[dict[str, Callable[[], None]]] = {
 
 
 def refusals() -> str:
-    """Return what the system refuses to this process, as a sentence that begins with a blank; "" for nothing.
+    """Return the refused system calls of this process, as a sentence that begins with a blank; "" for none.
 
-    Cost: a few system calls; ask only when something has failed.
+    Cost: a few system calls; call it only after a failure.
     """
     if not has_proc():
         return " (/proc is not mounted here, and trimesh reads of its own processes there: mount it)"

@@ -1,4 +1,4 @@
-"""What workers write (rule O7): cut into lines, bounded, and shown by the controller with coordinates.
+"""Output of workers (rule O7): cut into lines, bounded, and shown by the controller with coordinates.
 
     worker --pipe--> LineCutter --> OutputQueue --records--> OutputPrinter --> sys.stdout, sys.stderr
                      (one a stream)  (one a spawner)          (the controller)
@@ -10,7 +10,7 @@ Identical lines of many processes on other hosts, shown as one (rule H12).
     first ones --> shown as they come --> of `limits.OUTPUT_SAME_SHOWN` processes --> counted --> "(x120 more) text"
 
 SM-1 A line counts as the same within `limits.OUTPUT_SAME_SECONDS` of the first one like it, in one mesh and stream.
-SM-2 What one process writes again and again is shown again and again, unless many do.
+SM-2 Lines that one process repeats are shown each time, unless many processes write them.
 SM-3 Nothing waits for it: lines that differ are shown at once, so before the count of those that came before them.
 """
 
@@ -37,7 +37,7 @@ STDOUT: Final = 1
 STDERR: Final = 2
 
 _OF_FAULTS: Final = (b'  File "', b"Extension modules: ")
-"""How lines of `faulthandler` begin that may be left out."""
+"""Beginnings of `faulthandler` lines that may be left out."""
 
 MODES: Final = ("forward", "inherit", "discard")
 """Values of `output`, besides a path."""
@@ -46,8 +46,8 @@ MODES: Final = ("forward", "inherit", "discard")
 class LineCutter:
     """Cuts a stream of bytes into lines of at most `limits.OUTPUT_LINE_BYTES_MAX` bytes.
 
-    A progress bar is one line that is overwritten again and again, by carriage returns, before its newline comes: what
-    it shows at the moment is a line, too, when it is shown first and then every `limits.OUTPUT_PROGRESS_SECONDS`.
+    A progress bar is one line that carriage returns overwrite again and again before its newline comes. Its present
+    state counts as a line, too: when it first appears, and then every `limits.OUTPUT_PROGRESS_SECONDS`.
     """
 
     def __init__(self, line_bytes_max: int = limits.OUTPUT_LINE_BYTES_MAX) -> None:
@@ -59,13 +59,13 @@ class LineCutter:
         """Return the lines that `data` completes, without their newlines.
 
         Args:
-            now: When, in seconds; without it no progress is told.
+            now: Time in seconds; without it no progress is returned.
         """
         *complete, rest = (self._rest + data).split(b"\n")
         lines = list[bytes]()
         for line in complete:
             lines += self._cut(line)
-        if b"\r" in rest[:-1] and rest.strip(b"\r"):  # one at the end may belong to a newline that has not come
+        if b"\r" in rest[:-1] and rest.strip(b"\r"):  # one at the end may belong to a newline that has not come yet
             rest = _visible(rest)
             if now is not None and now >= self._progress_at + limits.OUTPUT_PROGRESS_SECONDS:
                 self._progress_at = now
@@ -77,7 +77,7 @@ class LineCutter:
         return lines
 
     def close(self) -> list[bytes]:
-        """Return what was written after the last newline, if anything."""
+        """Return the text after the last newline, if any."""
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
 
@@ -87,7 +87,7 @@ class LineCutter:
 
 
 def _visible(line: bytes) -> bytes:
-    """Return what a terminal shows of a line with carriage returns: the text after the last one that text follows."""
+    """Return the visible part of a line with carriage returns: the text after the last one that text follows."""
     text = line.rstrip(b"\r")
     return line[text.rfind(b"\r") :] if b"\r" in text else line
 
@@ -100,7 +100,7 @@ class Tail:
         self._data = b""
 
     def feed(self, data: bytes) -> None:
-        """Append `data`, forget what is too old."""
+        """Append `data`, drop the oldest bytes."""
         self._data = (self._data + data)[-self._size :]
 
     def read(self) -> bytes:
@@ -126,7 +126,7 @@ class OutputQueue:
         return bool(self._items)
 
     def put(self, member: str, stream: int, lines: list[bytes]) -> None:
-        """Append lines of one stream; what has no room is dropped and counted."""
+        """Append lines of one stream; lines without room are dropped and counted."""
         kept = list[bytes]()
         for line in lines:
             cost = len(line) + 1
@@ -142,13 +142,13 @@ class OutputQueue:
             self._dropped[(member, stream)] = lost
 
     def close(self, member: str, stream: int) -> None:
-        """Learn that a stream has ended: a count of dropped lines that no line follows is told by itself."""
+        """Note the end of a stream: a count of dropped lines that no line follows is queued by itself."""
         dropped = self._dropped.pop((member, stream), 0)
         if dropped:
             self._append(OutputChunk(member, stream, dropped, ()))
 
     def mark(self, number: int) -> None:
-        """Append a marker, after the counts of what was dropped until now."""
+        """Append a marker, after the counts of lines dropped so far."""
         for member, stream in list(self._dropped):
             self.close(member, stream)
         self._items.append(number)
@@ -193,9 +193,9 @@ def _split(chunk: OutputChunk, bytes_max: int) -> tuple[OutputChunk, OutputChunk
 
 
 class OutputLog:
-    """Keeps chunks of lines as they have come, at most `limits.OBSERVED_OUTPUT_BYTES` of them.
+    """Keeps received chunks of lines, at most `limits.OBSERVED_OUTPUT_BYTES` of them.
 
-    It costs a chunk, not a line: rows are made when they are asked for. Chunks may be added while another thread asks.
+    Keeping costs a chunk, not a line: rows are made on request. Another thread may request rows while chunks are added.
     """
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class OutputLog:
         self._count = 0
 
     def keep(self, chunks: Iterable[OutputChunk]) -> None:
-        """Take in what was shown; forget what is too old."""
+        """Append shown chunks; drop the oldest ones."""
         now = time.time()
         for chunk in chunks:
             self._chunks.append((self._count, now, chunk))
@@ -214,13 +214,13 @@ class OutputLog:
             self._bytes -= _kept_bytes(self._chunks.popleft()[2])
 
     def after(self, number: int) -> list[OutputRow]:
-        """Return the lines that are kept and have a greater number, oldest first; the newest that one answer has."""
+        """Return the kept lines with a greater number, oldest first; if one answer cannot hold them, the newest."""
         rows = (row for first, at, chunk in list(self._chunks) for row in _rows(first, at, chunk))
         return [row for row in rows if row.number > number][-limits.OBSERVED_OUTPUT_LINES :]
 
 
 def _kept_bytes(chunk: OutputChunk) -> int:
-    return sum(map(len, chunk.lines)) + 64 * (len(chunk.lines) + 1)  # 64: what Python keeps besides
+    return sum(map(len, chunk.lines)) + 64 * (len(chunk.lines) + 1)  # 64: Python's overhead
 
 
 def _rows(first: int, at: float, chunk: OutputChunk) -> Iterator[OutputRow]:
@@ -239,11 +239,11 @@ def _rows(first: int, at: float, chunk: OutputChunk) -> Iterator[OutputRow]:
 class OutputPrinter:
     """Writes worker output to `sys.stdout` and `sys.stderr` as they are at that moment, so that capture works.
 
-    It writes with no context variable set: the streams of a notebook show a text under the cell that a variable names,
-    here the one in which the mesh was opened, and without it under the cell that runs.
+    It writes with no context variable set. The streams of a notebook show text under the cell that a variable names:
+    the one in which the mesh was opened. Without it they show it under the running cell.
 
     Attributes:
-        log: The newest of it, for those who look on.
+        log: The newest output, for observers.
     """
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class OutputPrinter:
         """Write chunks in order, one call for each run of one stream; a broken stream loses them silently.
 
         Args:
-            is_far: Of other hosts: what many processes say the same of is counted.
+            is_far: Whether they are of other hosts: lines that many processes repeat are counted.
 
         Returns:
             Whether `write_counts` is to be called, `limits.OUTPUT_SAME_SECONDS` from now.
@@ -270,10 +270,10 @@ class OutputPrinter:
         return not was_told and bool(self._same)
 
     def write_counts(self, *, at_once: bool = False) -> bool:
-        """Write how many lines were the same as those that were shown.
+        """Write the counts of lines that equal shown ones.
 
         Args:
-            at_once: Also those whose second is not over.
+            at_once: Whether to include counts whose second is not over.
 
         Returns:
             See `write`.
@@ -331,7 +331,7 @@ def _write(stream: int, text: str) -> None:
             encoding = target.encoding
             target.write(text.encode(encoding, "backslashreplace").decode(encoding))
         target.flush()
-    except (OSError, ValueError):  # the terminal is gone or the stream was closed: there is no place to tell it
+    except (OSError, ValueError):  # the terminal is gone or the stream was closed: nowhere to report to
         return
 
 
@@ -341,7 +341,7 @@ _Key = tuple[str, int, bytes]
 
 
 class _Same:
-    """Lines that are the same."""
+    """A group of equal lines."""
 
     __slots__ = ("members", "more", "until")
 
@@ -352,17 +352,17 @@ class _Same:
 
 
 class SameLines:
-    """What was shown in the last second, and how many more lines were the same. It has no clock of its own."""
+    """Lines shown in the last second, and counts of equal ones. It has no clock of its own."""
 
     def __init__(self) -> None:
         self._found: dict[_Key, _Same] = {}
 
     def __bool__(self) -> bool:
-        """Whether there is a count to be told."""
+        """True if there is a count to report."""
         return any(same.more for same in self._found.values())
 
     def take(self, chunks: Iterable[OutputChunk], now: float) -> list[OutputChunk]:
-        """Return what is to be shown now: lines that are not the same as many others, and counts that are due."""
+        """Return the chunks to show now: lines that do not equal many others, and counts that are due."""
         shown = self.due(now)
         for chunk in chunks:
             lines = tuple(line for line in chunk.lines if self._is_shown(chunk, line, now))
@@ -389,7 +389,7 @@ class SameLines:
         told = list[OutputChunk]()
         for key, same in list(self._found.items()):
             if now < same.until:
-                break  # they are in the order of their ends
+                break  # they are ordered by their ends
             del self._found[key]
             if same.more:
                 mesh, stream, line = key

@@ -1,6 +1,6 @@
-"""Records of one process that its spawner and its owner read alike: what it is told, how it ended, what it printed.
+"""Records of one process, shared by its spawner and its owner: configuration, exit report, output.
 
-Each is one msgpack array, a part of the records of `spawner/wire`. At the end are those that agents of hosts add.
+Each is one msgpack array, a part of the records of `spawner/wire`. Those of agents of hosts are at the end.
 """
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
@@ -18,7 +18,7 @@ Id = Annotated[int, Meta(ge=1, le=ID_MAX)]
 Count = Annotated[int, Meta(ge=0, le=ID_MAX)]
 
 ENTRY: Final = "trimesh._runtime.life.worker:main"
-"""What a worker runs unless its launch says otherwise: `module:function(config, link, broker, lifelines) -> int`."""
+"""Default entry of a worker: `module:function(config, link, broker, lifelines) -> int`."""
 
 
 class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -26,19 +26,19 @@ class Record(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
 
 
 class WorkerConfig(Record, frozen=True, kw_only=True):
-    """What a worker is told about itself; `main` of the worker gets it.
+    """Configuration of a worker, the argument of its `main`.
 
     Attributes:
-        proc_id, parent_id, root_id: This incarnation, the process that asked for it, the controller of the family.
+        proc_id, parent_id, root_id: This incarnation, its requester, the controller of the family.
         mesh: Name of the process mesh.
         labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
         incarnation: 0 for the first process at this point, one more for each restart.
         seed: Seed of the mesh; generators are seeded from (seed, mesh, rank, incarnation).
         grace: Seconds for clean-up; may be infinite.
         pickled: Whether values are pickled in its family.
-        settings: Of who asked for it, and what `env=` says.
-        extra: Bytes of the floors above.
-        is_far: Whether who has asked for it is on another host.
+        settings: Those of the requester, overridden by `env=`.
+        extra: Bytes of packages above.
+        is_far: Whether the requester is on another host.
         record: Folder of the flight records of its run; empty for none.
     """
 
@@ -60,12 +60,12 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
 
 
 class LostHost(Record, frozen=True):
-    """The host that a process was lost with; see `losses.HostLoss`.
+    """The host that was lost with a process; see `losses.HostLoss`.
 
     Attributes:
         host: Name of the machine.
-        reason, text: Why it is lost, as a word and for people.
-        hosts, rank: Number of the hosts of its job, and its place among them; 0 hosts where it has none.
+        reason, text: Why it is lost, as a word and as a sentence.
+        hosts, rank: Number of the hosts of its job, and its place among them; 0 hosts without a job.
     """
 
     host: str
@@ -79,7 +79,7 @@ class OutputChunk(Record, frozen=True):
     """Lines of one stream of one worker, in order.
 
     Attributes:
-        member: Name and coordinates, as they are shown.
+        member: Name and coordinates, as shown.
         stream: 1 for standard output, 2 for standard error.
         dropped: Lines lost before the first one here, because the reader was slow.
         lines: Without their newlines.
@@ -92,7 +92,7 @@ class OutputChunk(Record, frozen=True):
 
 
 def member_name(config: WorkerConfig) -> str:
-    """Return mesh and coordinates as people read them: `trainers[hosts=0,gpus=2]`, or `trainers` for one process.
+    """Return mesh and coordinates as shown: `trainers[hosts=0,gpus=2]`, or `trainers` for one process.
 
     The last label varies fastest: rank 5 of hosts=2, gpus=4 is hosts=1, gpus=1.
     """
@@ -105,15 +105,15 @@ def member_name(config: WorkerConfig) -> str:
 
 # ---- between a controller and the agents of its hosts ----------------------------------------------------
 #
-# A process of host A asks for one that is on host B:
+# A process of host A requests a link to one on host B:
 #
 #     agent A -> controller   ForeignConnect
 #     controller -> agent B   Connect, with `agent` and `answers`
 #     agent B -> controller   ConnectedDirect
 #     agent B -> agent A      Connected, on a channel of the session between the two
-#     controller -> agent A   Arriving: so the question is answered, whatever becomes of B
+#     controller -> agent A   Arriving: so the question is answered, whatever happens to B
 #
-# How the two come to talk is in Listening, Tunnel, Relayed and Parted, all by way of the controller.
+# Listening, Tunnel, Relayed and Parted arrange the session of the two, all through the controller.
 
 Address = Annotated[str, Meta(max_length=DIRECT_ADDRESS_CHARS_MAX)]
 Addresses = Annotated[tuple[Address, ...], Meta(max_length=DIRECT_ADDRESSES_MAX)]
@@ -123,7 +123,7 @@ class AgentReady(Record, frozen=True, tag=True):
     """From an agent, in place of `Ready`: workers can be launched on its host.
 
     Attributes:
-        host: Name of the machine, as it calls itself.
+        host: Name of the machine, from its own kernel.
     """
 
     host: str
@@ -137,18 +137,18 @@ class ConnectedDirect(Record, frozen=True, tag=True):
 
 
 class Arriving(Record, frozen=True, tag=True):
-    """To an agent: the answer to its question comes, or has come, from another agent over the session of the two."""
+    """To an agent: the answer to its question arrives, or has arrived, from another agent over their session."""
 
     request: Id
     agent: Id
 
 
 class Listening(Record, frozen=True, tag=True):
-    """Where one of two agents listens for the other one, which is to dial. From it, then to that one.
+    """Addresses at which one of two agents listens for the other one, which dials. From it, then to that one.
 
     Attributes:
-        agent: The other one of the two, as seen by whoever sends or gets this.
-        addresses: `host:port`, in order; none where it listens at no address that the other one may be told.
+        agent: The other one of the two, as seen by the sender or receiver of this record.
+        addresses: `host:port`, in order; none if no address may be disclosed to the other one.
     """
 
     agent: Id
@@ -156,7 +156,7 @@ class Listening(Record, frozen=True, tag=True):
 
 
 class Tunnel(Record, frozen=True, tag=True):
-    """A way between two agents through the controller. From the one that dials, then to the other one.
+    """Connection of two agents through the controller. From the one that dials, then to the other one.
 
     Descriptor: a stream socket, which carries the TLS of the two.
     """
@@ -165,7 +165,7 @@ class Tunnel(Record, frozen=True, tag=True):
 
 
 class Relayed(Record, frozen=True, tag=True):
-    """From an agent that dials: it reaches another one at no address, and their messages go through a `Tunnel`."""
+    """From an agent that dials: no address of the other one answers, and their messages go through a `Tunnel`."""
 
     agent: Id
     text: str

@@ -1,9 +1,9 @@
-"""Seeds of the random generators of a process: which they are, and how the generators get them.
+"""Seeds of a process's random generators: their derivation, and the seeding of the generators.
 
     mesh seed --(mesh, rank, incarnation)--> ProcSeeds --now, or when its module is imported--> random, numpy, torch
 
-The mesh seed is what `spawn_procs(seed=...)` says, or drawn anew for each mesh. The rule is a promise to users
-(docs/guide.md): what a process drew once it can draw again.
+`spawn_procs(seed=...)` sets the mesh seed, else it is drawn anew for each mesh. The rule is a promise to users
+(docs/guide.md): a process can draw the same numbers again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 
 SEED_MAX = 2**63 - 1
-"""Largest seed of a mesh: what a field of a record carries, and a drawn one never exceeds."""
+"""Largest seed of a mesh: the maximum of a record's field, and of a drawn seed."""
 
 
 class ProcSeeds(msgspec.Struct, frozen=True):
-    """What the generators of one process start from.
+    """Initial seeds of the generators of one process.
 
     Attributes:
         python: Of the module `random`; 64 bits.
@@ -40,8 +40,8 @@ class ProcSeeds(msgspec.Struct, frozen=True):
         """Return the seeds of one process of a mesh, by the rule of docs/guide.md.
 
         Args:
-            rank: The place of the process in it.
-            incarnation: How many processes this place had before.
+            rank: Rank of the process in the mesh.
+            incarnation: Number of earlier processes at this rank.
         """
         source = random.Random(f"{seed} {mesh} {rank} {incarnation}")  # noqa: S311 - reproducible, not secret
         return cls(source.getrandbits(64), source.getrandbits(32), source.getrandbits(63))
@@ -63,20 +63,20 @@ class ProcSeeds(msgspec.Struct, frozen=True):
         when_imported("torch", lambda module: plant(module, "manual_seed", self.torch))
 
 
-# ---- what is done with a module once it has been imported, and not before: nothing is imported for it ----------------
+# ---- hooks that run once a module has been imported; they import nothing themselves ----------------------------------
 
-# The import system asks a finder at the head of `sys.meta_path`, which knows the few names that are waited for. It lets
-# the finders behind it find such a module, and has the module's loader do what is to be done when it has run the
-# module's code. Any other import costs one look into a dictionary.
+# The import system calls a finder at the head of `sys.meta_path`, which knows the few expected names. It lets the
+# finders behind it find such a module, and makes the module's loader run the hook after the module's code. Any other
+# import costs one dictionary look-up.
 
 Action = Callable[[ModuleType], object]
 
 
 class _ImportWatch:
-    """A finder for the modules that are waited for.
+    """Finder for the expected modules.
 
     Attributes:
-        actions: By the name of the module.
+        actions: Hooks, by the name of the module.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class _ImportWatch:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module that is waited for, by the other finders."""
+        """Find an expected module, by the other finders."""
         if name not in self.actions:
             return None
         for finder in sys.meta_path:
@@ -97,7 +97,7 @@ class _ImportWatch:
         return None
 
     def _watch_loader(self, loader: Any, name: str) -> None:
-        """Let one loader, which may load other modules, too, tell when it has loaded this one."""
+        """Make one loader, which may load other modules, too, run the hook after it has loaded this one."""
         own: dict[str, Any] = getattr(loader, "__dict__", {})
         if isinstance(loader, type) or "exec_module" in own or not hasattr(loader, "exec_module"):
             return
@@ -109,7 +109,7 @@ class _ImportWatch:
                 own.pop("exec_module", None)
                 self._imported(module)
 
-        own["exec_module"] = execute_watched  # of this object only; others look at it as they did before
+        own["exec_module"] = execute_watched  # of this object only; for other users it is unchanged
 
     def _imported(self, module: ModuleType) -> None:
         for action in self.actions.pop(module.__name__, ()):
@@ -124,8 +124,8 @@ _watch = _ImportWatch()
 def when_imported(name: str, action: Action) -> None:
     """Call `action` with the module `name`: now if it is loaded, otherwise when its own code has run.
 
-    Once, in the thread that imports it; what it raises comes out of the import. A module whose import fails is waited
-    for again.
+    It runs once, in the thread that imports the module; its exceptions leave the import. If the import fails, the hook
+    waits for the next one.
     """
     module = sys.modules.get(name)
     if module is not None:

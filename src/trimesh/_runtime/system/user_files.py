@@ -1,9 +1,9 @@
-"""A folder that only this user may enter: for sockets by name, and for what runs leave behind.
+"""Private folder of this user: for named sockets, and for files that runs leave behind.
 
-    trimesh in $XDG_RUNTIME_DIR, or trimesh-UID in /tmp where that is not set
+    trimesh in $XDG_RUNTIME_DIR, or trimesh-UID in /tmp if that is not set
 
-A folder of another user, one that others may enter, or a link in its place is refused: whoever owns it could put itself
-in between.
+A folder of another user, one that others may enter, or a link in its place is refused: its owner could intercept
+connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def user_folder() -> Path:
-    """Return where the sockets of this user are."""
+    """Return the folder of this user's sockets."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_dir():
         return Path(runtime) / "trimesh"
@@ -37,8 +37,8 @@ def entered(folder: Path) -> Generator[int, None, None]:
     """Open a private folder; make it if it is missing.
 
     Raises:
-        PermissionError: It is not this user's, or others may enter it.
-        OSError: It cannot be made, or is none.
+        PermissionError: It belongs to another user, or others may enter it.
+        OSError: It cannot be made, or is not a folder.
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -61,7 +61,7 @@ def credentials_of(sock: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-# ---- where settings are looked for: the file nearest to the working directory, and the environment -------------------
+# ---- sources of settings: the file nearest to the working directory, and the environment -----------------------------
 
 _VARIABLE: Final = "TRIMESH_CONFIG"
 _OWN: Final = "trimesh.toml"
@@ -69,10 +69,10 @@ _PROJECT: Final = "pyproject.toml"
 
 
 def read_sources() -> Sources:
-    """Return what the file says, which is looked for once, and what the environment does now.
+    """Return the settings of the file, which is located once, and of the present environment.
 
     Raises:
-        ConfigError: The file cannot be read, or may be another user's.
+        ConfigError: The file cannot be read, or another user may write it.
     """
     table, file = _found(os.environ.get(_VARIABLE))
     return Sources(os.environ, table, file)
@@ -96,10 +96,10 @@ def _found(named: str | None) -> tuple[Mapping[str, Any], str]:
 
 
 def _table(path: Path) -> Mapping[str, Any] | None:
-    """Return the settings of a file; None if it is a project's that says nothing of trimesh.
+    """Return the settings of a file; None for a project's file without settings of trimesh.
 
     Raises:
-        ConfigError: It cannot be read, or who may write it is not trusted.
+        ConfigError: It cannot be read, or an untrusted user may write it.
     """
     try:
         with path.open("rb") as file:
@@ -112,7 +112,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         whole = tomllib.loads(text.decode())
     except (OSError, ValueError) as error:
         if path.name == _PROJECT and not isinstance(error, OSError):
-            return None  # that is for the tools of the project to say
+            return None  # reporting that is up to the tools of the project
         raise ConfigError(f"{path} cannot be read: {error}") from error
     table = whole.get("tool", {}).get("trimesh") if path.name == _PROJECT else whole
     if table is None:
