@@ -1,4 +1,4 @@
-"""Small parts of tasks: contexts, callers of other loops, interrupts, errors that only follow from a stop."""
+"""Task utilities: contexts, callers of other loops, interrupts, follow-on errors of a stop."""
 
 from trimesh._runtime.tasks.background import effective_deadline, split_cancelled
 from trimesh._runtime.tasks.coroutines import await_chain, hidden_awaits, set_outside_tasks

@@ -1,4 +1,4 @@
-"""The tasks of the runtime in one process. None of them may fail: one that does has met a bug of ours."""
+"""Background tasks of the runtime in one process. None of them may fail: a failure is an internal error."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from trimesh.errors import ActorFailed, MeshStopped, RemoteCancelled, RestartLim
 
 
 class Tasks:
-    """A nursery whose first failure is told while it is one, before all that depends on it comes apart.
+    """A nursery whose first failure is reported at once, before everything that depends on it ends.
 
     Args:
-        on_failure: Told of what a task has raised, before its nursery is.
+        on_failure: Called with the exception of a task, before its nursery sees it.
     """
 
     def __init__(self, on_failure: Callable[[BaseException], None], nursery: trio.Nursery) -> None:
@@ -38,7 +38,7 @@ class Tasks:
             raise
 
 
-# ---- take `trio.Cancelled` out of what was raised: it is Trio's to see, the rest is an error (E08) -------------------
+# ---- separate `trio.Cancelled`, which belongs to Trio, from the rest, which is an error (E08) ------------------------
 
 
 def split_cancelled(error: BaseException | None) -> tuple[BaseException | None, BaseException | None]:
@@ -52,20 +52,20 @@ def split_cancelled(error: BaseException | None) -> tuple[BaseException | None, 
     return None, error
 
 
-# ---- consequences ----------------------------------------------------------------------------------------------------
+# ---- follow-on errors ------------------------------------------------------------------------------------------------
 
-# Which errors say no more than that something of ours was stopped: a block that is being left does not raise them.
+# Errors that only report the stop of something of ours: a block that is being left does not raise them.
 #
-# Background work - a broadcast's, a lifespan's - goes on while meshes are stopped one after another, and calls some
-# that are gone already. Trio cancels all tasks of a nursery at once, so there such errors never come to be. An error
-# that user code makes itself, also while it handles one of these, is a failure of its own.
+# Background work, of a broadcast or of a lifespan, goes on while meshes are stopped one after another, and calls some
+# that are gone already. Trio cancels all tasks of a nursery at once, so such errors do not arise there. An error that
+# user code raises itself, even while it handles one of these, is a failure of its own.
 
 BUDGET_REASON: Final = "budget at sending"
-"""Of a `RemoteCancelled` that says that a budget has run out, which has nothing to do with a stop (rule C3)."""
+"""Reason of a `RemoteCancelled` whose budget has run out, which is unrelated to a stop (rule C3)."""
 
 
 def is_consequence(leaf: BaseException) -> bool:
-    """Return whether an exception that is no group says only that what it called, or sent to, was stopped."""
+    """Return whether an exception that is not a group only reports that its target was stopped."""
     match leaf:
         case trio.BrokenResourceError() | trio.EndOfChannel():
             return True
@@ -73,7 +73,7 @@ def is_consequence(leaf: BaseException) -> bool:
             return _is_of_a_call(leaf)
         case RemoteCancelled(reason=reason):
             return reason != BUDGET_REASON and _is_of_a_call(leaf)
-        case ActorFailed():  # a callee that has itself ended by such an error
+        case ActorFailed():  # the callee itself has ended by such an error
             return leaf.__cause__ is not None and all(map(is_consequence, leaves(leaf.__cause__)))
         case RestartLimit(causes=causes):
             return bool(causes) and all(is_consequence(one) for cause in causes for one in leaves(cause))
@@ -82,12 +82,12 @@ def is_consequence(leaf: BaseException) -> bool:
 
 
 def _is_of_a_call(leaf: MeshStopped | RemoteCancelled) -> bool:
-    """Return whether a call has ended by the error: one that user code has made itself names no endpoint called."""
+    """Return whether a call has ended by the error: one raised by user code names no endpoint."""
     return origin(leaf).endpoint is not None
 
 
 def without_consequences(error: Exception) -> Exception | None:
-    """Return an error without the leaves that are consequences of a stop, or None when nothing else is in it."""
+    """Return an error without follow-on errors of a stop, or None if nothing else is in it."""
     if isinstance(error, ExceptionGroup):
         group = cast("ExceptionGroup[Exception]", error)
         return group.split(is_consequence)[1]
@@ -96,15 +96,15 @@ def without_consequences(error: Exception) -> Exception | None:
 
 # ---- deadline --------------------------------------------------------------------------------------------------------
 
-# When the waits of the running task end by themselves, found without a function of Trio's for each scope around it.
+# The deadline of the running task, found without a call of Trio's function for each scope around it.
 #
-# Each call has to know, and a task is within many scopes: one of each nursery, of each block, of the run. Trio's own
-# function costs four calls for each; this walks the same chain. What it reads has no public name: where a release of
-# Trio keeps it elsewhere, `effective_deadline` is Trio's own function.
+# Each call needs it, and a task is within many scopes: one of each nursery, of each block, of the run. Trio's own
+# function costs four calls for each scope; this one walks the same chain. It reads attributes without public names:
+# if a release of Trio keeps them elsewhere, `effective_deadline` is Trio's own function.
 
 
 def walked_deadline() -> float:
-    """Return what `trio.current_effective_deadline` does."""
+    """Return the same time as `trio.current_effective_deadline`."""
     task: Any = current_task()
     status = task._cancel_status  # noqa: SLF001 - as said above
     if status.effectively_cancelled:
@@ -121,7 +121,7 @@ def walked_deadline() -> float:
 
 
 def _can_walk() -> bool:
-    """Return whether this release of Trio keeps scopes where `walked_deadline` looks for them."""
+    """Return whether this release of Trio keeps scopes where `walked_deadline` expects them."""
     run: Any = getattr(trio, "_core", None)
     run = getattr(run, "_run", None)
     parts = {"CancelStatus": ("_scope", "_parent", "effectively_cancelled"), "CancelScope": ("_deadline", "_shield")}
@@ -133,4 +133,4 @@ def _can_walk() -> bool:
 
 
 effective_deadline: Callable[[], float] = walked_deadline if _can_walk() else trio.current_effective_deadline
-"""Return the Trio time at which the waits of the running task end; `math.inf` for never, `-math.inf` when they have."""
+"""Return the Trio time at which the waits of the running task end; `math.inf` for never, `-math.inf` if they have."""

@@ -1,6 +1,6 @@
-"""Coroutines: awaited in another context, and followed through what they await.
+"""Coroutines: awaited in another context, and traced through the objects that they await.
 
-Watchers follow them, some from a signal handler: `await_chain` and what it calls take no lock, await nothing and change
+Observers trace them, some from a signal handler: `await_chain` and its callees take no lock, await nothing and change
 nothing.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def run_in_context(context: contextvars.Context, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
     """Await `coroutine` with every step of it in `context`.
 
-    A task has one context for its life. A slot runs many messages, and what one of them sets the next must not see.
+    A task has one context for its life. A slot runs many messages; context changes of one must not reach the next.
     """
     try:
         try:
@@ -42,7 +42,7 @@ def run_in_context(context: contextvars.Context, coroutine: Coroutine[Any, Any, 
 def go_on_in_context(
     context: contextvars.Context, coroutine: Coroutine[Any, Any, T], trap: Any
 ) -> Generator[Any, Any, T]:
-    """Await the rest of a coroutine whose first step, which was made in `context`, has given `trap`."""
+    """Await the rest of a coroutine whose first step, made in `context`, has yielded `trap`."""
     try:
         return (yield from _rest(context, coroutine, trap))
     finally:
@@ -66,24 +66,24 @@ def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, T], trap:
                 result: T = stop.value
                 return result
     finally:
-        # This frame is in the traceback of what comes out. If it held that, too, all frames would live until the
-        # collector comes by, and with them what endpoints have at hand: arrays, ports.
+        # This frame is in the traceback of the exception. If it held that, too, all frames would live until the
+        # collector runs, and with them the locals of endpoints: arrays, ports.
         del coroutine, step, value
 
 
 REST_CODE: Final = _rest.__code__
-"""Where a task is while it awaits a coroutine in this way; the frame's local `coroutine` is what it awaits."""
+"""Code of a task that awaits a coroutine in this way; the frame's local `coroutine` is the awaited one."""
 
 
-# ---- what a coroutine awaits -----------------------------------------------------------------------------------------
+# ---- chains of awaited objects ---------------------------------------------------------------------------------------
 
 _HIDING: Final = ("async_generator_asend", "async_generator_athrow")
-"""Steps of an async generator, which do not say of which."""
+"""Steps of an async generator, which do not reference it."""
 
 hidden_awaits: Final[dict[CodeType, Callable[[FrameType], Any]]] = {
     REST_CODE: lambda frame: frame.f_locals.get("coroutine")
 }
-"""For code that awaits what its frame does not tell: returns that coroutine, or task of another loop, or None."""
+"""For code whose frame hides what it awaits: returns that coroutine, or task of another loop, or None."""
 
 
 class _Registry:
@@ -91,17 +91,17 @@ class _Registry:
 
 
 def set_outside_tasks(outside: AsyncioTasks) -> None:
-    """Let watchers see the tasks of another loop."""
+    """Make the tasks of another loop visible to observers."""
     _Registry.outside = outside
 
 
 def find_outside_tasks() -> AsyncioTasks | None:
-    """Return the tasks of another loop; None in a process that has none."""
+    """Return the tasks of another loop; None in a process without one."""
     return _Registry.outside
 
 
 def await_chain(awaitable: Any) -> Iterator[tuple[FrameType | None, Any]]:
-    """Yield the frames of a coroutine and of what it awaits, outermost first, each with the task that it is in.
+    """Yield the frames of a coroutine and of the objects that it awaits, outermost first, each with its task.
 
     The task is that of another loop, or None.
     """
@@ -114,7 +114,7 @@ def await_chain(awaitable: Any) -> Iterator[tuple[FrameType | None, Any]]:
 
 
 def _step(awaitable: Any) -> tuple[FrameType | None, Any]:
-    """Return the frame of something that is awaited, and what that awaits."""
+    """Return the frame of an awaited object, and the object that it awaits."""
     for frame_name, awaited_name in (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", "ag_await")):
         if hasattr(awaitable, frame_name):
             frame: FrameType | None = getattr(awaitable, frame_name)
@@ -130,7 +130,7 @@ def _step(awaitable: Any) -> tuple[FrameType | None, Any]:
 
 
 def outside_tasks_in(task: trio.lowlevel.Task) -> list[Any]:
-    """Return the tasks of another loop that a task of Trio waits for, directly and by others; outermost first."""
+    """Return the tasks of another loop that a task of Trio awaits, directly or through others; outermost first."""
     outside = _Registry.outside
     if outside is None:
         return []
@@ -145,7 +145,7 @@ def outside_tasks_in(task: trio.lowlevel.Task) -> list[Any]:
 
 
 def last_task(task: trio.lowlevel.Task) -> Any:
-    """Return the task of another loop that does what a task of Trio waits for; None where none does."""
+    """Return the innermost task of another loop that a task of Trio awaits; None without one."""
     found: Any = None
     for _, one in await_chain(task.coro):
         found = one if one is not None else found

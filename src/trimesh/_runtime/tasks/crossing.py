@@ -1,11 +1,11 @@
-r"""One piece of work that code outside of Trio has done there, and waits for.
+r"""Work that code outside of Trio runs in Trio, and blocks of Trio whose body runs outside.
 
-CX-1 who waits goes on only after the work in Trio has ended, however often it is asked to stop meanwhile.
-CX-2 a cancel of who waits cancels the scope of the work; an error that the work raises all the same wins over the
+CX-1 the waiter goes on only after the work in Trio has ended, however often it is asked to stop meanwhile.
+CX-2 a cancel of the waiter cancels the scope of the work; an error that the work raises all the same wins over the
      cancel; a value does not.
-CX-3 a cancel that comes from Trio's side is what the outside has for one.
+CX-3 a cancel from Trio's side becomes the cancel of the outside.
 
-`trimesh.aio` lets a task of asyncio wait, `trimesh.blocking` a thread.
+With `trimesh.aio` the waiter is a task of asyncio, with `trimesh.blocking` a thread.
 
 A block of Trio whose body is elsewhere: it is entered, held while the body runs, and left, all in one Trio task.
 
@@ -13,9 +13,9 @@ A block of Trio whose body is elsewhere: it is entered, held while the body runs
                    \--cancelled in Trio--> body is told --^
 
 BD-1 the block is entered and left in one Trio task, and calls of its body run in a nursery inside of it.
-BD-2 what the body has raised goes through the block, whose error is raised instead.
+BD-2 an exception of the body goes through the block, whose error is raised instead.
 
-What a cancel in Trio is to the body, those say who have one: `trimesh.aio.body`, for one.
+Subclasses define how a cancel in Trio reaches the body: `trimesh.aio.body`, for one.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 class Waiting(Protocol):
-    """What waits for work in Trio."""
+    """Waiter for work in Trio."""
 
     def fail(self, error: BaseException) -> None:
         """End the wait: the Trio run is over."""
 
 
 class OutsideRun(Protocol):
-    """A Trio run, as code outside of it sees it.
+    """A Trio run, seen from code outside of it.
 
     Attributes:
-        waiting: What waits for work in it.
+        waiting: Waiters for work in it.
     """
 
     @property
@@ -65,7 +65,7 @@ class OutsideRun(Protocol):
         """
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """Call `function` where the outside wants to hear; return whether that is still there. For Trio's side."""
+        """Call `function` in the outside's own thread or loop; return whether that still exists. For Trio's side."""
         ...
 
 
@@ -73,11 +73,11 @@ RunT = TypeVar("RunT", bound=OutsideRun)
 
 
 class Site(Generic[RunT]):
-    """Where in Trio the work of a part of an outside program is done: inside the innermost block that it is in.
+    """Place in Trio for the work of a part of an outside program: inside the innermost block around that part.
 
     Attributes:
         parent: The site around it.
-        is_open: Whether it takes work; told by the outside.
+        is_open: Whether it accepts work; set by the outside.
     """
 
     def __init__(self, run: RunT, parent: Site[RunT] | None) -> None:
@@ -99,11 +99,11 @@ class Site(Generic[RunT]):
 
     @property
     def keeper(self) -> trio.lowlevel.Task | None:
-        """The task of Trio that waits for the code here; None before there is one."""
+        """Trio task that waits for the code here; None before there is one."""
         return None if self.nursery is None else self.nursery.parent_task
 
     def work_in(self, nursery: trio.Nursery) -> None:
-        """Have the work done in a nursery, which the running task has opened."""
+        """Run the work in a nursery, which the running task has opened."""
         self._nursery = nursery
         self._deadline = trio.current_effective_deadline()
 
@@ -112,12 +112,12 @@ class Crossing(ABC, Generic[T, RunT]):
     """Work in Trio for code outside of it.
 
     Args:
-        on_broken: Called when Trio has ended without a word about it.
+        on_broken: Called when Trio has ended without reporting the work's end.
 
     Attributes:
-        scope: Around it, there.
-        is_done: Whether it has ended; told by the outside, as all that follows.
-        error: What it has raised, without the cancel.
+        scope: Cancel scope around the work in Trio.
+        is_done: Whether it has ended; set by the outside, like the attributes below.
+        error: Exception of the work, without the cancel.
     """
 
     def __init__(self, site: Site[RunT], on_broken: Callable[[], object] | None = None) -> None:
@@ -176,7 +176,7 @@ class Crossing(ABC, Generic[T, RunT]):
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """End the wait with an error: Trio has ended without a word about the work."""
+        """End the wait with an error: Trio has ended without reporting the work's end."""
         self._end(error=error)
         if self._on_broken is not None:
             self._on_broken()
@@ -189,7 +189,7 @@ class Crossing(ABC, Generic[T, RunT]):
 
     @abstractmethod
     def wake(self) -> None:
-        """Let who waits look at what has changed."""
+        """Make the waiter check for changes."""
 
     def __repr__(self) -> str:
         return f"<work in Trio, {'done' if self.is_done else 'under way'}>"
@@ -208,27 +208,27 @@ def wake(task: trio.lowlevel.Task) -> None:
         found()
 
 
-# ---- foreign ---------------------------------------------------------------------------------------------------------
+# ---- portal: work of foreign code ------------------------------------------------------------------------------------
 
-# Where users' awaits come from: a Trio task, or the task of another loop that needs a portal into Trio.
+# Callers of public functions: a Trio task, or the task of another loop, which needs a portal into Trio.
 #
 # Every public coroutine function passes its work through `in_trio`; every public async context manager is a `TrioBlock`
-# or passes through `in_trio_block`; every public sync function that looks at the runtime passes through `in_trio_now`.
-# In a Trio task they cost one look and return what they were given. Elsewhere they return the same thing, done in Trio
-# by the portal that `trimesh.aio` brings.
+# or passes through `in_trio_block`; every public sync function that reads the runtime passes through `in_trio_now`.
+# In a Trio task they cost one check and return their argument. Elsewhere they return an equivalent that the portal of
+# `trimesh.aio` runs in Trio.
 
 P = ParamSpec("P")
 
 
 class Portal(Protocol):
-    """What takes the work of code outside of Trio there, and brings back what comes of it."""
+    """Runs work of code outside of Trio in Trio, and returns its results."""
 
     def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]:
         """Run a coroutine function in Trio; a cancel of the caller cancels it there and waits for its end."""
         ...
 
     def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> Awaitable[T]:
-        """Run a step that takes something out; what it has taken for a caller that is cancelled is put back."""
+        """Run a step that takes something out; a result for a caller that is cancelled is put back."""
         ...
 
     def block(
@@ -237,8 +237,8 @@ class Portal(Protocol):
         """Return a block whose body is here, and which is entered and left in one task of Trio.
 
         Args:
-            enter: Gives what the body gets.
-            leave: Gets what the body has raised; returns whether that is settled.
+            enter: Returns the value for the body.
+            leave: Receives the exception of the body; returns whether that is handled.
         """
         ...
 
@@ -247,7 +247,7 @@ class Portal(Protocol):
         ...
 
     def place(self) -> Site[Any] | None:
-        """Return where in Trio the work of the running code is done; None where none is."""
+        """Return the place in Trio for work of the running code; None if there is none."""
         ...
 
 
@@ -255,44 +255,44 @@ _portal: Portal | None = None
 
 
 def set_portal(portal: Portal) -> None:
-    """Make `portal` the one that code outside of Trio takes."""
+    """Make `portal` the one for code outside of Trio."""
     global _portal  # noqa: PLW0603 - one for all loops of the process: it keeps them apart itself
     _portal = portal
 
 
 def in_trio(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """Return `function` where the caller is a Trio task; elsewhere what runs it in Trio.
+    """Return `function` if the caller is a Trio task; elsewhere a function that runs it in Trio.
 
     Raises:
-        RuntimeError: The caller is no Trio task, and `trimesh.aio` is not in use.
+        RuntimeError: The caller is not a Trio task, and `trimesh.aio` is not in use.
     """
     return function if in_trio_task() else partial(_the_portal().run, function)
 
 
 def in_trio_taking(step: Callable[[], Awaitable[T]], put_back: Callable[[T], None]) -> Awaitable[T]:
-    """Return the next of what `step` takes out, an item of a stream, say.
+    """Return the next result of `step`, which takes something out, such as an item of a stream.
 
-    Outside of Trio a cancel may come between the end of the step in Trio and its caller; `put_back` is given what would
-    be lost then.
+    Outside of Trio a cancel may come between the end of the step in Trio and its caller; `put_back` receives the result
+    that would be lost then.
     """
     return step() if in_trio_task() else _the_portal().take(step, put_back)
 
 
 def in_trio_block(block: AbstractAsyncContextManager[T]) -> AbstractAsyncContextManager[T]:
-    """Return what enters and leaves `block` in Trio, wherever its body is.
+    """Return a block that enters and leaves `block` in Trio, wherever its body is.
 
-    Entering raises `RuntimeError` where that is no Trio task, and `trimesh.aio` is not in use.
+    Entering raises `RuntimeError` if the caller is not a Trio task, and `trimesh.aio` is not in use.
     """
     return _Wrapped(block)
 
 
 def in_trio_now(function: Callable[P, T]) -> Callable[P, T]:
-    """Return `function` where the caller is in Trio; elsewhere what runs it there, if there is a portal."""
+    """Return `function` if the caller is in Trio; elsewhere a function that runs it there, if there is a portal."""
     return function if _portal is None or in_trio_task() else partial(_portal.run_now, function)
 
 
 def place_outside() -> Site[Any] | None:
-    """Return where in Trio the work of the running code is done; None for a task of Trio, which is there itself."""
+    """Return the place in Trio for work of the running code; None for a task of Trio itself."""
     return None if _portal is None or in_trio_task() else _portal.place()
 
 
@@ -335,7 +335,7 @@ class TrioBlock(ABC, Generic[T]):
             if found is raised and found is not error:
                 without_own_frames(found)
                 raise
-        if error is not None and _is_same(found, error):  # it goes on as it has come
+        if error is not None and _is_same(found, error):  # the error leaves as it has arrived
             if traceback is not None:
                 BaseException.with_traceback(error, traceback)
             without_own_frames(error)
@@ -347,14 +347,14 @@ class TrioBlock(ABC, Generic[T]):
             del found, error, context
 
     def _begin(self) -> None:
-        """Note that it is used, before it is entered; a cancel may come between."""
+        """Note the use before entering; a cancel may come between."""
 
     @abstractmethod
     async def _enter(self) -> T: ...
 
     @abstractmethod
     async def _leave(self, error: BaseException | None) -> bool | None:
-        """Leave it, in the same Trio task; `error` is what the body has raised."""
+        """Leave it, in the same Trio task; `error` is the exception of the body."""
 
 
 class _Wrapped(TrioBlock[T], Generic[T]):
@@ -378,14 +378,14 @@ class _Wrapped(TrioBlock[T], Generic[T]):
 
 
 def without_own_nurseries(raised: BaseException, error: BaseException | None) -> BaseException:
-    """Return what the leaving of a block has raised, without the groups of nurseries that the user has not opened.
+    """Return the exception of leaving a block, without the groups of nurseries that the user has not opened.
 
     Args:
-        raised: By the leaving.
-        error: By the body, which is left as it is.
+        raised: Exception of leaving.
+        error: Exception of the body, which is kept unchanged.
 
     Returns:
-        `raised`, or `error` where nothing else has failed, or one group of what tasks of ours have raised.
+        `raised`, or `error` if nothing else has failed, or one group of exceptions of our own tasks.
     """
     members = _members(raised, error)
     if len(members) == 1 and (members[0] is raised or members[0] is error):
@@ -397,7 +397,7 @@ def without_own_nurseries(raised: BaseException, error: BaseException | None) ->
 
 
 def _is_same(found: BaseException, error: BaseException) -> bool:
-    """Tell whether an exception is the error of the body, or a copy of its group, as a cancel scope makes one."""
+    """Return whether an exception is the error of the body, or a copy of its group, as made by a cancel scope."""
     if found is error:
         return True
     is_copy = all(isinstance(one, BaseExceptionGroup) for one in (found, error))
@@ -440,7 +440,7 @@ class HeldBlock(ABC, Generic[T, SiteT]):
     """Trio's side of a block whose body is elsewhere.
 
     Args:
-        leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
+        leave: Leaves it, in the same task; receives the exception of the body, returns whether that is handled.
     """
 
     _site: SiteT
@@ -456,11 +456,11 @@ class HeldBlock(ABC, Generic[T, SiteT]):
 
     @abstractmethod
     def _entered(self, value: T) -> None:
-        """Learn that the body may begin; called by `tell`."""
+        """Let the body begin; called by `tell`."""
 
     @abstractmethod
     def _tell_cancel(self) -> bool:
-        """Tell the body that the block was cancelled; return whether its end is to be waited for. In Trio."""
+        """Report the cancel of the block to the body; return whether to wait for the body's end. In Trio."""
 
     def _let_go(self) -> None:
         """Let the block be left, from the outside."""
@@ -487,7 +487,7 @@ class HeldBlock(ABC, Generic[T, SiteT]):
 
     @trio.lowlevel.enable_ki_protection
     async def _hold(self, value: T) -> None:
-        """Wait until the body has been left, and what it has started in Trio has ended.
+        """Wait until the body has been left, and the work that it has started in Trio has ended.
 
         Raises:
             trio.Cancelled: The block was cancelled, and the body has been left after that.

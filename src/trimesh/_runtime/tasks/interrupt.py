@@ -1,13 +1,13 @@
-"""Signals to the user's program: what Ctrl-C does to blocks, and `cancel_on` (rule O6).
+"""Signals to the user's program: effect of Ctrl-C on blocks, and `cancel_on` (rule O6).
 
 The first Ctrl-C is Trio's own: `KeyboardInterrupt` in the main task, so the blocks there are left. While a block is
-being left after that, another Ctrl-C kills at once what it still waits for, and what the blocks around it own. Leaving
-runs in a task of its own, because Trio raises `KeyboardInterrupt` in the main task even inside a shield.
+then being left, another Ctrl-C kills at once everything that it waits for, and the meshes of the blocks around it.
+Leaving runs in a task of its own, because Trio raises `KeyboardInterrupt` in the main task even inside a shield.
 
-Trio raises it in the middle of whatever code runs, unless that is protected: so every task of ours, and every function
-that users await, is. It then comes at the next checkpoint of the main task. The same holds at one place of the user's
-code: where `async with` has called `__aexit__` and not awaited it yet. What is raised there leaves the block never, and
-its processes would live as long as the program.
+Trio raises it in the middle of any running code that is not protected. So every task of ours is protected, and every
+function that users await: the interrupt then arrives at the next checkpoint of the main task. One place of the user's
+code is protected, too: between the call of `__aexit__` by `async with` and its await. An exception there would skip
+leaving the block, and its processes would live as long as the program.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ T = TypeVar("T")
 
 _open: list[tuple[Block, trio.lowlevel.TrioToken]] = []
 _elsewhere: list[tuple[Block, trio.lowlevel.TrioToken]] = []
-"""Blocks of Trio runs in other threads, of which the main thread waits: `trimesh.blocking`."""
+"""Blocks of Trio runs in other threads that the main thread waits for: `trimesh.blocking`."""
 
 _unheard: list[tuple[Block, trio.lowlevel.TrioToken]] = []
-"""Blocks of Trio runs in other threads that no signal is for."""
+"""Blocks of Trio runs in other threads that receive no signals."""
 
 _hears: trio.lowlevel.RunVar[bool] = trio.lowlevel.RunVar("trimesh_hears_interrupts", default=False)
 _original: Any = None
@@ -48,7 +48,7 @@ async def run_to_end(function: Callable[[], Awaitable[T]]) -> tuple[T, KeyboardI
     """Run `function` shielded from cancellation and from Ctrl-C.
 
     Returns:
-        Its result, and the `KeyboardInterrupt` that came meanwhile, which the caller raises in its own time.
+        Its result, and a `KeyboardInterrupt` that came meanwhile, which the caller raises when it is ready.
     """
     results: list[T] = []
 
@@ -75,10 +75,10 @@ async def run_to_end(function: Callable[[], Awaitable[T]]) -> tuple[T, KeyboardI
 
 @contextmanager
 def interruptible(block: Block) -> Generator[None, None, None]:
-    """Let a Ctrl-C that comes while `block` is being left kill what it waits for, if it is not the first one."""
+    """Let a Ctrl-C during the leaving of `block` kill everything that it waits for, if it is not the first one."""
     if threading.current_thread() is not threading.main_thread():
         with _interruptible_elsewhere(block, _elsewhere if _hears.get() else _unheard):
-            yield  # signals are handled in the main thread, so a Ctrl-C is not for this block unless that says so
+            yield  # signals are handled in the main thread, which may pass a Ctrl-C on to this block
         return
     entry = (block, trio.lowlevel.current_trio_token())
     _open.append(entry)
@@ -86,7 +86,7 @@ def interruptible(block: Block) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        if entry in _open:  # not of a process that has ended meanwhile
+        if entry in _open:  # else its process has ended meanwhile
             _open.remove(entry)
         if not _open:
             _uninstall()
@@ -105,27 +105,27 @@ def _interruptible_elsewhere(
 
 
 def hear_elsewhere() -> None:
-    """Let blocks of this Trio run, which is not in the main thread, be told of each Ctrl-C by that."""
+    """Let the main thread pass each Ctrl-C on to blocks of this Trio run, which is in another thread."""
     _hears.set(True)
 
 
 def interrupt_elsewhere(*, kills: bool = True) -> bool:
-    """Tell the blocks of runs in other threads of a Ctrl-C; in the main thread, also in a signal handler.
+    """Pass a Ctrl-C on to the blocks of runs in other threads; in the main thread, also in a signal handler.
 
     Args:
-        kills: Whether it may be the second one.
+        kills: Whether it may count as the second one.
 
     Returns:
-        Whether it was, and what a block still waits for is killed.
+        Whether it did, so that everything a block still waits for is killed.
     """
     return _tell(list(_elsewhere), kills=kills)
 
 
 def interrupt_blocks() -> bool:
-    """Count an interrupt that is no signal for the open blocks of this Trio run.
+    """Count an interrupt that is not a signal for the open blocks of this Trio run.
 
     Returns:
-        Whether it was the second one: what a block that is being left still waits for is killed.
+        Whether it was the second one: everything that a block being left still waits for is killed.
     """
     token = trio.lowlevel.current_trio_token()
     return _tell([entry for entry in (*_open, *_elsewhere, *_unheard) if entry[1] is token])
@@ -162,7 +162,7 @@ _INTERRUPTING: Final = (
 
 
 def are_interrupts_heard() -> bool:
-    """Return whether blocks of this Trio run, which is not in the main thread, learn of each Ctrl-C."""
+    """Return whether blocks of this Trio run, which is not in the main thread, receive each Ctrl-C."""
     return _hears.get()
 
 
@@ -202,14 +202,14 @@ def _on_interrupt(signum: int, frame: FrameType | None) -> None:
 
 @trio.lowlevel.enable_ki_protection
 def _interrupt_later(signum: int) -> None:
-    """Do what Trio does where code is protected: as this is."""
+    """Interrupt as Trio does in protected code, which this is."""
     _original(signum, sys._getframe())  # noqa: SLF001 - there is no other way to one's own frame
 
 
 def is_leaving(frame: FrameType) -> bool:
-    """Whether the frame has called the `__aexit__` of an `async with`, and does not await it yet.
+    """Return whether the frame has called the `__aexit__` of an `async with`, and does not await it yet.
 
-    Signals are handled after calls. The call of an `__aexit__` is followed by an instruction that says so.
+    Signals are handled after calls. A distinctive instruction follows the call of an `__aexit__`.
     """
     code, at = frame.f_code.co_code, frame.f_lasti
     if code[at] != _GET_AWAITABLE:
@@ -222,7 +222,7 @@ def is_leaving(frame: FrameType) -> bool:
 _GET_AWAITABLE: Final = dis.opmap["GET_AWAITABLE"]
 _CACHE: Final = dis.opmap.get("CACHE", 0)
 _OF_AEXIT: Final = 2
-"""Argument of that instruction where an `__aexit__` has made the awaitable; 1 says the same of an `__aenter__`."""
+"""Argument of that instruction after an `__aexit__`; 1 stands for an `__aenter__`."""
 
 
 def _tell(blocks: Sequence[tuple[Block, trio.lowlevel.TrioToken]], *, kills: bool = True) -> bool:
