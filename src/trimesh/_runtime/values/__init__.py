@@ -1,4 +1,4 @@
-"""How the values of a process travel: by pickle, by annotations, tensors, handles."""
+"""Serialisation of a process's values: by pickle, by annotations, tensors, handles."""
 
 from trimesh._runtime.values.codec import Guarded, Values, take_payload
 from trimesh._runtime.values.endpoint_spec import (

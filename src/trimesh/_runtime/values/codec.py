@@ -1,4 +1,4 @@
-"""How the values and exceptions of one process travel: one encoder, one decoder, one table of definitions."""
+"""Codec for the values and exceptions of one process: one encoder, one decoder, one table of definitions."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class Values:
 
     Args:
         proc_id: The process; it numbers its definitions under this name.
-        main: Where classes of another process's `__main__` are put (rule V2); None for nowhere.
-        reducers: How objects of this process travel that stand for something of it, such as ports.
-        bindings: What rebuilds them, as `Decoder` takes it.
+        main: Module for classes of another process's `__main__` (rule V2); None for none.
+        reducers: Reducers of objects that stand for something of this process, such as ports.
+        bindings: Rebuild those objects, in the form that `Decoder` takes.
 
     Attributes:
         is_pickled: Whether values are pickled; else they go by the annotations of endpoints (`TypedValues`).
@@ -73,7 +73,7 @@ class Values:
         return encoded
 
     def item_type(self, annotation: Any) -> ItemType | None:
-        """Return what the items of a channel are that is opened here; None where each says itself what it is."""
+        """Return the type of items of a channel that is opened here; None if each item carries its own type."""
         del annotation
         return None
 
@@ -111,7 +111,7 @@ class Values:
         return arguments
 
     def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
-        """Encode a class and what it is called with; `TypeError` names the argument that cannot be serialised."""
+        """Encode a class and its arguments; `TypeError` names the argument that cannot be serialised."""
         try:
             encoded = self._encoder.encode((cls, args, kwargs), what=f"the arguments of {name}")
         except TypeError as error:
@@ -126,20 +126,20 @@ class Values:
     def decode_construction(
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """Decode them; see `decode`. A pickle imports what it names, whatever `may_import` says."""
+        """Decode them; see `decode`. A pickle imports the modules that it names, whatever `may_import` says."""
         del may_import
         cls, args, kwargs = self._decoder.decode(payload, bodies, what=f"the arguments of {name}")
         return cls, args, kwargs
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
-        """Encode what an endpoint has returned; see `encode`."""
+        """Encode the result of an endpoint; see `encode`."""
         encoded = self._encoder.encode(value, what=spec.result_text)
         if encoded.attachments:
             _refuse_guarded(encoded, spec.result_text)
         return encoded
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
-        """Encode what a generator endpoint has yielded; see `encode`."""
+        """Encode an item of a generator endpoint; see `encode`."""
         return self.encode(value, what=spec.item_text)
 
     def decode_result(self, payload: Buffer, bodies: Sequence[memoryview], spec: EndpointSpec | None) -> Any:
@@ -152,11 +152,11 @@ class Values:
         return encode_exception(error, self._encoder, where=origin, note=describe(origin))
 
     def decode_error(self, payload: Buffer) -> Exception:
-        """Rebuild an exception; `ProtocolError` for bytes that are none."""
+        """Rebuild an exception; `ProtocolError` for invalid bytes."""
         return decode_exception(payload, self._decoder)
 
     def local_error(self, error: BaseException, origin: Origin) -> Exception:
-        """Return an exception of this process with coordinates, as it would arrive elsewhere (E06)."""
+        """Return an exception of this process with coordinates, equal to its copy elsewhere (E06)."""
         if not isinstance(error, Exception):
             found: Exception = RemoteError(type_name(type(error)), text_of(error))
             found.__cause__ = error
@@ -166,13 +166,13 @@ class Values:
         return found
 
     def definition(self, definition: DefinitionId) -> DefinitionBytes:
-        """Return what a peer must be sent for a definition."""
+        """Return the bytes of a definition, as a peer must receive them."""
         return self._definitions.bytes_of(definition)
 
     def define(
         self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
     ) -> None:
-        """Take a definition of a peer; see `Definitions.define`. `ProtocolError` for bytes that are none."""
+        """Add a definition of a peer; see `Definitions.define`. `ProtocolError` for invalid bytes."""
         self._definitions.define(definition, payload, carried, attachments)
 
 
@@ -184,13 +184,13 @@ def _parameters(cls: type) -> tuple[str, ...]:
 
 
 def _refuse_guarded(encoded: Encoded, what: str) -> None:
-    """Refuse what travels in calls alone, where it is kept until they have ended."""
+    """Refuse objects that may travel in calls only, where they are kept until the calls have ended."""
     if any(isinstance(thing, Guarded) for thing in encoded.attachments):
         raise TypeError(f"a mesh tensor travels as an argument of a call, got one in {what}: send its value, or call")
 
 
 def describe(origin: Origin) -> str:
-    """Say in one line where an error came from."""
+    """Return one line on the origin of an error."""
     parts = [f"at {place_name(origin.mesh, origin.point)}" if origin.point is not None else f"in {origin.mesh}"]
     if origin.actor is not None:
         parts.append(f"actor {origin.actor}")
@@ -201,19 +201,19 @@ def describe(origin: Origin) -> str:
     return ", ".join(parts)
 
 
-# ---- how the values of a process travel in a family where nothing is pickled (`pickle="off"`) ------------------------
+# ---- codec of a family in which nothing is pickled (`pickle="off"`) --------------------------------------------------
 
-# What `Values` is by pickle this is by annotations: the arguments and the result of an endpoint are what its signature
-# says, on both sides. Everything else travels by what it is. Classes and functions go by name, never by value.
+# The counterpart of `Values` that encodes by annotations: the signature of an endpoint gives the types of its arguments
+# and its result, on both sides. Everything else carries its type. Classes and functions go by name, never by value.
 
 
 class TypedValues(Values):
     """Encodes and decodes for one process, by annotations.
 
     Args:
-        bindings: What rebuilds objects that stand for something of this process, as `DecodeSource` takes it.
-        constructing: The endpoint's function whose parameters `cls`, `args` and `kwargs` are a class and what it is
-            called with: these go by the annotations of that class. None for no such endpoint.
+        bindings: Rebuild objects that stand for something of this process, in the form that `DecodeSource` takes.
+        constructing: The endpoint's function whose parameters `cls`, `args` and `kwargs` are a class and its
+            arguments: these go by the annotations of that class. None for no such endpoint.
     """
 
     is_pickled = False
@@ -223,7 +223,7 @@ class TypedValues(Values):
         self._bindings = dict(bindings or {})
         self._typed_encoder = TypedEncoder()
         self._typed_decoder = TypedDecoder(DecodeSource(bindings=self._bindings))
-        # By function, not by endpoint: a class that goes takes its own with it.
+        # By function, not by endpoint: a collected class takes its entries with it.
         self._arguments: weakref.WeakKeyDictionary[Callable[..., Any], Arguments] = weakref.WeakKeyDictionary()
         self._constructors: weakref.WeakKeyDictionary[type, Arguments] = weakref.WeakKeyDictionary()
         self._results: weakref.WeakKeyDictionary[Callable[..., Any], Field] = weakref.WeakKeyDictionary()
@@ -231,11 +231,11 @@ class TypedValues(Values):
     # ---- by what they are ----
 
     def encode(self, value: object, *, what: str) -> Encoded:
-        """Encode a value by what it is; `TypeError` names `what` and why it cannot travel."""
+        """Encode a value by its own type; `TypeError` names `what` and why it cannot travel."""
         return self._typed_encoder.encode(value, what=what)
 
     def decode(self, payload: Buffer, bodies: Sequence[memoryview], *, what: str = "a value") -> Any:
-        """Decode such a value; `ProtocolError` for bytes that are none."""
+        """Decode such a value; `ProtocolError` for invalid bytes."""
         return self._typed_decoder.decode(payload, bodies, what=what)
 
     # ---- by annotations ----
@@ -278,7 +278,7 @@ class TypedValues(Values):
         return args, kwargs
 
     def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
-        """Encode a class and what it is called with; `TypeError` names the argument that does not fit."""
+        """Encode a class and its arguments; `TypeError` names the argument that does not fit."""
         writer = Writer()
         inner = self._construction(writer, cls, args, kwargs)
         return writer.finish(writer.plain((cls, inner)))
@@ -286,7 +286,7 @@ class TypedValues(Values):
     def decode_construction(
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """Decode them; for the owner of this process also classes that are not here. `ProtocolError` for all else."""
+        """Decode them; `may_import` admits classes not imported here yet. `ProtocolError` for bytes that do not fit."""
         reader = Reader.of_message(payload, bodies, DecodeSource(may_import=may_import, bindings=self._bindings))
         try:
             cls, inner = reader.value()
@@ -301,14 +301,14 @@ class TypedValues(Values):
         return self._constructor(cls).write(writer, args, kwargs, cls.__qualname__)
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
-        """Encode what an endpoint has returned; `TypeError` when it does not fit its annotation."""
+        """Encode the result of an endpoint; `TypeError` when it does not fit its annotation."""
         if spec.kind is EndpointKind.GENERATOR:
             return self.encode(value, what=f"the end of {spec.name}()")  # the annotation is that of its items
         writer = Writer()
         return writer.finish(self._result_of(spec).write(writer, value, spec.result_text))
 
     def encode_item(self, value: object, spec: EndpointSpec) -> Encoded:
-        """Encode what a generator endpoint has yielded; `TypeError` when it does not fit its annotation."""
+        """Encode an item of a generator endpoint; `TypeError` when it does not fit its annotation."""
         writer = Writer()
         return writer.finish(self._result_of(spec).write(writer, value, spec.item_text))
 
@@ -319,11 +319,11 @@ class TypedValues(Values):
         return self._result_of(spec).read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
 
     def item_type(self, annotation: Any) -> ItemType | None:
-        """Return what the items of a channel are; `TypeError` when nothing of that type can travel."""
+        """Return the type of items of a channel; `TypeError` when nothing of that type can travel."""
         return None if annotation is None else item_type_of(annotation)
 
     def encode_sent(self, value: object, item_type: ItemType | None) -> Encoded:
-        """Encode an item of a channel; `TypeError` when it does not fit, `PayloadError` when its type is not here."""
+        """Encode an item of a channel; `TypeError` when it does not fit, `PayloadError` for a type unknown here."""
         if item_type is None:
             return super().encode_sent(value, item_type)
         writer = Writer()
@@ -384,7 +384,7 @@ def make_values(
     *,
     pickled: bool,
 ) -> Values:
-    """Return how the values of a process travel; see `Values` and `TypedValues`."""
+    """Return the codec of a process; see `Values` and `TypedValues`."""
     return Values(proc_id, main, reducers, bindings) if pickled else TypedValues(bindings, constructing)
 
 
@@ -394,30 +394,30 @@ torch_values.register_kinds()
 
 # ---- guarded ---------------------------------------------------------------------------------------------------------
 
-# Things among the arguments of a call that not every actor may be sent, and that must be kept until it has ended.
+# Arguments of a call that may be sent to some actors only, and that must be kept until the call has ended.
 
 
 class Guarded(ABC):
-    """What a reducer attaches to a message for such a thing."""
+    """Attachment of a reducer to a message, for such an argument."""
 
     @abstractmethod
     def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
-        """Refuse a call, before anything of it is sent.
+        """Refuse a call, before any of it is sent.
 
         Args:
             peers: The processes of the actors that are called, each a `Peer`.
-            is_broadcast: Whether its end is told to no caller.
+            is_broadcast: Whether no caller learns of its end.
 
         Raises:
-            TypeError: It cannot be sent there, or so.
+            TypeError: It cannot be sent there, or in this way.
         """
 
 
-# ---- where the payload of a message lies: in its head, or, when it is large, as the first of its bodies --------------
+# ---- place of a message's payload: in its head, or, when it is large, as the first of its bodies ---------------------
 
 
 def place_payload(value: Encoded) -> tuple[bytes, Sequence[Buffer]]:
-    """Return (what rides in the head, bodies): a large payload becomes the first body."""
+    """Return (part for the head, bodies): a large payload becomes the first body."""
     if len(value.payload) <= limits.HEAD_PAYLOAD_BYTES_MAX:
         return value.payload, value.buffers
     return b"", [value.payload, *value.buffers]

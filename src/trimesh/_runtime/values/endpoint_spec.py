@@ -1,4 +1,4 @@
-"""What the runtime knows about an endpoint: read from the class, used on both sides of the wire."""
+"""Endpoint specification, read from the actor class and used on both sides of the wire."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ENDPOINTS: Final = "__trimesh_endpoints__"
 
 
 class EndpointKind(enum.Enum):
-    """How an endpoint runs."""
+    """Way in which an endpoint runs."""
 
     ASYNC = "async"
     """A coroutine function, on the Trio thread."""
@@ -32,7 +32,7 @@ class EndpointKind(enum.Enum):
     """An async generator function, on the Trio thread; `stream` calls it."""
 
 
-# For what is asked once a message: to name a member of an enum costs as much as two calls of functions.
+# For checks made once a message: naming a member of an enum costs as much as two function calls.
 ASYNC: Final = EndpointKind.ASYNC
 INLINE: Final = EndpointKind.INLINE
 GENERATOR: Final = EndpointKind.GENERATOR
@@ -41,7 +41,7 @@ GENERATOR: Final = EndpointKind.GENERATOR
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a function or class.
 
-    Since Python 3.14 its annotations may name what is not defined yet, or for a type checker only.
+    Since Python 3.14 its annotations may use names that are not defined yet, or for a type checker only.
 
     Raises:
         ValueError: It has none.
@@ -93,9 +93,9 @@ class EndpointSpec:
         idempotent: Running it twice does no harm; only then may it be retried.
         signature: Without `self`, and without the reply.
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
-        arity: With so many arguments, all positional, it can be called: the least and the most.
+        arity: Least and greatest number of arguments with which it can be called, all of them positional.
         answers_later: Whether its first argument is a `Reply`, which answers the call.
-        arguments_text, item_text, result_text: How errors name what it is given, what it yields and what it returns.
+        arguments_text, item_text, result_text: Names of its arguments, its items and its result in errors.
     """
 
     name: str
@@ -106,7 +106,7 @@ class EndpointSpec:
     idempotent: bool
     signature: inspect.Signature
     slots: str = attrs.field(init=False, default=attrs.Factory(_slots_of, takes_self=True))
-    # Found out once: what is evolved from an endpoint takes them over.
+    # Computed once: specs evolved from this one copy them.
     parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
     arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
     answers_later: bool = attrs.field(kw_only=True, default=False)
@@ -116,12 +116,12 @@ class EndpointSpec:
 
 
 def is_abstract(spec: EndpointSpec) -> bool:
-    """Return whether an endpoint is an `abc.abstractmethod`, which subclasses are to define."""
+    """Return whether an endpoint is an `abc.abstractmethod`, to be defined by subclasses."""
     return bool(getattr(spec.fn, "__isabstractmethod__", False))
 
 
 AGENT_ENDPOINTS: Final[dict[str, EndpointSpec]] = {}
-"""The endpoints of the agent, which every process has; its class adds them."""
+"""Endpoints of the agent, which every process has; its class adds them."""
 
 
 def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:
@@ -130,7 +130,7 @@ def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:
     return found
 
 
-# ---- what a handle on a mesh consists of when it travels: numbers and names, no ownership ----------------------------
+# ---- handle on a mesh as it travels: numbers and names, no ownership -------------------------------------------------
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -148,19 +148,19 @@ class MemberInfo(msgspec.Struct, frozen=True):
 
 
 class MeshInfo(msgspec.Struct, frozen=True):
-    """One actor mesh, or the agents of one process mesh, as they are at one moment.
+    """One actor mesh, or the agents of one process mesh, at one moment.
 
     Attributes:
         mesh: Its number in the family.
         actor: Class name, or None for a process mesh.
         whole: All of it.
         members: By rank.
-        owner: The process whose block owns it, which knows who follows a member that has ended.
-        is_healing: Whether they may: its policy is not `FailFast`.
-        is_shared: Whether other processes of the family may spawn on it, a mesh of processes.
-        borrower: The process that has asked the owner for these actors, if it is another one.
-        family: The controller of the program that it belongs to; 0 in none, which is refused.
-        epoch: How often it has been resized.
+        owner: The process whose block owns it, and which knows the replacements of members that have ended.
+        is_healing: Whether members may be replaced: its policy is not `FailFast`.
+        is_shared: For a process mesh: whether other processes of the family may spawn on it.
+        borrower: The process that has requested these actors from the owner, if it is another one.
+        family: The controller of its program; 0 for none, which is refused.
+        epoch: Number of resizes.
         first: Places along its first dimension now, which are the first ones of `whole`; -1 for all of them.
         replaces_all: Whether its policy restarts all members when one fails.
     """

@@ -2,18 +2,18 @@
 
 Registered by name, so that a process which never imports torch pays nothing and one which does so late is served.
 
-What travels of a tensor's storage: the bytes from its first to its last element, and no others. `torch.save` keeps the
-whole storage, which makes one row of a large table as large as the table; here a row is a row. Tensors of one message
-whose bytes overlap share one storage on arrival, of exactly the bytes that they cover together; those that do not
-overlap arrive apart. A view that skips most of the bytes it spans (a column) is sent contiguous when it is alone.
+The bytes of a tensor's storage from its first to its last element travel, and no others. `torch.save` keeps the whole
+storage, which makes one row of a large table as large as the table; here a row is a row. Tensors of one message whose
+bytes overlap share one storage on arrival, of exactly the bytes that they cover together; those that do not overlap
+arrive apart. A view that skips most of the bytes it spans (a column) is sent contiguous when it is alone.
 
     CPU, any dtype; views, strides, expanded, conjugated, negated, zero-size; Parameters; attributes   here
     meta device                                                                                        here, no bytes
     CUDA                                                       here, by way of this host's memory, to the same device
     sparse, quantized, nested, subclasses, tensors with hooks                         torch's own reduce, with a copy
 
-As with plain pickle, `grad` stays behind. So does the graph: a tensor that is no leaf of it arrives detached, without
-`requires_grad`; as a leaf it would collect gradients that never reach what it was computed from.
+As with plain pickle, `grad` stays behind. So does the graph: a non-leaf tensor arrives detached, without
+`requires_grad`; as a leaf it would collect gradients that never reach its inputs.
 """
 
 # ruff: noqa: SLF001 - what pickling torch needs to know has no public names
@@ -33,7 +33,7 @@ from trimesh.errors import PayloadError, ProtocolError
 
 @cache
 def _torch() -> Any:
-    """Return torch, which is there wherever a tensor is; only one that arrives may be the first to need it."""
+    """Return torch, which exists wherever a tensor does; an arriving tensor may be the first to need it."""
     return importlib.import_module("torch")
 
 
@@ -67,12 +67,12 @@ def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
 
 def _put_together(source: DecodeSource, name: Any, data: Any, state: Any, *rest: Any) -> Tensor:
     must_be_imported(source, "torch", "a tensor")
-    names: dict[str, Any] = _torch().__dict__  # `getattr` would import what is lazy
+    names: dict[str, Any] = _torch().__dict__  # `getattr` would import lazy attributes
     dtype = names.get(name) if isinstance(name, str) else None
     if not isinstance(dtype, _torch().dtype):
         raise ProtocolError(f"a tensor must have a dtype, got {name!r:.100}")
     if data is not None:
-        view_of(data)  # a peer may say anything; what is no memory raises here
+        view_of(data)  # a peer may send anything; this raises for an object without memory
     elif not (0 in rest[0] or rest[4:] == ("meta",)):
         raise ProtocolError(f"a tensor of size {rest[0]!r:.100} must come with its bytes")
     try:
@@ -120,7 +120,7 @@ def reduce_tensor(tensor: Tensor, sink: Sink) -> Any:
 
 @cache
 def _is_wrapped() -> Callable[[Tensor], bool]:
-    """Return what says whether a tensor is a wrapper of functorch, which has no memory of its own."""
+    """Return a function that tests for a functorch wrapper, which has no memory of its own."""
     return cast("Callable[[Tensor], bool]", _torch()._C._functorch.is_functorch_wrapped_tensor)
 
 
@@ -159,7 +159,7 @@ def _device_memory(storage: Any, address: int, nbytes: int) -> memoryview:
 def _compacted(tensor: Tensor) -> memoryview:
     torch = _torch()
     with _no_modes(), torch.no_grad():
-        physical = _marked(tensor.detach(), conj=tensor.is_conj(), neg=tensor.is_neg())  # a second time takes it off
+        physical = _marked(tensor.detach(), conj=tensor.is_conj(), neg=tensor.is_neg())  # a second time removes it
         copied = physical.clone(memory_format=torch.contiguous_format).cpu()
     return memory_at(copied.data_ptr(), copied.numel() * copied.element_size(), copied)
 
@@ -184,7 +184,7 @@ def rebuild_tensor(
     tensor = _plain(data, dtype, size, strides) if is_plain else None
     if tensor is None:
         where = _device(device)
-        # A tensor that arrives is none of a mode's business: an active mesh would run this on every rank.
+        # Modes must not apply to an arriving tensor: an active mesh would run this on every rank.
         with _no_modes(), torch.no_grad():
             if data is None:
                 tensor = torch.empty_strided(size, strides, dtype=dtype, device=where)
@@ -202,7 +202,7 @@ def rebuild_tensor(
 
 
 def _plain(data: Any, dtype: Any, size: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
-    """Make a tensor of this host over memory of its own, at a third of the cost; None where that is not all of it."""
+    """Make a CPU tensor over memory of its own, at a third of the cost; None if a mode or the alignment forbids it."""
     torch = _torch()
     if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
         return None  # a mode is on
