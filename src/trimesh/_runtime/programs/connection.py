@@ -1,11 +1,11 @@
-r"""The side of the program that connects: how it reaches the processes of another one, and what their end means.
+r"""The connecting program: links to processes of another program, and the end of the connection.
 
     JOINED --Leaving, or the end of the block--> LEAVING --calls have ended--> closed: `MeshStopped`
        \-----------the socket has ended------------------------------------->  lost: `ConnectionLost`
 
 PC-1 Before the other program is known to fit, only records of a fixed shape are read; nothing is ever unpickled here.
-PC-2 When the connection ends, each process of the other program that is known here is declared gone, with the reason,
-     before any question that waits for an answer learns it.
+PC-2 When the connection ends, each known process of the other program is declared gone, with the reason, before any
+     question that waits for an answer fails.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProgramConnection:
     """Another program that this one has connected to.
 
     Attributes:
-        is_stopping: Whether no new calls may be made.
+        is_stopping: Whether new calls are refused.
         family: Its controller.
     """
 
@@ -101,7 +101,7 @@ class ProgramConnection:
             raise NoLinkError(f"no link to process {target} of {self._whom} could be made: {error}") from error
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Ask how a process of that program has ended; see `Host.exit_of`."""
+        """Request the exit report of a process of that program; see `Host.exit_of`."""
         try:
             received = await self.client.ask(lambda request: wire.ExitOf(request, target))
         except (SpawnerLostError, OSError, LimitExceeded):
@@ -132,7 +132,7 @@ class ProgramConnection:
             self._settle(stopped(self._leaving))
 
     def close(self) -> None:
-        """End the connection at once; what is under way fails. Idempotent."""
+        """End the connection at once; calls under way fail. Idempotent."""
         self.is_stopping = True
         self._settle(stopped(self._leaving or f"the block that was connected to {self._whom} has been left"))
         self.client.stop()
@@ -151,7 +151,7 @@ class ProgramConnection:
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self) -> None:
-        """Receive until the connection ends; leave when the other program says so."""
+        """Receive until the connection ends; leave when the other program requests it."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._leave_when_told)
             await self.client.run()
@@ -180,11 +180,11 @@ async def open_connection(name: str) -> AsyncGenerator[ProgramConnection, None]:
     """Connect to the program of this user that publishes a name.
 
     Raises:
-        ConnectError: There is none, or it does not fit, or does not answer.
-        RuntimeError: This is no controller.
+        ConnectError: There is no such program, or it does not fit, or does not answer.
+        RuntimeError: This process is not a controller.
 
     Blocking: entering for at most `limits.JOIN_SECONDS`. Leaving waits for calls of other tasks that are under way,
-        within the enclosing scope; by an exception or a cancel it does not.
+        within the enclosing scope; it does not wait after an exception or a cancel.
     """
     running = find_proc()
     if running is not None and running.family is not None:
@@ -192,7 +192,7 @@ async def open_connection(name: str) -> AsyncGenerator[ProgramConnection, None]:
     broker = BrokerSocket(await _dialled(name))
     try:
         other = await _greeting(broker, name)
-        # A controller that is made here does without pickle where either program wants that.
+        # A new controller does without pickle if either program wants that.
         is_pickled = None if running is not None else other.pickle == "on" == reread().pickle
         async with lease_proc(is_pickled) as (proc, family):
             transport = controllers_transport(proc, family, "connected to")
@@ -274,11 +274,11 @@ async def _next(broker: BrokerSocket, name: str) -> wire.AnyRecord:
         raise ConnectError(f"the program that publishes {name!r} is of another version of trimesh: {error}") from error
 
 
-# ---- a handle as a record, and back: numbers and names, no class and nothing that was pickled ------------------------
+# ---- handles as records: numbers and names, no class and no pickle ---------------------------------------------------
 
 
 def handle_record(proc: Proc, info: MeshInfo, region: Region, endpoints: Mapping[str, bool]) -> wire.PublishedHandle:
-    """Return what travels of a handle.
+    """Return the record of a handle.
 
     Raises:
         RuntimeError: The mesh belongs to another program.
@@ -306,7 +306,7 @@ def handle_of(connection: ProgramConnection) -> tuple[MeshInfo, Region]:
     """Return the handle that another program publishes.
 
     Raises:
-        ConnectError: It is none.
+        ConnectError: The record is not a valid handle.
     """
     handle = connection.handle
     mesh, table, shown = MeshId(handle.mesh), handle.table, set(handle.table)

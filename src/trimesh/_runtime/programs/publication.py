@@ -1,15 +1,15 @@
-"""The side of the program that publishes: it listens at a name and brokers links for those who connect.
+"""The publishing program: listens at a name and brokers links for connecting programs.
 
-    client -> publisher   Join, after what it was told fits; Connect, ExitOf
+    client -> publisher   Join, after the greeting fits; Connect, ExitOf
     publisher -> client   Greeting at once; Joined or Declined; Connected, ConnectFailed, ExitKnown; Leaving
 
-PB-1 Nothing of a client is read before the kernel has said that it is of this user, and nothing of it is ever unpickled
-     here: links carry values, and this socket none.
-PB-2 When the block is left no client has a link to any process of this family.
+PB-1 Nothing from a client is read before the kernel has confirmed that it belongs to this user, and nothing is ever
+     unpickled here: links carry values, and this socket none.
+PB-2 After the block is left no client has a link to any process of this family.
 
-FN-1 The folder is private (`system/user_files.py`), so that no other user can put itself in between.
-FN-2 Who takes, clears or judges a name holds the lock of the folder, so that a name without a listener is never taken
-     for one that is just being taken.
+FN-1 The folder is private (`system/user_files.py`), so that no other user can intercept connections.
+FN-2 Taking, clearing or judging a name requires the lock of the folder, so that a name without a listener is never
+     mistaken for one that is just being taken.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Client:
         self._has_queued = trio.Event()
 
     def send(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
-        """Send, or queue; who does not read is cut off."""
+        """Send, or queue; a client that does not read is disconnected."""
         try:
             self.broker.send(record, fds)
         except OSError:
@@ -71,7 +71,7 @@ class _Client:
             self._has_queued.set()
 
     async def write(self) -> None:
-        """Send what is queued, until cancelled."""
+        """Send queued records until cancelled."""
         while True:
             await self._has_queued.wait()
             self._has_queued = trio.Event()
@@ -87,7 +87,7 @@ class _Client:
         """Return the next record.
 
         Raises:
-            EOFError, OSError, ProtocolError: There is none.
+            EOFError, OSError, ProtocolError: The connection has ended, or the record is invalid.
         """
         while True:
             received = self.broker.receive()
@@ -99,7 +99,7 @@ class _Client:
 
 
 class PublishedName:
-    """A name that this program listens at, and the programs that have connected."""
+    """A published name: its listener, and the connected programs."""
 
     def __init__(
         self, proc: Proc, family: Family, transport: NativeTransport, taken: TakenName, handle: wire.PublishedHandle
@@ -121,7 +121,7 @@ class PublishedName:
 
     @trio.lowlevel.enable_ki_protection
     async def listen(self) -> None:
-        """Take in clients until the publication ends."""
+        """Accept clients until the publication ends."""
         listener = self._taken.listener
         with self._scope:
             while listener.fileno() != -1:  # it may have been closed before this task runs first
@@ -130,7 +130,7 @@ class PublishedName:
                     sock, _ = listener.accept()
                 except (BlockingIOError, ConnectionAbortedError):
                     continue
-                except OSError:  # no descriptor is left: those that wait are taken in when there is one
+                except OSError:  # no descriptor is left: waiting clients are accepted when there is one
                     await trio.sleep(limits.PROGRAM_ACCEPT_PAUSE_SECONDS)
                     continue
                 client = _Client(sock)
@@ -196,7 +196,7 @@ class PublishedName:
             client.send(wire.Declined("a program has a number of its own, and joins by it once"))
             return
         client.proc_id = named
-        self._proc.peer(named)  # which another one cannot have from now on
+        self._proc.peer(named)  # no other program can have it from now on
         self._family.clients.add(client.proc_id)
         client.send(wire.Joined(self._handle))
 
@@ -213,10 +213,10 @@ class PublishedName:
         client.send(wire.Connected(question.request, not is_near(sock)), (sock.detach(),))
 
     async def _broker(self, target: ProcId, source: ProcId) -> socket.socket:
-        """Return one end of a connection whose other end a process of this family has got.
+        """Return one end of a new connection, after handing the other end to a process of this family.
 
         Raises:
-            MeshError, OSError: There is no such process any more, or something is wanting.
+            MeshError, OSError: The process is gone, or a resource is lacking.
         """
         if target == self._proc.proc_id:
             ours, theirs = socket.socketpair()
@@ -239,17 +239,17 @@ class PublishedName:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Give the name back: no program can connect any more."""
+        """Release the name: no program can connect any more."""
         self._scope.cancel(reason="the publication ends")
         self._taken.give_back()
         _open.discard(self)
 
     async def end(self, *, at_once: bool, grace: float) -> None:
-        """Have all clients leave, and cut off those that do not.
+        """Request all clients to leave, and disconnect those that do not.
 
         Args:
-            at_once: Whether they give up what they have under way.
-            grace: Seconds in which they may end it.
+            at_once: Whether they give up their calls under way.
+            grace: Time limit in seconds for finishing those calls.
 
         Blocking: shielded by the caller, for at most `grace` and `limits.LEAVING_CLIENTS_SECONDS`.
         """
@@ -266,7 +266,7 @@ class PublishedName:
                 await self._cut_off(client.proc_id, client.targets)
 
     async def _cut_off(self, stranger: ProcId, targets: set[ProcId]) -> None:
-        """End what is left of a client's links (PB-2); those that it has closed itself are gone already."""
+        """End the remaining links of a client (PB-2); it may have closed some itself."""
         text = f"{self._taken.name!r} is not published any more"
         self._proc.declare_gone(self._proc.peer(stranger), stopped(text))
         head = messages.encode(messages.Disconnect(stranger))
@@ -284,12 +284,12 @@ async def open_publication(
     """Let other programs connect while a block is open.
 
     Args:
-        describe: Makes what they get from this process.
-        grace: Seconds for what they have under way when the block is left.
+        describe: Returns the handle for a client.
+        grace: Time limit in seconds for calls of clients under way when the block is left.
 
     Raises:
         ConnectError: The name is taken, or the folder of names cannot be used.
-        RuntimeError: This is no controller.
+        RuntimeError: This process is not a controller.
     """
     async with lease_proc() as (proc, family):
         await trio.lowlevel.checkpoint()
@@ -313,10 +313,10 @@ async def open_publication(
 
 
 def controllers_transport(proc: Proc, family: Family, what: str) -> NativeTransport:
-    """Return the links of this process; refuse workers and simulations.
+    """Return the transport of this process; refuse workers and simulations.
 
     Raises:
-        RuntimeError: This process is one.
+        RuntimeError: This process is a worker, or simulated.
     """
     if not isinstance(proc.transport, NativeTransport):
         raise RuntimeError(  # noqa: TRY004 - a simulation, and no argument of the wrong type
@@ -330,7 +330,7 @@ def controllers_transport(proc: Proc, family: Family, what: str) -> NativeTransp
     return proc.transport
 
 
-# ---- names of published handles: sockets in a folder of this user, which only this user may enter --------------------
+# ---- names of published handles: sockets in a private folder of this user --------------------------------------------
 
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -341,15 +341,15 @@ def checked_program_name(name: Any) -> str:
 
 
 def checked_file_name(name: Any, what: str, chars_max: int) -> str:
-    """Return a name that a file may have.
+    """Return a valid file name.
 
     Args:
-        what: What it is, for the text of errors.
-        chars_max: How long it may be.
+        what: Meaning of the name, for error texts.
+        chars_max: Greatest length.
 
     Raises:
-        TypeError: It is no text.
-        ValueError: It has other characters, or too many.
+        TypeError: It is not text.
+        ValueError: It has invalid characters, or too many.
     """
     if not isinstance(name, str):
         raise TypeError(f"{what} must be a text, got {name!r}")
@@ -363,10 +363,10 @@ def checked_file_name(name: Any, what: str, chars_max: int) -> str:
 
 @contextmanager
 def _entered() -> Generator[tuple[Path, int], None, None]:
-    """Open the folder; make it if it is missing.
+    """Open the folder; create it if it is missing.
 
     Raises:
-        ConnectError: It cannot be trusted, or not be made.
+        ConnectError: It cannot be trusted, or not be created.
     """
     folder = user_folder()
     with ExitStack() as stack:
@@ -379,7 +379,7 @@ def _entered() -> Generator[tuple[Path, int], None, None]:
 
 @contextmanager
 def _locked(fd: int) -> Generator[None, None, None]:
-    """Hold the lock of the folder; those who do hold it for microseconds and wait for nothing meanwhile."""
+    """Hold the lock of the folder; holders keep it for microseconds and wait for nothing meanwhile."""
     fcntl.flock(fd, fcntl.LOCK_EX)
     try:
         yield
@@ -392,11 +392,11 @@ def _socket() -> socket.socket:
 
 
 def _reach(fd: int, name: str) -> socket.socket | None:
-    """Return a connection to who listens at a name; None if there is no listener.
+    """Return a connection to the listener at a name; None if there is none.
 
     Raises:
         FileNotFoundError: There is no such name.
-        BlockingIOError: Too many connect at this moment.
+        BlockingIOError: Too many clients are connecting at this moment.
     """
     sock = _socket()
     try:
@@ -414,7 +414,7 @@ class TakenName:
     """A name that this program listens at.
 
     Attributes:
-        listener: Where others connect; not blocking.
+        listener: Socket to which others connect; not blocking.
     """
 
     def __init__(self, name: str, listener: socket.socket, inode: int) -> None:
@@ -423,7 +423,7 @@ class TakenName:
         self._inode = inode
 
     def give_back(self) -> None:
-        """Stop listening, and remove the name unless it is another program's by now."""
+        """Stop listening, and remove the name unless another program has taken it meanwhile."""
         self.listener.close()
         with suppress(ConnectError, OSError), _entered() as (_, fd), _locked(fd):
             if os.stat(self.name, dir_fd=fd).st_ino == self._inode:
@@ -435,7 +435,7 @@ class TakenName:
 
 
 def take_name(name: str) -> TakenName:
-    """Listen at a name; one whose program has ended is taken over.
+    """Listen at a name; a name whose program has ended is taken over.
 
     Raises:
         ConnectError: Another program listens there, or the folder cannot be used.
@@ -467,15 +467,15 @@ def take_name(name: str) -> TakenName:
 
 
 def dial(name: str) -> socket.socket | None:
-    """Return a connection to the program of this user that publishes a name; None while too many connect.
+    """Return a connection to the program of this user that publishes a name; None while too many are connecting.
 
     Raises:
-        ConnectError: There is none, or its program has ended; what is left of that is removed.
+        ConnectError: There is no such program, or it has ended; its remains are removed.
     """
     with _entered() as (folder, fd):
         try:
             sock = _reach(fd, name)
-            if sock is None:  # perhaps it is just being taken: none is while this holds the lock
+            if sock is None:  # perhaps it is just being taken, which holding the lock rules out
                 with _locked(fd):
                     sock = _reach(fd, name)
                     if sock is None:
@@ -497,11 +497,11 @@ def dial(name: str) -> socket.socket | None:
     return sock
 
 
-# ---- what two programs tell each other of themselves before anything else, and whether they fit ----------------------
+# ---- first exchange of two programs: their descriptions, and whether they fit ----------------------------------------
 
 
 def side_of(*, pickled: bool, proc_id: ProcId) -> wire.Side:
-    """Return what this program says of itself."""
+    """Return the description of this program."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - few programs need it
 
     try:
@@ -520,7 +520,7 @@ def side_of(*, pickled: bool, proc_id: ProcId) -> wire.Side:
 
 
 def check_fit(ours: wire.Side, theirs: wire.Side) -> None:
-    """Refuse a program whose messages this one could not read, or must not.
+    """Refuse a program whose messages this one cannot, or must not, read.
 
     Raises:
         ConnectError: They differ; both are named.
