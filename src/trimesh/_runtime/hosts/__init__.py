@@ -1,4 +1,4 @@
-"""Hosts that agents serve: the agent's side, the controller's side, and what goes between the two."""
+"""Hosts served by agents: the agent, the controller's side, and the protocol between the two."""
 
 from trimesh._runtime.hosts.agent import AgentEnd, HostAgent, open_agent
 from trimesh._runtime.hosts.host_group import (

@@ -1,19 +1,19 @@
-r"""The agent of a host: the root of the spawners there, in place of a controller on another host.
+r"""Agent of a host: the root of the spawners there, in place of a controller on another host.
 
     controller --session--> HostAgent --broker sockets--> spawners --> workers
 
-It hands on what the controller asks, with the context of this host, and what the spawners tell. It decides nothing.
+It relays requests of the controller, with the context of this host, and records of the spawners. It decides nothing.
 
-The spawners of one host: the one that is there from the start, and one for each set of modules to preload.
+Spawners of one host: the one that exists from the start, and one for each set of modules to preload.
 
     agent -- HostSpawners -- spawner            -- forks --> processes without `preload`
                           \- spawner, torch      -- forks --> processes that begin with torch
 
-A question about a process goes to all, and at most one knows it. So what a spawner asks about a process of another one
-is answered here, and goes to the controller only if it is not on this host.
+A question about a process goes to all, and at most one knows it. A spawner's question about a process of another
+spawner is answered here, and goes to the controller only if the process is not on this host.
 
 HW-1 A module is imported once for all processes of the host that name the same set, as on one host.
-HW-2 The loss of any of them is the loss of the host: what is below it is not known any more.
+HW-2 The loss of any of them is the loss of the host: the state of processes below it is unknown from then on.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _Question = wire.Launch | wire.Connect | wire.ExitOf | wire.Flush
 
 
 class AgentEnd(msgspec.Struct, frozen=True):
-    """How an agent has ended.
+    """End of an agent.
 
     Attributes:
-        reason: For people.
-        is_failure: Whether it was not told to end: its lease has ended, or its spawner is lost.
+        reason: Text for the user.
+        is_failure: Whether it ended unasked: its lease has expired, or its spawner is lost.
     """
 
     reason: str
@@ -82,7 +82,7 @@ class HostAgent:
         self._has_queued = trio.Event()
 
     async def serve(self) -> AgentEnd:
-        """Serve until the controller says stop, or is lost, or the spawner is; return why."""
+        """Serve until the controller says stop or is lost, or the spawner is lost; return the reason."""
         end = AgentEnd("the controller has said stop")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
@@ -132,7 +132,7 @@ class HostAgent:
 
     @trio.lowlevel.enable_ki_protection
     async def _ask(self, question: _Question) -> None:
-        """Ask the spawner, and hand its answer on."""
+        """Query the spawner, and pass its answer on."""
         number = question.request
         if isinstance(question, wire.Launch):
             context = context_here(question.context, are_several=prod(question.config.sizes) > 1)
@@ -145,7 +145,7 @@ class HostAgent:
             return
         answer, fds = received.record, received.fds
         if isinstance(answer, wire.Launched) and fds:
-            close_all(fds[:1])  # the pidfd, which means something here only
+            close_all(fds[:1])  # the pidfd, which is valid on this host only
             fds = fds[1:]
         if isinstance(answer, wire.Launched | wire.Connected) and len(fds) != 1:
             close_all(fds)
@@ -162,7 +162,7 @@ class HostAgent:
         self._send(msgspec.structs.replace(answer, request=number), fds)
 
     def _give(self, question: wire.Connect, fd: int) -> bool:
-        """Hand the end of a link to the agent that it is for, if there is a session with it; tell the controller."""
+        """Pass the end of a link to its agent, if there is a session with it; report that to the controller."""
         if not question.agent or self._neighbours is None:
             return False
         try:
@@ -189,7 +189,7 @@ class HostAgent:
         return msgspec.structs.replace(config, settings=settings)
 
     def noticed(self, received: Received) -> None:
-        """Hand on what the spawner tells."""
+        """Pass a record of the spawner on."""
         self._send(received.record, received.fds)
 
     def _send(self, record: wire.AnyRecord, fds: tuple[int, ...] = ()) -> None:
@@ -197,7 +197,7 @@ class HostAgent:
             self._pipe.put(record, fds)
             if not self._pipe.flush():
                 self._has_queued.set()
-        except (OSError, LimitExceeded):  # the reader hears of it; what cannot go is lost as its channel would be
+        except (OSError, LimitExceeded):  # the reader learns of it; unsent records are lost as their channel would be
             return
 
     async def _write(self) -> None:
@@ -247,8 +247,8 @@ async def open_agent(
     Args:
         pipe: To the controller.
         controller: Its incarnation.
-        own: Of this process, which marks what runs here.
-        host_id: Setting `host_id` of the processes here, unless their mesh has one.
+        own: Incarnation of this process, which marks the processes here.
+        host_id: Setting `host_id` of the processes here, unless their mesh sets one.
         spawner: The first one, if it was started before.
         neighbours: Agents of other hosts; None: all links to them go through the controller.
     """
@@ -275,13 +275,13 @@ async def open_agent(
 
 # ---- spawners --------------------------------------------------------------------------------------------------------
 
-# The spawners of one host: the one that is there from the start, and one for each set of modules to preload.
+# Spawners of one host: the one that exists from the start, and one for each set of modules to preload.
 
 Modules = tuple[str, ...]
 
 
 class _Spawner:
-    """One of them; `root` is None until it is ready, and for ever if `failure` says why."""
+    """One of them; `root` is None until it is ready, and for ever if `failure` is set."""
 
     def __init__(self) -> None:
         self.settled = trio.Event()
@@ -299,12 +299,12 @@ class HostSpawners:
     """All spawners of a host. `start` makes the first one.
 
     Args:
-        controller: Who is the root of the family.
-        own: This process, which marks what runs here.
-        on_notice: Called for all that the spawners tell, but what is answered here, with descriptors that it then owns;
-            requests have numbers of ours. Must not raise.
+        controller: Root of the family.
+        own: This process, which marks the processes here.
+        on_notice: Called for each record of the spawners that is not answered here, with descriptors that it then owns;
+            requests are numbered anew. Must not raise.
         nursery: Of their tasks; its end ends them.
-        first: The one that `start` takes; None starts it then.
+        first: Process for `start` to use; None starts one then.
 
     Attributes:
         lost: Why one of them is lost, else None.
@@ -362,10 +362,10 @@ class HostSpawners:
                 await root.client.ended.wait()
                 self.lost = self.lost or root.client.lost or ""
                 self.ended.set()
-                await trio.sleep_forever()  # it is the agent that ends now
+                await trio.sleep_forever()  # the agent itself ends now
         except SpawnError as error:
             spawner.failure = str(error)
-            del self._spawners[modules]  # whoever asks next tries again
+            del self._spawners[modules]  # the next request tries again
         finally:
             spawner.settled.set()
 
@@ -378,7 +378,7 @@ class HostSpawners:
     # ---- what the controller asks ----------------------------------------------------------------------------
 
     async def ask(self, question: wire.Launch | wire.Connect | wire.ExitOf | wire.Flush) -> Received:
-        """Ask the spawner that can answer; the number of the answer means nothing.
+        """Query the spawner that can answer; the number of the answer means nothing.
 
         Raises:
             SpawnError: There is no spawner to start that process.
@@ -398,7 +398,7 @@ class HostSpawners:
                 return await _ask_each(self._clients(), question) or _nowhere(question)
 
     def post(self, record: wire.Signal | wire.OutputTaken | wire.Answer, fds: tuple[int, ...] = ()) -> None:
-        """Hand on what has no answer. Owns `fds`."""
+        """Pass on a record that has no answer. Owns `fds`."""
         match record:
             case wire.Signal():
                 known = self._launched.get(record.proc_id)
@@ -436,7 +436,7 @@ class HostSpawners:
     async def _answer(
         self, asking: SpawnerClient, question: wire.ForeignConnect | wire.ForeignExitOf, others: list[SpawnerClient]
     ) -> None:
-        """Answer the question of one spawner by asking the others, else the controller."""
+        """Answer the question of one spawner by querying the others, else the controller."""
         about: wire.Connect | wire.ExitOf
         if isinstance(question, wire.ForeignConnect):
             about = wire.Connect(1, question.target, question.source)
@@ -460,7 +460,7 @@ async def _ask(client: SpawnerClient, question: Any) -> Received:
 
 
 async def _ask_each(clients: list[SpawnerClient], question: wire.Connect | wire.ExitOf) -> Received | None:
-    """Return the answer of whoever knows the process, or None."""
+    """Return the positive answer, of the spawner that knows the process, or None."""
 
     async def ask(client: SpawnerClient) -> Received | None:
         received = await _ask(client, question)

@@ -1,13 +1,13 @@
-"""What goes over the channel of casts between a controller and the agent of a host, and between two agents.
+"""Cast channel between a controller and the agent of a host, and feeds between agents; memory of the bodies.
 
     controller -> agent   u8 kind, 7 zeros, u64 number, u64 size, u64 agent
                           1 = KEEP: so many bytes follow; keep them
                           2 = LET_GO: no process of the host needs them any more, and no other host
                           3 = FED: keep so many bytes, which that agent feeds
                           4 = FEED: feed that agent what the next KEEP or FED is about; the number is the other host's
-    agent -> controller   u64 number, u64 agent, then what says to processes of the host where they are; zeros if it
+    agent -> controller   u64 number, u64 agent, then the place of the bytes for processes of the host; zeros if it
                           cannot keep them. One answer to each KEEP and FED; with an agent: that one could not be fed
-    agent -> agent        the bytes, on a channel whose purpose says the number
+    agent -> agent        the bytes, on a channel whose purpose holds the number
                   <-      one zero, when all have come
 
 Numbers of KEEP and FED grow. The agent takes no more than `limits.HOST_CAST_BYTES` and `limits.HOST_CASTS_MAX` at a
@@ -18,11 +18,11 @@ Bodies of casts in the agent of a host: each enters once, into memory that the p
     channel of casts, or another agent --> CastStore --> processes of the host map it, by this process's descriptor
                                                      --> agents of other hosts are fed from it, as it comes
 
-HK-1 What is kept is bounded, whatever the controller says.
-HK-2 Memory that was let go stays for as long as a process has mapped it, and is given back with the last view of it.
-HK-3 A host that takes bodies slowly holds up no other one: they are fed from memory.
-HK-4 Who was to feed says that it could not, whatever the reason; but of its own memory the controller hears by its
-     answer.
+HK-1 Kept memory is bounded, whatever the controller requests.
+HK-2 Released memory stays for as long as a process has mapped it, and is freed with the last view of it.
+HK-3 A host that receives bodies slowly delays no other one: they are fed from memory.
+HK-4 The feeding agent reports each feed that fails, for any reason; a lack of its own memory the controller learns
+     from its answer.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
 REQUEST: Final = struct.Struct("<BxxxxxxxQQQ")
 ANSWER: Final = struct.Struct(f"<QQ{WHERE.size}s")
 NOWHERE: Final = bytes(WHERE.size)
-"""What is answered when the bytes cannot be kept."""
+"""Answer if the bytes cannot be kept."""
 
 
 class CastRequest(IntEnum):
-    """What a controller asks."""
+    """Kind of a controller's request."""
 
     KEEP = 1
     LET_GO = 2
@@ -73,7 +73,7 @@ def read_request(data: bytes) -> tuple[CastRequest, int, int, int]:
     """Return kind, number, size and agent of a request.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: It is not a request.
     """
     kind, number, size, agent = REQUEST.unpack(data)
     if kind not in tuple(CastRequest) or data[1:8] != bytes(7):
@@ -86,20 +86,20 @@ def read_request(data: bytes) -> tuple[CastRequest, int, int, int]:
     return kind, number, size, agent
 
 
-# ---- the controller's side of the channel of casts to one host: bodies there, answers back ---------------------------
+# ---- controller's side of the cast channel to one host: bodies there, answers back -----------------------------------
 
-# The channel is opened with the first cast. When it ends, for whatever reason, casts to this host go in chunks.
+# The channel is opened with the first cast. When it ends, for any reason, casts to this host go in chunks.
 
 
 class CastSender:
     """Carries the casts to one host.
 
     Args:
-        open_channel: Joins a socket, which it takes over, to a new channel of casts.
+        open_channel: Joins a socket, which it then owns, to a new cast channel.
         agent, circle: See `HostCaster`.
 
     Attributes:
-        caster: Of the links to processes of the host.
+        caster: Shared by the links to processes of the host.
     """
 
     def __init__(self, open_channel: Callable[[socket.socket], None], agent: int = 0, circle: object = None) -> None:
@@ -138,7 +138,7 @@ class CastSender:
         caster = self.caster
         with suppress(OSError):
             while True:
-                if caster.let_go:  # first, as it makes room over there
+                if caster.let_go:  # first, as it frees room there
                     await send_everything(channel, REQUEST.pack(CastRequest.LET_GO, caster.let_go.popleft(), 0, 0))
                 elif caster.bodies:
                     await self._send_bodies(channel, caster.bodies.popleft())
@@ -148,7 +148,7 @@ class CastSender:
         scope.cancel()
 
     async def _send_bodies(self, channel: trio.socket.SocketType, body: CastBody) -> None:
-        number, source = body.number, body.source  # it may be numbered anew while this waits
+        number, source = body.number, body.source  # it may be renumbered during the wait
         for other in body.fed.copy():
             if other in body.fed:
                 await send_everything(channel, REQUEST.pack(CastRequest.FEED, other.number, 0, other.owner.agent))
@@ -168,10 +168,10 @@ class CastSender:
 class KeptCast:
     """Memory for the bodies of one cast, which the store owns.
 
-    Attributes:
+    size: In bytes.
         size: Bytes.
-        fd: Its descriptor; -1 if the system gives none, then what is written is dropped.
-        written: Bytes that have come.
+        fd: Its descriptor; -1 if the system gives none, then written bytes are dropped.
+        written: Number of received bytes.
         is_broken: Whether the system has no memory for them.
     """
 
@@ -190,7 +190,7 @@ class KeptCast:
             self.is_broken = True
 
     def write(self, data: memoryview) -> None:
-        """Add the next bytes; the end of memory breaks it, and nothing else."""
+        """Append the next bytes; a lack of memory marks it as broken, and has no other effect."""
         self.written += data.nbytes
         while data and not (self.is_broken or self._is_closed):
             try:
@@ -202,11 +202,11 @@ class KeptCast:
         self._has_more = trio.Event()
 
     async def wait_more(self) -> None:
-        """Wait until more has come."""
+        """Wait until more bytes have arrived."""
         await self._has_more.wait()
 
     def open_scope(self) -> trio.CancelScope:
-        """Return a scope for a task that fills it or feeds from it, which ends with it."""
+        """Return a scope for a task that fills it or feeds from it; closing it cancels the task."""
         scope = trio.CancelScope()
         self._scopes.append(scope)
         if self._is_closed:
@@ -214,14 +214,14 @@ class KeptCast:
         return scope
 
     def where(self) -> bytes:
-        """Seal it, and return what says where it is, or `NOWHERE`."""
+        """Seal it, and return its place for other processes, or `NOWHERE`."""
         if self.is_broken:
             return NOWHERE
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, SEALS)
         return WHERE.pack(os.getpid(), self.fd, self.size, self._drawn)
 
     def close(self) -> None:
-        """End its tasks, and give the memory back."""
+        """End its tasks, and free the memory."""
         self._is_closed = True
         for scope in self._scopes:
             scope.cancel(reason="the cast was let go")
@@ -231,10 +231,10 @@ class KeptCast:
 
 
 class CastStore:
-    """What the agent keeps for one controller. Closed by its owner.
+    """Cast bodies that the agent keeps for one controller. Closed by its owner.
 
     Attributes:
-        kept: Bytes.
+        kept: Number of kept bytes.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class CastStore:
         self._last = 0
 
     def open(self, number: int, size: int) -> KeptCast:
-        """Begin to keep bytes.
+        """Begin to keep a body.
 
         Raises:
             ProtocolError: The number is not larger than all before, or there is no room.
@@ -258,10 +258,10 @@ class CastStore:
         return one
 
     def let_go(self, number: int) -> None:
-        """Keep them no more.
+        """Release a body.
 
         Raises:
-            ProtocolError: They are not kept.
+            ProtocolError: It is not kept.
         """
         found = self._casts.pop(number, None)
         if found is None:
@@ -270,20 +270,20 @@ class CastStore:
         found.close()
 
     def is_over(self, number: int) -> bool:
-        """Return whether a cast that comes with this number is not wanted any more."""
+        """Return whether a cast that arrives with this number is no longer wanted."""
         return number <= self._last and number not in self._casts
 
     def close(self) -> None:
-        """Keep nothing more."""
+        """Release everything."""
         for number in list(self._casts):
             self.let_go(number)
 
 
 class HostCasts:
-    """Serves the channel of casts of one controller, and what other agents feed.
+    """Serves the cast channel of one controller, and feeds from other agents.
 
     Args:
-        feeds: Ways to those; None: there are none.
+        feeds: Sessions with those agents; None without.
     """
 
     def __init__(self, feeds: Neighbours | None) -> None:
@@ -296,29 +296,29 @@ class HostCasts:
         self._is_over = False
 
     async def serve(self, sock: socket.socket) -> None:
-        """Keep and feed what comes on the channel, until it ends or the controller breaks its rules; both close it.
+        """Keep and feed bodies from the channel, until it ends or the controller breaks its rules; both close it.
 
         Args:
-            sock: Taken over.
+            sock: Owned from now on.
         """
         sock.setblocking(False)  # noqa: FBT003
         with trio.socket.from_stdlib_socket(sock) as channel:
             if self._is_serving:
-                return  # a controller has one
+                return  # a controller has only one
             self._is_serving = True
             try:
                 async with trio.open_nursery() as nursery:
                     answers = _Answers(channel)
                     self._answers = answers.put
                     nursery.start_soon(answers.send)
-                    with suppress(OSError, ProtocolError):  # what it sees not to be kept, it sends in chunks
+                    with suppress(OSError, ProtocolError):  # the controller sends unkept bodies in chunks
                         await self._read(channel, answers, nursery)
                     nursery.cancel_scope.cancel(reason="the channel of casts is over")
             finally:
                 self.close()
 
     def close(self) -> None:
-        """Keep and take nothing more. Idempotent."""
+        """Release everything, accept nothing more. Idempotent."""
         self._is_over = True
         self._answers = _drop
         self._store.close()
@@ -327,7 +327,7 @@ class HostCasts:
         self._early.clear()
 
     async def _read(self, channel: trio.socket.SocketType, answers: _Answers, nursery: trio.Nursery) -> None:
-        others = list[tuple[ProcId, int]]()  # that the next cast is fed to
+        others = list[tuple[ProcId, int]]()  # to be fed with the next cast
         while (data := await receive_exactly(channel, REQUEST.size)) is not None:
             await answers.wait_room()
             kind, number, size, agent = read_request(data)
@@ -356,11 +356,11 @@ class HostCasts:
     # ---- from another agent ----------------------------------------------------------------------------------
 
     def take_feed(self, peer: ProcId, number: int, sock: socket.socket) -> None:
-        """Take the channel by which another agent feeds a cast; the controller may say so later.
+        """Accept the channel by which another agent feeds a cast; the controller may announce it later.
 
         Args:
-            number: Of the cast here.
-            sock: Taken over.
+            number: Number of the cast here.
+            sock: Owned from now on.
         """
         key = peer, number
         if (
@@ -376,7 +376,7 @@ class HostCasts:
             self._awaited[key].set()
 
     async def _be_fed(self, cast: KeptCast, number: int, peer: ProcId) -> None:
-        """Keep what another agent feeds. If it does not, the controller hears that from it, and lets the cast go."""
+        """Keep a body fed by another agent. On failure the feeding agent reports it, and the controller lets go."""
         key, has_come = (peer, number), trio.Event()
         for early in [one for one in self._early if self._store.is_over(one[1])]:
             self._early.pop(early).close()
@@ -399,7 +399,7 @@ class HostCasts:
     # ---- to another agent ------------------------------------------------------------------------------------
 
     async def _feed(self, cast: KeptCast, peer: ProcId, number: int) -> None:
-        """Feed another agent; tell the controller if that fails."""
+        """Feed another agent; report a failure to the controller."""
         with cast.open_scope():
             is_fed = False
             with suppress(OSError, LimitExceeded):
@@ -428,7 +428,7 @@ class HostCasts:
 
 
 async def _fill(cast: KeptCast, channel: trio.socket.SocketType) -> bool:
-    """Take the bytes of a cast; return whether all of them have come."""
+    """Receive the bytes of a cast; return whether all of them have arrived."""
     piece = memoryview(bytearray(min(cast.size, limits.HOST_CAST_READ_BYTES)))
     while cast.written < cast.size:
         n = await channel.recv_into(piece[: cast.size - cast.written])
@@ -439,9 +439,9 @@ async def _fill(cast: KeptCast, channel: trio.socket.SocketType) -> bool:
 
 
 async def _pour(cast: KeptCast, channel: trio.socket.SocketType) -> None:
-    """Send the bytes of a cast as they come.
+    """Send the bytes of a cast as they arrive.
 
-    They are copied: what `sendfile` has handed to a socket cannot be sealed until it was read there.
+    They are copied: bytes passed to a socket by `sendfile` cannot be sealed until they were read at the other end.
     """
     sent = 0
     piece = memoryview(bytearray(min(cast.size, limits.HOST_CAST_READ_BYTES)))
@@ -455,7 +455,7 @@ async def _pour(cast: KeptCast, channel: trio.socket.SocketType) -> None:
 
 
 class _Answers:
-    """Answers that wait for room in the channel: one for each cast that is kept, one for each feed."""
+    """Answers that wait for room in the channel: one for each kept cast, one for each feed."""
 
     def __init__(self, channel: trio.socket.SocketType) -> None:
         self._channel = channel
@@ -468,7 +468,7 @@ class _Answers:
         self._has_some.set()
 
     async def wait_room(self) -> None:
-        """Wait until no more answers wait than casts can be kept: who reads none is not read."""
+        """Wait until no more answers wait than casts can be kept: a peer that does not read is not read."""
         while len(self._waiting) > limits.HOST_CASTS_MAX * ANSWER.size:
             await self._has_room.wait()
 

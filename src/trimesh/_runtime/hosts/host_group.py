@@ -1,22 +1,22 @@
-r"""Several hosts as one: processes of a mesh are started where their rank says.
+r"""Several hosts as one: the processes of a mesh are started on the hosts of their ranks.
 
-A place among the hosts of a job: the host that is there, and the one that comes after its loss.
+A place among the hosts of a job: its present host, and the successor after a loss.
 
     launch --> place --> host, alive
                     \--> host, lost --replace--> the job starts another agent there --> launch
 
-HP-1 A process is started on the host that is at the place when that is asked for. Where that is lost, the launch waits
-     for the next one, and fails if that cannot be had.
+HP-1 A process is started on the host that is at the place when it is requested. If that host is lost, the launch waits
+     for the next one, and fails if there is none.
 HP-2 One replacement is under way at a time; all launches that wait for it get the same host.
-HP-3 What ran on a lost host stays its own: its reports and links are not looked for on the next one.
+HP-3 Processes of a lost host stay with it: their reports and links are not looked up on the next one.
 HP-4 When `replace` returns, each process of the old host is known to be gone: none of them answers a later call.
 
-All hosts of one job, which may become more while its block is open.
+All hosts of one job, to which more can be added while its block is open.
 
     places 0 .. n-1 --grow(k): started, joined--> places 0 .. n+k-1
 
-HR-1 To grow is all or nothing: the new hosts are there at one moment, when processes can be started on all of them.
-HR-2 One growth at a time; the places that there are stay as they are, and so does what shows them.
+HR-1 Growing is all or nothing: the new hosts join at one moment, when processes can be started on all of them.
+HR-2 One growth at a time; the existing places stay as they are, and so do the host meshes that show them.
 """
 
 from __future__ import annotations
@@ -54,46 +54,46 @@ from trimesh.ids import ProcId
 
 
 class Successors(Protocol):
-    """What starts the hosts that come after lost ones, and beside those that there are."""
+    """Starts successors of lost hosts, and additional hosts."""
 
     @property
     def spares(self) -> int:
-        """How many hosts wait for that; an agent that is started again on the lost one is none."""
+        """Number of spare hosts; an agent restarted on a lost host does not count."""
         ...
 
     async def succeed(self, lost: JobHost) -> JobHost:
-        """Start the next host of the place of a lost one; a cancel leaves nothing of it.
+        """Start the successor of a lost host at its place; a cancel leaves nothing of it.
 
         Raises:
-            SpawnError: It cannot be had.
+            SpawnError: The host could not be started.
         """
         ...
 
     def give_up(self, host: JobHost) -> None:
-        """Lose a host that lives, with all that runs there."""
+        """Give up a live host, with all processes there."""
         ...
 
     async def grow(self, count: int, first: int) -> Sequence[JobHost]:
-        """Start more hosts, all or none; it may take for as long as a queue does, and a cancel leaves nothing of it.
+        """Start more hosts, all or none; may take as long as a scheduler's queue; a cancel leaves nothing of it.
 
         Args:
-            first: The place of the first of them; the others follow.
+            first: Place of the first new host; the others follow.
 
         Raises:
             SpawnError: The job has no more.
-            MeshErrorGroup: Some of them cannot be had.
+            MeshErrorGroup: Some of them could not be started.
         """
         ...
 
 
 class JobPlace:
-    """Where a host of a job is, and is replaced; see `JobHost`.
+    """Place of a job's host, which can be replaced there; see `JobHost`.
 
     Args:
         host: The first one.
-        successors: What starts the next ones.
+        successors: Starts the next hosts.
         members: Child processes of the program, by id.
-        on_lost: Called for each loss that no mesh has taken, and that nothing will make good.
+        on_lost: Called for each loss that no mesh has reported, and that no successor makes good.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class JobPlace:
         return self.host.name
 
     def code_of(self, kind: str) -> HostCode | None:
-        """Return what a method of hosts has brought to the host that is there, or None."""
+        """Return the code that a method of hosts has brought to the present host, or None."""
         return self._codes.get(kind)
 
     def set_code(self, kind: str, code: HostCode | None) -> None:
-        """Set it; what is started from now on has it, and what other methods have brought."""
+        """Set it; processes started from now on get it, beside the code of other methods."""
         self._codes.pop(kind, None)
         if code is not None:
             self._codes[kind] = code
@@ -152,7 +152,7 @@ class JobPlace:
         except SpawnError:
             if host.loss is None:
                 raise
-        await self._living()  # it was lost meanwhile, with all that was begun
+        await self._living()  # the host was lost meanwhile, with all processes of the launch
         return await self._launch(request, on_exit)
 
     async def _launch(self, request: LaunchRequest, on_exit: OnExit) -> HostChild:
@@ -171,10 +171,10 @@ class JobPlace:
         return self.host
 
     async def replace(self) -> None:
-        """Have another host here; the one that is here is lost then, with all that runs there.
+        """Replace the host here; the present one is lost then, with all processes there.
 
         Raises:
-            SpawnError: The job has none, or it cannot be had.
+            SpawnError: The job has no other host, or could not start it.
         """
         async with self._replacing:
             if self.host.loss is None:
@@ -197,18 +197,18 @@ class JobPlace:
         return await self.host.exit_of(target)
 
     async def flush_output(self) -> None:
-        """Wait until what was written there is shown; see `Host.flush_output`."""
+        """Wait until the output written there is shown; see `Host.flush_output`."""
         await self.host.flush_output()
 
 
-# ---- all hosts of one job, which may become more while its block is open ---------------------------------------------
+# ---- all hosts of one job, to which more can be added while its block is open ----------------------------------------
 
 
 class HostRoster:
     """The places of a job's hosts; see `JobPlace` for its arguments.
 
     Attributes:
-        all: Those that there are now.
+        all: The present hosts.
     """
 
     def __init__(
@@ -228,11 +228,11 @@ class HostRoster:
         return tuple(JobPlace(host, self._successors, self._members, self._on_lost) for host in hosts)
 
     async def grow(self, count: int) -> ManyHosts:
-        """Have more hosts after those that there are, and return all.
+        """Add hosts after the present ones, and return all.
 
         Raises:
-            ValueError: They would be too many.
-            SpawnError, MeshErrorGroup: They cannot be had, see `Successors.grow`.
+            ValueError: There would be too many.
+            SpawnError, MeshErrorGroup: They could not be started, see `Successors.grow`.
         """
         async with self._growing:
             first = len(self.all.hosts)
@@ -255,7 +255,7 @@ class ManyHosts(msgspec.Struct, frozen=True):
     """Hosts in the order of a mesh, whose first dimensions are theirs; see `Host`.
 
     Attributes:
-        roster: Where all those of the job are; None where these are chosen ones, to start processes on.
+        roster: All hosts of the job; None if these are selected ones, to start processes on.
     """
 
     hosts: tuple[JobPlace, ...]
@@ -271,11 +271,11 @@ class ManyHosts(msgspec.Struct, frozen=True):
         return tuple(host.name for host in self.hosts)
 
     def codes(self, kind: str) -> tuple[HostCode | None, ...]:
-        """Return what is on `sys.path` of processes that are started there by a method of hosts, in order."""
+        """Return the code that a method of hosts has brought to each host, in order."""
         return tuple(host.code_of(kind) for host in self.hosts)
 
     def set_code(self, kind: str, ranks: Sequence[int], codes: Sequence[HostCode | None]) -> None:
-        """Set what `codes` returns for some of them."""
+        """Set the result of `codes` for some of them."""
         for rank, code in zip(ranks, codes, strict=True):
             self.hosts[rank].set_code(kind, code)
 
@@ -283,7 +283,7 @@ class ManyHosts(msgspec.Struct, frozen=True):
         await self.hosts[rank].replace()
 
     async def grow(self, count: int) -> ManyHosts:
-        """Have more hosts, and return all of the job; see `HostRoster.grow`."""
+        """Add hosts, and return all of the job; see `HostRoster.grow`."""
         assert self.roster is not None
         return await self.roster.grow(count)
 
@@ -311,21 +311,21 @@ class ManyHosts(msgspec.Struct, frozen=True):
         return report
 
     def retire(self) -> None:
-        """Nothing: agents stay for as long as their job."""
+        """Do nothing: agents stay for as long as their job."""
 
     async def flush_output(self) -> None:
-        """Wait until what processes of all of them have written is shown."""
+        """Wait until the output of processes on all of them is shown."""
         async with trio.open_nursery() as nursery:
             for host in as_set(self.hosts):
                 nursery.start_soon(host.flush_output)
 
 
 def as_set(hosts: Sequence[JobPlace]) -> Sequence[JobPlace]:
-    """Return hosts, each once."""
+    """Return the hosts without duplicates."""
     return list(dict.fromkeys(hosts))
 
 
-# ---- one host of a job, as what is above it sees it ------------------------------------------------------------------
+# ---- one host of a job -----------------------------------------------------------------------------------------------
 
 
 class JobHost(Protocol):
@@ -344,16 +344,16 @@ class JobHost(Protocol):
     async def exit_of(self, target: ProcId) -> ExitReport: ...
 
     async def flush_output(self) -> None:
-        """Wait until what was written there is shown."""
+        """Wait until the output written there is shown."""
 
 
 # ---- family hosts ----------------------------------------------------------------------------------------------------
 
-# The hosts of one job in the controller: sessions that carry them, and the block that owns what is started there.
+# Hosts of one job in the controller: their sessions, and the block that owns the processes started there.
 
 
 class HostSessions:
-    """The sessions of one process, and what hears of them.
+    """Sessions of one process, and callbacks for their events.
 
     Attributes:
         on_down: Called when a session is over, after its pipe has been told.
@@ -368,7 +368,7 @@ class HostSessions:
     def begin(
         self, relay: Relay, peer: ProcId, *, is_dialler: bool, lease_seconds: float, session_id: int = 0
     ) -> SessionPipe:
-        """Begin a session, and return what carries records over it."""
+        """Begin a session, and return the pipe that carries records over it."""
         pipe, control = SessionPipe.pair()
         pipe.session = relay.open_session(
             control, peer=peer, is_dialler=is_dialler, lease_seconds=lease_seconds, session_id=session_id
@@ -377,7 +377,7 @@ class HostSessions:
         return pipe
 
     def end(self, pipe: SessionPipe) -> None:
-        """End a session at once, and what carries records over it; nothing is heard of it any more."""
+        """End a session and its pipe at once; no more callbacks follow."""
         self._pipes.pop(pipe.session, None)
         pipe.session.abort()
         pipe.close()
@@ -404,7 +404,7 @@ async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc
     """Use the process of the controller for a job.
 
     Raises:
-        SpawnError: This process is a worker, or a simulated one, which have no jobs.
+        SpawnError: This process is a worker, or simulated; neither can have jobs.
     """
     async with lease_proc(pickled) as (proc, family):
         if family.siblings is None or not isinstance(proc.transport, NativeTransport):
@@ -419,9 +419,9 @@ async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc
 async def own_hosts(
     proc: Proc, name: str, hosts: Sequence[JobHost], grace: float, successors: Successors
 ) -> AsyncGenerator[tuple[OwnedHost, ManyHosts], None]:
-    """Run a block that owns what is spawned on hosts.
+    """Run a block that owns the processes spawned on hosts.
 
-    It fails when one is lost that no mesh has a process on, and that no spare host can take the place of.
+    The block fails when a host is lost on which no mesh has a process, and which no spare host can replace.
 
     Args:
         proc: The controller.

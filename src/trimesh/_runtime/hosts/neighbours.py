@@ -1,19 +1,19 @@
-r"""Sessions of an agent with the agents of other hosts: made when processes of the two are first linked, or one is fed.
+r"""Sessions between agents of two hosts: made when processes of the two are first linked, or one agent feeds the other.
 
     Connect, Arriving, Listening or a feed names another agent --> a session, without a connection yet, with channels
-        the one of the larger number:  listens, and says where, by way of the controller
-        the one of the smaller number: dials these addresses --> direct
+        the agent of the larger number:  listens, and reports where, through the controller
+        the agent of the smaller number: dials these addresses --> direct
             \-- none answers, and processes are to be linked --> a tunnel through the controller, TLS inside --> relayed
-    a connection that breaks, or a way that has become possible, is only another connection of the same session
+    a broken connection, or a newly possible path, only changes the connection of the same session
 
-NB-1 Two agents have one session, however many processes: which of them dials is decided by their numbers. It belongs
-     to the two incarnations; an address is only where the next connection is tried.
-NB-2 What is sent is numbered in the session, so that no change of the way loses, doubles or reorders anything.
-NB-3 Which hosts are lost is the controller's to say: then the session ends at once, and for good. An agent that does
-     not answer is dialled until then, or until the lease of the session is over.
-NB-4 A question whose answer is to come over a session is answered, also when that ends first.
-NB-5 A session of which only feeds are wanted goes through no controller, which can send the bodies itself.
-NB-6 An agent listens while it has a session in which the other one dials, and at no other time.
+NB-1 Two agents have one session, however many processes: their numbers decide which of them dials. It belongs to
+     the two incarnations; an address is only where the next connection is tried.
+NB-2 Bytes are numbered in the session, so that no change of the path loses, doubles or reorders any.
+NB-3 The controller alone declares hosts lost: then the session ends at once, and for good. An agent that does not
+     answer is dialled until then, or until the lease of the session is over.
+NB-4 A question whose answer is to arrive over a session is answered, even if the session ends first.
+NB-5 A session wanted for feeds only goes through no controller, which can send the bodies itself.
+NB-6 An agent listens only while it has a session in which the other one dials.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from trimesh.jobs.connections import DirectWays
 
 Connected = Callable[[HostConnection], None]
-"""Takes a connection of another agent, which has shown who it is."""
+"""Takes a connection of another agent, which has been authenticated."""
 
 
 Tell = Callable[[wire.AnyRecord, tuple[int, ...]], None]
 """Sends a record with descriptors, which it owns, to the controller."""
 Answered = Callable[[wire.Answer, tuple[int, ...]], None]
-"""Takes the answer to a question of this host, and owns its descriptors. One that was not asked for is let go."""
+"""Takes the answer to a question of this host, and owns its descriptors. An unexpected one is dropped."""
 Fed = Callable[[ProcId, int, socket.socket], None]
 """Takes the channel by which another agent feeds a cast: the agent, the number, the socket, which it owns."""
 
@@ -57,14 +57,14 @@ class _Neighbour:
     Attributes:
         peer: Its incarnation.
         is_dialler: Whether this side dials.
-        addresses: Where it listens, once it has told.
-        told: Set then.
+        addresses: Addresses at which it listens, once reported.
+        told: Set when they are.
         interrupted: Set when the session has lost its connection.
         is_relayed: Whether the connection is a tunnel.
-        is_said: Whether the controller knows that it was one.
-        linked: Set once processes are to be linked by it.
-        tried: Set once it was connected, or could not be directly.
-        awaited: Questions that are answered over the session.
+        is_said: Whether the controller knows that the connection was relayed.
+        linked: Set once the session is to link processes.
+        tried: Set once it was connected, or could not be connected directly.
+        awaited: Questions to be answered over the session.
     """
 
     def __init__(self, peer: ProcId, pipe: SessionPipe, *, is_dialler: bool) -> None:
@@ -82,7 +82,7 @@ class _Neighbour:
         self.scope = trio.CancelScope()
 
     def attach(self, connection: HostConnection, *, is_relayed: bool = False) -> None:
-        """Have the session go on over a connection."""
+        """Continue the session over a connection."""
         self.is_relayed = is_relayed
         self.pipe.session.attach(connection)
         self.tried.set()
@@ -92,9 +92,9 @@ class Neighbours:
     """All sessions of an agent with other agents.
 
     Args:
-        sessions, relay: That carry them.
+        sessions, relay: Carry them.
         own: Incarnation of this agent.
-        ways: To the others.
+        ways: Paths to the other agents.
     """
 
     def __init__(self, sessions: HostSessions, relay: Relay, own: ProcId, ways: DirectWays) -> None:
@@ -111,7 +111,7 @@ class Neighbours:
         self._nursery: trio.Nursery | None = None
 
     async def serve(self, tell: Tell, answered: Answered, fed: Fed) -> None:
-        """Serve until it is cancelled; there are no sessions before."""
+        """Serve until cancelled; there are no sessions before."""
         self._tell, self._answered, self._fed = tell, answered, fed
         try:
             async with trio.open_nursery() as self._nursery:
@@ -122,7 +122,7 @@ class Neighbours:
     # ---- what the agent asks ---------------------------------------------------------------------------------
 
     def give(self, peer: ProcId, answer: wire.Connected, fd: int) -> bool:
-        """Hand the end of a link to another agent; False, and `fd` stays the caller's, where there is no session.
+        """Pass the end of a link to another agent; False, and `fd` stays the caller's, if there is no session.
 
         Raises:
             LimitExceeded: The session has too many channels; `fd` is closed.
@@ -155,7 +155,7 @@ class Neighbours:
         return True
 
     def take(self, received: Received) -> None:
-        """Take what the controller says about another agent."""
+        """Handle a record of the controller about another agent."""
         record = received.record
         match record:
             case Arriving(request=request, agent=agent):
@@ -180,7 +180,7 @@ class Neighbours:
         close_all(received.fds)
 
     def interrupted(self, session: Session) -> None:
-        """Learn that a session has lost its connection."""
+        """Handle the loss of a session's connection."""
         one = self._of_session.get(session)
         if one is not None:
             one.interrupted.set()
@@ -188,7 +188,7 @@ class Neighbours:
     # ---- one session -----------------------------------------------------------------------------------------
 
     def _with(self, peer: ProcId) -> _Neighbour | None:
-        """Return the session with an agent, a new one if need be; None if there can be none."""
+        """Return the session with an agent, a new one if need be; None if there cannot be one."""
         one = self._known.get(peer)
         if one is not None or self._nursery is None or peer in self._lost or peer == self._own:
             return one
@@ -220,7 +220,7 @@ class Neighbours:
             self._end(one)
 
     async def _read(self, one: _Neighbour) -> None:
-        """Take answers that come over the session, until it is over."""
+        """Receive answers over the session, until it is over."""
         try:
             while True:
                 received = one.pipe.receive()
@@ -241,7 +241,7 @@ class Neighbours:
                 else:
                     self._answered(wire.ConnectFailed(record.request, "the agent has no descriptor left"), ())
         except (OSError, ProtocolError):
-            self._tell(Parted(one.peer, is_lost=False), ())  # what the other side has of it is worth nothing, too
+            self._tell(Parted(one.peer, is_lost=False), ())  # data from the other side is worthless, too
 
     def _part(self, peer: ProcId, *, is_lost: bool) -> None:
         if is_lost:
@@ -253,7 +253,7 @@ class Neighbours:
             one.scope.cancel(reason="the other host is lost, or its session")
 
     def _forget(self, one: _Neighbour) -> None:
-        """Let the next one that asks begin another session. Idempotent."""
+        """Forget a session, so that the next request begins another one. Idempotent."""
         if self._known.get(one.peer) is one:
             del self._known[one.peer], self._of_session[one.pipe.session]
             self._ways.forget(one.peer)
@@ -265,7 +265,7 @@ class Neighbours:
         for request in one.awaited:
             self._answered(wire.ConnectFailed(request, "the session with its host is over"), ())
 
-    # ---- who is dialled --------------------------------------------------------------------------------------
+    # ---- listening side --------------------------------------------------------------------------------------
 
     def _expect(self, one: _Neighbour) -> None:
         addresses = self._ways.listen_for(one.peer, one.attach)
@@ -288,10 +288,10 @@ class Neighbours:
             return  # the other side dials again
         one.attach(connection, is_relayed=True)
 
-    # ---- who dials -------------------------------------------------------------------------------------------
+    # ---- dialling side ---------------------------------------------------------------------------------------
 
     async def _connect(self, one: _Neighbour) -> None:
-        """Keep the session connected: directly if that is possible, else through the controller."""
+        """Keep the session connected: directly if possible, else through the controller."""
         session = one.pipe.session
         await one.told.wait()
         patience = limits.DIRECT_RETRY_SECONDS
@@ -320,7 +320,7 @@ class Neighbours:
         one.interrupted = trio.Event()
 
     async def _dial(self, one: _Neighbour) -> str | None:
-        """Connect directly; return why that failed, None if it has not."""
+        """Connect directly; return the reason of a failure, None on success."""
         try:
             connection = await self._ways.dial(one.peer, one.addresses)
         except LinkLost as error:
@@ -332,7 +332,7 @@ class Neighbours:
         """Connect through the controller."""
         try:
             ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor is left; later perhaps
+        except OSError:  # no descriptor is left; retry later
             return
         self._tell(Tunnel(one.peer), (theirs.detach(),))
         try:

@@ -1,11 +1,11 @@
-"""A host that an agent serves, as the controller has it: processes are started there, and linked through the session.
+"""A host served by an agent, at the controller: processes are started there, and linked through the session.
 
-RH-1 What `SpawnerClient` promises of a spawner holds of an agent: each question is answered, or the host is lost.
-RH-2 A lost host is one failure: each of its processes gets a report that nothing is known of its end, and its child
-     says by `loss` that it was the host. Their links end, because their channels do.
-RH-3 The report of a process comes after its launch has returned, whatever came first.
+RH-1 The guarantees of `SpawnerClient` for a spawner hold for an agent: each question is answered, or the host is lost.
+RH-2 A lost host is one failure: each of its processes gets a report without a diagnosis, and the `loss` of its child
+     names the host. Their links end, because their channels do.
+RH-3 The report of a process is delivered after its launch has returned, whichever arrived first.
 
-AQ-1 An agent is told of the loss of another one once, at once, and nothing about that one afterwards.
+AQ-1 An agent is notified of the loss of another one once, at once, and of nothing about that one afterwards.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ class RemoteChild:
 
     @property
     def loss(self) -> HostLoss | None:
-        """How its host was lost; None while it is not."""
+        """Loss of its host; None while the host serves."""
         return self._host.loss
 
     @property
     def lease(self) -> str:
-        """Name of the limit of its silence."""
+        """Name of the limit that bounds its silence."""
         return "FAR_LINK_LEASE_SECONDS"
 
     @property
@@ -95,14 +95,14 @@ class RemoteHost:
     """A host behind a session; see `Host`. Made by `open_remote_host`.
 
     Attributes:
-        point: Its place among the hosts of its job.
-        place: Its agent, and with which others that may talk.
-        loss: How it was lost; None while it is not.
-        is_loss_taken: Whether processes ran there, so that their meshes have the loss.
-        on_lost: Called once, when it is lost, after those have been told.
-        code: Of the program, in a folder there; what is started from now on has it.
+        point: Coordinates among the hosts of its job.
+        place: Its agent, and the group of agents that it may talk to.
+        loss: Loss of the host; None while it serves.
+        is_loss_taken: Whether processes ran there, so that their meshes report the loss.
+        on_lost: Called once, when it is lost, after those processes were reported.
+        code: Code of the program, in a folder there, for processes started from now on.
         client: The connection to its agent.
-        on_agent_failed: Called with the words of its agent when that ends, by whoever decides why the host is lost.
+        on_agent_failed: Called with the error text of its agent when that ends; decides why the host is lost.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class RemoteHost:
         self.client.post(wire.Signal(proc_id, signum))
 
     async def state_of(self, pid: int) -> str | None:
-        """Return the state of a process there, or of its spawners (0); None where the agent is lost."""
+        """Return the state of a process there, or of its spawners (0); None if the agent is lost."""
         try:
             received = await self.client.ask(lambda request: wire.StateOf(request, pid))
         except (SpawnerLostError, OSError, LimitExceeded):
@@ -251,16 +251,16 @@ class RemoteHost:
         return report or ExitReport.unknown(target)
 
     def retire(self) -> None:
-        """Nothing: the agent stays for as long as the job."""
+        """Do nothing: the agent stays for as long as the job."""
 
     async def flush_output(self) -> None:
-        """Wait until what its processes have written is shown; see `Host.flush_output`."""
+        """Wait until the output of its processes is shown; see `Host.flush_output`."""
         with trio.move_on_after(limits.OUTPUT_FLUSH_SECONDS), suppress(SpawnerLostError):
             await self.client.ask(wire.Flush)
         self._siblings.printer.write_counts(at_once=True)
 
     async def _show_counts(self) -> None:
-        """Show, when their second is over, how many lines were the same; for all hosts, and until there are none."""
+        """Show due counts of equal lines, of all hosts, until there are none."""
         is_more = True
         try:
             while is_more:
@@ -300,11 +300,11 @@ class RemoteHost:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def lose(self, reason: str, text: str) -> None:
-        """Learn that the host is lost; the first reason counts.
+        """Record that the host is lost; the first reason counts.
 
         Args:
             reason: See `HostLost.reason`.
-            text: The same in words.
+            text: Reason as a sentence.
         """
         if self.loss is not None:
             return
@@ -315,7 +315,7 @@ class RemoteHost:
         hooks, self._hooks = self._hooks, {}
         self.is_loss_taken = bool(hooks)
         for proc_id, hook in hooks.items():
-            # For all processes that ask how it has ended.
+            # For all processes that request its exit report.
             self._siblings.exits.add(ExitReport.unknown(proc_id, lost_host=self.loss.record))
             hook(ExitReport.unknown(proc_id))
         self.on_lost(self.loss)
@@ -353,13 +353,13 @@ async def _call_later(function: Callable[[], None]) -> None:
 async def open_remote_host(
     proc: Proc, pipe: SessionPipe, name: str, point: Point, agents: AgentTable
 ) -> AsyncGenerator[RemoteHost, None]:
-    """Serve a host while the body runs; then tell its agent to stop, which ends everything there.
+    """Serve a host while the body runs; then stop its agent, which ends everything there.
 
     Args:
         proc: The controller.
         pipe: To the agent.
-        point: Its place among the hosts of its job.
-        agents: With which its agent may talk; it is among them while the body runs.
+        point: Coordinates among the hosts of its job.
+        agents: Agents that it may talk to; it is among them while the body runs.
     """
     family, transport = proc.family, proc.transport
     assert isinstance(transport, NativeTransport)
@@ -423,7 +423,7 @@ class SessionPipe:
 
     @property
     def queued(self) -> int:
-        """Whether records wait for room, as a number."""
+        """1 while records wait for room, else 0."""
         return int(bool(self._out))
 
     def put(self, record: wire.AnyRecord, fds: Sequence[int] = ()) -> None:
@@ -450,7 +450,7 @@ class SessionPipe:
             self._out += _LENGTH.pack(len(data)) + data
 
     def flush(self) -> bool:
-        """Send what waits, as far as there is room; return whether nothing waits any more."""
+        """Send queued records while there is room; return whether the queue is empty."""
         try:
             while self._out:
                 del self._out[: self._control.send(self._out)]
@@ -465,7 +465,7 @@ class SessionPipe:
     # ---- in --------------------------------------------------------------------------------------------------
 
     def opened(self, channel: int, purpose: bytes) -> None:
-        """Take a channel that the peer has opened; called for each by whoever has the events of the session."""
+        """Accept a channel that the peer has opened; called by the receiver of the session's events."""
         try:
             record = wire.decode(purpose)
         except ProtocolError as error:
@@ -487,7 +487,7 @@ class SessionPipe:
         self._has_channel.set()
 
     def lose(self, reason: str, *, is_orderly: bool = False) -> None:
-        """Learn that the session is over, and whether the peer has ended it in good order."""
+        """Note that the session is over, and whether the peer has ended it in good order."""
         if self._lost is None:
             self._lost = reason
             self.is_ended_in_order = is_orderly
@@ -497,8 +497,8 @@ class SessionPipe:
         """Return the next record, None when there is none yet.
 
         Raises:
-            OSError: The session is over; the text says why.
-            ProtocolError: What came is no record.
+            OSError: The session is over; the text states the reason.
+            ProtocolError: The bytes are not a record.
         """
         if self._channels:
             return self._channels.popleft()
@@ -531,7 +531,7 @@ class SessionPipe:
             except OSError:
                 more = b""
             if not more:
-                self._is_broken = True  # the session is over; why is told by `lose`
+                self._is_broken = True  # the session is over; `lose` brings the reason
                 return None
             self._in += more
 
@@ -556,7 +556,7 @@ class SessionPipe:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of it; sockets that have come and were not taken are closed."""
+        """Close it, with received sockets that were not taken."""
         self.lose("it was closed")
         for received in self._channels:
             close_all(received.fds)
@@ -570,13 +570,13 @@ class SessionPipe:
 
 # ---- agent table -----------------------------------------------------------------------------------------------------
 
-# The agents of one authority, in the controller, which hands on what two of them say to each other before they can.
+# Agents of one authority, in the controller, which relays messages of two agents before they can connect.
 
 _log = logging.getLogger("trimesh")
 
 
 class AgentTable:
-    """Agents that may talk to each other, as one authority has certified them.
+    """Agents that may talk to each other, certified by one authority.
 
     Attributes:
         relayed: Pairs of names of hosts whose messages go, or have gone, through this process, with the reason.
@@ -590,13 +590,13 @@ class AgentTable:
         self._hosts[host.place.agent] = host
 
     def part(self, host: RemoteHost) -> None:
-        """Let all others end their sessions with a host: it is lost, or not used any more. Idempotent."""
+        """Make all others end their sessions with a host that is lost, or not used any more. Idempotent."""
         if self._hosts.pop(host.place.agent, None) is not None:
             for other in self._hosts.values():
                 other.client.post(Parted(host.place.agent))
 
     def take(self, host: RemoteHost, received: Received) -> None:
-        """Take what the agent of a host says about another one."""
+        """Handle a record of a host's agent about another agent."""
         record, own = received.record, host.place.agent
         assert isinstance(record, Listening | Tunnel | Relayed | Parted)
         other = self._hosts.get(record.agent)
@@ -625,21 +625,21 @@ class AgentTable:
         )
 
 
-# ---- what a process takes over from a controller on another host, and what from its own host -------------------------
+# ---- context of a process on another host: parts of its controller, parts of its own host ----------------------------
 
-# Of the controller: `env=`, `sys.argv`, warning filters, the umask, the working directory if the host has a folder of
-# that name, and those entries of `sys.path` that do not belong to its Python installation. Of the host: the
-# environment, the limits, the Python installation with its `sys.path`.
+# From the controller: `env=`, `sys.argv`, warning filters, the umask, the working directory if the host has a folder of
+# that name, and those entries of `sys.path` outside of its Python installation. From the host: the environment, the
+# limits, the Python installation with its `sys.path`.
 
 _THREADS: Final = b"OMP_NUM_THREADS"
 
 
 def far_caller(overlay: Mapping[str, str], code: HostCode | None = None) -> wire.CallerContext:
-    """Return what this process, the controller, says of itself to another host: of its environment nothing.
+    """Return the context of this process, the controller, for another host, without its environment.
 
     Args:
         overlay: Variables set over those of the host.
-        code: That was brought to the host: it comes first on `sys.path`; packages come after what is this program's.
+        code: Code brought to the host: it comes first on `sys.path`; its packages follow the entries of this program.
     """
     context = capture_caller({}, are_several=False)
     said = overlay if code is None else {**code.env, **overlay}
@@ -655,10 +655,10 @@ def _with_code(own: tuple[bytes, ...], code: HostCode) -> tuple[bytes, ...]:
 
 
 def context_here(asked: wire.CallerContext, *, are_several: bool) -> wire.CallerContext:
-    """Return the context of a process on this host that a controller on another one has asked for.
+    """Return the context of a process on this host that a controller on another host has requested.
 
     Args:
-        asked: What the controller says.
+        asked: Context sent by the controller.
         are_several: See `capture_caller`.
     """
     own = capture_caller({}, are_several=False)
