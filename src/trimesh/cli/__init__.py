@@ -1,1 +1,1 @@
-"""The command `trimesh`: what runs of this user do, and how they are stopped. It needs the extra `cli`."""
+"""The command `trimesh`: inspects and controls runs of this user. Needs the extra `cli`."""

@@ -1,4 +1,4 @@
-"""`python -m trimesh.cli`: the command `trimesh`, where its script is not on the path."""
+"""`python -m trimesh.cli`: the command `trimesh`, for when its script is not on the path."""
 
 from trimesh.cli.main import main
 

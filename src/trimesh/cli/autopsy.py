@@ -1,4 +1,4 @@
-"""`trimesh autopsy`: what a run has died of, by what its processes have left."""
+"""`trimesh autopsy`: post-mortem of a run from its flight records; `trimesh report`: all data on a run in one file."""
 
 from __future__ import annotations
 
@@ -168,14 +168,14 @@ def report(
     pid: Annotated[int | None, Parameter(name="--pid")] = None,
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Write all that can be said of a run, living or dead, into one file: state, calls, stacks, output, machine.
+    """Write all data on a run, living or dead, into one file: state, calls, stacks, output, machine.
 
-    It has names, paths, lines of the program and what processes have printed: read it before you send it.
+    The file contains names, paths, source lines and output of the program: read it before you send it.
 
     Args:
-        file: What is written; else it is printed. A file that is there is not written over.
+        file: File to write; by default the report is printed. An existing file is not overwritten.
         run: Folder of the flight records of a dead run.
-        pid: Of the controller of a run; else the only one that runs, or the newest dead one.
+        pid: Process id of a run's controller; else the only living run, or the newest dead one.
         json: Write one JSON document instead of text.
 
     Exit codes: 0, 1 the file cannot be written, 3 there is no run and no record of one.

@@ -1,7 +1,6 @@
-"""The commands: what each takes, asks, and prints.
+"""Commands of the command line: their arguments, queries and output.
 
-Exit codes: 0 all is well, 1 the command has found what is not well, 2 it was called wrongly, 3 there is no run to ask,
-or it does not answer.
+Exit codes: 0 success, 1 the command found a problem, 2 wrong usage, 3 there is no run, or it does not answer.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ WRONG: Final = 2
 NO_RUN: Final = 3
 _FOLLOW_SECONDS: Final = 0.3
 _WIDTH: Final = 240
-"""Of a line where the output is no terminal, in characters."""
+"""Line width in characters when the output is not a terminal."""
 
 Json = Annotated[bool, Parameter(name="--json", negative="")]
 All = Annotated[bool, Parameter(name="--all", negative="")]
@@ -89,8 +88,8 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
     """Show runs, their processes and actors as trees: state, pid, memory, last event of each.
 
     Args:
-        pid: Of the controller of one run; else all runs are shown.
-        all: Show every process, also of a large mesh.
+        pid: Process id of the controller of one run; else all runs are shown.
+        all: Show every process, even of a large mesh.
         json: Print one JSON document: a list of snapshots.
 
     Exit codes: 0 all is well; 1 a process does not run, calls wait for each other, or a reader keeps versions
@@ -115,11 +114,11 @@ def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All
     """Show the calls that are under way, oldest first; each ends with its id.
 
     Args:
-        pid: Of the controller.
+        pid: Process id of the controller.
         stuck: Only those that have waited for longer than a process may stall, or whose process does not run.
-        waits: Draw who waits for whom, and what all wait for in the end; then the versions of publications that are
-            kept from a `publish`, or that no process reads.
-        all: Show each call; else those that differ only in their member are one.
+        waits: Draw the wait graph and its root causes; then the versions of publications that block a `publish`, or
+            that no process reads.
+        all: Show each call; else calls that differ only in their member are merged.
         json: Print one JSON document: a list of calls, or with --waits of culprits.
 
     Exit codes: 0, or 1 when --stuck has found any, 3 there is no run.
@@ -141,7 +140,7 @@ def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
     Args:
         point: A process or actor, as `ps` shows it: `trainers[gpus=3]`, or one endpoint of an actor,
             `trainers[gpus=3].step`; else all.
-        pid: Of the controller.
+        pid: Process id of the controller.
         json: Print one JSON document: a list of stacks.
 
     Exit codes: 0, 1 there is no such member or no stack of it, 2 POINT names no member, 3 there is no run.
@@ -162,12 +161,12 @@ def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
 
 
 def events(*, pid: Pid = None, follow: Follow = False, json: Json = False) -> int:
-    """Show what has happened to members: deaths, restarts, stalls.
+    """Show events of members: deaths, restarts, stalls.
 
     Args:
-        pid: Of the controller.
-        follow: Go on, until the run ends.
-        json: Print a JSON document a line.
+        pid: Process id of the controller.
+        follow: Continue until the run ends.
+        json: Print one JSON document per line.
 
     Exit codes: 0, 3 there is no run.
     """
@@ -188,10 +187,10 @@ def events(*, pid: Pid = None, follow: Follow = False, json: Json = False) -> in
 
 
 def metrics(*, pid: Pid = None) -> int:
-    """Print the numbers of a run as text that Prometheus reads.
+    """Print the metrics of a run in the Prometheus text format.
 
     Args:
-        pid: Of the controller.
+        pid: Process id of the controller.
 
     Exit codes: 0, 3 there is no run.
     """
@@ -201,11 +200,11 @@ def metrics(*, pid: Pid = None) -> int:
 
 
 def kill(point: str, /, *, pid: Pid = None) -> int:
-    """End a process at once; its mesh does what its policy says of a death.
+    """Kill a process; its mesh handles the death by its policy.
 
     Args:
         point: The process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`.
-        pid: Of the controller.
+        pid: Process id of the controller.
 
     Exit codes: 0, 1 there is no such process, 2 POINT names no member, 3 there is no run.
     """
@@ -224,7 +223,7 @@ def cancel(call: str, /, *, pid: Pid = None) -> int:
 
     Args:
         call: Its id, as `trimesh calls` shows it.
-        pid: Of the controller.
+        pid: Process id of the controller.
 
     Exit codes: 0 it was asked to end, 3 there is no such call, or no run.
     """
@@ -237,7 +236,7 @@ def stop(*, pid: Pid = None) -> int:
     """Interrupt a run, as Ctrl-C does, and print what was interrupted.
 
     Args:
-        pid: Of the controller.
+        pid: Process id of the controller.
 
     Exit codes: 0, 3 there is no run.
     """

@@ -33,18 +33,18 @@ def debug(
     follow: Annotated[bool, Parameter(name=["--follow", "-f"], negative="")] = False,
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Debug what waits at a breakpoint() in a worker, or, of a run with TRIMESH_DEBUG=post-mortem, at an error.
+    """Debug threads held at a breakpoint() in a worker, or at an error if the run has TRIMESH_DEBUG=post-mortem.
 
-    The oldest first, then the next, as long as there are any. Commands are those of pdb; Ctrl-D and `q` let the thread
-    go on, and so does a terminal that goes.
+    Starts with the thread held longest, then goes on to the next. Commands are those of pdb. Ctrl-D, `q` and closing
+    the terminal let the thread continue.
 
     Args:
         point: A process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`; else all.
-        pid: Of the controller.
-        follow: Wait for what is held next, until the run ends or Ctrl-C.
-        json: Print one JSON document: a list of what is held.
+        pid: Process id of the controller.
+        follow: Wait for further held threads, until the run ends or Ctrl-C.
+        json: Print one JSON document: a list of the held threads.
 
-    Exit codes: 0, 1 nothing is held or there is no such member, 2 POINT names no member, 3 there is no run, it has
+    Exit codes: 0, 1 no thread is held or there is no such member, 2 POINT names no member, 3 there is no run, it has
     ended, or another terminal debugs there.
     """
     if point:
@@ -103,7 +103,7 @@ def _show(found: Sequence[HoldRow]) -> None:
 
 
 class _Talk:
-    """What is said by a thread that is held, and by the person before this terminal."""
+    """Dialogue between a held thread and this terminal."""
 
     def __init__(self, terminal: DebugTerminal) -> None:
         self._terminal = terminal
@@ -113,10 +113,10 @@ class _Talk:
         self._asker = threading.get_ident()
 
     def run(self) -> None:
-        """Be the terminal until the thread goes on.
+        """Serve as the thread's terminal until it continues.
 
         Raises:
-            KeyboardInterrupt: While it runs: it is let go of.
+            KeyboardInterrupt: Ctrl-C came while the thread ran; the terminal detaches.
         """
         if sys.stdin.isatty():
             with suppress(ImportError):

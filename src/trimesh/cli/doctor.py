@@ -1,4 +1,4 @@
-"""`trimesh doctor`: what of this machine costs a mesh something, or forbids it."""
+"""`trimesh doctor`: conditions of this machine that slow meshes down or prevent them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _SHM_BYTES_MIN: Final = 256 << 20
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """What was looked at.
+    """Result of one check.
 
     Attributes:
-        name: It.
+        name: Name of the check.
         verdict: "ok", "costs", "insecure", or "forbids".
-        text: What was found, and what it means.
+        text: The finding and its consequence.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings() -> Iterator[Finding]:
-    """Yield what was found, in a fixed order."""
+    """Yield the result of each check, in a fixed order."""
     release = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2] if part.isdigit())
     is_new = release >= (5, 4)
     yield Finding("kernel", "ok" if is_new else "forbids", f"Linux {platform.release()}; 5.4 or newer is needed")
@@ -101,7 +101,7 @@ def _of_jobs() -> Iterator[Finding]:
 
 
 def _of_certificates(name: str) -> Finding:
-    """Return what is found of the certificate files of a job, as this host has them."""
+    """Check the certificate files of a job on this host."""
     from trimesh.jobs import named_job  # noqa: PLC0415 - most files name no certificates
     from trimesh.jobs.identity import look_at  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`trimesh host`, `trimesh run` and `trimesh job`: hosts that join, scripts with a job, hosts that stay."""
+"""`trimesh host`, `trimesh run` and `trimesh job`: joining hosts, scripts with a job, kept jobs."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ Lease = Annotated[str, Parameter(name="--lease")]
 
 
 def start(name: str, /, *, lease: Lease, job: Annotated[str, Parameter(name="--job")] = "", json: Json = False) -> int:
-    """Start a job of trimesh.toml, and keep its hosts until the lease ends; waits until they are there.
+    """Start a job of trimesh.toml and keep its hosts until the lease ends. Waits until the hosts are ready.
 
     Args:
-        name: By which programs attach.
-        lease: From when the hosts are there: 7200, 90m, 2h, 1d. Its end ends all of it, and what is attached.
-        job: Of the file; else what the file or TRIMESH_JOB says.
+        name: Name by which programs attach.
+        lease: Time from when the hosts are ready: 7200, 90m, 2h, 1d. Its end stops the job and all attached programs.
+        job: Name of the job in the file; else the default of the file or TRIMESH_JOB.
         json: Print one JSON document.
 
     Exit codes: 0, 1 the hosts cannot be had, 2 there is no such job, 3 the name is taken.

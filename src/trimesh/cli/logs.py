@@ -1,4 +1,4 @@
-"""`trimesh logs`: what processes have written, by time; equal lines of several ranks are one."""
+"""`trimesh logs`: output of processes in order of time; equal lines of several ranks are merged."""
 
 from __future__ import annotations
 

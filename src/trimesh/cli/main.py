@@ -1,4 +1,4 @@
-"""The entry of the command; it says what to install where the extra is missing."""
+"""Entry point of the command `trimesh`; names the package to install if the extra `cli` is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members named on the command line: `procs[gpus=2]`, as every text of the library names them."""
+"""Parser for members named on the command line, such as `procs[gpus=2]`."""
 
 from __future__ import annotations
 

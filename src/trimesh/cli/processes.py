@@ -1,4 +1,4 @@
-"""`trimesh ps`: runs, processes and actors as trees, what is wrong first; `trimesh top`: a table that lives."""
+"""`trimesh ps`: runs, processes and actors as trees, problems first; `trimesh top`: the same as a live table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`trimesh profile`: py-spy over the processes of a run, as one flame graph whose first floor is who it was."""
+"""`trimesh profile`: py-spy over the processes of a run, as one flame graph with a root frame for each member."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def trace(
             time.sleep(min(left, limits.TRACE_SECONDS))
             try:
                 records = read_records(records.folder)
-            except ConnectError:  # it has ended well: its records are gone, and what was read is there
+            except ConnectError:  # it ended well and deleted its records; keep those already read
                 break
     else:
         timeline.take(records)

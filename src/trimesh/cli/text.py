@@ -1,4 +1,4 @@
-"""How things are written for a terminal: short, and so that no name of a program can steer the terminal."""
+"""Short terminal text, in which names from programs cannot inject control sequences."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _SILENCE: Final = {
 
 
 def silence(proc: ProcRow) -> str:
-    """Return what is known of a silent process, and which command shows more."""
+    """Describe a silent process, and name the command that shows more."""
     if proc.kernel_state == HOST_SILENT:
         return f"its host {clean(proc.host)} does not answer either: its agent is stopped, or cannot be reached"
     words = _SILENCE.get(proc.kernel_state, "C code holds the GIL, or it waits in the operating system")
@@ -95,7 +95,7 @@ def call_line(call: CallRow) -> str:
 
 
 def more(count: int, what: str) -> str:
-    """Return a line on what is not shown."""
+    """Return a line that counts omitted entries."""
     return f"and {count} {what} more (--all shows them)"
 
 
@@ -124,7 +124,7 @@ def program_lines(stack: str, lines: int = 3) -> Sequence[str]:
     return [one_line(line) for line in (shown or found)[:lines]]
 
 
-# ---- calls and stacks as text: what is under way, who waits for whom, what runs where --------------------------------
+# ---- calls and stacks as text: calls under way, wait graph, running code ---------------------------------------------
 
 _SHOWN: Final = 50
 

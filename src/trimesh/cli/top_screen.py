@@ -1,9 +1,9 @@
 """The screen of `trimesh top`, by textual.
 
-TP-1 The run is asked in a thread, one question at a time: a run that does not answer holds up no key.
-TP-2 The row that was chosen stays chosen, wherever it moves to.
-TP-3 An answer may come at any moment: before a screen has its parts, where it waits for them, and after all screens are
-     closed, where it is dropped.
+TP-1 A thread polls the run, one query at a time: a run that does not answer delays no key press.
+TP-2 The selected row stays selected when it moves.
+TP-3 A reply may arrive at any moment. Before a screen has its widgets, it waits for them; after all screens are closed,
+     it is dropped.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ class DetailScreen(ModalScreen[None]):
 
 
 class TopApp(App[None]):
-    """What the processes of a run do.
+    """Live table of the processes of a run.
 
     Args:
-        ask: Returns the run at this moment; may block.
-        every: Seconds between two questions.
+        ask: Returns a snapshot of the run; may block.
+        every: Polling interval in seconds.
 
     Attributes:
-        shown: Rows as they stand.
-        column: By which they are sorted.
+        shown: Rows in display order.
+        column: Column by which they are sorted.
     """
 
     TITLE = "trimesh top"
@@ -126,7 +126,7 @@ class TopApp(App[None]):
         self.arrange()
 
     def lost(self, words: str) -> None:
-        """Show that the run has ended; what was seen last stays."""
+        """Show that the run has ended; the last rows stay."""
         self._is_asking = False
         if self.is_running:  # TP-3
             self.query_one("#summary", Static).update(Text(one_line(words), style="red"))

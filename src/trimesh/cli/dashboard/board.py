@@ -1,12 +1,12 @@
-"""What the page shows of a run at one moment, made of two snapshots; PURE.
+"""Board: the page's view of a run at one moment, computed from two snapshots; PURE.
 
-GD-1 A process is a letter by its state. An actor is that of its process, unless that is well; then it says what the
-     actor does.
-GD-2 A mesh whose points leave too much out to be drawn as its extent is a row of its members.
+GD-1 A process is a letter by its state. An actor has the letter of its process, unless the process is well; then the
+     letter shows the actor's activity.
+GD-2 A mesh with too few of the points of its extent is drawn as a row of its members.
 
 WB-1 Calls to members of one mesh that have the same endpoint, state, caller and line are one box, unless they wait for
      themselves: those are a box each.
-WB-2 A box stands right of all that wait for it. An arrow that would lead back is one of a circle.
+WB-2 A box is placed to the right of all that wait for it. An arrow that would lead back belongs to a cycle.
 """
 
 from __future__ import annotations
@@ -236,11 +236,11 @@ class WaitBox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitPicture(msgspec.Struct, frozen=True, kw_only=True):
-    """Who waits for whom.
+    """Drawing of the wait graph.
 
     Attributes:
-        boxes: Those that wait, and those that are waited for.
-        arrows: From box, to box, and how many calls wait so.
+        boxes: Calls that wait or are waited for.
+        arrows: Source box, target box, and number of waiting calls.
         left_out: Boxes beyond `limits.PAGE_NODES_MAX`.
     """
 
@@ -350,8 +350,8 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         proc, peer: Names of its ends.
-        link: What was counted.
-        nbytes: Bytes a second, both ways.
+        link: Counters of the connection.
+        nbytes: Bytes per second, both directions together.
     """
 
     proc: str
@@ -385,26 +385,26 @@ class BoardSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Board(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page shows of a run at one moment.
+    """The page's view of a run at one moment.
 
     Attributes:
-        version: Grows when a field is taken away or gets another meaning.
+        version: Grows when a field is removed or changes its meaning.
         number: Counts boards.
         at: Unix time of the snapshot.
-        state: "live"; "silent" while the run does not answer, "ended" when it has: then the rest is what was seen last.
+        state: "live"; "silent" while the run does not answer, "ended" after its end: then the rest is the last state.
         said: Why the state is not "live".
         by: As `RunSnapshot.by`.
         job: The run.
         procs: Processes by state.
         sums: BoardSums over all.
-        problems: What is wrong, what needs a look first.
+        problems: Problems, most urgent first.
         meshes: Those with failures first.
         calls: Under way, oldest first.
-        waits: Who waits for whom.
+        waits: The wait graph.
         links, grants, publications, hosts, events, cut: As those of `RunSnapshot`; events newest first.
         host_count: How many hosts there are.
         largest: Processes with most memory: name and bytes.
-        left_out: What of these tables is not shown, by table.
+        left_out: Number of rows not shown, by table.
     """
 
     version: int = 1
@@ -497,7 +497,7 @@ def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int =
 
 
 def with_end(seen: SeenRun, state: str, said: str, cause: Cause | None = None, *, number: int) -> SeenRun:
-    """Return what was seen last of a run that does not answer any more."""
+    """Return the last state of a run that no longer answers."""
     wrong = seen.board.problems if cause is None else tuple(problems(seen.snapshot, cause))
     board = msgspec.structs.replace(
         seen.board, number=number, state=state, said=said, problems=wrong[: limits.PAGE_PROBLEMS_MAX]

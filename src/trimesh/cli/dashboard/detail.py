@@ -1,8 +1,8 @@
-"""All that the page knows of one member; PURE.
+"""Details of one member, for the page; PURE.
 
 TN-1 Calls of one endpoint that follow each other within a bar's width are one bar with a count: a row has at most
      `limits.PAGE_TASK_BARS` bars a slot.
-TN-2 What overlaps stands in several slots.
+TN-2 Overlapping calls are placed in different slots.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Detail(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def detail(seen: SeenRun, name: str) -> Detail | None:
-    """Return what is known of a member.
+    """Return the details of a member, or None if there is no such member.
 
     Args:
         seen: The run.
@@ -134,13 +134,13 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """How long the calls of one endpoint took, from their coming to their end, in seconds.
+    """Latency of one endpoint's calls, from arrival to end, in seconds.
 
     Attributes:
         endpoint: `mesh.endpoint`.
-        count, failed: Calls that have ended, those of them that raised.
-        half, most, longest: What half of them, 99 of 100, and all of them took at most.
-        waited: What half of them waited in the mailbox at most.
+        count, failed: Number of ended calls, and of those that raised.
+        half, most, longest: Median, 99th percentile and maximum.
+        waited: Median time in the mailbox.
     """
 
     endpoint: str

@@ -1,10 +1,10 @@
-"""Looks at a run, again and again while browsers follow, and hands the newest board to all of them.
+"""Page feed: polls a run while browsers follow, and hands the newest board to all of them.
 
-FW-1 A follower that is slow leaves boards out: it gets the newest, never a queue of old ones.
-FW-2 A run that does not answer leaves what was seen last, and says why; when it has ended, also what it has died of.
+FW-1 A slow follower skips boards: it gets the newest, never a queue of old ones.
+FW-2 If a run does not answer, its last board stays, with the reason; after its end, also with the cause of death.
 
-SO-1 A connection that has failed is made anew: a run closes those that are idle, and one that was stopped may go on.
-SO-2 Whether a run has ended is told by its socket, not by its silence.
+SO-1 A failed connection is opened again: a run closes idle ones, and a stopped run may continue.
+SO-2 The end of a run is detected by its socket, not by its silence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What is wrong with a run, what needs a look first; PURE.
+"""Problems of a run, most urgent first; PURE.
 
-PQ-1 Failures come first, the oldest first: what came later may follow from it. One that was mended comes after all
-     that is not.
-PQ-2 Members for which the same is true are one line.
-PQ-3 What is only unusual (memory, a rank that alone has not come out of a call) is said as that: `is_sure` is False.
+PQ-1 Failures come first, oldest first: later ones may be follow-on failures. Mended ones come after all others.
+PQ-2 Members with the same problem share one line.
+PQ-3 A merely unusual state (memory, a single rank that has not left a call) is marked: `is_sure` is False.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: "ended", "failure", "deadlock", "dead", "silent", "stopped", "stuck", "waited for", "full", "pinned",
             "alone", "absent", "memory", "unread", "mended".
-        title: Who, and what.
-        text: The rest in words.
+        title: Member and problem.
+        text: Details.
         names: The members, at most four.
-        count: How many there are.
-        at: The line of the program, if it is known.
-        chain: What is behind it, or how it goes round; each line follows from the next one.
+        count: Number of members.
+        at: Source line, if known.
+        chain: Chain of causes, or the cycle; each line follows from the next one.
         when: Unix time; 0.0 for now.
-        is_sure: Whether it is wrong, and not only unusual.
+        is_sure: False if it is only unusual.
     """
 
     kind: str
@@ -82,11 +81,11 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problems(seen: RunSnapshot, cause: Cause | None = None) -> list[Problem]:
-    """Return what is wrong with a run, what needs a look first.
+    """Return the problems of a run, most urgent first.
 
     Args:
         seen: The run.
-        cause: What it has died of, if it has.
+        cause: Its cause of death, if it has died.
     """
     failures = list(_failures(seen))
     graph = WaitGraph(seen)

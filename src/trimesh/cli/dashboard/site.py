@@ -1,11 +1,11 @@
-"""The page and what it asks: paths, and what each answers.
+"""HTTP routes of the dashboard and the guard in front of them.
 
-GU-1 The name that a browser has asked for is one of this machine, or one that was allowed: else a site of another
-     owner has turned its own name to this address (DNS rebinding). The port may differ, as `ssh -L` has its own.
-GU-2 What another site has a browser do is refused: by the origin that the browser tells, and by what it says of sites.
-GU-3 A token in the address works once, and is exchanged for a cookie that no script sees, and no other site sends.
-GU-4 An act needs the header token of its session besides, which a form or a link cannot send; and an origin.
-GU-5 Every answer forbids the browser what the page does not need.
+GU-1 The host name of a request belongs to this machine or was allowed: else another site may have pointed its own name
+     at this address (DNS rebinding). The port may differ, as `ssh -L` has its own.
+GU-2 Cross-site requests are refused, by the `Origin` and `Sec-Fetch-Site` headers of the browser.
+GU-3 A token in the address works once. It is exchanged for a cookie that scripts cannot read and other sites not send.
+GU-4 An action also needs an origin and the header token of its session, which a form or a link cannot send.
+GU-5 Every response denies the browser the features that the page does not need.
 """
 
 from __future__ import annotations
@@ -129,14 +129,14 @@ class _Events(Response):
 
 
 class _Pages:
-    """What the page asks for."""
+    """Handlers of the page's requests."""
 
     def __init__(self, feed: PageFeed, source: RunSource) -> None:
         self._feed = feed
         self._source = source
 
     async def session(self, request: Request) -> Response:
-        """What acts need."""
+        """Return the header token that actions need."""
         return _json({"act": request.state.act_token})
 
     async def stream(self, _: Request) -> Response:
@@ -196,10 +196,10 @@ def _whole(request: Request, name: str, default: int, most: int) -> int:
 
 
 async def _target(request: Request) -> str:
-    """Return what is to be acted on.
+    """Return the target of an action.
 
     Raises:
-        ValueError: The body is too large, or says no target.
+        ValueError: The body is too large, or names no target.
     """
     data = b""
     try:
@@ -259,7 +259,7 @@ class PageServer:
 
     @property
     def address(self) -> str:
-        """Of the page, with the token of the next browser."""
+        """Return the address of the page, with a token for the next browser."""
         return f"http://{ADDRESS}:{self.port}{self._prefix}/?token={self.door.token}"
 
     async def run_until_signal(self) -> None:
@@ -406,7 +406,7 @@ class Guard:
             await answer(scope, receive, send_guarded)
 
     def _refusal(self, scope: MutableMapping[str, Any]) -> Response | None:
-        """Return what is answered in place of the page; None if the page may answer. Notes the session in the scope."""
+        """Return the response that refuses a request, or None if it is allowed. Stores the session in the scope."""
         asked = HTTPConnection(scope)
         path: str = scope["path"]
         host = _only(asked, "host")
