@@ -1,7 +1,7 @@
-"""What a run does: which process, which call, who waits for whom, what has happened before.
+"""Introspection of runs: snapshots of processes and calls, wait graphs, events, post-mortems.
 
-`await trimesh.observe.snapshot()` tells it of the program itself, `trimesh.observe.runs()` of the running ones of this
-user; the command `trimesh` shows the same.
+`await trimesh.observe.snapshot()` returns a snapshot of this program; `trimesh.observe.runs()` finds the running
+programs of this user. The command `trimesh` shows the same.
 """
 
 from trimesh._wire.observed import (

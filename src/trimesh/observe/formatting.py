@@ -1,6 +1,6 @@
-"""Log records with the coordinates of the code that has made them: formatters for handlers of the user's.
+"""Log formatters that add the coordinates of the code that logs.
 
-Nothing here is installed by itself:
+You install them:
 
     handler.setFormatter(observe.LogFormatter())        # 12:00:01 INFO trainers[gpus=3].step train: loss 0.4
     handler.setFormatter(observe.JsonLogFormatter())    # one JSON object a line

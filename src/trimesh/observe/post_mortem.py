@@ -1,15 +1,15 @@
-"""What has become of a run that has died: its flight records, put together.
+"""Post-mortem of a dead run, from its flight records.
 
-AP-1 The last look of a process at itself, its rows of calls, which are newer, and its events make one picture: that of
-     the moment at which the last sign of life of any process was written.
-AP-2 A process without such a sign for longer than two looks before that moment did not run.
-AP-3 Deaths that the controller has seen just before it was killed itself are of one end: what kills all kills in some
-     order.
+AP-1 The last snapshot of each process, its newer rows of calls and its events are merged into one state: that of the
+     last sign of life of any process.
+AP-2 A process that was silent for longer than two snapshot intervals before that moment did not run.
+AP-3 Deaths that the controller saw just before it was killed belong to one end: whatever kills all processes kills them
+     in some order.
 
-CU-1 A failure that was mended (its member serves again) is no culprit; nor is an end that was asked for.
-CU-2 Of a call to many members, the few that have not come out of it are, or the few that have, when the rest waits.
-CU-3 A call that only runs says less than versions that no process reads; a call that others wait for says more.
-CU-4 What has lasted for less than a process may stall (`limits.STALL_SECONDS`) is work, and no culprit.
+CU-1 A mended failure (its member serves again) is not a culprit; nor is a requested end.
+CU-2 Of a call to many members, the few that have not left it are culprits, or the few that have, if the rest waits.
+CU-3 A call that only runs ranks below versions that no process reads; a call that others wait for ranks above them.
+CU-4 A state that lasted shorter than a process may stall (`limits.STALL_SECONDS`) is work, not a culprit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GROWN_BYTES: Final = 64 << 20
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has died of, or hung by.
+    """Root cause of a run's death or hang.
 
     Attributes:
         kind: "died" (a member), "raised" (an error has left the outermost block), "deadlock", "stuck" (a process whose
@@ -45,10 +45,10 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
             others), "waiting" (what all others waited for), "unread" (versions that were published, and that no process
             has read), "stopped" (by Ctrl-C, while nothing of that was seen), or "none".
         name: The culprit: a process or actor, as `ps` shows it; empty for none.
-        call: What it did: `mesh[label=0].endpoint`; empty if that is not known.
-        text: For people: one sentence.
-        at: The line of the program, if it is known.
-        stack: Of its main thread, innermost call first, if it is known.
+        call: Its call: `mesh[label=0].endpoint`; empty if unknown.
+        text: Description in one sentence.
+        at: Source line, if known.
+        stack: Stack of its main thread, innermost call first, if known.
     """
 
     kind: str
@@ -335,12 +335,12 @@ class DeadProc(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id, parent, name, mesh, point, incarnation, pid, host: As those of a `ProcRow`.
         state: "ended" in good order; "dead", as its owner has noticed; "stuck", which did not run any more; "cut off"
-            by what has ended the run; "running", if the run goes on.
+            by the end of the run; "running", if the run continues.
         began_at, last_at: Unix times of its start and of its last sign of life.
-        silent_seconds: How long before the end of the run that was.
-        memory_bytes: Resident memory at its last look; 0 if it is not known.
-        calls: What it had begun, oldest first: the last ones, and all that ran.
-        record: Its file.
+        silent_seconds: Seconds from its last sign of life to the end of the run.
+        memory_bytes: Resident memory in its last snapshot; 0 if unknown.
+        calls: The last calls that it began and all that ran, oldest first.
+        record: Path of its flight record.
     """
 
     id: str
@@ -361,16 +361,16 @@ class DeadProc(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
-    """What has become of a run.
+    """Post-mortem of a run.
 
     Attributes:
-        version: Grows when a field is taken away or gets another meaning.
-        folder: Of its flight records.
+        version: Grows when a field is removed or changes its meaning.
+        folder: Folder of its flight records.
         job: The run; None if the record of its controller is not there.
-        ended: "running"; "killed"; or "error", when its outermost block was left by one.
-        error: That one.
+        ended: "running"; "killed"; or "error", if an error left its outermost block.
+        error: That error.
         begun_at, last_at: Unix times of its start and of the last sign of life.
-        cause: What it has died of, as far as can be told.
+        cause: Its root cause, as far as can be determined.
         procs: Its processes; those that have ended otherwise than well come first.
         events: What happened to members, oldest first.
         snapshot: Its calls and actors as they were at the end.
@@ -392,11 +392,11 @@ class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def autopsy(where: str | Path = "", *, pid: int | None = None) -> Autopsy:
-    """Return what has become of a run, by the flight records that its processes have left.
+    """Return the post-mortem of a run, from the flight records of its processes.
 
     Args:
-        where: Folder of its records; by default the newest of this user on this machine that does not run.
-        pid: Of the controller of a run of this user; it may still run.
+        where: Folder of its records; by default the newest dead run of this user on this machine.
+        pid: Process id of the controller of a run of this user, which may still be alive.
 
     Raises:
         ConnectError: There are no such records.

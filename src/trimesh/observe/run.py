@@ -1,4 +1,4 @@
-"""The running programs of this user on this machine, asked from outside by their control sockets."""
+"""Running programs of this user on this machine, queried through their control sockets."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ObservedRun(_Connection):
         return merge(with_records(answer.views), time.time(), by=answer.by, rows_max=rows_max)
 
     def events(self, after: int = 0) -> Sequence[observed.EventRow]:
-        """Return what has happened to members that the controller owns, after event number `after`.
+        """Return events of members that the controller owns, after event number `after`.
 
         Raises:
             ConnectError: It has ended, or does not answer.
@@ -113,7 +113,7 @@ class ObservedRun(_Connection):
         return self._client.ask(observed.ControlRequest(kind="holds")).holds
 
     def attach(self, hold_id: str) -> DebugTerminal:
-        """Be the terminal of a thread that is held; this connection is used up by it.
+        """Attach as the terminal of a held thread; this connection serves nothing else afterwards.
 
         Args:
             hold_id: `HoldRow.id`.

@@ -1,10 +1,10 @@
-"""What the processes of a run say, made one: each thing once, failures first, the rest in a fixed order.
+"""Snapshot of a run, merged from the reports of its processes: no duplicates, failures first, in a fixed order.
 
-ME-1 A process that has said nothing is there by what its owner knows of it.
-ME-2 A call is told by its caller and by its callee; the callee knows its state, the caller what it is part of.
-ME-3 A table with too many rows is cut at its end, where the least urgent rows are, and says by how many.
+ME-1 A process that has not reported is included by its owner's report.
+ME-2 Caller and callee both report a call; its state is the callee's, its parent the caller's.
+ME-3 A table with too many rows is cut at its end, where the least urgent rows are, and states how many are missing.
 
-UA-1 What a process says itself, and what its owner knows of it, counts; its record, which may be older, fills in.
+UA-1 Reports of a process and of its owner take precedence; its flight record, which may be older, fills gaps.
 UA-2 At most `limits.OBSERVED_RECORDS` records are read for one snapshot.
 """
 
@@ -31,17 +31,17 @@ _Row = TypeVar("_Row")
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """A run at one moment, as its processes have told it.
+    """A run at one moment, as its processes report it.
 
     Attributes:
-        version: Grows when a field is taken away or gets another meaning.
+        version: Grows when a field is removed or changes its meaning.
         taken_at: Unix time.
         job: The run itself; None when its controller was not asked.
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
         hosts: Its machines.
         procs: Its processes; those that do not run as they should come first.
         actors: Its actors, the longest mailbox first.
-        calls: What is under way, oldest first.
+        calls: Calls under way, oldest first.
         links: Connections between processes, the one with most bytes waiting first.
         grants: Memory that others may reach, the largest first.
         publications: Versions of tensors that are published; those whose `publish` waits come first.
@@ -388,11 +388,11 @@ def _counted(seen: RunSnapshot) -> Counter[tuple[str, str]]:
 
 
 class RunRecords(msgspec.Struct, frozen=True):
-    """What the processes of one run have left.
+    """Flight records of one run.
 
     Attributes:
-        folder: Where.
-        flights: What each has left, by its incarnation.
+        folder: Their folder.
+        flights: Contents of each, by process id.
         unreadable: Files that are no flight records, and why.
         is_running: Whether the run goes on.
     """
@@ -404,7 +404,7 @@ class RunRecords(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> flight.Flight | None:
-        """Of the controller, if it can be read; it may be on another host."""
+        """Return the controller's record, or None if it cannot be read; it may be on another host."""
         return next((one for one in self.flights.values() if one.head.job is not None), None)
 
 

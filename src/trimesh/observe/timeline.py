@@ -1,10 +1,10 @@
-"""When calls ran, by coordinate: flight records as a trace that Perfetto shows.
+"""Time line of calls by coordinate: converts flight records to a trace for Perfetto.
 
     flight records, read again and again --> `Timeline.take` --> `Timeline.events` --> JSON trace event format
 
-TM-1 A process of the trace is a process of the run, a thread of it one slot of an actor: what overlaps is in several.
-TM-2 A call is there once, by its number, as it was when it was read last. Calls that were written over before they were
-     read are counted.
+TM-1 A process of the trace is a process of the run; a thread is one slot of an actor. Overlapping calls use several.
+TM-2 A call appears once, by its number, in its last state that was read. Calls overwritten before they were read are
+     counted.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Timeline:
         self._last_at = max(self._last_at, *times)
 
     def events(self, since: float, until: float) -> Iterator[dict[str, Any]]:
-        """Yield what has happened from one Unix time to another, as events of the JSON trace event format."""
+        """Yield the events between two Unix times in the JSON trace event format."""
         ordered = self._ordered()
         places = {head.proc.name: number for number, (_, head) in enumerate(ordered, start=1)}
         names = {proc_id: head.proc.name for proc_id, head in ordered}

@@ -1,12 +1,12 @@
-"""Who waits for whom in a snapshot, and whom all wait for in the end.
+"""Wait graph of a snapshot and its root causes.
 
-WG-1 A call that waits for others is no culprit, unless it waits for itself.
-WG-2 What is waited for by most comes first.
+WG-1 A call that waits for others is not a culprit, unless it waits for itself.
+WG-2 The culprit that most calls wait for comes first.
 
-UV-1 A pin counts when a `publish` has found it in its way, and that for as long as a process may stall: until then a
-     reader reads, and memory that no `publish` wants does not matter.
-UV-2 Of publications that each rank of a mesh makes, readers may read one for all: they are unread when all of them are.
-UV-3 Publications of one mesh that the same readers keep are told together.
+UV-1 A pin counts only after it has blocked a `publish` for as long as a process may stall: until then the reader reads,
+     and memory that no `publish` needs does not matter.
+UV-2 If each rank of a mesh publishes, readers may read one for all: publications are unread only if all of them are.
+UV-3 Publications of one mesh that the same readers pin are reported together.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Culprit(msgspec.Struct, frozen=True):
 
 
 class WaitGraph:
-    """Who waits for whom in a snapshot.
+    """The calls of a snapshot and the calls that each waits for.
 
     Attributes:
         calls: By id.
@@ -64,7 +64,7 @@ class WaitGraph:
         return [call for call in self.calls.values() if call.id not in awaited]
 
     def culprits(self) -> Sequence[Culprit]:
-        """Return what everything waits for: first what most wait for, then what is oldest."""
+        """Return the root causes of waiting: those with most waiters first, then the oldest."""
         waited_by = dict[str, list[str]]()
         for call_id, others in self.waits_for.items():
             for other in others:
