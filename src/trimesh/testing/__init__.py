@@ -1,4 +1,4 @@
-"""The public test kit: whole meshes in one process under a virtual clock, faults that a test plans, and what must hold.
+"""Public test kit: whole meshes in one process under a virtual clock, planned faults, and oracles.
 
 `@trimesh.testing.simulate(seeds=200, per_host={"gpus": 4})` runs an async test under many seeds; the fixtures `mesh`,
 `faults`, `fault_log` and `chaos` come from the pytest plugin `trimesh.testing.plugin`. docs/testing.md shows how.

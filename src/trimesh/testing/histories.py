@@ -1,15 +1,14 @@
-"""`History`: what clients asked of an object and what came back, as a test records it, for a check afterwards.
+"""`History`: operations that clients ran on an object and their results, recorded by a test; a linearizability checker.
 
-Whether a history is linearizable: one order explains all results, and no operation moves past one before it. PURE.
+A history is linearizable if one order explains all results and no operation moves before one that ended earlier. PURE.
 
-Each object (`Model.key`) is checked by itself: if each is linearizable, the whole is. The search is that of Wing and
-Gong, with the memory of Lowe: it takes operations, in any order that their times allow, as long as the model answers
-what came back, and goes back when it cannot go on. A pair (operations taken, state) that it has met once is not taken
-again. An operation that has failed is left out; one whose outcome is unknown may be taken at any time after it began,
-with any result, or never.
+Each object (`Model.key`) is checked separately: if each is linearizable, the whole is. The search is Wing and Gong's
+with Lowe's memoization: it takes operations in any order that their times allow, as long as the model returns the
+recorded results, and backtracks when it cannot continue. A pair (operations taken, state) is tried once. A failed
+operation is left out; one whose outcome is unknown may be taken at any time after it began, with any result, or never.
 
     event    0      1       2        3        4
-    a        add(1) ......... -> 1                     the first return bounds what may be taken next: whoever began
+    a        add(1) ......... -> 1                     the first return bounds the next choice: an operation begun
     b               read() .................. -> 0     after it comes after it
 """
 
@@ -47,19 +46,19 @@ class History:
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """What has been recorded, in the order in which it began."""
+        """Return the recorded operations in the order in which they began."""
         return tuple(one.operation for one in self._recorded)
 
     def invoke(self, client: Hashable, name: str, *arguments: Any) -> Recorded:
         """Record that an operation begins now.
 
         Args:
-            client: Who asks: a point, or any name.
-            name: Of the operation, as the model knows it.
-            arguments: Of the operation.
+            client: The client: a point, or any name.
+            name: Name of the operation in the model.
+            arguments: Its arguments.
 
         Returns:
-            What is told of the end; as a context manager it records an unknown outcome when none was told.
+            A recorder for the outcome; as a context manager it records "unknown" if no outcome was recorded.
 
         Raises:
             RuntimeError: No Trio runs.
@@ -87,13 +86,13 @@ class History:
 
 
 class Recorded:
-    """One operation under way: tell what came of it by `ok`, `fail` or `unknown`, once.
+    """Operation under way: record its outcome by `ok`, `fail` or `unknown`, once.
 
-    As a context manager it passes every exception on, and records an unknown outcome if nothing was told: a call that
-    raised `ProcDied`, or was cancelled, may have happened all the same, or may happen yet.
+    As a context manager it passes every exception on, and records "unknown" if no outcome was recorded: a call that
+    raised `ProcDied`, or was cancelled, may still have happened, or may happen later.
 
     Attributes:
-        operation: What is known of it.
+        operation: The operation as recorded so far.
     """
 
     def __init__(self, history: History, operation: Operation) -> None:
@@ -101,7 +100,7 @@ class Recorded:
         self.operation = operation
 
     def ok(self, result: Any = None) -> None:
-        """Record that it has happened, and what came back."""
+        """Record that it has happened, with its result."""
         self._end("ok", result)
 
     def fail(self) -> None:
@@ -189,10 +188,10 @@ def _line(time: str, cells: Sequence[str], widths: Sequence[int], mark: str) -> 
     return f"{time:>14}  {columns}".rstrip() + mark
 
 
-# ---- one operation of a history: who asked for what, when, and what came of it. PURE ---------------------------------
+# ---- one operation of a history: client, call, times and outcome. PURE -----------------------------------------------
 
 Call = tuple[Any, ...]
-"""What was asked: the name of the operation and its arguments, as `("write", "x", 3)`."""
+"""Name of an operation and its arguments, as `("write", "x", 3)`."""
 
 Moment = tuple[float, int]
 """Seconds, and which of the events of that time it was; two events with equal moments happened in any order."""
@@ -205,13 +204,13 @@ class Operation:
     """One operation.
 
     Attributes:
-        client: Who asked, as a point or a name; of one client several may be under way.
-        call: What for.
-        begin: When.
+        client: Its client, as a point or a name; one client may have several under way.
+        call: Name and arguments.
+        begin: Time of its begin.
         status: "ok": it has happened, and `result` came back. "fail": it has not happened, and never will. "unknown":
             it may have happened, or may yet, at any time after `begin`.
-        result: What came back.
-        end: When that was known; None for what is under way still.
+        result: The value returned.
+        end: Time at which the outcome was recorded; None while it is under way.
     """
 
     client: Hashable
@@ -226,7 +225,7 @@ class Operation:
 
     @property
     def outcome(self) -> str:
-        """What came of it, for people: `-> 3`, `failed`, `unknown`."""
+        """Return the outcome as text: `-> 3`, `failed`, `unknown`."""
         return f"-> {self.result!r}" if self.status == "ok" else "failed" if self.status == "fail" else "unknown"
 
 
@@ -235,7 +234,7 @@ def client_text(client: Hashable) -> str:
 
 
 def call_text(call: Call) -> str:
-    """Return what was asked, for people: `write('x', 3)`."""
+    """Return a call as text: `write('x', 3)`."""
     return f"{call[0]}({', '.join(map(repr, call[1:]))})"
 
 
@@ -252,14 +251,14 @@ class UndecidedError(RuntimeError):
 
 
 class NotLinearizable(AssertionError):
-    """No order of the operations explains what came back.
+    """No order of the operations explains the results.
 
     Attributes:
-        key: The object that it is about, of a model with keys.
-        prefix: The shortest beginning of its history that no order explains; what had not ended then counts as unknown.
-        culprit: The operation of which the result ends it.
+        key: The object, of a model with keys.
+        prefix: Shortest prefix of its history that no order explains; operations not yet ended count as unknown.
+        culprit: The operation whose result ends the prefix.
         order: Operations that explain the history up to there, in their order.
-        state: Of the model after these.
+        state: State of the model after these.
     """
 
     def __init__(
@@ -286,15 +285,15 @@ class NotLinearizable(AssertionError):
 
 
 def check_linearizable(operations: Iterable[Operation], model: Model) -> None:
-    """Check that one order of the operations, within their times, explains what came back of each.
+    """Check that one order of the operations, within their times, explains all results.
 
     Args:
-        operations: Of one history, in any sequence.
+        operations: Operations of one history, in any sequence.
         model: What the object does when one operation happens after the other.
 
     Raises:
         NotLinearizable: There is no such order. The text shows the shortest beginning of the history that fails.
-        UndecidedError: That cannot be said within `limits.LINEARIZATION_STATES_MAX` states.
+        UndecidedError: The check did not finish within `limits.LINEARIZATION_STATES_MAX` states.
         TypeError: The model's states have no hash, or its `step` returns something else than a pair or None.
 
     Cost: linear in the history while few operations overlap; exponential in those that do, and in unknown outcomes.
@@ -349,7 +348,7 @@ class _Search:
     """The search for one order.
 
     Attributes:
-        state: Of the model after what is taken.
+        state: State of the model after the operations taken.
     """
 
     def __init__(self, operations: Sequence[Operation], model: Model) -> None:
@@ -360,7 +359,7 @@ class _Search:
         events = [(operation.begin, 0, number) for number, operation in enumerate(operations)]
         events += [(_end(one), 1, number) for number, one in enumerate(operations) if self._must[number]]
         events.sort()
-        # A ring of entries, 0 is its beginning and its end: what is taken leaves it, and can come back to its place.
+        # A ring of entries, 0 is its beginning and its end: taken operations leave it, and can return to their place.
         size = len(events) + 1
         self._next = [*range(1, size), _END]
         self._before = [size - 1, *range(size - 1)]
@@ -422,7 +421,7 @@ class _Search:
         return [number for number, _ in taken]
 
     def _take(self, number: int, done: int) -> tuple[Any, Any] | None:
-        """Return what the model makes of an operation now, or None if that is not what came back."""
+        """Return the model's (state, result) for an operation, or None if it cannot be taken now."""
         operation, twin = self._operations[number], self._twin.get(number)
         if twin is not None and not done >> twin & 1:
             return None

@@ -242,7 +242,7 @@ def faults() -> Any:
 
 @pytest.fixture
 def fault_log() -> Any:
-    """What has fired so far: a list of `trimesh.testing.Fired`."""
+    """Return the faults that have fired so far: a list of `trimesh.testing.Fired`."""
     return Provided("fault_log")
 
 

@@ -1,4 +1,4 @@
-"""One test item: its seeds one after the other, or its body over real processes; and what is said of a failure."""
+"""Runner of one test item: its seeds in turn, or its body over real processes; and its failure report."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ SEEDS_DEFAULT: Final = 20
 
 @attrs.frozen
 class Simulated:
-    """What `simulate` was told.
+    """Arguments of `simulate`.
 
     Attributes:
-        seeds: How many.
+        seeds: Number of seeds.
         sometimes: Conditions that at least one seed must reach.
-        options: For each run.
+        options: Options of each run.
     """
 
     seeds: int
@@ -154,7 +154,7 @@ class SeedPlan:
 
     @property
     def is_chosen(self) -> bool:
-        """Whether the command line says which seeds, or how many."""
+        """True if the command line gives the seeds or their number."""
         return self.only is not None or self.count is not None
 
     def real_seeds(self, asked: int, most: int) -> Iterator[int]:
@@ -209,12 +209,12 @@ STEP_CHARS: Final = 120
 
 @attrs.frozen
 class RunSettings:
-    """What the command line says.
+    """Options of the command line.
 
     Attributes:
-        seeds: Those of every test.
-        trace_file: Where the trace of the last run goes, or None.
-        left_out: Keys of planned faults, and of steps, to do without.
+        seeds: Seeds of every test.
+        trace_file: File for the trace of the last run, or None.
+        left_out: Keys of planned faults and steps to omit.
     """
 
     seeds: SeedPlan = attrs.field(factory=SeedPlan)
@@ -230,9 +230,9 @@ class ItemRun:
         nodeid: Its name for the command line.
         body: The test.
         wanted: Its arguments.
-        simulated: What `simulate` was told, or None.
-        sections: What is added to the report of a failure: (title, text).
-        ran: The seeds that have been run.
+        simulated: Arguments of `simulate`, or None.
+        sections: Sections added to the report of a failure: (title, text).
+        ran: Seeds that have run.
     """
 
     nodeid: str
@@ -245,12 +245,12 @@ class ItemRun:
 
     @property
     def options(self) -> SeededOptions:
-        """What each run is done with."""
+        """Return the options of each run."""
         return SeededOptions({"gpus": 2}) if self.simulated is None else self.simulated.options
 
     @property
     def seeds_asked(self) -> int:
-        """How many seeds the test asks for."""
+        """Return the number of seeds of the test."""
         return SEEDS_DEFAULT if self.simulated is None else self.simulated.seeds
 
     def replay_line(self, seed: int | None = None, left_out: Iterable[str] = ()) -> str:
@@ -421,12 +421,12 @@ BACKENDS: Final[dict[str, Callable[[ItemRun], None]]] = {
 
 
 def smallest(keys: Sequence[str], fails: Callable[[Sequence[str]], bool], runs_max: int) -> list[str]:
-    """Return a part of `keys` with which it still fails and none of which can be left out.
+    """Return a minimal part of `keys` with which the test still fails.
 
     Args:
-        keys: Of faults, or of steps; with all of these it fails.
-        fails: Runs it with some of them.
-        runs_max: How often; what has been reached by then is returned.
+        keys: Keys of faults or steps; with all of them it fails.
+        fails: Runs the test with some of them.
+        runs_max: Maximum number of runs; then the smallest part found so far is returned.
     """
     kept, parts, runs = list(keys), 1, 0
     while kept and parts <= len(kept):

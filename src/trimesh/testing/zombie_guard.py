@@ -1,7 +1,7 @@
-"""What a test leaves behind fails it: processes, threads, descriptors, names in shared memory.
+"""Leak detector: fails a test that leaves processes, threads, descriptors or names in shared memory.
 
-The guard compares this process before and after a test, and says what was left. It reads /proc only and knows nothing
-of the code under test:
+The guard compares this process before and after a test and reports the difference. It reads /proc only and knows
+nothing of the code under test:
 
 - Processes: descendants of this process, and processes that lost their parent but carry this run's marker in their
   environment, or are forks of this process. A descendant must be gone when the test ends; an orphan (its parent was
@@ -9,11 +9,11 @@ of the code under test:
 - Descriptors of this process, by number and by what they refer to.
 - Threads of this process, native ones included. Trio keeps idle worker threads; those are allowed, and so are the pools
   that torch and numpy start and never stop.
-- Names in /dev/shm that this run has made: its processes alone have them open or mapped; or no process has, and this
-  one has opened or sized them, or they begin with "trimesh". Other programs use the folder, too. Those of the CUDA
-  driver, which a killed process leaves, do not count.
+- Names in /dev/shm that this run created: only its processes have them open or mapped; or no process has, and this one
+  opened or sized them, or they begin with "trimesh". Other programs use the folder, too. Names of the CUDA driver,
+  which a killed process leaves, do not count.
 
-Clean tests cost two scans (0.2 ms together); only a test that left something pays for the details.
+A clean test costs two scans (0.2 ms together); only a leaking test pays for the details.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ RUN_ID = f"{os.environ.get(MARKER, '')}/{os.getpid()}"
 
 ORPHAN_SECONDS = 5.0
 LINGER_SECONDS = 5.0
-"""What is over, and shows for a moment longer, gets until then: a joined thread until the kernel has run it once more,
-a semaphore of another process between its two names. Only a test that left something waits that long."""
+"""Time allowed for things that are over but still visible: a joined thread until the kernel has run it once more, a
+semaphore of another process between its two names. Only a leaking test waits that long."""
 POLL_SECONDS = 0.005
 ALLOWED_THREADS = ("Trio thread",)
 POOL_THREADS = ("pt_", "OpenBLAS", "omp")
@@ -54,7 +54,7 @@ _made: set[str] = set()
 
 @attrs.frozen
 class Scan:
-    """What exists at one moment."""
+    """Processes, threads, descriptors and names that exist at one moment."""
 
     pids: frozenset[str]
     descriptors: frozenset[tuple[str, str]]

@@ -1,1 +1,1 @@
-"""Faults that a test plans, by name or by chance, and what makes them happen in one process."""
+"""Faults that a test plans, by name or by chance, and their injection in one process."""

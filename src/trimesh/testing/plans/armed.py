@@ -1,7 +1,7 @@
-"""A real process that takes faults of a test: it was armed when it was spawned, by a token that only the test has.
+"""Armed process: a real process that accepts faults of a test, by a token that it got when it was spawned.
 
 `ArmedSetup` is the `setup=` of its processes. A process without it refuses the messages of this file as a breach of
-the protocol, and has nothing at its sites.
+the protocol, and its sites stay empty.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Armed:
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
-        """Lose what is to be lost, and its link."""
+        """Lose the message that a fault targets, and its link."""
         if self.faults.received(self._place, proc, peer, message):
             return True
         lose_link(proc, link)

@@ -1,10 +1,10 @@
-"""`chaos`: faults by chance, and what a test says about a system that suffers them.
+"""`chaos`: random faults, and requirements on a system that suffers them.
 
-A plan says which kinds of fault there are and how likely each is; a seed makes steps of it: when, what, whom, for how
-long. Each seed leaves some kinds out (a *swarm*): what always happens together hides what happens alone. `safety` runs
-the body while the faults come; `liveness` stops and heals them and requires progress; `sometimes` names states that
-some seed must reach, so that a suite that never gets there fails. `steps` names what the test itself does, so that of a
-failure with many steps those can be found that it needs.
+A plan lists the kinds of fault and their weights; a seed draws steps from it: time, kind, victim, duration. Each seed
+leaves some kinds out (*swarm testing*): faults that always come together hide faults that matter alone. `safety` runs
+the body while the faults occur; `liveness` stops and heals them and requires progress; `sometimes` names states that
+some seed must reach, so that a suite that never reaches one fails. `steps` names the actions of the test itself, so
+that a failure can be reduced to the steps that it needs.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ TRANSFERS: Final = 10
 
 @attrs.frozen
 class Strike:
-    """What a fault by chance is made of.
+    """Parameters of a random fault.
 
     Attributes:
         victim: The member.
-        seconds: How long it lasts.
-        late: By how many seconds what is late is late.
-        moment: When a member that is killed ends.
+        seconds: Its duration.
+        late: Delay in seconds, of faults that delay.
+        moment: When a killed member ends.
     """
 
     victim: Where
@@ -107,10 +107,10 @@ class ChaosStep:
 
 @attrs.frozen
 class ChaosPlan:
-    """What may happen.
+    """Kinds of faults that may happen, and their rate.
 
     Attributes:
-        weights: Kinds, and how likely each is beside the others.
+        weights: Relative weight of each kind.
         every: Shortest and longest pause between two faults, in seconds.
         max_down: Members that may be dead, stopped or cut off at one time.
     """

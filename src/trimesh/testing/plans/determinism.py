@@ -1,4 +1,4 @@
-"""One seed, one run: the only place that touches Trio's private scheduling hooks.
+"""Deterministic scheduling: one seed, one run. Only this module uses Trio's private scheduling hooks.
 
 Trio runs the tasks of one tick in random order. Two private names make that order a function of a seed:
 `trio._core._run._r`, its random generator, and `_ALLOW_DETERMINISTIC_SCHEDULING`, which sorts a batch of tasks before

@@ -74,8 +74,8 @@ class EndpointFault(_OfEndpoint):
     """From the `nth` start on, `times` starts misbehave.
 
     Attributes:
-        error: What is raised instead of running the endpoint, or None.
-        seconds: By how much the start is late.
+        error: Exception raised instead of running the endpoint, or None.
+        seconds: Delay of the start.
     """
 
     nth: int = 1
@@ -239,7 +239,7 @@ class AtEndpoint(OfMembers):
 
 @attrs.frozen(eq=False)
 class OfCall(OfMembers):
-    """Calls of an endpoint, of which it remains to be said what is lost."""
+    """Calls of an endpoint; the frame to lose is chosen next."""
 
     _mesh: int
     _ranks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The base class of all kinds of faults, and the faults that are under way in a process.
+"""Base class of all kinds of faults, and the faults under way in a process.
 
 A kind of fault is one class, in the file of its noun (`link_faults.py`, `process_faults.py`, ...). A new kind needs
 that class, the method by which a test plans it (beside the class), one test, and one row in docs/testing.md. Chaos
@@ -90,22 +90,22 @@ class Fault(ABC):
 
     @property
     def is_certain(self) -> bool:
-        """Whether it must happen in each run, not only in some."""
+        """True if it must happen in each run, not only in some."""
         return True
 
     @property
     def is_drawn(self) -> bool:
-        """Whether a seed decides how hard it hits."""
+        """True if a seed decides its strength."""
         return False
 
     @property
     def fails_call(self) -> bool:
-        """Whether a call that `dispatch` has changed fails by it: the oracle looks for the error."""
+        """True if a call changed by `dispatch` fails because of it: the oracle expects the error."""
         return False
 
     @property
     def loses_link(self) -> bool:
-        """Whether a call that `dispatch` has changed loses its link: the oracles expect no answer."""
+        """True if a call changed by `dispatch` loses its link: the oracles expect no answer."""
         return False
 
     # ---- back ends -------------------------------------------------------------------------------------------
@@ -152,10 +152,10 @@ class Fault(ABC):
         return spec
 
     def launching(self, active: ActiveFault, number: int, request: LaunchRequest) -> LaunchRequest:
-        """Return what is started; `number` counts the starts of the process since the fault began.
+        """Return the request to launch; `number` counts the starts of the process since the fault began.
 
         Raises:
-            SpawnError: Nothing is.
+            SpawnError: The fault prevents the launch.
         """
         del active, number
         return request
@@ -208,10 +208,10 @@ class ActiveFault:
 
     Attributes:
         index: Its number in the plan.
-        fault: What is planned.
-        faults: All that have begun there.
-        starts_before: Starts of processes until it began.
-        counts: What it could have hit so far, by member.
+        fault: The planned fault.
+        faults: All faults that have begun there.
+        starts_before: Number of process starts before it began.
+        counts: Candidates that it could have hit so far, by member.
     """
 
     index: int
@@ -295,7 +295,7 @@ async def raise_after(seconds: float, error: BaseException | None) -> None:
 
 
 def healed() -> None:
-    """Heal what is over at once, or ends by itself."""
+    """Do nothing: the heal function of faults that end at once or by themselves."""
 
 
 def all_healed(*heals: Heal) -> Heal:

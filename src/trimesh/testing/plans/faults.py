@@ -1,4 +1,4 @@
-"""`faults`: what a test writes to plan faults. Each is checked when it is planned, and must happen in the test.
+"""`faults`: the fixture that plans faults. Each fault is checked when it is planned, and must happen in the test.
 
 Members are named by a mesh or a view of one, by a mapping or point of the fixture `mesh`, or as "controller".
 """
@@ -97,8 +97,8 @@ class Faults:
     def kill(self, members: Members, how: str = "sigkill") -> Heal:
         """Let processes end now: by "sigkill", "sigterm", "sigsegv", "abort", "oom", "exit(n)"; or stop answering.
 
-        "sigstop" stops them; the lease then runs out, unless what is returned is called before. "hold_gil(seconds)"
-        lets Python do nothing there for so long.
+        "sigstop" stops them; the lease then runs out, unless the returned function is called first. "hold_gil(seconds)"
+        keeps Python there from running for that time.
 
         Returns:
             A function that lets stopped processes go on.
@@ -158,9 +158,9 @@ class Faults:
 
     @asynccontextmanager
     async def partition(self, a: Members, b: Members, direction: Direction = "both") -> AsyncGenerator[None, None]:
-        """Let nothing pass between two places while the block runs; healed, always, when it is left.
+        """Cut the links between two places while the block runs; leaving it always heals them.
 
-        What was sent meanwhile arrives then. Beyond `limits.LEASE_SECONDS` the owner of a process that it does not hear
+        Messages sent meanwhile arrive then. After `limits.LEASE_SECONDS` without a heartbeat, the owner of a process
         gives it up: `ProcDied` with `reason="stopped"`.
         """
         heal = self.plan(Partition(self.where(a), self.where(b), checked_direction(direction)))

@@ -1,4 +1,4 @@
-"""Faults of hosts of a job: lost, cut off, or behind a bad network."""
+"""Host faults: loss, partition, bad network."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ class OfHost:
         self._faults.plan(HostFault(self._rank, "lose"))
 
     def cut(self, direction: Direction = "both") -> Heal:
-        """Let nothing pass between it and everything else, until what is returned is called.
+        """Cut the host off from everything else until the returned function is called.
 
-        What was sent meanwhile arrives then, if no lease has run out: after `limits.AGENT_LEASE_SECONDS` without a word
-        from the program everything on the host ends, and after `limits.HOST_LEASE_SECONDS` without one from the host
-        the program gives it up, as `HostLost` with the reason "lease".
+        Messages sent meanwhile arrive then, if no lease has run out: after `limits.AGENT_LEASE_SECONDS` of silence from
+        the program everything on the host ends, and after `limits.HOST_LEASE_SECONDS` of silence from the host the
+        program gives it up, as `HostLost` with the reason "lease".
 
         Args:
-            direction: "a_to_b" lets nothing come to the host, "b_to_a" lets nothing leave it.
+            direction: "a_to_b" blocks traffic to the host, "b_to_a" traffic from it.
 
         Raises:
             ValueError: There is no such direction.
@@ -113,7 +113,7 @@ class OfHost:
         return self._faults.plan(HostFault(self._rank, "cut", checked_direction(direction)))
 
     def drop(self, probability: float, direction: Direction = "both") -> Heal:
-        """Lose packets between it and everything else, until what is returned is called: TCP sends them again.
+        """Drop packets between the host and everything else until the returned function is called. TCP resends them.
 
         Raises:
             UnsupportedFault: The hosts are simulated, or there is no network: the back end is not "net".
@@ -123,7 +123,7 @@ class OfHost:
         return self._faults.plan(HostFault(self._rank, "drop", checked_direction(direction), amount))
 
     def bandwidth(self, bytes_per_second: float) -> Heal:
-        """Let its network carry no more than this each way, until what is returned is called. Raises as `drop` does."""
+        """Limit its network bandwidth, each way, until the returned function is called. Raises as `drop` does."""
         amount = checked_amount("bytes a second", bytes_per_second)
         return self._faults.plan(HostFault(self._rank, "bandwidth", amount=amount))
 

@@ -1,4 +1,4 @@
-"""The faults and steps of one run: what was planned, what has fired, what the run does without."""
+"""Fault plan of one run: planned, fired and left-out faults and steps."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class Planned:
 
     @property
     def is_certain(self) -> bool:
-        """Whether it must happen in each run, not only in some."""
+        """True if it must happen in each run, not only in some."""
         return not self.is_chance and self.fault.is_certain
 
     @property
     def is_chance(self) -> bool:
-        """Whether it is one of the many that chaos has drawn."""
+        """True if chaos drew it."""
         return self.key.startswith("c")
 
     @property
     def is_drawn(self) -> bool:
-        """Whether a seed decides what it hits, or how hard."""
+        """True if a seed decides its target or its strength."""
         return not self.is_certain or self.fault.is_drawn
 
 
@@ -71,10 +71,10 @@ class FaultPlan:
     """All faults of one run.
 
     Attributes:
-        planned: In order.
-        log: What has happened, in order: the fixture `fault_log`.
-        left_out: Keys of faults and steps that this run does without.
-        steps: What the test has gone through step by step (`chaos.steps`), by key.
+        planned: Planned faults, in order.
+        log: Fired faults, in order: the fixture `fault_log`.
+        left_out: Keys of faults and steps that this run omits.
+        steps: Steps that the test took by `chaos.steps`, by key.
     """
 
     planned: list[Planned] = attrs.field(factory=list[Planned])

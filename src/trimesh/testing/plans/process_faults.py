@@ -1,4 +1,4 @@
-"""Faults of processes: they end, stop, are stuck or slow, or have wrong clocks."""
+"""Process faults: ends, stops, stalls, slowness and wrong clocks."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ class ClockFault(MemberFault):
 
 @attrs.define(eq=False)
 class _Reading:
-    """What a clock reads: `value + (now - since) * rate`, where `now` is what the true one reads."""
+    """Reading of a clock: `value + (now - since) * rate`, where `now` is the reading of the true clock."""
 
     value: float
     since: float

@@ -1,4 +1,4 @@
-"""Faults of what the system does for processes: starting them, their memory and descriptors, transfers of buffers."""
+"""System faults: process starts, memory and descriptor limits, buffer transfers."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ class TransferFault(MemberFault):
     A transfer is a read, a write or an atomic operation of a buffer, also inside of a publication.
 
     Attributes:
-        error: What is raised instead of making the transfer, or None.
-        seconds: By how much it is late.
+        error: Exception raised instead of making the transfer, or None.
+        seconds: Delay of the transfer.
     """
 
     nth: int = 1

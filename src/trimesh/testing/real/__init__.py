@@ -1,1 +1,1 @@
-"""The same faults over real processes."""
+"""Faults and test runs over real processes."""

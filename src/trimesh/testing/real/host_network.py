@@ -1,13 +1,13 @@
-"""Hosts in network namespaces: a bridge, a cable from it to each, and what can be wrong with those.
+"""Hosts in network namespaces: a bridge, a virtual cable to each host, and faults of both.
 
     controller --+
     host 0 ------+-- bridge, in a namespace of its own; nft drops here, tc limits here
     host 1 ------+
 
-NW-1 Nothing that is disturbed outlives the block of `open_host_network`, and nothing of it is outside its namespaces.
-NW-2 What holds at one moment is written as one table of rules, at once.
+NW-1 No fault outlives the block of `open_host_network`, and none reaches outside its namespaces.
+NW-2 All faults in force at one moment are written atomically, as one table of rules.
 
-NN-1 Nothing of a namespace outlives the descriptors and processes in it, also where this process is killed.
+NN-1 A namespace ends with its last descriptor and process, even if this process is killed.
 """
 
 from __future__ import annotations
@@ -346,7 +346,7 @@ class NetNamespace:
 
     @property
     def prefix(self) -> list[str]:
-        """What runs a command in it, in front of that; the process stays the same."""
+        """Return the argv prefix that runs a command in it, by exec: the pid stays the same."""
         return [tool("nsenter"), f"--net={self.path}", "--"]
 
     def run(self, command: Sequence[str], text: str = "") -> str:

@@ -1,7 +1,7 @@
-"""What each launcher of hosts has to do, as cases that run against it: `check_launcher`.
+"""Conformance cases for launchers of hosts: `check_launcher`.
 
-LC-1 A case enters what it is given as users do, and asks the processes there what runs, by which parents.
-LC-2 Whatever a case does to it, nothing of it is left afterwards, and it can be entered again.
+LC-1 A case enters the job as users do, and queries the processes there for running processes and their parents.
+LC-2 Whatever a case does to the job, nothing of it is left afterwards, and it can be entered again.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LOOK_SECONDS: Final = 0.02
 
 @attrs.frozen
 class LauncherSubject:
-    """A launcher of hosts, as the cases use it.
+    """Launcher under test.
 
     Attributes:
-        enter: Takes a number of hosts, and returns what is entered: `lambda count: MyJob(count)`.
-        is_alive: Tells whether a process of a host lives: (name of the host, pid). None asks this machine, which is
-            right for hosts that are on it.
-        leftovers: Returns what of it is left when no block is open: names of queued jobs, folders; for the error.
-        kills: Whether it can end an agent that does not run any more (SIGSTOP). One whose agents are started by others
+        enter: Takes a number of hosts and returns the job to enter: `lambda count: MyJob(count)`.
+        is_alive: Returns whether a process of a host lives: (name of the host, pid). None checks this machine, which is
+            right for hosts on it.
+        leftovers: Returns leftovers while no block is open, for the error: names of queued jobs, folders.
+        kills: True if it can end a stopped agent (SIGSTOP). A launcher whose agents are started by something else
             cannot.
     """
 
@@ -228,16 +228,16 @@ LAUNCHER_CASES: Final = tuple(_CASES)
 
 
 def check_launcher(case: str, subject: LauncherSubject, *, timeout: float = 120.0) -> None:
-    """Run one case against a launcher of hosts; it starts real processes, by whatever the launcher is.
+    """Run one case against a launcher of hosts. Starts real processes by that launcher.
 
     Args:
         case: One of `LAUNCHER_CASES`.
         subject: The launcher.
-        timeout: Seconds, after which the case has failed.
+        timeout: Seconds after which the case fails.
 
     Raises:
-        AssertionError: The launcher does not do what it must; the text says what was found.
-        TooSlowError: The case has not ended.
+        AssertionError: The launcher breaks a rule; the text names the finding.
+        TooSlowError: The case did not end in time.
     """
 
     async def run() -> None:

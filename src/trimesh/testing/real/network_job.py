@@ -1,4 +1,4 @@
-"""A job whose hosts are in network namespaces: over a real network, which a test disturbs."""
+"""Job whose hosts are network namespaces: a real network that a test can disturb."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Run a test body once over real processes of this machine, with the same faults that simulated ones can have.
+"""Run of a test body over real processes of this machine, with the same faults as in simulated ones.
 
-Endpoints raise, are late, lose their link; processes get real signals, exit, hold the GIL, have their clocks set; their
-links and what the system gives them are disturbed by the table of the native library. With hosts,
-those are agents in network namespaces, and the kernel disturbs the network between them.
+Endpoints raise, are late, lose their link; processes get real signals, exit, hold the GIL, have their clocks set. The
+fault table of the native library disturbs their links and system calls. Hosts are agents in network namespaces, and
+the kernel disturbs the network between them.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ JITTERED_LINKS_MAX: Final = 512
 
 @attrs.frozen(eq=False)
 class LiveLog(Sequence[Fired]):
-    """The fixture `fault_log`: what has happened until it is looked at.
+    """The fixture `fault_log`: faults that have fired, updated on each access.
 
     Attributes:
-        log: What has been noted.
-        look: Notes what has happened since.
+        log: Recorded faults.
+        look: Records the faults that fired since.
     """
 
     log: list[Fired]
@@ -145,7 +145,7 @@ class RealExecutor:
         self.proc.routes[messages.Fired] = self._take
 
     def close(self) -> None:
-        """Look for what has happened a last time, and undo what would outlive the test."""
+        """Collect fired faults a last time, and undo faults that would outlive the test."""
         self.harvest()
         self.table.close()
         self.clock.restore()
@@ -153,7 +153,7 @@ class RealExecutor:
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
-        """Count every message, and lose what is to be lost; see `Sites.received`."""
+        """Count every message, and lose those that a fault targets; see `Sites.received`."""
         self._received += 1
         if self._received == self._awaited:
             self._has_come.set()
@@ -166,7 +166,7 @@ class RealExecutor:
         return self.faults.launching(request)
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
-        """Run what was called: the actors of the test's own process have no faults; see `Sites.dispatch`."""
+        """Run the called endpoint: actors of the test's own process have no faults; see `Sites.dispatch`."""
         del cell
         return call.spec
 
@@ -175,7 +175,7 @@ class RealExecutor:
         del proc_id
         return self.faults.moving(None)
 
-    # ---- what has happened -----------------------------------------------------------------------------------
+    # ---- fired faults ----------------------------------------------------------------------------------------
 
     def _take(self, peer: Peer, message: messages.Fired, bodies: list[memoryview]) -> None:
         del bodies
@@ -193,7 +193,7 @@ class RealExecutor:
         self.plan.log.sort(key=lambda fired: fired.time)
 
     def harvest(self) -> None:
-        """Note what has happened, by the table, since the last look."""
+        """Record the faults that fired since the last harvest, by the table."""
         found = [(ago, row) for row in self._rows if (ago := self.table.ago_of(row)) is not None]
         for ago, number in sorted(found, reverse=True):
             row = self._rows.pop(number)
@@ -267,12 +267,12 @@ class RealExecutor:
         return stream(self.seed, purpose, planned.index)
 
     def arm(self, planned: Planned, places: Sequence[Place], fault: Fault | None = None) -> Heal:
-        """Have `Fault.armed` called in some processes; return what has it healed in those that live then.
+        """Have `Fault.armed` called in some processes; return a function that heals it in those still alive.
 
         Args:
             planned: The fault.
             places: The processes.
-            fault: What they get instead of the planned one.
+            fault: Fault that they get instead of the planned one.
 
         Raises:
             UnsupportedFault: A process was not armed, or is the test's own.

@@ -1,1 +1,1 @@
-"""Simulated runs: virtual time, hosts and wires in one process, and what must hold in each run."""
+"""Simulated runs: virtual time, hosts and links in one process, and oracles."""

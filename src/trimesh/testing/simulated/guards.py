@@ -1,7 +1,7 @@
-"""Refusals: what code in a simulated actor may not do, as all actors share one process and one virtual clock (rule S1).
+"""Guards: operations forbidden in simulated actors, which share one process and one virtual clock (rule S1).
 
-`stdlib_table.py` lists the names. `os.kill` would hit the test itself, a socket or a subprocess would go on in real
-time: in an actor each raises, also when a library calls it for the actor, and names what to use instead.
+`stdlib_table.py` lists the names. `os.kill` would hit the test itself; a socket or a subprocess would run in real time.
+In an actor each raises, even when a library calls it for the actor, and names the replacement.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A simulated host: every process of a mesh is a task tree in this one, joined by in-memory links.
+"""Simulated host: every process of a mesh is a task tree in this process, joined by in-memory links.
 
-The same runtime runs above it, so a test that passes here and over real processes tests the runtime, and a test under
+The same runtime runs on it, so a test that passes here and over real processes tests the runtime, and a test under
 Trio's `MockClock` waits for nothing.
 """
 
@@ -79,12 +79,12 @@ class SimChild:
 
     @property
     def loss(self) -> HostLoss | None:
-        """How its host was lost, if its owner is elsewhere."""
+        """Return how its host was lost; None if its owner is on the same host, or the host is not lost."""
         return self.host.loss if self.host is not None and self.is_far else None
 
     @property
     def is_far(self) -> bool:
-        """Whether its owner is on another host."""
+        """True if its owner is on another host."""
         return self.host is not None and self.owner is None
 
     @property
@@ -402,10 +402,10 @@ def proc_of_task(proc: Proc) -> Generator[None, None, None]:
 
 @attrs.frozen(eq=False)
 class Hold:
-    """One reason why nothing passes.
+    """Hold on messages between two sets of processes.
 
     Attributes:
-        sources, targets: What is sent from one to the other is held; None for all.
+        sources, targets: Messages from one set to the other are held; None for all.
         ends_lease: Whether heartbeats are held, too.
     """
 

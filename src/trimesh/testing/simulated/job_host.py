@@ -1,10 +1,10 @@
-"""The hosts of a simulated job: each has its processes, and is lost, or cut off, as a whole.
+"""Hosts of a simulated job: each has its processes, and is lost, or cut off, as a whole.
 
-What a session between hosts and its two leases do is kept here: while a host is cut off, nothing passes, and what was
-sent arrives when it is healed in time. After `AGENT_LEASE_SECONDS` without a word from the controller everything on the
-host ends; after `HOST_LEASE_SECONDS` without one from the host the controller gives it up.
+This module models a session between hosts and its two leases. While a host is cut off, nothing passes; if it is healed
+in time, held messages arrive. After `AGENT_LEASE_SECONDS` of silence from the controller everything on the host ends;
+after `HOST_LEASE_SECONDS` of silence from the host the controller gives it up.
 
-SJ-1 What a host that was given up has sent is not delivered when it is healed.
+SJ-1 Messages of a host that was given up are not delivered when it is healed.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class HostCut:
 
     @property
     def holds_to_it(self) -> bool:
-        """Whether nothing comes to the host."""
+        """True if messages to the host are held."""
         return self.direction != "b_to_a"
 
     @property
     def holds_from_it(self) -> bool:
-        """Whether nothing leaves it."""
+        """True if messages from the host are held."""
         return self.direction != "a_to_b"
 
 
@@ -151,7 +151,7 @@ class SimJobHost:
         self.on_lost(self.loss)
 
     def _end_links(self) -> None:
-        """End all links of others to what was here, as the end of the session does, whatever is on its way (SJ-1)."""
+        """End all links of others to processes here, as the end of the session does; drop messages in flight (SJ-1)."""
         world = self._simulation.world
         for owner, link in world.links_to({child.proc_id for child in self._children()}):
             link.abort()

@@ -1,35 +1,35 @@
-"""What must hold in every run, whatever the test is about. Fed with what happens; the first breach is kept.
+"""Oracles: invariants of every simulated run. They are fed with its events and keep breaches in order.
 
     OR-1  A call gets at most one terminal frame from each rank, and one if its process lives to the end.
     OR-2  Calls of one process arrive at one actor in the order in which they were made, and start so in each group.
     OR-3  No call starts twice.
-    OR-4  An error that was injected comes out: in the terminal frame of its call, or as a failure for the owner.
-    OR-5  No call starts, or goes on without being cancelled, after its budget has run out or its cancel has come; a
+    OR-4  An injected error surfaces: in the terminal frame of its call, or as a failure for the owner.
+    OR-5  No call starts, or continues uncancelled, after its budget has run out or its cancel has arrived; a
           caller that gives a call up leaves within `limits.CANCEL_ACK_SECONDS` or `abandon_after` (`deadlines.py`).
-    OR-6  A mailbox never holds more messages of one sender than `limits.MAILBOX_MESSAGES`, and what leaves it is
-          credited to its sender.
-    OR-7  The incarnation at one place only grows, and nothing is taken from one that is known to be gone.
+    OR-6  A mailbox never holds more messages of one sender than `limits.MAILBOX_MESSAGES`, and the sender
+          gets credit for each message that leaves it.
+    OR-7  The incarnation at one place only grows, and nothing is accepted from one that is known to be gone.
     OR-8  When nothing is under way, nothing is left: no call, no message, no load; when the run is over, no actor,
           process, task or channel either.
-    OR-9  What runs on a host of a job has ended when the controller gives the host up, if the host has not heard it.
+    OR-9  Processes on a host of a job have ended when the controller gives the host up, if the host has not heard it.
 
-They see frames and starts; the tables of the runtime are looked at twice: when the body of the test has ended, and
-when the run is over (OR-6, OR-8).
+Oracles see frames and starts; the tables of the runtime are inspected twice: after the body of the test, and after the
+run (OR-6, OR-8).
 
-Whether a simulated run gets anywhere: its steps are bounded, in all and at one moment of the virtual clock.
+Hang detection: steps of a simulated run are bounded, in total and at one moment of the virtual clock.
 
 a wait for nothing           the clock jumps to `HANG_SECONDS`
-the same beside heartbeats   the clock goes on by little; the steps run out
-a task that never waits      the clock stands still; after many steps it goes on to the next deadline, as in real time
+the same beside heartbeats   the clock advances slowly; the steps run out
+a task that never waits      the clock stands still; after many steps it advances to the next deadline, as in real time
                              it would, until there is none or the steps run out
 
-What happened in one simulated run, in order; the same for the same seed, on every machine and in every process.
+Trace: the events of one simulated run, in order; the same for the same seed, on every machine and in every process.
 
     1.250000  dispatch  w[gpus=2]  step()
     ^         ^         ^          ^
     virtual   site      where      what
 
-An entry says what happened by names, coordinates and counted numbers. Ids, addresses, hash order and the wall clock
+An entry consists of names, coordinates and counted numbers. Ids, addresses, hash order and the wall clock
 never enter, so two runs with one seed have the same text, and the same `hash`, whatever PYTHONHASHSEED is.
 """
 
@@ -68,10 +68,10 @@ class OracleError(AssertionError):
 
 @attrs.define(eq=False)
 class Oracles:
-    """Watches one run.
+    """Invariant checkers of one run.
 
     Attributes:
-        breaches: What was broken, in order.
+        breaches: Broken invariants, in order.
         exited: Processes that have ended.
     """
 
@@ -88,7 +88,7 @@ class Oracles:
     _incarnations: dict[Place, int] = attrs.field(factory=dict[Place, int])
 
     def breach(self, rule: str, text: str) -> None:
-        """Note that a rule was broken."""
+        """Record a broken rule."""
         self.breaches.append(f"{rule}: {text}")
 
     # ---- what happens ----------------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ class Oracles:
                     self.breach("OR-8", f"a load of {box.load} is left, and {abandoned[box]} calls that were given up")
 
     def judge_sent(self, sender: Proc, receiver: Proc) -> None:
-        """Look at what a process has sent to the actors of another, when nothing of it is on the wire.
+        """Check the messages from a process to the actors of another, when none of them is on the wire.
 
-        What was sent waits in a mailbox there, or has been taken out and is counted so: a message that is forgotten in
-        between makes the window smaller for ever.
+        Each sent message waits in a mailbox there, or was taken out and counted: a message lost in between makes the
+        window smaller for ever.
         """
         there = receiver.peer(sender.proc_id)
         for mesh, box in sender.peer(receiver.proc_id).outboxes():
@@ -242,10 +242,10 @@ class Oracles:
                 self.breach("OR-8", text)
 
     def check(self) -> None:
-        """Raise what was broken.
+        """Raise if an invariant was broken.
 
         Raises:
-            OracleError: Something was.
+            OracleError: An invariant was broken.
         """
         if self.breaches:
             raise OracleError("\n".join(dict.fromkeys(self.breaches)))

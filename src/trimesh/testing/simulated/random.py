@@ -1,8 +1,8 @@
-"""The random numbers of simulated processes: each has generators of its own, and all of them follow from the seed.
+"""Random numbers of simulated processes: each process has its own generators, all derived from the seed.
 
-`random`, numpy and torch keep one generator for a whole process of the machine. It is lent to the simulated process
-whose task runs, and starts there as it does in a real one: from the seed of the mesh, by `ProcSeeds`. What asks the
-system for entropy - `os.urandom`, `secrets`, `uuid4`, generators without a seed - gets it from the seed of the run.
+`random`, numpy and torch keep one generator for a whole operating system process. It is lent to the simulated process
+whose task runs, and starts there as in a real one: from the seed of the mesh, by `ProcSeeds`. Consumers of system
+entropy - `os.urandom`, `secrets`, `uuid4`, generators without a seed - get it from the seed of the run.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class _Generators:
     """The generators of one process, while another one runs.
 
     Attributes:
-        seeds: What they start from.
-        python, numpy, torch: Their states; None of what has not been used.
-        entropy: What the system would give.
+        seeds: Their initial seeds.
+        python, numpy, torch: Their states; None if unused.
+        entropy: Replacement for the system's entropy.
     """
 
     seeds: ProcSeeds

@@ -1,4 +1,4 @@
-"""Run a test body once, in a new world, under one seed; then judge it."""
+"""One seeded run of a test body: a new world, one seed, then its judgement."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ PROVIDED: Final = ("mesh", "host_mesh", "faults", "fault_log", "chaos")
 
 @attrs.frozen
 class SeededOptions:
-    """What a simulated test is run with.
+    """Options of a simulated test.
 
     Attributes:
         per_host: Extent of the fixture `mesh`, on each host.
         spawn: Further arguments of its `spawn_procs`.
-        steps_max: Steps of tasks after which it hangs.
-        hosts: How many there are in the job of the fixture `host_mesh`; 0 for none, but this one.
+        steps_max: Number of task steps after which it counts as hung.
+        hosts: Number of hosts in the job of the fixture `host_mesh`; 0 for this host only.
     """
 
     per_host: Mapping[str, int]
@@ -52,11 +52,11 @@ class HangError(AssertionError):
 
 @attrs.define(eq=False)
 class SeededOutcome:
-    """What one run came to.
+    """Outcome of one run.
 
     Attributes:
         simulation: Trace, faults, oracles.
-        error: What it raised, or None.
+        error: The exception it raised, or None.
         hang: Set when it did not end by itself.
         reached: How often each state of `chaos.sometimes` was reached.
     """
@@ -75,7 +75,7 @@ def run_once(
     *,
     left_out: frozenset[str] = frozenset(),
 ) -> SeededOutcome:
-    """Run `body(**wanted)` under one seed; what is in `PROVIDED` is filled in for this run."""
+    """Run `body(**wanted)` under one seed; arguments named in `PROVIDED` are made for this run."""
     simulation = Simulation(seed, left_out=left_out)
     outcome = SeededOutcome(simulation)
     progress = Progress(options.steps_max)

@@ -1,16 +1,16 @@
-"""One simulated run: a world, what disturbs it, what watches it, and the trace of it.
+"""One simulated run: its world, faults, oracles and trace.
 
-It stands at the sites of every simulated process (`received`, `dispatch`), learns of every start, link and end, and
-makes planned faults happen.
+It hooks the sites of every simulated process (`received`, `dispatch`), observes every start, link and end, and injects
+planned faults.
 
-Checks that are due at a time of the virtual clock: budgets that have run out, cancels that have come.
+Checks due at a time of the virtual clock: expired budgets, delivered cancels.
 
     callee   budget or cancel has come --TICK--> the call is cancelled, or has ended
     caller   deadline has passed, or cancelled --TICK--> it gives the call up --its patience--> it has left
 
-The patience is `limits.CANCEL_ACK_SECONDS`, or what `options(abandon_after=...)` says.
+The patience is `limits.CANCEL_ACK_SECONDS`, or the value of `options(abandon_after=...)`.
 
-One task makes all checks of a run, and begins with the first: who has no deadline pays nothing.
+One task makes all checks of a run, and starts with the first: a run without deadlines pays nothing.
 """
 
 from __future__ import annotations
@@ -387,11 +387,11 @@ class Simulation:
 
     @property
     def has_killed(self) -> bool:
-        """Whether a process has ended otherwise than by itself: what it leaves unwinds after it."""
+        """True if a process was ended from outside: its remains unwind after it."""
         return self._killed
 
     def judge_loads(self) -> None:
-        """Look at what the processes believe to be under way, while the mesh is still there."""
+        """Check the loads that the processes count as under way, while the mesh still exists."""
         living = [child.proc_id for child in self.world.children.values() if child.report is None]
         for proc_id in (self.controller, *living):
             self.oracles.judge_loads(self.world.proc(proc_id))
@@ -407,7 +407,7 @@ class Simulation:
         return child.report is None or (child.report.exit_code == 0 and child.proc_id not in self._felled)
 
     def judge(self) -> None:
-        """Look back at the run: what the oracles have to say, then what was planned and has not fired."""
+        """Judge the run: breaches of the oracles first, then planned faults that have not fired."""
         lived = [self.controller]
         lived += [child.proc_id for child in self.world.children.values() if self._has_lived(child)]
         self.oracles.judge_calls(lived, self._severed)

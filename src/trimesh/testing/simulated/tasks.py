@@ -1,21 +1,21 @@
 """Threads of simulated actors: a function runs inline after a seeded delay, and sleeps in virtual time (rule S1).
 
-A real thread would go on in real time. So `trio.to_thread.run_sync` of an actor, and what Trio does with it (its files,
-its paths), calls the function in Trio's thread, and so does an endpoint with `thread=True`. The time that the function
-sleeps by `time.sleep` passes when it has returned: until then its caller waits.
+A real thread would run in real time. So `trio.to_thread.run_sync` of an actor, and Trio's own uses of it (files,
+paths), call the function in Trio's thread, and so does an endpoint with `thread=True`. Time that the function sleeps by
+`time.sleep` passes after it has returned: until then its caller waits.
 
-End the tasks of a simulated process as SIGKILL would: none of their code runs any more, not even clean-up.
+Kill of a simulated process: its tasks end as by SIGKILL. None of their code runs any more, not even clean-up.
 
-Trio can cancel a task and Python can close a coroutine; both run its `finally`. What a killed process does not do must
-not be done here either, so two private places are used, which are tried out at first use:
+Trio can cancel a task and Python can close a coroutine, but both run its `finally`, which a killed process does not. So
+two private mechanisms are used, which are tested at first use:
 
     Trio       resumes a task by `task.coro.send`: a task that is dropped has a coroutine that has ended already, and so
                leaves its nursery in the next tick
     CPython    throws GeneratorExit into a suspended coroutine or generator when its last reference goes, but only if it
                is not marked as finalized: those of the dropped tasks are, and their frames are freed as they are
 
-What is freed with the frames still has its destructors (`__del__`). Where an interpreter has no such mark, tasks are
-cancelled, and a warning says so.
+Objects freed with the frames still run their destructors (`__del__`). Where an interpreter has no such mark, tasks are
+cancelled, with a warning.
 """
 
 from __future__ import annotations
@@ -220,14 +220,14 @@ class SimFiles:
         return open_noted
 
     def changes(self) -> list[Change]:
-        """Return what notes the descriptors that actors open."""
+        """Return the patches that record descriptors opened by actors."""
         names = [name for name in _NUMBERS if hasattr(os, name)]
         opening = self._opening(io.open)
         changes: list[Change] = [(os, name, self._numbering(getattr(os, name))) for name in names]
         return [*changes, (builtins, "open", opening), (io, "open", opening)]
 
     def close(self) -> None:
-        """Close what is left when the run ends."""
+        """Close the descriptors reserved for closed ones; called when the run ends."""
         nothing = None if self._nothing is None else _identity(self._nothing)
         for number, opened in self._opened.items():
             if opened.file is None and opened.identity == nothing == _identity(number):

@@ -1,8 +1,8 @@
-"""The clocks that code in simulated actors reads: virtual, and each place has its own, which a test can set wrong.
+"""Virtual clocks of simulated actors: one for each place, which a test can set wrong.
 
-Trio's clock is virtual already. Those of `time`, `datetime` and `logging` follow from it, whether an actor's own code
-asks or a library does, except libraries that wait in real time. `time.sleep` keeps its process from taking messages for
-so long, or, in a thread, ends that much later.
+Trio's clock is virtual already. The clocks of `time`, `datetime` and `logging` follow from it, for an actor's own code
+and for libraries, except libraries that wait in real time. `time.sleep` keeps its process from receiving messages for
+that time, or, in a thread, ends that much later.
 """
 
 from __future__ import annotations
