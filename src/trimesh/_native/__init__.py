@@ -1,1 +1,1 @@
-"""The native library: found, checked and typed. The only importer of cffi."""
+"""Typed access to the native library. The only importer of cffi."""

@@ -1,9 +1,9 @@
-"""Finds libtrimesh, reads its contract and calls it.
+"""Loader of libtrimesh: finds the library, declares its functions and maps its status codes.
 
-`native/include/trimesh.h` is the contract; this file adds no declaration of its own. The build has read it already and
-left what it says in `declared.py`, for that takes cffi longer than everything else here; a header that is not the one
-of the build is read when the library is loaded. Loading happens when the first transport is made, never on
-`import trimesh`. It starts no thread and makes no descriptor, so a process that forks others may do it first.
+`native/include/trimesh.h` is the contract; this file adds no declaration of its own. The build parses the header into
+`declared.py`, as parsing is the slowest part of loading; a header other than that of the build is parsed when the
+library is loaded. The first transport loads it, never `import trimesh`. Loading starts no thread and makes no
+descriptor, so a process that forks others may do it first.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ def error_of(status: int, doing: str, *, limit: str = "LINKS_MAX") -> Exception:
     """Return the exception for a negative status.
 
     Args:
-        status: What the library returned.
-        doing: What was tried, for the text: "opening a link".
-        limit: The bound that TM_ERR_LIMIT stands for here.
+        status: Status returned by the library.
+        doing: Action that failed, for the text: "opening a link".
+        limit: Name of the bound that TM_ERR_LIMIT stands for here.
     """
     if status <= ERR_ERRNO:
         number = ERR_ERRNO - status

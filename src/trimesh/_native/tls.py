@@ -1,4 +1,4 @@
-"""TLS sessions of the native library: bytes of a connection in and out, bytes of a known peer out and in.
+"""TLS sessions of the native library, from bytes to bytes: encrypted on one side, plain on the other.
 
 Nothing here opens a socket or reads a clock. The contract is the last part of `native/include/trimesh.h`.
 """
@@ -32,7 +32,7 @@ class TLSError(TrimeshError):
 
 
 class State(IntEnum):
-    """How far a session is."""
+    """State of a session."""
 
     HANDSHAKE = 1
     PROOF = 2
@@ -45,7 +45,7 @@ class State(IntEnum):
 
 
 class TLSVerdict(IntEnum):
-    """What a server answers to a hello."""
+    """Reply of a server to a hello."""
 
     ADMITTED = 1
     TOKEN = 2
@@ -56,16 +56,16 @@ class TLSVerdict(IntEnum):
 
 
 class TLSHello(NamedTuple):
-    """What a side says first.
+    """First message of a side.
 
     Attributes:
         incarnation: The sender id of its frames, 1 .. 2**63 - 1.
-        host: Its host, as frames have it; 0 = not known.
-        mesh: 16 bytes, of the certificate authority.
-        versions: Of trimesh, Python and torch; "" = not loaded. ASCII, at most 31 characters each.
-        is_join: It has a token, and no certificate yet.
-        token: Which token, 16 bytes.
-        proof: What shows that it knows the token, 32 bytes.
+        host: Its host, as in frames; 0 = unknown.
+        mesh: Id of the certificate authority, 16 bytes.
+        versions: Versions of trimesh, Python and torch; "" = not loaded. ASCII, at most 31 characters each.
+        is_join: True if it has a token, and no certificate yet.
+        token: Id of the token, 16 bytes.
+        proof: Proof that it knows the token, 32 bytes.
         protocol: Version of its frames.
     """
 
@@ -183,7 +183,7 @@ class TLSContext:
 
 
 class TLSSession:
-    """One session. Feed it what the connection gives, take what is for the connection; the same for the plain side."""
+    """TLS session as a state machine: takes and returns bytes of the connection and of the plain side."""
 
     def __init__(self, native: Any, handle: Any) -> None:
         self._native, self._handle = native, handle
@@ -194,15 +194,15 @@ class TLSSession:
         self._plain_view = native.ffi.from_buffer("uint8_t[]", self._plain)
 
     def step(self, wire: bytes | bytearray | memoryview, plain: bytes | bytearray | memoryview = b"") -> TLSStep:
-        """Take from both sides as much as there is room for.
+        """Consume as many bytes from both sides as there is room for.
 
         Args:
-            wire: What has come from the connection.
-            plain: What is for the peer. Nothing of it is taken before the session is open.
+            wire: Bytes received from the connection.
+            plain: Bytes for the peer. None are consumed before the session is open.
 
         Returns:
-            What was made, and how much was taken of each. What was not taken is to be offered again. A failure is
-            `state` FAILED; what is made then is still for the connection.
+            Bytes produced, and the number consumed of each side. Offer the rest again. On failure `state` is FAILED;
+            send the bytes produced to the connection even then.
         """
         ffi, io = self._native.ffi, self._io
         wire_in = ffi.from_buffer("uint8_t[]", wire) if len(wire) else ffi.NULL
@@ -287,7 +287,7 @@ class TLSSession:
 
     @property
     def peer(self) -> TLSHello | None:
-        """What the peer has said; None before it has."""
+        """Return the hello of the peer; None before it has arrived."""
         said, ffi = self._info().peer, self._native.ffi
         if said.incarnation == 0:
             return None
@@ -313,7 +313,7 @@ class TLSSession:
 
 
 class TLSStep(NamedTuple):
-    """What one step has made and taken."""
+    """Bytes produced and consumed by one step."""
 
     wire: bytes
     plain: bytes
