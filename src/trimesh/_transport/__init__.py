@@ -1,1 +1,1 @@
-"""Links over something real: the native library, or memory."""
+"""Links between processes, over the native library or in memory."""

@@ -1,14 +1,14 @@
-"""What the runtime asks of a transport: links that carry whole messages in order, and one task that drains them.
+"""Interface of transports: links that carry whole messages in order, one task that drains them, and movers of memory.
 
 A *link* joins two processes. A *message* is a head (a small control struct, opaque here) and bodies (buffers of any
-size). Two lanes: CONTROL overtakes DATA, each lane is first in, first out, but for what `flow` allows. Sending never
-blocks: what does not fit is queued in order; the floors above bound the queue by credits. Whatever a peer does, a
-handler sees complete messages, then exactly one `link_down`.
+size). Two lanes: CONTROL overtakes DATA, each lane is first in, first out, except as `flow` allows. Sending never
+blocks: messages that do not fit are queued in order; the floors above bound the queue by credits. Whatever a peer does,
+a handler sees complete messages, then exactly one `link_down`.
 
 Every transport passes `tests/conformance/test_transport.py`.
 
-    MV-1 A transfer that waits ends by itself, or at once by a cancel; its memory is kept until nothing touches it.
-    MV-2 What was revoked, or has ended with its process, gives no bytes from then on.
+    MV-1 A waiting transfer ends by itself, or at once by a cancel; its memory is kept until nothing accesses it.
+    MV-2 Memory that was revoked, or whose process has ended, gives no bytes from then on.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class LinkDown(msgspec.Struct, frozen=True):
     """The end of a link.
 
     Attributes:
-        reason: Why.
-        detail: Text for people: what came, for PROTOCOL; else may be empty.
+        reason: Reason code.
+        detail: Readable text: for PROTOCOL, the offending message; else may be empty.
     """
 
     reason: DownReason
@@ -93,9 +93,9 @@ class LinkHandler(Protocol):
         Args:
             link: Where it came from.
             head: Borrowed: valid only until this function returns.
-            bodies: Owned by the receiver: private, in the order sent, writable but for what was sent as a `bytes`,
-                which may come as a view of one. Memory that came by a shared segment is given back when the last
-                view of it is gone.
+            bodies: Owned by the receiver: private, in the order sent, writable except bodies sent as a `bytes`,
+                which may arrive as a view of one. Memory of a shared segment is returned when the last view of
+                it is gone.
         """
 
     def link_down(self, link: Link, down: LinkDown) -> None:
@@ -135,11 +135,11 @@ class Link(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Send what is queued, say goodbye, end. The handler gets `link_down(CLOSED)` when it is done."""
+        """Send queued messages and a goodbye, then end. The handler gets `link_down(CLOSED)` afterwards."""
 
     @abstractmethod
     def abort(self) -> None:
-        """End now; what is queued is lost. The handler gets no `link_down`."""
+        """End now; queued messages are lost. The handler gets no `link_down`."""
 
     def hand_over(self, heir: Link | None) -> bool:
         """Let another link to the same process send what this one was given in vain; for use in `link_down` only.
@@ -210,7 +210,7 @@ class Transport(ABC):
         """Serve until cancelled: receive, hand over, wake senders. One task, started once."""
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
-        """Hand over what has come, and wait for something at most `seconds`: for functions that are not async.
+        """Hand over arrived messages; wait at most `seconds` for one. For functions that are not async.
 
         Blocks the thread, with the GIL released while it waits; signals are served. Call it in the thread of `run`,
         not from a handler. No task runs meanwhile.
@@ -276,7 +276,7 @@ BEST_FIRST: Final = (Carrier.LOCAL, Carrier.SHM, Carrier.CMA, Carrier.UCX, Carri
 
 
 class MemoryKind(enum.IntEnum):
-    """Whose memory it is, as the native library numbers it."""
+    """Kind of memory, as the native library numbers it."""
 
     HOST = 0
     CUDA = 1
@@ -284,21 +284,21 @@ class MemoryKind(enum.IntEnum):
 
 
 class Right(enum.Flag):
-    """What a grant allows."""
+    """Accesses that a grant allows."""
 
     READ = 1
     WRITE = 2
 
 
 class TransferKind(enum.IntEnum):
-    """What a transfer does, from the side of the one that makes it."""
+    """Kind of transfer, as seen by its initiator."""
 
     READ = 1
     WRITE = 2
     ADD = 3
     """Add to 8 bytes; the old value is the result."""
     SWAP = 4
-    """Put 8 bytes if they equal what is expected; the old value is the result."""
+    """Compare and swap of 8 bytes; the old value is the result."""
 
 
 class End(enum.Enum):
@@ -328,14 +328,14 @@ class TransferError(Exception):
 
 
 class ProcessAddress(msgspec.Struct, frozen=True):
-    """How others reach a process.
+    """Address of a process for transfers.
 
     Attributes:
         epoch: Its incarnation.
         host: Identity of its host.
-        started: When it was started, in ticks since boot.
-        ledger: Number of the descriptor, there, of the table of its grants.
-        port, address: Where it listens; 0 and empty if it does not.
+        started: Its start time, in ticks since boot.
+        ledger: Descriptor number, in that process, of the table of its grants.
+        port, address: Listening address; 0 and empty if it does not listen.
     """
 
     epoch: int
@@ -387,9 +387,9 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         grant: The memory over there.
-        offset: Of its first byte, into what was granted.
-        local: The memory here; of 8 bytes, and not looked at, for `TransferKind.ADD` and `TransferKind.SWAP`.
-        operand, expected: Of those.
+        offset: Offset of its first byte within the grant.
+        local: The memory here; for `TransferKind.ADD` and `TransferKind.SWAP` 8 bytes that are not read.
+        operand, expected: Operands of ADD and SWAP.
     """
 
     kind: TransferKind
@@ -401,10 +401,10 @@ class Transfer(msgspec.Struct, frozen=True, eq=False):
 
 
 class TransferDone(msgspec.Struct, frozen=True):
-    """How a transfer has ended well.
+    """Result of a successful transfer.
 
     Attributes:
-        value: The old value, of `TransferKind.ADD` and `TransferKind.SWAP`.
+        value: The old value, for `TransferKind.ADD` and `TransferKind.SWAP`.
     """
 
     carrier: Carrier = Carrier.NONE
@@ -444,12 +444,12 @@ class Attachment(ABC):
     @property
     @abstractmethod
     def carriers(self) -> Carrier:
-        """What works between here and there."""
+        """Return the carriers that work between both processes."""
 
     @property
     @abstractmethod
     def is_gone(self) -> bool:
-        """Whether the process has ended."""
+        """True if the process has ended."""
 
     @property
     @abstractmethod
@@ -459,7 +459,7 @@ class Attachment(ABC):
     @property
     @abstractmethod
     def is_busy(self) -> bool:
-        """Whether transfers are under way."""
+        """True while transfers are under way."""
 
     def name_of(self, carrier: Carrier) -> str:
         """Return what people call a carrier of it."""
@@ -498,12 +498,12 @@ class Attachment(ABC):
 
     @abstractmethod
     def keep(self, grant: Grant, nbytes: int) -> memoryview:
-        """Return granted memory of a block, from its beginning, to be read also when its process has ended.
+        """Return granted memory of a block, from its beginning, readable even after its process has ended.
 
-        The grant is not in use by that: what is seen changes when its process revokes it and uses the memory anew.
+        This does not keep the grant in use: the contents change if its process revokes it and reuses the memory.
 
         Raises:
-            TransferError, OSError, LimitExceeded: It cannot be had.
+            TransferError, OSError, LimitExceeded: The memory cannot be mapped.
         """
 
     @abstractmethod
@@ -541,7 +541,7 @@ class Mover(ABC):
     @property
     @abstractmethod
     def home(self) -> ProcessAddress:
-        """How others reach this process."""
+        """Return the address of this process."""
 
     @abstractmethod
     def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
@@ -559,7 +559,7 @@ class Mover(ABC):
     @property
     @abstractmethod
     def has_adapters(self) -> bool:
-        """Whether this process has RDMA adapters that it can use."""
+        """True if this process has usable RDMA adapters."""
 
     @property
     @abstractmethod

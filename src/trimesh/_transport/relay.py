@@ -1,15 +1,15 @@
-"""A session between two hosts as the floors above see it; the native library implements it.
+"""Interface of a session between two hosts; the native library implements it.
 
     relay = open_relay(on_event)                      # async with: owns all sessions
     session = relay.open_session(...)                 # before there is a connection
     session.attach(connection)                        # TLS is open; a new connection takes the place of an older one
-    number = session.open_channel(sock, purpose)      # one end of a socket pair: what is written there goes across
+    number = session.open_channel(sock, purpose)      # one end of a socket pair, whose bytes go across
     session.accept_channel(number, sock)              # answer to `OpenedChannel`; or refuse_channel(number)
 
 Channel 0 exists from the start; its socket is given to `open_session`. Every other channel is opened by one side with a
 *purpose*, bytes that mean something to the floors above. The end of a socket (EOF, reset) arrives at the other end.
 
-Events come in Trio's thread, one after the other, never while a method of the relay runs.
+Events arrive in Trio's thread, one after the other, never while a method of the relay runs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SessionEnding(Enum):
     """Nothing has come for as long as the lease, with or without a connection."""
 
     BYE = "bye"
-    """The peer has ended it in good order; what was sent before has come."""
+    """The peer has ended it in good order; everything sent before has arrived."""
 
     CLOSED = "closed"
     """This side has, and the peer has taken all that was sent before."""
@@ -47,13 +47,13 @@ class SessionEnding(Enum):
 
 
 class HostConnection(NamedTuple):
-    """A connection whose TLS session is open; all of it is taken over.
+    """Connection whose TLS session is open; the session takes ownership of all fields.
 
     Attributes:
         sock: Connected, non-blocking.
         tls: In state OPEN.
-        wire: What has come from the socket and TLS has not taken yet.
-        plain: What TLS has given out behind the hello.
+        wire: Bytes received from the socket that TLS has not consumed yet.
+        plain: Bytes that TLS decrypted after the hello.
     """
 
     sock: socket.socket
@@ -104,15 +104,15 @@ OnEvent = Callable[[SessionEvent], None]
 
 
 class Statistics(NamedTuple):
-    """What a session has counted since it began.
+    """Counters of a session since its begin.
 
     Attributes:
-        frames_sent, frames_received: Numbered ones, each once.
-        bytes_sent, bytes_received: Of channels.
+        frames_sent, frames_received: Numbered frames, each counted once.
+        bytes_sent, bytes_received: Bytes of channels.
         resent: Frames sent again after a connection broke.
-        duplicates: Frames that came again, and were dropped.
-        unacknowledged: Bytes kept to be sent again.
-        channels: Open ones.
+        duplicates: Frames that arrived again, and were dropped.
+        unacknowledged: Bytes kept for resending.
+        channels: Number of open channels.
     """
 
     connections: int
@@ -136,7 +136,7 @@ class Session(Protocol):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection, as far as is known."""
+        """True if there is a connection, as far as known."""
         ...
 
     def attach(self, connection: HostConnection) -> None:

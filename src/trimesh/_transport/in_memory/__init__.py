@@ -1,1 +1,1 @@
-"""The transport and the mover of simulated processes. Deterministic under a virtual clock."""
+"""Transport and mover of simulated processes. Deterministic under a virtual clock."""

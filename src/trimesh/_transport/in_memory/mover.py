@@ -1,12 +1,12 @@
-"""The mover of simulated processes, which share one interpreter: what is granted is reached through a table.
+"""Mover of simulated processes, which share one interpreter and reach granted memory through a table.
 
-It is as honest as the native one: secrets, rights, ranges and generations are checked at each transfer; a process that
-has died gives no bytes and takes none; one that is stopped or partitioned is reached as any process of its host
-is. Small transfers are done at once. Larger ones are moved by `run`, as by the native thread: a chunk of each in turn,
-`MemoryTable.chunk_seconds` apart, with a look at the grant before each.
+It is as strict as the native one: each transfer checks secret, rights, range and generation. A dead process gives no
+bytes and takes none; a stopped or partitioned one is reached like any process of its host. Small transfers are done at
+once. `run` moves larger ones, as the native thread does: a chunk of each in turn, `MemoryTable.chunk_seconds` apart,
+after a check of the grant.
 
-    MM-1 Nothing is drawn but secrets, which nothing depends on; transfers end in the order in which they were begun.
-    MM-2 The claims of a process that has ended count for nothing.
+    MM-1 Only secrets are random, and nothing depends on them; transfers end in the order in which they began.
+    MM-2 Claims of a process that has ended are ignored.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
 CHUNK_BYTES: Final = 1 << 16
-"""Of one transfer at a time; also the largest that is done at once. Less than what is real, so that a test needs little
-memory to see a transfer under way."""
+"""Chunk size, and size of the largest transfer that is done at once. Smaller than in the native mover, so that a test
+needs little memory to see a transfer under way."""
 
 _HOST: Final = 1
 _WORD: Final = 1 << 64
@@ -149,7 +149,7 @@ class MemoryMover(Mover):
 
     @property
     def has_adapters(self) -> bool:
-        """Whether there are any: not in a simulation."""
+        """Return False: a simulation has no adapters."""
         return False
 
     @property
@@ -301,7 +301,7 @@ class MemoryMover(Mover):
         self._room = trio.Event()
 
     def end(self) -> None:
-        """Be the mover of a process that has ended: its memory is gone, and it reaches none."""
+        """Become the mover of an ended process: its memory is gone, and it reaches no other memory."""
         self.has_ended = True
         if self.table.movers.get(self.proc_id) is self:
             del self.table.movers[self.proc_id]

@@ -1,17 +1,17 @@
-"""The in-memory transport: the links of many processes inside one Trio run, deterministic under a virtual clock.
+"""In-memory transport: the links of many processes inside one Trio run, deterministic under a virtual clock.
 
-What a real transport may do, this one does in the way that shows a mistake soonest:
+Where the interface leaves a choice, this transport makes the one that exposes mistakes soonest:
 
-    MT-1  A head is taken back when the handler returns; a handler that kept a view of it ends the run with
+    MT-1  A head is released when the handler returns; a handler that kept a view of it ends the run with
           `TrimeshInternalError`.
     MT-2  A message whose writer has vanished is delivered if it was copied in full, else never.
-    MT-3  Links are served in the order in which something came for them; nothing depends on a hash or a clock.
-    MT-4  A batch takes what was there when it began. What comes of a handler's answers is for the next one.
+    MT-3  Links are served in the order in which messages arrived for them; nothing depends on a hash or a clock.
+    MT-4  A batch delivers the messages present when it began. Messages caused by its handlers go into the next one.
 
-When something arrives is the `Delivery`'s to say; faults are built on it and on `MemoryNetwork.sever`, `inject` and
+A `Delivery` decides the time of each arrival; faults are built on it and on `MemoryNetwork.sever`, `inject` and
 `MemoryTransport.lag`.
 
-One direction of an in-memory link: two lanes that wait for room, and a wire that carries copies.
+One direction of an in-memory link has two lanes that wait for room, and a wire that carries copies.
 
     put ----> waiting ----> wire ----> take
               (lent)        (copied)
@@ -20,9 +20,9 @@ A message waits, lent by its sender, until it fits the window of its lane (`limi
 `limits.RING_CONTROL_RESERVE_BYTES`). On the wire its bodies are copies that belong to the receiver. One that is larger
 than the whole window enters an empty wire uncopied, as a stream of fragments would, and is copied when it is taken.
 
-Messages are taken in the order of their arrival, and of entering the wire where that is the same. So CONTROL overtakes
-the DATA that waits and the rest of a large message, as on a ring; where a `Delivery` makes DATA slow, it overtakes what
-is on the wire, too.
+Messages are taken in the order of their arrival; at equal times, in the order in which they entered the wire. So
+CONTROL overtakes waiting DATA and the rest of a large message, as on a ring; if a `Delivery` makes DATA slow, CONTROL
+overtakes DATA on the wire, too.
 """
 
 from __future__ import annotations
@@ -85,12 +85,12 @@ class MemoryLink(Link):
 
     @property
     def is_up(self) -> bool:
-        """Whether what is sent now goes anywhere."""
+        """True if messages sent now can reach the peer."""
         return self._state is _State.UP
 
     @property
     def is_down(self) -> bool:
-        """Whether nothing comes any more."""
+        """True if no more messages will arrive."""
         return self._state is _State.DOWN
 
     def send(
@@ -113,19 +113,19 @@ class MemoryLink(Link):
         self.other.wake()
 
     def close(self) -> None:
-        """Send what is queued, say goodbye, end; see `Link.close`."""
+        """Send queued messages and a goodbye, then end; see `Link.close`."""
         if self.is_up:
             self._state = _State.CLOSING
             self.outgoing.finish()
             self.other.wake()
 
     def abort(self) -> None:
-        """End now; see `Link.abort`. What is on the wire still arrives at the peer, then EOF."""
+        """End now; see `Link.abort`. Messages on the wire still arrive at the peer, then EOF."""
         if not self.is_down:
             self._go_down(DownReason.EOF)
 
     def sever(self) -> None:
-        """Let this end see EOF after what is on the wire to it."""
+        """Deliver EOF to this end, after the messages on the wire to it."""
         if not self.is_down:
             self.incoming.cut(LinkDown(DownReason.EOF))
             self.wake()
@@ -152,7 +152,7 @@ class MemoryLink(Link):
             self.transport.wake(self)
 
     def deliver(self, handler: LinkHandler) -> float:
-        """Hand over what is there, then the end if nothing is left before it.
+        """Hand over the messages present, then the end if no message precedes it.
 
         Returns:
             When to call again: `NOW` for at once, inf for when woken.
@@ -199,7 +199,7 @@ class MemoryLink(Link):
         return min(until, since + due)
 
     def _go_down(self, told: DownReason) -> None:
-        """Be down, and let the peer see why after what is on the wire."""
+        """Go down; the peer gets the reason after the messages on the wire."""
         self._state = _State.DOWN
         self.incoming.drop()
         self.outgoing.cut(LinkDown(told))
@@ -326,7 +326,7 @@ class MemoryTransport(Transport):
             link.other.wake()
 
     def stop_lagging(self) -> None:
-        """Take what has come, before the lag would have ended."""
+        """End the lag early and take the messages that have arrived."""
         self._lags_until = min(self._lags_until, trio.current_time())
         self._lag_over.set()
 
@@ -442,7 +442,7 @@ class MemoryNetwork:
         return here, there
 
     def sever(self, link: MemoryLink) -> None:
-        """Cut a connection, as by the loss of a wire: both ends see EOF after what was on the wire to them."""
+        """Cut a connection, as a broken cable does: both ends see EOF after the messages on the wire to them."""
         link.sever()
         link.other.sever()
 
@@ -461,11 +461,11 @@ class MemoryNetwork:
 # ---- one direction of an in-memory link: two lanes that wait for room, and a wire that carries copies ----------------
 
 NOW = -math.inf
-"""Arrival time of what is there at once: it is compared without reading a clock."""
+"""Arrival time of immediate messages: it is compared without reading a clock."""
 
 
 class Fate(enum.Enum):
-    """What becomes of a message on the wire."""
+    """Fate of a message on the wire."""
 
     ARRIVES = enum.auto()
     LOST = enum.auto()
@@ -491,10 +491,10 @@ class Delivery:
         return Fate.ARRIVES
 
     def delay(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> float:
-        """Return for how many (virtual) seconds a message is under way.
+        """Return the transit time of a message, in virtual seconds.
 
         Called once for each message when it enters the wire, and once, on the DATA lane with size 0, for the end of a
-        link. A lane stays first in, first out: nothing arrives before what was sent ahead of it.
+        link. A lane stays first in, first out: no message arrives before one sent ahead of it.
         """
         del source, target, lane, size
         return 0.0
@@ -517,16 +517,16 @@ class Countdown:
 
 
 class PipeMessage:
-    """What travels.
+    """Message in a pipe.
 
     Attributes:
         epoch: The incarnation that sent it.
         head, bodies: As given to `Link.send`; from the wire on, the bodies are copies.
         size: Bytes of head and bodies.
-        lender: Who is told when the bodies have been copied, or lost.
-        is_copied: Whether the bodies are copies.
-        arrives_at, order: When it can be taken, and its place among those of the same moment.
-        is_repeat: Whether it has come before.
+        lender: Notified when the bodies have been copied, or lost.
+        is_copied: True if the bodies are copies.
+        arrives_at, order: Time of arrival, and rank among messages of the same time.
+        is_repeat: True for a repetition of an earlier message.
     """
 
     __slots__ = ("arrives_at", "bodies", "epoch", "head", "is_copied", "is_repeat", "lender", "order", "size")
@@ -554,7 +554,7 @@ class PipeMessage:
 
 
 class _Queue:
-    """One lane. What is on the wire was sent before what waits; where something waits, something is on the wire."""
+    """One lane. Messages on the wire were sent before waiting ones; if messages wait, some are on the wire."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -610,7 +610,7 @@ class Pipe:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the reader is to see the end now: all was taken, and the end has come."""
+        """True if the reader must see the end now: it has arrived, and all messages were taken."""
         return self.end is not None and not self.is_held and not self.depth and _has_come(self._end_arrives_at)
 
     def put(self, message: PipeMessage, lane: Lane) -> None:
@@ -633,7 +633,7 @@ class Pipe:
         ]
         if not fronts:
             return None
-        lane = min(fronts)[-1]  # what is not copied yet is still on its way, fragment by fragment
+        lane = min(fronts)[-1]  # an uncopied message is still on its way, fragment by fragment
         queue = self._lanes[lane]
         message = queue.wire.popleft()
         queue.wire_bytes -= message.size
@@ -654,7 +654,7 @@ class Pipe:
         self._end(LinkDown(DownReason.CLOSED))
 
     def cut(self, down: LinkDown) -> None:
-        """End the writer now: what has not been copied in full is lost, the reader is told `down` after the rest."""
+        """End the writer now: messages not copied in full are lost; the reader gets `down` after the others."""
         for queue in self._lanes:
             self._give_back(queue)
             queue.waiting.clear()

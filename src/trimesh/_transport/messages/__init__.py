@@ -1,1 +1,1 @@
-"""Large messages and bodies on their way out and in."""
+"""Large messages: outgoing, incoming, and multicast to a host."""

@@ -1,4 +1,4 @@
-"""Casts to several processes of one other host: their bodies enter it once, and its processes read them there.
+"""Multicast to several processes of another host: bodies enter the host once, and its processes map them.
 
     sender                                 the other host
     HostCaster  --bodies, once-->          keeps them in memory that its processes may map
@@ -7,26 +7,25 @@
                 <--TAKEN, or REFUSED--
     HostCaster  --let go-->
 
-Where three hosts or more take part they are a tree (below): the sender sends bodies to some, whose agents
-feed them to others, which keep them and answer as if the sender had sent them.
+Three or more hosts form a tree (below): the sender sends bodies to some, whose agents feed them to others, which keep
+them and answer as if the sender had sent them.
 
     HostCaster a   --FEED b, bodies-->     the agent of a  --bodies-->  the agent of b
     HostCaster b   --FED by a-->                                        the agent of b
                    <--where they are--
 
-Each link has a `CastLeaf`: a large message of its own, which sends no chunks. So it holds back what may not pass it,
-and goes on as a chunked message, which it is, when the other host cannot keep the bodies or its process cannot map
-them.
+Each link has a `CastLeaf`: a chunked message that sends no chunks at first. So it holds back messages that may not pass
+it, and sends its chunks after all if the other host cannot keep the bodies or its process cannot map them.
 
     HB-1 Every leaf is settled once: taken, sent in chunks, or its link has ended.
-    HB-2 What the other host keeps is bounded; a cast for which there is no room now goes in chunks, and waits for none.
-    HB-3 What all leaves have left is let go, whatever became of them; at a host that feeds others, once those have
+    HB-2 Memory kept by the other host is bounded; a cast that finds no room goes in chunks at once, without waiting.
+    HB-3 Bodies are released when all leaves are settled, in whatever way; at a host that feeds others, once those have
          answered, too.
-    HB-4 A host that cannot be fed is sent the bodies by the sender itself, and that one feeds it no more.
+    HB-4 If a host cannot be fed, the sender sends it the bodies itself, and the feeding host feeds it no more.
 
-PURE but for memory; what carries bodies and answers is in `_runtime/hosts`.
+PURE but for memory; `_runtime/hosts` carries bodies and answers.
 
-    PR-1 What has to wait is held in the order in which it was sent, and whatever may not pass it waits, too.
+    PR-1 Messages that wait are held in the order in which they were sent; messages that may not pass them wait, too.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class CastBody:
         self._waiting: dict[CastLeaf, NativeLink] = {}
 
     def pieces(self) -> Iterator[memoryview]:
-        """Return what is sent to the host, in order."""
+        """Return the bytes sent to the host, in order."""
         for body in self._bodies:
             yield body
             if padding(body.nbytes):
@@ -109,9 +108,9 @@ class CastBody:
             link.offer(leaf, where)
 
     def fail(self) -> None:
-        """Learn that they will not be there: what waits goes in chunks.
+        """Mark the bodies as unavailable: waiting leaves go in chunks.
 
-        What was offered is answered, or its link ends.
+        Leaves already offered get an answer, or their link ends.
         """
         self.has_failed = True
         for other in self.fed.copy():
@@ -166,11 +165,11 @@ class CastLeaf(ChunkedMessage):
 
     @property
     def is_apart(self) -> bool:
-        """Whether it sends no chunks."""
+        """True if it sends no chunks."""
         return self._body is not None
 
     def begin(self, link: NativeLink) -> None:
-        """Be offered by `link`, whose turn it is."""
+        """Offer this leaf on `link`, whose turn it is."""
         assert self._body is not None
         self.number, self.is_offered = 0, False  # another link may have begun it, which never came up
         self._body.join(self, link)
@@ -364,11 +363,11 @@ ORDERED: Final = 0
 
 
 class Precedence:
-    """Chunked messages of one link, and what waits behind them.
+    """Chunked messages of one link, and the messages that wait behind them.
 
     Attributes:
         under_way: Chunked messages that have not left, in the order of their turns.
-        apart: Those among what is under way that send no chunks.
+        apart: Messages under way that send no chunks.
         busy: How many messages of each flow are under way or held, always the same object; empty: every message may
             go.
     """
@@ -380,7 +379,7 @@ class Precedence:
         self._held: deque[tuple[Outgoing | ChunkedMessage, int]] = deque()
 
     def may_pass(self, flow: int) -> bool:
-        """Whether a message may go before all that is under way or held."""
+        """True if a message may pass all messages under way or held."""
         return _may_pass(self.busy, flow)
 
     def add(self, chunked: ChunkedMessage) -> bool:
@@ -414,10 +413,10 @@ class Precedence:
         self._held.append((one, flow))
 
     def out(self, chunked: ChunkedMessage, send: Callable[[Outgoing], object]) -> list[CastLeaf]:
-        """Note that a chunked message has been sent, and send what has waited for that.
+        """Record that a chunked message has been sent, and send the messages that waited for it.
 
         Returns:
-            What is apart now, and was not: they may begin.
+            Leaves that have become apart: they may begin.
         """
         if isinstance(chunked, CastLeaf) and chunked.is_apart:
             self.apart.remove(chunked)

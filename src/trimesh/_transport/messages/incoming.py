@@ -1,12 +1,12 @@
-"""Large messages on their way in, whose chunks are copied into the memory of the receiver as they come.
+"""Incoming large messages, whose chunks are copied into the receiver's memory as they arrive.
 
-PURE but for memory. Nothing that a peer says is believed; see `outgoing` for what a chunk is.
+PURE but for memory. Data of a peer is never trusted; `outgoing` defines chunks.
 
-    KB-1 Only what nothing else refers to is written to again (`ReusableBytes`).
-    KB-2 The first of a size is not kept: it may be the only one.
-    KB-3 What is kept is at most `limits.KEPT_BYTES_MAX`, whether or not the program still refers to it; the oldest one
-         makes room.
-    KB-4 What was not used again for `limits.KEPT_BYTES_SECONDS` is let go of; whoever has the clock asks for it.
+    KB-1 Only memory that nothing else refers to is reused (`ReusableBytes`).
+    KB-2 The first buffer of a size is not kept: it may be the only one.
+    KB-3 Kept memory is at most `limits.KEPT_BYTES_MAX`, whether or not the program still refers to it; the oldest
+         buffer makes room.
+    KB-4 A buffer not reused for `limits.KEPT_BYTES_SECONDS` is released; the owner of the clock calls `expire`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Arrival:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes have come."""
+        """True if all bytes have arrived."""
         return not self._missing
 
     def bodies(self) -> list[memoryview]:
@@ -184,7 +184,7 @@ _IN_SEGMENT: Final = 1 << 63
 
 
 class AssemblyError(Exception):
-    """What came does not fit what was announced; the text completes "the peer sent"."""
+    """Received data contradicts its announcement; the text completes "the peer sent"."""
 
 
 def allocate(size: int) -> memoryview:
@@ -345,7 +345,7 @@ class KeptBytes:
             tell()
 
     def expire(self) -> None:
-        """Let go of what was not used since this was called last (KB-4)."""
+        """Release buffers not used since the last call (KB-4)."""
         self._kept = {one: False for one, is_used in self._kept.items() if is_used}
 
     def clear(self) -> None:
@@ -402,7 +402,7 @@ class Lending:
         return memoryview(self._ffi.buffer(owner, word & _SIZE_MASK))
 
     def give_back(self) -> None:
-        """Give back what is not looked at any more."""
+        """Return memory that is no longer viewed."""
         while self.returned:
             try:
                 link, word, memory, mapped = self.returned.popleft()
@@ -411,7 +411,7 @@ class Lending:
             lib.check(self._lib.tm_body_give_back(self._bus, link, word, memory, mapped), "giving a body back")
 
     def close(self) -> None:
-        """The bus is gone. What is still looked at is unmapped as soon as it is not."""
+        """Close: the bus is gone. Memory still viewed is unmapped when its last view ends."""
         self._closed = True
         self._bus = self._ffi.NULL
         self.give_back()
@@ -441,15 +441,15 @@ def memory_name(drawn: int) -> str:
 
 
 def map_bodies(where: bytes, words: Sequence[int]) -> list[memoryview]:
-    """Return the bodies of a message: private, writable but for what was sent as a `bytes`.
+    """Map the bodies of a message: private, writable except those sent as a `bytes`.
 
     Args:
-        where: What `WHERE` packs.
+        where: Location, packed by `WHERE`.
         words: The table of the message, see `outgoing`.
 
     Raises:
-        HostMemoryError: This process cannot have them, so they are to be sent.
-        AssemblyError: `where` says nothing, or does not fit the table.
+        HostMemoryError: This process cannot map them, so they must be sent.
+        AssemblyError: `where` is malformed, or does not fit the table.
     """
     if len(where) != WHERE.size:
         raise AssemblyError("an offer of bodies that says nothing about where they are")

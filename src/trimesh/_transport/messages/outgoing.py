@@ -1,14 +1,14 @@
-"""Messages on their way out of the native transport, and the memory that their senders lend.
+"""Outgoing messages of the native transport, and the memory that their senders lend.
 
-A large message on its way in chunks, which other messages may pass between.
+A large message leaves in chunks; other messages may pass between them.
 
-A chunk is a message of its own for the link below: its head says which message it belongs to, its bodies are the next
-bytes, in order. The first one has two bodies, the table of sizes and the head of the whole:
+For the link below, a chunk is a message of its own: its head names the large message, its bodies are the next bytes, in
+order. The first chunk has two bodies, the table of sizes and the head of the large message:
 
-    chunk     u32 message | u8 what it is: a `Piece`
+    chunk     u32 message | u8 kind: a `Piece`
     table     u64 for each body: its size, bit 63 = a `bytes`
 
-What is said of bodies that enter a host by themselves looks the same; see `casts`.
+Messages about bodies of a multicast have the same form; see `casts`.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Bodies:
 
 
 class Departure:
-    """How a message with one body leaves a link if all of it fits one frame and goes at once: the common case.
+    """Fast path for a message with one body that fits one frame and leaves at once: the common case.
 
-    Nothing of such a message is kept, so what the library is called with serves them all.
+    Nothing of such a message is kept, so all of them share one set of call arguments.
     """
 
     def __init__(self, library: Library, bus: Any, handle: int) -> None:
@@ -113,10 +113,10 @@ class Outgoing:
     """A message, or the rest of one, that waits for room.
 
     Attributes:
-        head, bodies: What is sent.
-        cursor: Where it goes on.
-        completion: Told when all of it has left; None while nothing can be waiting for that.
-        is_chunk: Whether it is a chunk of a larger one.
+        head, bodies: Contents.
+        cursor: Position of the next byte.
+        completion: Notified when all of it has left; None while nothing can be waiting for that.
+        is_chunk: True for a chunk of a larger message.
     """
 
     __slots__ = ("bodies", "completion", "cursor", "head", "is_chunk")
@@ -137,7 +137,7 @@ class Outgoing:
         self.is_chunk = is_chunk
 
     def finish(self) -> None:
-        """Give back what was lent."""
+        """Return the lent memory."""
         self.bodies.left()
         if self.completion is not None:
             self.completion.chunk_done()
@@ -156,7 +156,7 @@ IMMUTABLE: Final = 1 << 63
 
 
 class Piece(IntEnum):
-    """What a message of this lane is.
+    """Kind of a piece.
 
     REST and FIRST are chunks. OFFER is a whole message whose bodies are on the host of the receiver already: table,
     head, where. TAKEN and REFUSED go back, and answer an offer of that number; they have one body, which is empty.
@@ -223,7 +223,7 @@ class ChunkedMessage:
 
     @property
     def is_out(self) -> bool:
-        """Whether there is no further chunk."""
+        """True if no chunk is left."""
         return self._begun and not self.waiting_bytes
 
     def chunk_done(self) -> None:
@@ -240,17 +240,17 @@ class ChunkedMessage:
 
 
 def is_immutable(body: Buffer) -> bool:
-    """Whether a body is a `bytes`, or shows one, so that the receiver may be given one, too."""
+    """Return whether a body is a `bytes` or a view of one, so that the receiver may get one, too."""
     return type(body) is bytes or (type(body) is memoryview and body.readonly and type(body.obj) is bytes)
 
 
 def goes_in_chunks(bodies: Sequence[Buffer], *, local: bool, shared: bool = False) -> bool:
-    """Whether a message is to go in chunks: see `limits.CHUNKED_BYTES_MIN`.
+    """Return whether a message must go in chunks: see `limits.CHUNKED_BYTES_MIN`.
 
     Args:
-        bodies: What it has beside its head.
-        local: Whether it goes to a process of this host.
-        shared: Whether it goes to several, who can share what is copied into memory of this host.
+        bodies: Bodies of the message.
+        local: True if it goes to a process of this host.
+        shared: True if it goes to several processes that can share one copy in memory of this host.
     """
     total = owned = 0
     for body in bodies:

@@ -1,1 +1,1 @@
-"""The transport and the mover over the native library."""
+"""Transport and mover over the native library."""

@@ -1,9 +1,9 @@
-"""Which carriers a process may use, and where it listens for the network: what its settings say.
+"""Choice of carriers and of a listening address, from the settings of a process.
 
-    rdma = ["tcp", "cma"]       only these, beside memory of the process itself
+    rdma = ["tcp", "cma"]       only these, besides memory of the process itself
     rdma_address = "10.0.0.1"   listen there for tcp
 
-Without an address tcp listens on 127.0.0.1, and only if `rdma` names it, or if the system lets no process look at
+Without an address tcp listens on 127.0.0.1, and only if `rdma` names it, or if the system lets no process read
 another one's memory.
 """
 
@@ -30,10 +30,10 @@ _CAP_SYS_PTRACE: Final = 19
 
 
 class CarrierChoice(msgspec.Struct, frozen=True):
-    """What a mover may use.
+    """Carriers that a mover may use.
 
     Attributes:
-        address: Where it listens, 4 or 16 bytes; empty for nowhere.
+        address: Listening address, 4 or 16 bytes; empty for none.
     """
 
     carriers: Carrier
@@ -94,7 +94,7 @@ def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_
 
 # ---- which host this is, as a number: processes of one host may reach each other's memory ----------------------------
 
-# It is of this boot of this kernel, and of this namespace of process ids: what is told by it is found by /proc/PID.
+# Host id: identifies this boot of this kernel and this pid namespace, so that equal ids share /proc/PID.
 # The setting `host_id` replaces it, so that two parts of one machine can count as two hosts.
 
 

@@ -1,8 +1,8 @@
-"""The table of faults that a test plans for the links, and the system calls, of real processes.
+"""Fault table: faults that a test plans for links and system calls of real processes.
 
-The process of the test makes it and alone plans and heals; processes that were handed a `TableKey` when they were
-spawned arm their transport by it. They share its memory, so a fault is in force, and healed, everywhere at once, also
-where no message gets through. A transport that is not armed has no faults.
+Only the process of the test creates it, plans and heals. Processes that got a `TableKey` when they were spawned arm
+their transport by it. They share its memory, so a fault begins and is healed everywhere at once, even where no message
+gets through. A transport that is not armed has no faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Links and groups of the native transport, as the runtime holds them."""
+"""Links and link groups of the native transport."""
 
 from __future__ import annotations
 
@@ -168,11 +168,11 @@ class NativeLink(Link):
         return True
 
     def is_unborn(self, code: int) -> bool:
-        """Whether `code` says that the link has ended before it came up: what it is given waits for `hand_over`."""
+        """True if `code` means that the link ended before it was up: sent messages wait for `hand_over`."""
         return code == lib.ERR_DOWN and not self.up.is_set()
 
     def is_clear(self, flow: int) -> bool:
-        """Whether a DATA message would go out at once (if there is room)."""
+        """True if a DATA message would leave at once, given room."""
         return not (self._data or self._ended or self._closing or (self._busy and not self._large.may_pass(flow)))
 
     def resend(self, one: Outgoing | ChunkedMessage, lane: Lane, flow: int) -> None:
@@ -266,7 +266,7 @@ class NativeLink(Link):
         return not (self._control or self._data or self._large.under_way or self._large.apart)
 
     def is_open(self) -> bool:
-        """Whether messages are taken at all."""
+        """True while messages are accepted."""
         return not (self._ended or self._closing)
 
     def _resume(self) -> None:
@@ -437,7 +437,7 @@ class NativeLink(Link):
         self._resume()
 
     def take_space(self) -> None:
-        """There is room again."""
+        """Resume sending: there is room again."""
         self.transport.dirty = True  # bodies that were given back may have waited for it, too
         self._resume()
 

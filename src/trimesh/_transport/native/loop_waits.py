@@ -1,16 +1,16 @@
-"""What a transport does around each wait of the Trio loop.
+"""Transport hooks around each wait of the Trio loop.
 
-Before: rings the bells of peers, arms the own one, and looks at it for a while. After: hands over what has come, so
-that the tasks that wait for it run in this very tick, and no task of the transport has to.
+Before the wait: ring the bells of peers, arm the own bell, and spin on it for a while. After it: hand over arrived
+messages, so that tasks waiting for them run in the same tick, without a switch to the transport's task.
 
-    AW-1 Where tasks can run, and messages have just been sent, the transport's task hands over in its turn. So a task
-         that was started before a message was sent has begun when the answer is looked at.
-    AW-2 A task that is the only one of its turn, while no other can run and no deadline is due, may wait for messages
-         itself: no task would run in the turn of the loop between. It does so for `limits.WAIT_HERE_SECONDS`, and only
+    AW-1 If tasks can run and messages have just been sent, the transport's task hands over in its turn. So a task
+         started before a message was sent has begun when the reply is handled.
+    AW-2 The only task of a turn may wait for messages itself while no other can run and no deadline is due: no task
+         would run in the turn of the loop between. It does so for `limits.WAIT_HERE_SECONDS`, at most
          `limits.WAITS_HERE_MAX` times within one turn.
 
-Where a loop of asyncio drives the run, it is the waits of that loop that count (`LoopDriver`), and its callbacks are
-among the tasks of AW-1 and AW-2.
+If an asyncio loop drives the run, the waits of that loop count (`LoopDriver`), and its callbacks are among the tasks of
+AW-1 and AW-2.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 class AroundWait(trio.abc.Instrument):
-    """The seam between one run of Trio and one transport.
+    """Hooks of one transport in one Trio run.
 
     Args:
         transport: Its run() is running.
-        handler: Takes what comes.
-        poller: What the run waits on; None where that is not known.
+        handler: Receives messages.
+        poller: Object that the run waits on; None if unknown.
 
     Attributes:
-        failure: What has gone wrong here, for the transport's task to raise: Trio would go on without us.
+        failure: Exception raised here, for the transport's task to raise: Trio would drop this instrument and continue.
     """
 
     def __init__(self, transport: NativeTransport, handler: LinkHandler, poller: Poller | None) -> None:
@@ -121,7 +121,7 @@ class AroundWait(trio.abc.Instrument):
             self._fail(lib.error_of(seen, "waiting for messages"))
 
     def after_io_wait(self, timeout: float) -> None:
-        """Hand over what has come, or let the transport's task do it (AW-1)."""
+        """Hand over arrived messages, or let the transport's task do it (AW-1)."""
         transport = self._transport
         if self._has_sent:
             if not self._has_news(transport.bus):

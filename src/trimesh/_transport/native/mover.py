@@ -1,10 +1,10 @@
-"""The mover over libtrimesh.
+"""Mover over libtrimesh.
 
-Small transfers are done in the call. Larger ones are done by a thread of the library: each of them is one event here,
-and one task (`run`) waits for the thread's bell while any is under way, and not otherwise.
+Small transfers are done in the call. A thread of the library does larger ones: each is one event here, and one task
+(`run`) waits for the thread's bell only while a transfer is under way.
 
-Memory that is lent (blocks, views) may be let go anywhere: in another thread, inside the garbage collector. So its end
-only puts a note into a queue, which the thread of the Trio loop empties. What outlives the mover is merely unmapped.
+Lent memory (blocks, views) may be released anywhere: in another thread, inside the garbage collector. So its finalizer
+only appends to a queue, which the thread of the Trio loop empties. Memory that outlives the mover is merely unmapped.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ class NativeMover(Mover):
 
     Args:
         epoch: This process incarnation.
-        settings: What it may use, and which host this is; by default those that count here.
+        settings: Allowed carriers and host id; by default the settings in force.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
         OSError: The system refused a descriptor or memory.
-        ConfigError: What is said of settings is wrong.
+        ConfigError: A setting is wrong.
     """
 
     def __init__(self, epoch: ProcId, settings: Settings | None = None) -> None:
@@ -193,7 +193,7 @@ class NativeMover(Mover):
 
     @property
     def adapters(self) -> Adapters:
-        """What RDMA adapters this process has."""
+        """Return the RDMA adapters of this process."""
         return adapters_of(self.library, self.handle)
 
     @property
@@ -254,7 +254,7 @@ class NativeMover(Mover):
             return
 
     def tidy(self) -> None:
-        """Give back what is not looked at any more."""
+        """Return memory that is no longer viewed."""
         while self._let_go:
             self._let_go.popleft()()
 
@@ -492,13 +492,13 @@ _IBVERBS: Final = re.compile(r"(rc|ud|dc|gga)_(verbs|mlx5)")
 
 
 class Adapters(msgspec.Struct, frozen=True):
-    """What the native library says of the adapters of this process.
+    """RDMA adapters of this process, as the native library reports them.
 
     Attributes:
-        are_usable: Whether there are any, and a library that drives them.
-        knows_devices: Whether that knows memory of CUDA devices.
-        about: Which library it is and what it drives; or why there are none.
-        why_no_device: Why they move no memory of devices, or did not when last tried; "" when they do, or may.
+        are_usable: True if there are adapters and a library that drives them.
+        knows_devices: True if that library supports memory of CUDA devices.
+        about: Name of the library and its adapters; or why there are none.
+        why_no_device: Why they move no device memory, or failed when last tried; "" if they do, or may.
     """
 
     are_usable: bool
@@ -531,8 +531,8 @@ def adapter_name(about: str) -> str:
 
 # The UCX of the Python package `libucx` (libucx-cu12, libucx-cu13 on the package index), if that is installed.
 #
-# It is found without being imported. What is there, and whether it drives the adapters of this machine, the native
-# library finds out; it looks at this one last, for those of sites and distributions are built for their machines.
+# The package is found without being imported. The native library checks whether it drives the adapters of this
+# machine; it tries this one last, as libraries of sites and distributions are built for their machines.
 
 _PACKAGE: Final = "libucx"
 _LIBRARY: Final = Path("lib", "libucp.so.0")

@@ -1,9 +1,8 @@
-"""The transport over libtrimesh: shared-memory rings on one host, stream sockets between hosts.
+"""Transport over libtrimesh: shared-memory rings on one host, stream sockets between hosts.
 
 The Trio thread sends and receives inline through the library; a thread of the library watches lifelines, processes
-and leases, and moves the bytes of stream links. The Trio loop wakes for one descriptor, the bell, and what has come on
-all links is taken in one call before any task runs. Bells of peers are rung once per scheduler tick, after all that was
-sent in it.
+and leases, and moves the bytes of stream links. The Trio loop wakes for one descriptor, the bell; one call takes the
+messages of all links before any task runs. Bells of peers are rung once per scheduler tick, after all its sends.
 """
 
 from __future__ import annotations
@@ -304,7 +303,7 @@ class NativeTransport(Transport):
             self._kept_until = math.inf
 
     def _begin_keeping(self) -> None:
-        """Have the task of `run` wait for no longer than what is kept may be."""
+        """Wake `run`, so that it waits no longer than until kept memory expires."""
         self._kept_until = math.inf
         self.wake()
 
@@ -330,7 +329,7 @@ class NativeTransport(Transport):
 
     @trio.lowlevel.enable_ki_protection
     def _take_all(self, handler: LinkHandler) -> bool:
-        """Hand over what is there; `run`, which may sleep, is armed afterwards. Return whether there was anything."""
+        """Hand over all messages present, then arm the bell, as `run` may sleep. Return whether there were any."""
         found = False
         while True:
             self._drain(handler)
