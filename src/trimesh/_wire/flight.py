@@ -1,14 +1,13 @@
-"""The file in which a process keeps what has happened, for those who read it when the process has died.
+"""Flight record: a file in which a process records its calls and events, to be read after its death.
 
     one page: fixed fields, head | names | rows of calls, a ring | log: two halves of records, written in turn
 
-A process that is killed may leave anything half-written, and whoever may write into the folder may put anything there:
+A killed process may leave anything half-written, and any program that may write into the folder may corrupt it:
 
-FL-1 The number of a row is written last: a row that was being written looks like the one that it replaces, so the
-     oldest one of a full ring is left out. So is all that follows a torn record of a half. An end says itself whether
-     it is that of its row.
-FL-2 Whatever the bytes are, reading them raises `ProtocolError`, or returns what they say.
-FL-3 The newer half of the log, and the older one until it is needed again, are there: at least one half of what fits.
+FL-1 The number of a row is written last: a half-written row looks like the one that it replaces, so the oldest row of a
+     full ring is left out. So is everything after a torn record of a half. An end identifies the row it belongs to.
+FL-2 Reading any bytes raises `ProtocolError` or returns their contents.
+FL-3 The newer half of the log, and the older one until it is reused, can be read: at least half of the capacity.
 """
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
@@ -37,16 +36,16 @@ NAMES_USED: Final = 48
 PAGE_BYTES: Final = 4096
 
 ROW: Final = struct.Struct("<ddQQQQ")
-"""What is written when a slot takes a call: Trio time at which the call came, time of the record's clock, the process
-that asks, its number for the call, name, number from 1."""
+"""Part of a row written when a slot takes a call: Trio time of the call's arrival, time of the record's clock, calling
+process, its number for the call, name, number from 1."""
 
 END: Final = struct.Struct("<dQ")
-"""After that in a row, when a call ends: time of the record's clock, not before that in `ROW`; and for a call that has
-not returned its number and outcome, as `not_returned` puts them together. What it replaces says neither of the new
-call."""
+"""Part of a row after that, written when a call ends: time of the record's clock, not before that in `ROW`; and for a
+call that has not returned its number and outcome, packed by `not_returned`. Leftovers of the replaced row match neither
+for the new call."""
 
 ROW_BYTES: Final = 64
-"""Of both: a line of a processor's cache, of which a call touches one."""
+"""Size of both parts: one cache line, so that a call touches only one."""
 
 RUNNING, RETURNED, RAISED, CANCELLED = range(4)
 NO_NAME: Final = 0xFFFFFF
@@ -64,15 +63,15 @@ assert _WHOLE_ROW.size == ROW_BYTES, "a row is what is written at both moments"
 
 
 class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose record it is.
+    """Head of a record: its process and clocks.
 
     Attributes:
         proc: The process, with its name, mesh, coordinates, pid, host and parent.
-        job: Of the controller; None for any other process.
+        job: The run, in the record of the controller; None for any other process.
         started_at: Unix time at which the record was begun.
         trio_at: Trio time at that moment.
-        clock_at: Time at that moment of the clock by which calls begin and end.
-        ticks: When the process was started, in ticks since the boot: a pid that is used again has other ticks.
+        clock_at: Time at that moment of the clock that times calls.
+        ticks: Start time of the process, in ticks since the boot: a reused pid has other ticks.
         boot: Identity of the boot.
     """
 
@@ -86,7 +85,7 @@ class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallName(msgspec.Struct, frozen=True, array_like=True):
-    """What is called: an endpoint of one actor."""
+    """Name of a called endpoint of one actor."""
 
     mesh: str
     point: dict[str, int]
@@ -94,12 +93,12 @@ class CallName(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeenView(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
-    """What the process has told of itself when it looked.
+    """Periodic report of the process on itself.
 
     Attributes:
         at: Unix time.
         trio_at: Trio time at that moment.
-        every: Seconds until it looks again.
+        every: Seconds until the next report.
         view: The tables: the oldest calls, and few of the rest.
     """
 
@@ -160,14 +159,14 @@ class FlightCall(msgspec.Struct, frozen=True):
     """One call that a slot of an actor has taken.
 
     Attributes:
-        number: Counts those of the process, from 1.
-        at: Unix time at which it had come.
-        caller: The process that asked.
+        number: Counts the calls of the process, from 1.
+        at: Unix time of its arrival.
+        caller: The calling process.
         call: Its number for the call; 0 for a broadcast.
-        name: What is called; None if that is not known any more.
+        name: The called endpoint; None if no longer known.
         outcome: RUNNING, RETURNED, RAISED or CANCELLED.
-        waited: Seconds from its coming until a slot took it.
-        lasted: Seconds from its coming to its end; 0.0 while it runs.
+        waited: Seconds from its arrival until a slot took it.
+        lasted: Seconds from its arrival to its end; 0.0 while it runs.
     """
 
     number: int
@@ -181,12 +180,12 @@ class FlightCall(msgspec.Struct, frozen=True):
 
 
 class Flight(msgspec.Struct, frozen=True):
-    """What one process has left.
+    """Contents of one flight record.
 
     Attributes:
-        ended_at: Unix time of its end in good order; 0.0 if it did not come to that.
+        ended_at: Unix time of its orderly end; 0.0 if there was none.
         calls: The newest calls, oldest first.
-        records: What it has written besides, oldest first.
+        records: Other records, oldest first.
     """
 
     head: FlightHead
@@ -213,12 +212,12 @@ def first_page(head: FlightHead, rows: int, names: int, half: int) -> bytes:
 
 
 def not_returned(number: int, outcome: int) -> int:
-    """Return what says of the call of a number that it has ended by RAISED or CANCELLED."""
+    """Pack number and outcome of a call that ended by RAISED or CANCELLED."""
     return number << 2 | outcome
 
 
 def framed(data: bytes) -> bytes:
-    """Return a record as it stands in the log."""
+    """Return a record in the form of the log."""
     return RECORD.pack(len(data), zlib.crc32(data)) + data
 
 

@@ -1,15 +1,15 @@
-"""Memory for large values that a receiver fills itself: pages that come two megabytes at a time where they can.
+"""Memory for large values: huge pages for received values; layout of memory that travels beside a pickle.
 
-A `bytes` owns its memory, so what has arrived is copied into it once. Half of the time of a plain copy goes into
-faults, one for each page of 4 KiB that is written first; huge pages cut that to a fifth (64 MiB: 30 ms, 10 with them,
-measured), and giving them back from 3 ms to 0.1. Where the system has none, all is as with plain pages.
+A `bytes` owns its memory, so received data is copied into it once. Half of the time of a plain copy is spent on page
+faults, one for each new page of 4 KiB; huge pages cut that to a fifth (64 MiB: 30 ms, with them 10 ms, measured), and
+the time to free the memory from 3 ms to 0.1 ms. Where the system has none, plain pages are used.
 
-Memory that travels beside a pickle: overlaps are sent once, small pieces ride at the end of the payload.
+Memory beside a pickle: overlaps are sent once, small pieces are packed at the end of the payload.
 
-Pickle numbers its out-of-band buffers in the order in which it meets them. Here those *entries* are laid into
-*regions*: entries whose memory overlaps lie in one region, so that `t` and `t[:5]` arrive as views of one piece of
+Pickle numbers its out-of-band buffers in the order in which it meets them. Here those *entries* are placed into
+*regions*: entries whose memory overlaps share one region, so that `t` and `t[:5]` arrive as views of one piece of
 memory, and only bytes that some entry covers travel. A region is one body of the message; small regions are packed
-behind the pickle's last opcode, where `pickle.loads` does not look:
+behind the pickle's last opcode, which `pickle.loads` ignores:
 
     payload = pickle stream | packed regions, 64-byte steps | regions | entries | footer
               ends with "."                                    three u64 each      ends with 0x01 or 0x03
@@ -53,9 +53,9 @@ def new_bytes(size: int) -> tuple[bytes, memoryview]:
 
 
 def ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """Have the pages that lie wholly in memory of this process, which nothing was written to yet, be huge ones.
+    """Request huge pages for the pages wholly inside a memory range of this process that was not written yet.
 
-    Nothing happens to what is small (`limits.HUGE_PAGES_BYTES_MIN`), nor where the system has none.
+    Does nothing for small ranges (`limits.HUGE_PAGES_BYTES_MIN`), or if the system has no huge pages.
     """
     if nbytes >= limits.HUGE_PAGES_BYTES_MIN:
         start = -(-address // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
@@ -79,7 +79,7 @@ class ReusableBytes:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing else refers to it: no name, no view, no code that is being run."""
+        """True if nothing else refers to it: no name, no view, no running code."""
         return self._references() == _own_references()
 
     def take(self) -> tuple[bytes, memoryview]:
@@ -273,9 +273,9 @@ def lay_out(
 
     Args:
         stream: The pickle.
-        buffers: What the pickler gave to its buffer callback, in order.
-        extents: What is known of some of them, by `id`.
-        bound: Whether the pickle holds names that only the decoder's bindings resolve.
+        buffers: Arguments of the pickler's buffer callback, in order.
+        extents: Known memory extents of some of them, by `id`.
+        bound: True if the pickle holds names that only the decoder's bindings resolve.
         bodies_max: With more regions than this, the smallest are packed whatever their size.
 
     Returns:
@@ -303,7 +303,7 @@ def _lay_out_one(stream: bytes, view: memoryview) -> tuple[bytes, tuple[memoryvi
 
 
 def _overlaps(extents: dict[int, SourceMemory]) -> bool:
-    """Whether any two entries share bytes. A `PickleBuffer` of others, whose address is not known, does with none."""
+    """Return whether any two entries share bytes. Foreign `PickleBuffer`s, of unknown address, count as separate."""
     spans = sorted((one.space, one.address, one.address + one.nbytes) for one in extents.values())
     last_space, last_end = "", 0
     for space, start, end in spans:
@@ -501,7 +501,7 @@ in hexadecimal, counted there from 1."""
 
 
 class Sink(Protocol):
-    """What a reducer may tell the message that is being encoded."""
+    """Interface of a reducer to the message being encoded."""
 
     def memory(
         self,
@@ -578,7 +578,7 @@ class ReducerTable:
         self.found: dict[type, Reducer | None] = {}
 
     def refresh(self) -> None:
-        """Forget what was found if a reducer was registered since, or if throw-away classes have filled the table."""
+        """Clear the cache if a reducer was registered since, or if short-lived classes have filled it."""
         if self._generation != _generation[0] or len(self.found) > limits.REDUCER_CACHE_CLASSES:
             self._generation = _generation[0]
             self.found.clear()

@@ -1,12 +1,12 @@
-"""The control structs that travel in the heads of messages.
+"""Control structs, which travel in the heads of messages.
 
 Every struct is an array of its fields behind a small integer tag; unknown tags, fields and types are refused. A call
 travels as `Call`, or with others as `Calls`, on the DATA lane and ends in exactly one terminal frame of the callee -
-`Return`, `Error`, `CancelAck` or `Refused` - or in the death of its process. That of a generator endpoint yields any
+`Return`, `Error`, `CancelAck` or `Refused` - or in the death of its process. The call of a generator endpoint sends any
 number of `Item` before that. `Cancel`, `Credit` and `Taken` use the CONTROL lane.
 
 Cumulative counts make the frames idempotent: `dequeued` is how many messages of this sender the actor has taken out of
-its mailbox so far, so a lost or repeated credit does no harm. 0 says that there is no such actor, and that no count is
+its mailbox so far, so a lost or repeated credit does no harm. 0 means that there is no such actor, and that no count is
 kept (docs/design/calls.md).
 """
 
@@ -30,11 +30,11 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Observe(Message, frozen=True, tag=42):
-    """What does the receiver do, and the processes that it owns?
+    """Query for the state of the receiver and of the processes that it owns.
 
     Attributes:
-        number: Of the question at its sender.
-        seconds: For how long the sender waits for the answer.
+        number: Number of the query at its sender.
+        seconds: Time for which the sender waits for the answer.
     """
 
     number: int
@@ -62,13 +62,13 @@ class Interrupt(Message, frozen=True, tag=44):
 
 
 class HoldNews(Message, frozen=True, tag=48):
-    """News of a thread that a debugger holds: goes from owner to owner up to the controller.
+    """News of a thread held by a debugger: goes from owner to owner up to the controller.
 
     Attributes:
         proc: The process of the thread.
         hold: Number of the hold there.
         kind: "held"; then "output", "prompt" (a line is awaited) and at last "ended".
-        text: What is said; of "held" the row that tells of it.
+        text: The output; for "held" the row that describes the thread.
     """
 
     proc: int
@@ -78,10 +78,10 @@ class HoldNews(Message, frozen=True, tag=48):
 
 
 class Steer(Message, frozen=True, tag=49):
-    """What a terminal says to a thread that a debugger holds: goes from the controller down to its process.
+    """Command of a terminal to a thread held by a debugger: goes from the controller down to its process.
 
     Attributes:
-        proc, hold: Which thread, as in `HoldNews`.
+        proc, hold: The thread, as in `HoldNews`.
         kind: "attach", "line" or "detach".
     """
 
@@ -183,7 +183,7 @@ class CallerPlace(_Place, frozen=True):
 
 
 def sent_view(region: Region) -> SentView | None:
-    """Return what is sent of a view; None for a mesh as spawned, whatever is missing in it."""
+    """Return the wire form of a view; None for a mesh as spawned, even if members are missing."""
     table = region.table
     if region.extent == region.base and table == range(region.base.nelements):
         return None
@@ -273,8 +273,8 @@ class Call(Message, frozen=True, tag=1):
         budget: Seconds left of the caller's deadline, or None.
         payload: Pickled (args, kwargs); empty when the first body holds it.
         window: Items that a generator endpoint may be ahead of its consumer, or 0 for any other endpoint.
-        view: What was addressed, unless it is the mesh as spawned.
-        caller: The actor that calls, unless it is no actor.
+        view: The addressed view; None for the mesh as spawned.
+        caller: The calling actor; None if the caller is not an actor.
     """
 
     call: int
@@ -433,7 +433,7 @@ class Transit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """One port that a message carries.
 
     Attributes:
-        home: The process that receives what is sent to the port.
+        home: The process that receives items sent to the port.
         channel: The channel's number there.
         transit: The sender's number for this one transit.
         capacity: Items of one process that may wait at home.
@@ -542,18 +542,18 @@ class Recall(Message, frozen=True, tag=24):
 
 
 class Suspect(Message, frozen=True, tag=35):
-    """Something here may wait for itself: for the controller, which searches (rule C8)."""
+    """Report of a possible deadlock to the controller, which searches for the cycle (rule C8)."""
 
     refs: tuple[NodeRef, ...]
 
 
 class Look(Message, frozen=True, tag=36):
-    """Who of these waits for whom, and who of those that they wait for in your process? From the controller.
+    """Query of the controller for the waits of these nodes, and of the nodes in this process that they wait for.
 
     Attributes:
-        look: Comes back with the answer.
-        refs: What is asked for.
-        bounded: Whether waits that a deadline will end count, too.
+        look: Number of the query, returned with the answer.
+        refs: The nodes.
+        bounded: True to include waits that a deadline will end.
     """
 
     look: int
@@ -562,7 +562,7 @@ class Look(Message, frozen=True, tag=36):
 
 
 class Seen(Message, frozen=True, tag=37):
-    """The answer; the body holds the reports (`_wire/observed.py`)."""
+    """Answer to `Look`; the body holds the reports (`_wire/observed.py`)."""
 
     look: int
 

@@ -1,9 +1,9 @@
-"""What a process says of itself when it is asked: one table for each kind of thing, the same for all who read them.
+"""Rows of process reports: one table for each kind of thing, the same for all readers.
 
-Each row is a map with names: a reader knows its way about without this library, and a field that is added breaks no
-reader. `VERSION` grows when a field is taken away or gets another meaning.
+Each row is a map with names, so that readers need not use this library, and added fields do not break them. `VERSION`
+grows when a field is removed or changes its meaning.
 
-Times are ages in seconds when the row was made; processes have no clock in common. `at` is a Unix time.
+Times are ages in seconds when the row was made; processes share no clock. `at` is a Unix time.
 """
 
 import enum
@@ -17,7 +17,7 @@ from trimesh._wire.memory import Buffer
 from trimesh.errors import ProtocolError, ShapeError
 from trimesh.shape.extent import Extent, Point
 
-# Annotations are not texts here: msgspec would compile each of them in every new process.
+# Annotations are not strings here: msgspec would compile each of them in every new process.
 
 
 VERSION: Final = 1
@@ -31,9 +31,9 @@ class JobRow(_Row, frozen=True):
     """One run: a controller and all that it owns.
 
     Attributes:
-        id: Of the controller's incarnation.
-        pid: Of the controller.
-        host: Where it runs.
+        id: `ProcId` of the controller.
+        pid: Pid of the controller.
+        host: Host of the controller.
         command: Its command line.
         started_at: Unix time at which its outermost block was entered.
         state: "running", or "stopping" while a block is being left.
@@ -360,13 +360,13 @@ class HoldRow(_Row, frozen=True):
 
 
 class ProcView(_Row, frozen=True):
-    """What one process says of itself, of its children as it sees them, and of what others have it do.
+    """Report of one process: itself, its children as it sees them, and its work for others.
 
     Attributes:
         children: The processes that it owns.
-        actors, calls, links, grants, publications, events: In it; calls also those that it has made.
-        cut: How many rows were left out, by table.
-        job: Of a controller.
+        actors, calls, links, grants, publications, events: Rows of this process; calls include those that it has made.
+        cut: Number of rows left out, by table.
+        job: The run; only in the report of a controller.
     """
 
     proc: ProcRow
@@ -413,15 +413,15 @@ def _decoded(data: Buffer, kind: type[_T]) -> _T:
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked at a control socket.
+    """Request at a control socket.
 
     Attributes:
-        kind: "views": what every process does; "events": what has happened after event `after`; "output": lines after
-            line `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": what a Ctrl-C does;
-            "holds": threads that wait for a debugger; "attach": be the terminal of hold `target`, after which only
-            "line" and "detach" are said, and answers come by themselves.
-        seconds: For which processes may take to answer; 0.0 for the usual bound.
-        after: Number of an event, or line.
+        kind: "views": reports of all processes; "events": events after number `after`; "output": lines after line
+            `after`; "kill": end process `target`; "cancel": cancel call `target`; "stop": interrupt, as Ctrl-C does;
+            "holds": threads that wait for a debugger; "attach": become the terminal of hold `target`: from then on
+            only "line" and "detach" may follow, and answers arrive unrequested.
+        seconds: Time for processes to answer; 0.0 for the default bound.
+        after: Number of an event or line.
         target: Id of a process, call or hold.
         text: A line for a debugger.
     """
@@ -434,13 +434,13 @@ class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a control socket answers.
+    """Answer of a control socket.
 
     Attributes:
-        error: Why there is no answer; empty if there is one.
+        error: Why the request failed; empty if it succeeded.
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
-        views, events, output, holds: What was asked for.
-        said: What a debugger says to its terminal: "output", "prompt" or "ended"; empty for an answer.
+        views, events, output, holds: The requested rows.
+        said: Kind of a debugger's message to its terminal: "output", "prompt" or "ended"; empty for an answer.
     """
 
     error: str = ""
@@ -488,11 +488,11 @@ def decode_answer(data: Buffer) -> ControlAnswer:
 # A *node* is something that may be unable to end. Each has a name that says in which process it is to be looked up, and
 # that is never given to anything else, so two equal looks at a node are one unchanged node.
 
-# Annotations are not texts here: msgspec would compile each of them in every new process.
+# Annotations are not strings here: msgspec would compile each of them in every new process.
 
 
 class NodeKind(enum.IntEnum):
-    """What a node is, and so what the fields of its name mean."""
+    """Kind of a node of the wait graph; it determines the meaning of the fields of its name."""
 
     CALL = 0
     """A call that `proc` has received: made by process `a`, which has numbered it `b`. Queued, it waits for one of the

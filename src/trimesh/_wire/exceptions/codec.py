@@ -5,9 +5,9 @@ an exception is taken apart (`exception_values`) into records, each part encoded
 put together without running an `__init__` written in Python.
 
     EX-1 Encoding never raises, whatever the exception is made of.
-    EX-2 Decoding raises `ProtocolError` for bytes that are no table of records, and nothing else.
-    EX-3 What arrives is an `Exception`: an exception that is none here (KeyboardInterrupt, SystemExit, GeneratorExit,
-         the Cancelled of Trio or asyncio), or whose class cannot be had, is a `RemoteError` (E06).
+    EX-2 Decoding raises `ProtocolError` for bytes that are not a table of records, and no other error.
+    EX-3 The decoded object is an `Exception`: one that is not (KeyboardInterrupt, SystemExit, GeneratorExit, the
+         Cancelled of Trio or asyncio), or whose class cannot be imported, becomes a `RemoteError` (E06).
     EX-4 A part that does not travel is replaced by its shortened repr; a string that is too long is cut.
     EX-5 An exception that was remote already keeps its first origin, and all its remote tracebacks, in one if
          no chain is between them.
@@ -432,8 +432,8 @@ class ExceptionRecord(_Record, frozen=True):
         context: Index of its `__context__`, or -1.
         suppress: Its `__suppress_context__`.
         members: Indices of the exceptions of a group, or None when it is no group.
-        traceback: What is printed as its remote traceback; "" for exceptions of a chain, whose first has it.
-        origin: Where it came from.
+        traceback: Text of its remote traceback; "" for further exceptions of a chain, as the first one has it.
+        origin: Its `Origin`.
     """
 
     cls: ExceptionValue

@@ -1,7 +1,7 @@
 """Hints for common mistakes: notes on errors whose own text does not say what to write instead.
 
 A forgotten `await`, asyncio in a Trio actor, Trio in an asyncio actor, a verb on a live actor. The hint is found by the
-type, the text and the frames of the error, so that nothing is checked on the way of a call that succeeds.
+type, the text and the frames of the error, so a call that succeeds costs no check.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Tracebacks without the library's own frames, and without those of packages that it calls: users read their own.
+"""Shortened tracebacks: without frames of the library and of packages that it calls, so that users read their own.
 
-`TRIMESH_TRACEBACK=full` keeps all frames. So does an error that looks like a bug of ours: one that no `raise` statement
-of ours, and not Trio, has raised below the last frame of the user.
+`TRIMESH_TRACEBACK=full` keeps all frames. So does an error that looks like a bug of trimesh: one raised below the last
+user frame neither by a `raise` statement of trimesh nor by Trio.
 
-Stacks that `faulthandler` writes of a crash or a stall, without the frames of the library and of Trio.
+The same for stacks that `faulthandler` writes at a crash or a stall.
 
 Fatal Python error: Segmentation fault
 
@@ -157,7 +157,7 @@ def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
     if not frames or isinstance(error, TrimeshInternalError):
         return bool(frames)
     if not isinstance(error, Exception) or isinstance(error, ImportError):
-        return False  # a cancel, or Ctrl-C, comes wherever a task waits; what is not installed is no bug
+        return False  # a cancel, or Ctrl-C, hits any waiting task; a missing package is not a bug
     last = frames[-1]
     package = _package(last)
     if package == OURS:
@@ -182,7 +182,7 @@ def shown_frames(frames: Iterable[T], package: Callable[[T], str], *, is_inside:
     Args:
         frames: Outermost first.
         package: Returns the package of one.
-        is_inside: Whether the library is what has called the first one.
+        is_inside: True if the library called the first one.
     """
     kept: list[T] = []
     for frame in frames:
@@ -209,7 +209,7 @@ def program_frame(frames: Sequence[T], package: Callable[[T], str]) -> T | None:
 
 # ---- stack text ------------------------------------------------------------------------------------------------------
 
-# Packages of frames in a stack that was written as text, by their files; the rule for what is hidden is above.
+# Packages of frames in a textual stack, by their files; the rule for hidden frames is above.
 
 _NAMED: Final = frozenset(("torch",))
 """Those of `BELOW` that a reader knows: they say where a computation is, though not at which line of the program."""
@@ -295,7 +295,7 @@ def type_name(cls: type) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return `str(error)`, or what is known if that fails."""
+    """Return `str(error)`, or a substitute if that fails."""
     try:
         return plain_text(str(error))
     except Exception:  # noqa: BLE001 - a __str__ of the user's
@@ -331,7 +331,7 @@ def with_local_sources(text: str) -> str:
 
 
 def _with_source(frame: str, file: str, line: int) -> str:
-    entry = linecache.cache.get(file)  # what was typed is in there; no file is read because a peer names it
+    entry = linecache.cache.get(file)  # typed source is in there; a file is never read because a peer names it
     lines = entry[2] if entry is not None and len(entry) > 1 else []
     source = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f"{frame}\n    {source}" if source else frame

@@ -1,1 +1,1 @@
-"""User values as bytes by pickle, with arrays beside it and definitions by value. Pure."""
+"""User values as bytes by pickle, with arrays out of band and definitions by value. Pure."""

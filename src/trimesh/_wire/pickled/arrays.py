@@ -1,8 +1,8 @@
-"""numpy arrays and memoryviews, so that their bytes travel beside the pickle and arrive writable (rule V1).
+"""Reducers of numpy arrays and memoryviews: their bytes travel beside the pickle and arrive writable (rule V1).
 
-numpy's own way sends contiguous arrays out of band, but two views of one array as two copies; here an array says
-where its memory lies, and the layout of the message (`_wire.memory`) keeps what overlaps in one piece. numpy is
-imported only by an array that arrives.
+numpy's own reducer sends contiguous arrays out of band, but two views of one array as two copies. Here an array reports
+its memory range, and the layout of the message (`_wire.memory`) keeps overlapping ranges in one piece. Only an arriving
+array imports numpy.
 """
 
 from __future__ import annotations

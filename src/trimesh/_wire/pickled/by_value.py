@@ -1,10 +1,10 @@
-"""Definitions that go by value (rule V2): what they are, their numbers, and the table of one process.
+"""Definitions sent by value (rule V2): selection, ids, and the table of one process.
 
 A class or function that the other process cannot import travels as a *definition*: bytes under an id, sent once per
 link ahead of the first payload that names it, and made into an object there when a payload is decoded. Its owner is
 the process that first encoded it; wherever it goes, and when it comes home, the id stands for the same object.
 
-    what                                                     goes as
+    object                                                   is sent as
     class, function, type variable of `__main__`, of a       definition, the same object every time it is named
       module given to `by_value`, or defined in a function
     global that such a function uses                         definition, again when it is bound to another object
@@ -96,11 +96,11 @@ class Definition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
 
 class DefinitionBytes(msgspec.Struct, frozen=True):
-    """What is sent for a definition.
+    """Encoded definition.
 
     Attributes:
-        payload: For `Definitions.define` on the other side.
-        definitions: What the other side must be sent as well, before or after.
+        payload: Argument of `Definitions.define` on the other side.
+        definitions: Definitions that the other side also needs, before or after.
         attachments: As `Encoded.attachments`.
     """
 
@@ -154,7 +154,7 @@ class Definitions:
         self._ids: dict[int, DefinitionId] = {}
         self._objects: dict[DefinitionId, Any] = {}  # keeps them alive, so that no `id()` in _ids is used again
         self._bytes: dict[DefinitionId, DefinitionBytes] = {}
-        self._received: dict[DefinitionId, tuple[Definition, object]] = {}  # and what is kept until it is unpickled
+        self._received: dict[DefinitionId, tuple[Definition, object]] = {}  # and the object kept until it is unpickled
         self.modules: dict[DefinitionId, ModuleType] = {}
         """The modules that were made for namespaces that came by value."""
         # Value and definition of a name of a module when it was last sent or received.
@@ -177,8 +177,8 @@ class Definitions:
 
         Args:
             name: For error texts.
-            body: What is pickled; its pickle must rebuild the object.
-            is_global: `thing` stands for the value of a global.
+            body: Object to pickle; its pickle must rebuild `thing`.
+            is_global: True if `thing` stands for the value of a global.
 
         Raises:
             LimitExceeded: `limits.DEFINITIONS_MAX` objects have an id.
@@ -237,7 +237,7 @@ class Definitions:
         return DefinitionId(f"{self._prefix}{self._count + 1}")
 
     def bytes_of(self, definition: DefinitionId) -> DefinitionBytes:
-        """Return what is sent for a definition that this process has encoded or was sent."""
+        """Return the encoded form of a definition that this process encoded or received."""
         return self._bytes[definition]
 
     # ---- receiving -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Bodies of definitions: classes, functions and modules, kind by kind taken apart here and put together there.
+"""Bodies of definitions: reducers and makers of classes, functions and modules.
 
 A reducer returns a maker with its arguments, and the rest, which may refer back to the object, as its state. On the
 other side the maker, which stands below the reducer, makes the object, and the state is restored.
@@ -247,11 +247,11 @@ class DefinitionReducers:
     def _names_of(
         self, names: dict[str, Any], used: dict[str, Any], sink: _Pickler
     ) -> tuple[Any, DefinitionId | None, dict[str, Any]]:
-        """Return what stands for a function's globals, the definition of its module, and what is bound there."""
+        """Return the stand-in for a function's globals, the definition of its module, and the names bound there."""
         definition = self._definitions.id_of(names)
         module = sys.modules.get(str(names.get("__name__")))
         if definition is None and (module is None or module.__dict__ is not names):
-            # Made by exec, in a namespace of its own: what is used of it goes along, shared within this pickle.
+            # Made by exec, in a namespace of its own: the names used travel along, shared within this pickle.
             space = sink.anonymous.setdefault(id(names), {n: names[n] for n in _MODULE_NAMES if n in names})
             return space, None, used
         if definition is None:

@@ -1,9 +1,8 @@
 """Exceptions inside of values: returned, listed as causes, kept in a field.
 
-They are pickled as the part of the value that they are, by the same rule as raised ones (X2): no `__init__` written
-in Python runs. Their causes and contexts stay behind, as they do with plain pickle, for these may not travel and would
-take the whole value with them; a remote traceback is text and goes along. A class that says itself how it pickles is
-left to it.
+They are pickled as part of the value, by the same rule as raised ones (X2): no `__init__` written in Python runs. Their
+causes and contexts are dropped, as with plain pickle: one that cannot be pickled would make the whole value fail. A
+remote traceback is text and travels along. A class that defines its own pickling keeps it.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _SKIPPED_NAMES = frozenset(("__dict__", "__weakref__"))
 
 
 def keep_text(error: BaseException, text: str) -> None:
-    """Let an exception have the text that it had where it was raised, if its class makes another one here, or raises.
+    """Preserve an exception's original text, if its class computes another one here, or raises.
 
-    The class makes it from parts that may not have travelled, or from what is another here. Then the exception gets a
-    subclass of that class, of the same name, which knows the text.
+    The class computes the text from parts that may not have travelled, or that differ here. Then the exception gets a
+    subclass of that class, of the same name, which stores the text.
     """
     entries = entries_of(error)
     kept = entries.get(KEPT_TEXT)

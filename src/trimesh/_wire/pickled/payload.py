@@ -1,17 +1,17 @@
 """User values as bytes: pickle protocol 5, with arrays beside it and by-value definitions named.
 
 The common value (numbers, strings, containers, objects whose class is imported by name) costs one run of the C
-pickler and one of the C unpickler. A reducer is asked once per object that is no plain builtin, by one dictionary
-lookup; only classes that have one (arrays, tensors, by-value classes, handles) leave the C code.
+pickler and one of the C unpickler. A reducer is looked up once per object that is not a plain builtin, in one
+dictionary; only classes that have one (arrays, tensors, by-value classes, handles) leave the C code.
 
     PL-1 Nothing is unpickled unless `Decoder.decode` is called.
     PL-2 A value that cannot be encoded is a `TypeError` that names it and its offending part; nothing was sent.
     PL-3 A value that cannot be decoded is a `PayloadError` with the cause: user data, not a broken protocol.
 
-    BY-1 A large `bytes` is copied out of where it has come to once, or not at all where a transport has put it into a
-         `bytes` already.
-    BY-2 A `bytearray` goes beside only where nothing else of the message can refer to it: what was one object
-         arrives as one.
+    BY-1 A large `bytes` is copied once on arrival, or not at all if the transport has already received it into a
+         `bytes`.
+    BY-2 A `bytearray` travels beside the pickle only if nothing else of the message can refer to it: one object
+         arrives as one object.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ class _BoundedFile(io.BytesIO):
 
 
 class _Pickler(pickle.Pickler):
-    """The C pickler, asking the table of reducers; also the sink of the reducers it calls.
+    """C pickler with the table of reducers; also the sink of the reducers it calls.
 
     Attributes:
-        anonymous: Namespaces of no module, by id, as they were begun in this pickle.
-        subject: What is being defined: it is taken apart where it is met, and named everywhere else.
-        is_body: Whether a definition is being encoded, and not a payload.
-        bound: To be set when something is written that the decoder's bindings must resolve.
+        anonymous: Namespaces without a module, by id, begun in this pickle.
+        subject: Object being defined: reduced by value here, named everywhere else.
+        is_body: True while a definition is encoded, not a payload.
+        bound: Set by reducers that write a name for the decoder's bindings to resolve.
     """
 
     def __init__(self, table: ReducerTable, file: io.BytesIO | None = None) -> None:
@@ -157,7 +157,7 @@ class _Pickler(pickle.Pickler):
         return self.file.tell() + beside
 
     def take(self, bodies_max: int = limits.BODIES_MAX - 1) -> Encoded:
-        """Return what was pickled and be ready for the next value."""
+        """Return the pickled value and reset for the next one."""
         stream = self.file.getvalue()
         self.file.seek(0)
         self.file.truncate()
@@ -331,8 +331,8 @@ class Decoder:
         """Make a decoder.
 
         Args:
-            definitions: Table of what came by value; the one that the process's encoder uses.
-            bindings: Rebuilders of this decoder alone, by the module and name that reducers gave.
+            definitions: Table of definitions received by value; the one that the process's encoder uses.
+            bindings: Rebuilders for this decoder only, by the module and name that reducers gave.
         """
         self._bindings = dict(bindings or {})
         if definitions is not None:
@@ -381,9 +381,9 @@ exception_values.register()
 
 # `bytes` and `bytearray` that are the value itself, or an argument of a call: beside the pickle, not through it.
 #
-# The pickler would copy them on both sides, and asks no reducer about them. So whoever encodes puts a `Beside` in their
-# place first; what it wraps travels as a body of the message, and arrives as what it was. What is left of a value that
-# holds one `bytes` and nothing else is the same each time, so that is pickled once.
+# The pickler would copy them on both sides, and calls no reducer for them. So the encoder first replaces them by a
+# `Beside`, whose content travels as a body of the message and arrives with its type. The remaining pickle of a value
+# that holds one `bytes` and nothing else is always the same, so it is cached.
 
 _CLOSED: Final = frozenset((bytes, bytearray, memoryview, str, int, float, complex, bool, type(None)))
 """Types whose objects refer to no others."""
@@ -400,17 +400,17 @@ class Beside(msgspec.Struct, frozen=True, eq=False):
 
 
 def is_large(value: object) -> TypeGuard[bytes | bytearray]:
-    """Whether a value goes beside the pickle wherever it may."""
+    """Return whether a value is large enough to travel beside the pickle."""
     return (type(value) is bytes or type(value) is bytearray) and len(value) >= limits.BYTES_BESIDE_MIN
 
 
 def beside(value: object) -> object:
-    """Return what to pickle in place of a value that is sent by itself."""
+    """Return the object to pickle in place of a value."""
     return Beside(value) if is_large(value) else value
 
 
 def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what to pickle in place of the arguments of a call."""
+    """Return the objects to pickle in place of the arguments of a call."""
     for value in (*args, *kwargs.values()) if kwargs else args:
         if is_large(value):
             break
@@ -496,7 +496,7 @@ def offending_part(
     seen: set[int] = set()
     while id(value) not in seen:
         if isinstance(error, DefinitionError) and isinstance(value, type | FunctionType):
-            break  # it names what is in the definition
+            break  # it names the content of the definition
         seen.add(id(value))
         for step, part in _parts(value):
             budget -= 1

@@ -1,1 +1,1 @@
-"""User values as bytes without pickle, by what annotations say. Pure."""
+"""User values as bytes without pickle, by their annotations. Pure."""

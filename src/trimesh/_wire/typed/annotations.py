@@ -1,15 +1,15 @@
-"""What the annotations of a function say of its values, for the wire: one `Field` for each parameter and the result.
+"""Wire types from annotations of a function: one `Field` for each parameter and the result.
 
-AN-1 What does not fit is a `TypeError` at the sender, which decodes what it is about to send; and a `ProtocolError` at
-the receiver, whose own annotations count. AN-2 `Any`, `object`, no annotation, or a container that says nothing of its
-items: the value travels by what it is (`Writer.plain`), and of its class only the container is looked at.
+AN-1 A value that does not fit is a `TypeError` at the sender, which decodes it before sending; and a `ProtocolError` at
+the receiver, whose own annotations count. AN-2 With `Any`, `object`, no annotation, or a container without item types,
+the value travels by its own type (`Writer.plain`), and only the class of the container is checked.
 
-What the items of a channel are, where nothing is pickled: the T of `open_channel(T)`, which travels with each port.
+Item types of channels without pickle: the T of `open_channel(T)`, which travels with each port.
 
     T      = any | none | rest | class, module, name | of, T, T ... | or, T, T ...          each a tuple of its parts
 
-IT-1 It names classes as all values do (TY-1), and makes nothing of them but containers, unions and ports.
-IT-2 It is put together when the first item is sent, so a port can pass through a process that has not got the class.
+IT-1 It names classes as all values do (TY-1), and builds only containers, unions and ports of them.
+IT-2 It is rebuilt when the first item is sent, so a port can pass through a process that lacks the class.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def resolved_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the annotations of a function, its result's as "return".
 
     Raises:
-        TypeError: One names what is not there at run time.
+        TypeError: An annotation names something that does not exist at run time.
     """
     try:
         return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
@@ -258,10 +258,10 @@ def resolved_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 def constructor_hints(cls: type) -> dict[str, Any]:
-    """Return the annotations of what a class is called with.
+    """Return the annotations of the constructor's parameters.
 
     Raises:
-        TypeError: One names what is not there at run time.
+        TypeError: An annotation names something that does not exist at run time.
     """
     if _is_record(cls):
         return resolved_hints(cls, cls.__qualname__)
@@ -319,10 +319,10 @@ class ItemType:
 
     @property
     def field(self) -> Field:
-        """How items travel.
+        """Return the wire type of items.
 
         Raises:
-            PayloadError: The type cannot be had in this process.
+            PayloadError: The type cannot be imported in this process.
         """
         if self._field is None:
             try:

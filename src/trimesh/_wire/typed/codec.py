@@ -1,15 +1,15 @@
 """User values as bytes without pickle: msgpack by msgspec, with arrays beside it.
 
-Two ways, which the annotation decides (`annotations`). *Typed*: msgspec writes dataclasses, attrs classes, structs,
-enums, dates and containers as it does, and the receiver builds what its own annotation says. *Plain*, where there is
-no annotation: only builtin values and kinds travel, and come back as what they were (a tuple as a tuple).
+The annotation chooses one of two encodings (`annotations`). *Typed*: msgspec writes dataclasses, attrs classes,
+structs, enums, dates and containers, and the receiver builds the type of its own annotation. *Plain*, without an
+annotation: only builtin values and kinds travel, and keep their type (a tuple stays a tuple).
 
     payload = msgpack "."                                  or with memory beside it: as `_wire.memory` lays it out
-    extension types: 1 memory (number of the entry)   2 kind (its name, what it was taken apart into)
+    extension types: 1 memory (number of the entry)   2 kind (its name, its parts)
                      3 tuple   4 set   5 frozenset   6 bytearray   7 dict as pairs
 
-    TY-1 Nothing of a peer's bytes names code, but classes by module and name, which must be imported already.
-    TY-2 A value that cannot be encoded is a `TypeError`, at the caller.
+    TY-1 Bytes of a peer name no code except classes, by module and name, which must be imported already.
+    TY-2 A value that cannot be encoded is a `TypeError` at the caller.
     TY-3 Bytes that cannot be decoded are a `ProtocolError`, whatever they are.
 """
 
@@ -34,13 +34,13 @@ from trimesh.errors import PayloadError, ProtocolError
 
 
 class DecodeSource(msgspec.Struct, frozen=True):
-    """Where what is being put together has come from.
+    """Origin of the value being decoded.
 
     Attributes:
-        may_import: Whether it may name modules that are not imported yet: only the owner of a process may, which can
-            run anything there anyway.
-        bindings: What stands for something of the receiving process, as `Decoder` takes it.
-        depth: How many exceptions it is inside of.
+        may_import: True if it may name modules that are not imported yet. Only the owner of a process may: it can run
+            anything there anyway.
+        bindings: Rebuilders bound to the receiving process, as `Decoder` takes them.
+        depth: Nesting depth of exceptions.
     """
 
     may_import: bool = False
@@ -198,7 +198,7 @@ class Writer:
         return self._encode({name: msgspec.Raw(raw) for name, raw in fields.items()})
 
     def _encode(self, value: Any) -> bytes:
-        # An encoder that was kept would refer to this writer, and what is sent would live until the collector comes.
+        # A cached encoder would refer to this writer, and the sent values would live until the next garbage collection.
         return msgspec.msgpack.Encoder(enc_hook=self._unknown).encode(value)
 
     def _plain(self, value: Any) -> Any:
@@ -275,9 +275,9 @@ def _mapped(value: dict[Any, Any], change: Callable[[Any], Any]) -> dict[Any, An
 
 
 class Stand:
-    """What takes the place of a value of a kind where bytes are only checked.
+    """Placeholder for a value of a kind, when bytes are only checked.
 
-    msgspec looks whether the value of a field is an instance of its annotation; a stand says that it is one.
+    msgspec checks that the value of a field is an instance of its annotation; a placeholder passes for one.
     """
 
     def __init__(self, kind: ValueKind | None, meant: type | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The kinds that every process knows: classes by name, exceptions, extents, points, regions, numpy arrays."""
+"""Kinds registered in every process: classes by name, exceptions, extents, points, regions, numpy arrays."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TypedDecoder:
             raise ProtocolError(f"{what} cannot be read: {error}") from error
 
 
-# ---- what has a name --------------------------------------------------------------------------------------
+# ---- classes and functions by name ------------------------------------------------------------------------
 
 
 def name_of(thing: Any, what: str) -> tuple[str, str]:
@@ -268,7 +268,7 @@ def _rebuild_array(source: DecodeSource, data: Any, descr: Any, shape: Any, *lay
             raise ProtocolError(f"an array of shape {shape!r} must come with its bytes")
         return empty
     strides, offset, span = layout
-    nbytes = view_of(data).nbytes  # a peer may say anything; what is no memory raises here
+    nbytes = view_of(data).nbytes  # a peer may send anything; a value that is not memory raises here
     if math.prod(shape) * dtype.itemsize > nbytes:  # elements that share bytes are copied before they leave
         raise ProtocolError(f"an array of shape {shape!r:.100} must come with all of its bytes, got {nbytes}")
     return rebuild_array(data, dtype, shape, strides, offset, span)
