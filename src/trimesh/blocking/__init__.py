@@ -1,7 +1,7 @@
-"""Meshes in plain scripts and notebooks: the same names and errors as of `trimesh`, without `await`.
+"""Blocking meshes for plain scripts and notebooks: names and errors of `trimesh`, without `await`.
 
 `with trimesh.blocking.spawn_procs({"gpus": 4}) as procs:` starts Trio in a thread of its own; each call waits for its
-result, or gives a future (`.submit`). Ctrl-C cancels the call that is waited for, remote side too.
+result, or returns a future (`.submit`). Ctrl-C cancels the call being waited for, on the remote side too.
 """
 
 from trimesh.blocking.calls import (

@@ -1,4 +1,4 @@
-"""Handles without `await`: methods derived from those of the Trio handle inside; verbs, channels, buffers."""
+"""Blocking handles, with methods derived from those of the wrapped Trio handle: verbs, channels, buffers."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 
 class EventStream(Each[Event]):
-    """What one reader reads: `for event in events`. It ends when the mesh has stopped."""
+    """Event stream of one reader: `for event in events`. Ends when the mesh has stopped."""
 
 
 class MembershipViews(Each[MembershipView]):
-    """Who is in a mesh, as one reader reads it: `for view in views`. It ends when the mesh has stopped."""
+    """Stream of a mesh's membership for one reader: `for view in views`. Ends when the mesh has stopped."""
 
 
 class ClosedByBlock(ABC):
@@ -377,7 +377,7 @@ class Port(FacedObject["channels.Port[T]"], ClosedByBlock, Generic[T]):
     close = calls_in_trio(channels.Port[Any].close)
 
     def send(self, value: T) -> None:
-        """Send an item; wait while there is no room. See `trimesh.Port.send` for what is raised."""
+        """Send an item; block while there is no room. Raises as `trimesh.Port.send`."""
         self._wait(self._inner.send, value)
 
     def send_nowait(self, value: T) -> None:
@@ -413,7 +413,7 @@ class Receiver(Each[T], ClosedByBlock):
         return self.take_kept() if self.has_kept else wait_now(self._inner.receive_nowait, self._home)
 
     def close(self) -> None:
-        """Take no more items; what has come and was not received is lost. Idempotent."""
+        """Stop receiving; items that arrived and were not received are lost. Idempotent."""
         wait_now(self._inner.close, self._home)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -444,17 +444,17 @@ def open_channel(
 
 
 class RDMABuffer(FacedObject["buffer.RDMABuffer"], ClosedByBlock):
-    """Memory of this process that others may reach; see `trimesh.RDMABuffer`. Sent to an actor it is that.
+    """Memory of this process that others may access. Sent to an actor it arrives as a `trimesh.RDMABuffer`.
 
-    One that an endpoint has returned, or was given, has this form by `tb.face(buffer)`. Waits end as those of calls do:
-    by `Cancelled`, or by Ctrl-C; what was copied by then is undefined.
+    `tb.face(buffer)` gives this form to a buffer that an endpoint returned or received. Waits end like those of calls,
+    by `Cancelled` or by Ctrl-C; the destination of an interrupted copy has undefined contents.
 
     Args:
-        data: A contiguous torch tensor, numpy array, memoryview or bytearray. It is kept.
+        data: A contiguous torch tensor, numpy array, memoryview or bytearray. The buffer keeps a reference to it.
         writable: Whether others may write; then `data` must be writable.
 
     Raises:
-        TypeError, ValueError, LimitExceeded: As there.
+        TypeError, ValueError, LimitExceeded: As for `trimesh.RDMABuffer`.
         RuntimeError: No mesh is open here.
     """
 
@@ -481,7 +481,7 @@ class RDMABuffer(FacedObject["buffer.RDMABuffer"], ClosedByBlock):
 
     @property
     def backend(self) -> str:
-        """What carries its bytes from and to here; see `trimesh.RDMABuffer.backend`."""
+        """Name of the carrier between this process and the buffer; see `trimesh.RDMABuffer.backend`."""
         return self._now(lambda: self._inner.backend)
 
     def __getitem__(self, part: slice) -> Self:

@@ -1,4 +1,4 @@
-"""Handles of `trimesh`, with their `await`, from a thread: `trimesh.from_thread.run(function, *args)`."""
+"""Async handles of `trimesh` used from a thread: `trimesh.from_thread.run(function, *args)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Meshes of hosts, processes and actors, and what starts them, without `await`."""
+"""Blocking meshes of hosts, processes and actors, and the functions that start them."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class Spawning(Generic[T]):
 
     @shortens_tracebacks
     def open(self) -> T:
-        """Start it, until its `close()`; what is open at the exit of the interpreter is closed then, which is logged.
+        """Start it, until `close()`. If it is still open at the exit of the interpreter, it is closed then and logged.
 
-        A failure that ends it is raised by the calls that are under way, else by the next one, else by `close()`.
+        A failure that ends it is raised by the calls under way, else by the next call, else by `close()`.
         """
         return self._enter(keep=True)
 
@@ -107,11 +107,11 @@ class Spawning(Generic[T]):
 
     @shortens_tracebacks
     def close(self) -> None:
-        """End what was opened: everything that it owns is joined, in order. A second call does nothing.
+        """Close it: stop and join everything that it owns, in order. A second call does nothing.
 
         Raises:
-            MeshErrorGroup: What has failed, if no call has raised it.
-            RuntimeError: It was not opened, or what was opened inside of it is still open.
+            MeshErrorGroup: Failures that no call has raised.
+            RuntimeError: It was not opened, or something opened inside it is still open.
         """
         if self._body is None:
             raise RuntimeError(f"{self._what} was not opened, so there is nothing to close")
@@ -159,11 +159,11 @@ class _Opened(FacedObject[ObjectT]):
     """A handle on what `open` may have started."""
 
     def close(self) -> None:
-        """End what was opened: everything that it owns is joined, in order. A second call does nothing.
+        """Close it: stop and join everything that it owns, in order. A second call does nothing.
 
         Raises:
-            MeshErrorGroup: What has failed, if no call has raised it.
-            RuntimeError: What was opened on it is still open, or a `with` block owns it.
+            MeshErrorGroup: Failures that no call has raised.
+            RuntimeError: Something opened on it is still open, or a `with` block owns it.
         """
         if self._home is None or self._home.owns is not self._inner:
             raise RuntimeError(f"{self!r} has no block of its own: close what it belongs to, or shows a part of")
@@ -230,7 +230,7 @@ class Synced(FacedObject["CodeSync"]):
     sent_bytes = Attribute["CodeSync", int](lambda synced: synced.sent_bytes)
 
     def update(self) -> bool:
-        """Bring what has changed since; return whether anything had. See `trimesh.HostMesh.sync`."""
+        """Copy changes since the last update; return whether there were any. See `trimesh.HostMesh.sync`."""
         return self._wait(self._inner.update)
 
 

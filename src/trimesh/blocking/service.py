@@ -1,4 +1,4 @@
-"""Pools, slots, replay buffers and stores without `await`: in plain scripts, notebooks and threads.
+"""Blocking pools, slots, replay buffers and stores, for plain scripts, notebooks and threads.
 
 `from trimesh.blocking.service import open_pool`, then `with open_pool(generators) as pool: pool.generate(prompt)`.
 """
@@ -117,7 +117,7 @@ class PoolSession(Pool[A]):
 
     @property
     def moved(self) -> bool:
-        """Whether the session had to leave its first replica: what that knew of it is gone."""
+        """True if the session had to leave its first replica, whose state for it is lost."""
         return self._now(lambda: cast("service.PoolSession[A]", self._inner).moved)
 
 

@@ -1,8 +1,8 @@
-"""The Trio run that does the work of threads: in a thread of its own, or the one that has started the thread.
+"""Trio run that does the work of threads: in a thread of its own, or the run that started the calling thread.
 
-TT-1 a program has at most one thread of its own for it; it starts with the first block and ends with the last.
-TT-2 who leaves the last block waits until that thread has ended.
-TT-3 a process that was forked has none of its parent's.
+TT-1 a program has at most one such thread; it starts with the first block and ends with the last.
+TT-2 leaving the last block waits until that thread has ended.
+TT-3 a forked process inherits no run of its parent.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ThreadRun(ABC):
             waiting.fail(_broken(error))
 
     def check(self) -> None:
-        """Raise what has broken it, if something has."""
+        """Raise if the run is broken."""
         if self._error is not None:
             raise _broken(self._error)
 
@@ -282,7 +282,7 @@ def close_at_exit(run: ThreadRun) -> None:
     """Have the blocks of a run closed at the exit of the interpreter."""
     if not _runs:
         atexit.unregister(_close_all)
-        atexit.register(_close_all)  # anew, so that it comes before what was imported since
+        atexit.register(_close_all)  # again, so that it runs before handlers of later imports
     _runs.add(run)
 
 
@@ -311,16 +311,16 @@ def _close_all() -> None:
 
 
 class InterruptGuard:
-    """Takes Ctrl-C while the main thread waits for work in Trio, which has a thread of its own.
+    """Handler of Ctrl-C while the main thread waits for work in Trio, which has a thread of its own.
 
     Python raises `KeyboardInterrupt` between any two instructions of the main thread, so also between the start of some
-    work and the wait for its end. While a guard is on, Ctrl-C cancels the work instead, and is raised when that has
-    ended: what was called is over then, on the other side, too. Ctrl-C while a block is being left after that kills
-    (rule O6). In other threads, inside another guard, and where the program has a handler, it does nothing.
+    work and the wait for its end. While a guard is on, Ctrl-C cancels the work instead, and is raised when the work
+    has ended, on the remote side, too. A further Ctrl-C while a block is being left kills (rule O6). In other threads,
+    inside another guard, and if the program has its own handler, the guard does nothing.
 
     Attributes:
-        has_come: Whether there was one.
-        on_interrupt: What cancels the work that is waited for.
+        has_come: True after a Ctrl-C.
+        on_interrupt: Cancels the work being waited for.
     """
 
     def __init__(self) -> None:
@@ -339,10 +339,10 @@ class InterruptGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Take it off.
+        """Remove the guard.
 
         Raises:
-            KeyboardInterrupt: There was one; its context is what has been raised meanwhile.
+            KeyboardInterrupt: Ctrl-C came; its context is the error raised meanwhile.
         """
         if self._is_on:
             self._is_on = False

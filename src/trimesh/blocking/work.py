@@ -1,8 +1,8 @@
-"""Work of this thread that is done in Trio: which run does it, inside which block; blocks with a body in the thread.
+"""Work that a thread has done in Trio: choice of the run and the block; blocks whose body runs in the thread.
 
-A body is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the waits of its body end by `Cancelled`, and the
-block is left, and raises what has happened, when the body ends. One that was opened has no end to wait for: it is left
-at once, and what has happened is raised by the calls that were under way, else by the next one, else by `close`.
+A body is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, waits of its body end by `Cancelled`; the block is
+left, and raises its failures, when the body ends. A block that was opened has no such end: it is left at once, and its
+failures are raised by the calls under way, else by the next call, else by `close`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ FaceT = TypeVar("FaceT")
 
 
 class Cancelled(BaseException):
-    """A wait was cancelled from Trio's side: its time is over, or the block around it has failed.
+    """A wait was cancelled from Trio's side: its time limit expired, or the block around it failed.
 
-    Like `trio.Cancelled` it is no error: let it pass. The block, or the time limit, that it belongs to takes it,
-    and raises what has happened.
+    Like `trio.Cancelled` it is not an error: do not catch it. The block or time limit that it belongs to catches it
+    and raises the cause.
 
     Attributes:
-        limit: The time limit, if it was one.
+        limit: The time limit, if one expired.
     """
 
     def __init__(self, text: str, limit: TimeLimit | None = None) -> None:
@@ -141,11 +141,11 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
 
     @property
     def was_cancelled_around(self) -> bool:
-        """Whether the block around it was cancelled, rather than it."""
+        """True if the block around it was cancelled, not this work itself."""
         return self.was_cancelled and not self.scope.cancelled_caught
 
     def wake(self) -> None:
-        """Let the thread look at what has changed."""
+        """Wake the thread to process changes."""
         self._news.put(None)
 
     def wait(self, guard: InterruptGuard, until: Callable[[], bool], deadline: float = math.inf) -> None:
@@ -182,11 +182,11 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
         self.cancel("Ctrl-C")
 
     def result(self) -> T:
-        """Return what has come of the work, which has ended.
+        """Return the result of the work, which has ended.
 
         Raises:
             Cancelled: A cancel has ended it.
-            BaseException: What it has raised.
+            BaseException: The error of the work.
         """
         try:
             if self.error is not None:
@@ -218,7 +218,7 @@ class FutureCrossing(Crossing[T]):
         self.future = CallFuture[T](self)
 
     def wake(self) -> None:
-        """Give the future what has come."""
+        """Set the outcome of the future."""
         self.future.settle()
 
 
@@ -313,7 +313,7 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
 
     @property
     def site(self) -> Site[ThreadRun]:
-        """Where the work of its body is done."""
+        """Return the site that does the work of its body."""
         return self._site
 
     def __enter__(self) -> T:
@@ -536,16 +536,16 @@ _END: Final = object()
 
 
 def run(function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run an async function in Trio, inside the innermost block that the running code is in, and wait for its result.
+    """Run an async function in Trio, inside the innermost block around the caller, and wait for its result.
 
-    For what has no form without `await` here: `run(buffer.read_into, tensor)`, `run(trimesh.fetch, value)`, or a
+    For functions that have no blocking form: `run(buffer.read_into, tensor)`, `run(trimesh.fetch, value)`, or a
     function of your own that uses the handles of `trimesh`.
 
     Raises:
-        Cancelled: The time limit around it is over, or the block was cancelled.
-        KeyboardInterrupt: Ctrl-C came, in the main thread; the work has been cancelled, and has ended.
+        Cancelled: The time limit around it expired, or the block was cancelled.
+        KeyboardInterrupt: Ctrl-C came, in the main thread; the work was cancelled and has ended.
         RuntimeError: The caller is in a Trio task.
-        BaseException: What the function raises.
+        BaseException: Any error of the function.
     """
     return wait(partial(function, *args, **kwargs))
 
@@ -564,7 +564,7 @@ def wait(
     with InterruptGuard() as guard:
         body = _find_body(home)
         if body is None and find_token() is not None:
-            # With the scopes and deadline of what has started the thread, and the limit of its own.
+            # With the scopes and deadline of the task that started the thread, and its own limit.
             return trio.from_thread.run(_within, current_limit(), work)
         if home is not None:
             home.check_failed(guard)
@@ -634,7 +634,7 @@ class Each(Iterator[T]):
 
     @property
     def has_kept(self) -> bool:
-        """Whether an item has come together with a Ctrl-C, and was not returned."""
+        """True if an item arrived together with a Ctrl-C, and was not returned."""
         return bool(self._taken)
 
     def take_kept(self) -> T:
@@ -669,7 +669,7 @@ def _find_body(home: AnyBody | None) -> AnyBody | None:
 
 
 def _find_site(body: AnyBody | None) -> tuple[Site[ThreadRun], ThreadRun | None]:
-    """Return where to do work, and what has been leased for it."""
+    """Return the site to do work at, and the run leased for it."""
     if body is not None:
         return body.site, None
     leased = lease()
