@@ -1,4 +1,4 @@
-"""Meshes in asyncio programs: their loop drives Trio, or Trio runs in a thread that already has it.
+"""Meshes in asyncio programs: the asyncio loop drives Trio, or a Trio run already exists in the thread.
 
 `async with trimesh.aio.spawn_procs({"gpus": 4}) as procs:` gives the same objects as in Trio. Their coroutines work in
 the tasks of this loop: a cancel of the asyncio task cancels the work, and a cancel in Trio cancels the task.

@@ -1,12 +1,12 @@
-"""`trimesh.aio.Actor`, the base class of actors that are asyncio programs, and the asyncio loop that they share.
+"""`trimesh.aio.Actor`, the base class of actors written in asyncio, and the asyncio loop that they share.
 
 The loop runs in a thread of its own, or on the main thread of a worker.
 
     none --lease()--> starting --> running --last release()--> ending --> none
 
 LH-1 the first actor that needs it starts it, and the last one to go ends it; in between all share it.
-LH-2 it is served as long as the links of the process are: what actors do while they unwind works.
-LH-3 an end that no actor has asked for ends everything that waits for the loop, with an error.
+LH-2 it is served as long as the links of the process: calls of unwinding actors work.
+LH-3 an end that no actor requested fails everything that waits for the loop, with an error.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class LoopThread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it takes no more work."""
+        """True if it accepts no more work."""
         return self._unused.is_set() or self._ended.is_set()
 
     async def release(self) -> None:

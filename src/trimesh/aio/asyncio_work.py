@@ -1,4 +1,4 @@
-r"""One piece of work that a Trio task has done in asyncio, and waits for: an endpoint of an asyncio actor, say.
+r"""Work of a Trio task in asyncio, such as an endpoint of an asyncio actor: the task waits for it.
 
     starting --> running --> ended
                     \--cancelled in Trio--> unwinding --> ended
@@ -6,8 +6,8 @@ r"""One piece of work that a Trio task has done in asyncio, and waits for: an en
 NA-1 the Trio task goes on only after the asyncio task has ended, however often it is cancelled meanwhile.
 NA-2 a cancel of the Trio task cancels the asyncio task, once. An error that it raises all the same wins over the
      cancel, and so does a value.
-NA-3 what the asyncio task itself awaits of a mesh is done inside of the Trio task: its scopes and deadlines hold there.
-     When they end that, the cancel of NA-2 is the one that the asyncio task sees.
+NA-3 mesh operations that the asyncio task awaits run inside the Trio task, under its scopes and deadlines. When these
+     end an operation, the asyncio task sees the cancel of NA-2.
 NA-4 `CancelledError` without a cancel is an error: in Trio nothing was cancelled.
 """
 
@@ -268,7 +268,7 @@ async def items_from_asyncio(
 ) -> AsyncGenerator[T, None]:
     """Yield the items of an async generator that runs in one task of the loop.
 
-    What is raised at a `yield` here is raised at the one there; a cancel cancels the task.
+    An exception raised at a `yield` here is raised at the `yield` there; a cancel cancels the task.
     """
     __tracebackhide__ = True
     one = AsyncioWork[None](loop, lambda work: _advance(generate(), work), name)
@@ -339,7 +339,7 @@ async def block_in_asyncio(
 
 
 async def _hold(block: AbstractAsyncContextManager[Any], work: AsyncioWork[None]) -> None:
-    """Be in a block until the body in Trio has been left."""
+    """Hold a block open until its body in Trio has been left."""
     async with block:
         await work.hand_over(contextvars.copy_context())
 

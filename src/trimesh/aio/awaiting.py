@@ -1,4 +1,4 @@
-"""Lets watchers see the tasks of asyncio: where they are, what they wait for, which task of Trio waits for them."""
+"""Introspection of asyncio tasks: their stacks, their waits, and the Trio tasks that wait for them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An `async with` whose body is in an asyncio task, and whose block is in a Trio task of its own.
+"""Blocks whose body runs in an asyncio task, and whose owner is a Trio task of its own.
 
-It is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the asyncio task that has entered it is cancelled, once;
-leaving takes that request back, as `asyncio.TaskGroup` does, so that only cancels from elsewhere are left.
+It is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the asyncio task that entered it is cancelled once;
+leaving withdraws that request, as `asyncio.TaskGroup` does, so that only cancels from elsewhere remain.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class Crossing(crossing.Crossing[T, TrioRun]):
     _waiter: asyncio.Future[None] | None = None
 
     def wake(self) -> None:
-        """Let the asyncio task look at what has changed."""
+        """Wake the asyncio task to process changes."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

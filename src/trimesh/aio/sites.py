@@ -1,4 +1,4 @@
-r"""Sites: the place in Trio of each part of an asyncio program; stand-ins: Trio tasks that an asyncio task steps.
+r"""Sites: where in Trio each part of an asyncio program runs; stand-ins: Trio tasks that an asyncio task steps.
 
 A stand-in is a parked Trio task in the nursery of a block, under the block's cancel scopes and deadlines. An asyncio
 task steps a Trio coroutine while the stand-in is Trio's current task. Work that does not wait costs no turn of Trio and

@@ -1,12 +1,12 @@
-"""Deadlines of asyncio code that travel with its calls: `fail_after` and `move_on_after`.
+"""Time limits of asyncio code that travel with its calls: `fail_after` and `move_on_after`.
 
-A limit is a timer of the loop that cancels the task, and a deadline that each piece of work of the task in Trio gets. A
-scope of Trio around the whole body, as that of a mesh block, would need a task of Trio for each limit, and a turn of
-Trio to enter and to leave it.
+A limit is a timer of the loop that cancels the task, and a deadline for each piece of the task's work in Trio. A Trio
+scope around the whole body, like that of a mesh block, would need a Trio task for each limit, and a turn of Trio to
+enter and to leave it.
 
 LT-1 a limit cancels its task once, whichever comes first: its timer, or the deadline of work in Trio.
-LT-2 leaving takes that cancel back. Any other cancel of the task wins, and so does an error of the body.
-LT-3 a limit holds in the task that has entered it, as `asyncio.timeout` does.
+LT-2 leaving withdraws that cancel. Any other cancel of the task wins, and so does an error of the body.
+LT-3 a limit applies to the task that entered it, as `asyncio.timeout` does.
 """
 
 from __future__ import annotations
@@ -159,10 +159,10 @@ class QuietTimeLimit(TimeLimit):
 
 
 class LimitedSite(Site[TrioRun]):
-    """Where a task that has a time limit starts calls.
+    """Site of a task with a time limit, which applies to its calls.
 
     Args:
-        site: The place without it.
+        site: The site without it.
         limit: The limit.
     """
 

@@ -1,10 +1,10 @@
-"""The Trio run that an asyncio loop uses: a guest of that loop, or a run that is there already.
+"""Trio run of an asyncio loop: a guest of that loop, or an existing run.
 
     none --lease()--> starting --> serving --last release()--> ending --> none
 
 RUN-1 a loop has one at a time; nested and sibling blocks share it.
-RUN-2 who releases it last waits until it has ended, whatever cancels come meanwhile: of a guest, nothing is left.
-RUN-3 an end that was not asked for ends everything that waits for it, with an error.
+RUN-2 the last release waits until it has ended, despite any cancels: nothing is left of a guest.
+RUN-3 an unrequested end fails everything that waits for it, with an error.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ def _run_beside(function: Callable[[], Any], token: trio.lowlevel.TrioToken | No
     """Call a function in the thread of Trio, which is this one, between two of its ticks."""
     result = function()
     if token is not None:
-        token.run_sync_soon(_nothing, idempotent=True)  # a tick, which flushes what was sent
+        token.run_sync_soon(_nothing, idempotent=True)  # a tick, which flushes sent messages
     return result
 
 
