@@ -392,7 +392,7 @@ class RunRecords(msgspec.Struct, frozen=True):
 
     Attributes:
         folder: Their folder.
-        flights: Contents of each, by process id.
+        flights: Contents of each, by `ProcRow.id`.
         unreadable: Files that are no flight records, and why.
         is_running: Whether the run goes on.
     """
