@@ -85,7 +85,7 @@ class LinkStatistics:
 
 
 class LinkHandler(Protocol):
-    """Receives what comes in. Called by the transport's task; must not block and must not raise."""
+    """Receiver of link events. Called by the transport's task; must not block and must not raise."""
 
     def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
         """Take one message.
@@ -102,9 +102,9 @@ class LinkHandler(Protocol):
         """Learn that the link has ended; nothing comes from it after this."""
 
     def link_stalled(self, link: Link, seconds: float) -> None:
-        """Learn that the peer's own Trio loop has not run for `seconds`, as its transport says; 0: it runs again.
+        """Handle a stall: the peer's Trio loop has not run for `seconds`, as its transport reports; 0: it runs again.
 
-        It comes when `limits.STALL_SECONDS` have passed and whenever the time has doubled. The link is up.
+        Called after `limits.STALL_SECONDS` and whenever the time has doubled. The link is up.
         """
 
 
@@ -120,12 +120,12 @@ class Link(ABC):
         Args:
             head: At most `limits.HEAD_BYTES_MAX` bytes.
             bodies: At most `limits.BODIES_MAX` buffers, lent until they have left. CONTROL carries none.
-            lane: CONTROL overtakes what waits on DATA.
-            flow: What order on DATA this message needs: 0, with all others; else it may pass large ones of other flows
-                (but 0) that are under way in chunks, and be passed by messages of other flows while it is.
+            lane: CONTROL overtakes messages that wait on DATA.
+            flow: Order on DATA: 0 keeps order with all others. Else the message may pass large ones of other flows
+                (except 0) that are under way in chunks, and other flows may pass it while it is.
 
         Returns:
-            None when every byte has been copied out of the caller's buffers; else an event set when that is so
+            None if every byte has been copied out of the caller's buffers; else an event, set when that is done
             (or when the link has gone down). The peer is woken by the next `Transport.flush`.
 
         Raises:
@@ -142,15 +142,15 @@ class Link(ABC):
         """End now; queued messages are lost. The handler gets no `link_down`."""
 
     def hand_over(self, heir: Link | None) -> bool:
-        """Let another link to the same process send what this one was given in vain; for use in `link_down` only.
+        """Move unsent messages to another link to the same process; for use in `link_down` only.
 
-        A peer that has never said hello, for want of a descriptor perhaps, has got nothing by this link.
+        A peer that has never said hello, perhaps for lack of a descriptor, has received nothing over this link.
 
         Args:
             heir: A link of the same transport, or None when there is no other.
 
         Returns:
-            Whether nothing is lost: the peer never came up, and what it was to get goes by `heir`, or there is nothing.
+            True if nothing is lost: the peer never came up, and its messages go by `heir`, or there are none.
         """
         del heir
         return False
@@ -164,9 +164,9 @@ class LinkGroup(ABC):
 
     @abstractmethod
     def cast(self, head: bytes, bodies: Sequence[Buffer] = (), *, flow: int = 0) -> trio.Event | None:
-        """Send one message on the DATA lane of every link that is up, in order with what each was sent before.
+        """Send one message on the DATA lane of every link that is up, in order with earlier messages of its `flow`.
 
-        `flow` says with what of it, as for `Link.send`. The bytes are copied once, where the transport can. Returns and
+        `flow` is as for `Link.send`. The bytes are copied once, if the transport can. Returns and
         raises as `Link.send` does.
         """
 
@@ -198,7 +198,7 @@ class Transport(ABC):
     @property
     @abstractmethod
     def mover(self) -> Mover:
-        """The mover of this process, made when it is first asked for, closed with the transport.
+        """Return the mover of this process, created on first use, closed with the transport.
 
         Raises:
             trio.ClosedResourceError: The transport is closed.
@@ -462,7 +462,7 @@ class Attachment(ABC):
         """True while transfers are under way."""
 
     def name_of(self, carrier: Carrier) -> str:
-        """Return what people call a carrier of it."""
+        """Return the readable name of a carrier of it."""
         return str(carrier.name).lower()
 
     @abstractmethod
@@ -483,17 +483,17 @@ class Attachment(ABC):
 
     @abstractmethod
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
-        """Return granted memory of a block where it lies; the grant is in use until the last view of it is gone.
+        """Return a zero-copy view of granted memory of a block; the grant is in use until its last view is gone.
 
         Args:
             grant: The memory over there.
-            offset: Where the part that is shown begins.
+            offset: Start of the view within it.
             writable: Whether it may be written.
-            is_shared: Show it by the mapping that transfers use, which stays when the view has gone: the next one has
-                no page faults. Nothing keeps whoever goes by addresses from writing to it.
+            is_shared: Use the mapping of transfers, which outlives the view: the next view has no page faults. Code
+                that uses raw addresses can write to it even so.
 
         Raises:
-            TransferError, OSError: It cannot be had.
+            TransferError, OSError: The memory cannot be mapped.
         """
 
     @abstractmethod
@@ -545,12 +545,12 @@ class Mover(ABC):
 
     @abstractmethod
     def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
-        """Let others reach memory of this process, which is kept until the grant is dropped.
+        """Grant others access to memory of this process, which is kept until the grant is dropped.
 
         Args:
-            span: The memory. That of a device is reached by what the grant has `exported`, or not at all.
-            rights: What they may do.
-            block: Number of the block that it lies in, 0 for any other memory.
+            span: The memory. Device memory is accessed through the `exported` of the grant, or not at all.
+            rights: Allowed accesses.
+            block: Number of the block that contains it, 0 for any other memory.
 
         Raises:
             LimitExceeded: There are too many grants.
@@ -576,9 +576,9 @@ class Mover(ABC):
 
     @abstractmethod
     def take_block(self, nbytes: int) -> memoryview:
-        """Make memory that others can map, or take some that was given back, whatever it holds.
+        """Allocate memory that others can map, or reuse returned memory, whose contents are undefined.
 
-        It is given back when the last view of it is gone.
+        It is returned when its last view is gone.
 
         Raises:
             LimitExceeded: There are too many.
@@ -590,7 +590,7 @@ class Mover(ABC):
 
     @abstractmethod
     def attach(self, home: ProcessAddress) -> Attachment:
-        """Attach to a process, whatever has become of it.
+        """Attach to a process, living or dead.
 
         Raises:
             LimitExceeded: There are too many.

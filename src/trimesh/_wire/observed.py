@@ -159,21 +159,21 @@ class CallRow(_Row, frozen=True):
     """One call to one member.
 
     Attributes:
-        id: The same in what the caller and the callee say of it.
+        id: The same in the reports of caller and callee.
         proc: The process of the callee.
         name: `mesh[label=0]` of the callee.
         mesh, point: The same in parts.
         endpoint: Name of the endpoint.
-        caller: Who asked: `mesh[label=0].endpoint`, or "controller".
-        caller_proc: The process that asked.
+        caller: The caller: `mesh[label=0].endpoint`, or "controller".
+        caller_proc: The calling process.
         part_of: Id of the call that the caller's task is part of; empty for a program's own task.
-        called: Members that the caller has called at once, this one among them; 0 if that is not known.
-        state: "sending" (waits for room in the mailbox), "sent" (the callee has not said more), "queued", "running",
+        called: Number of members in the same call, this one included; 0 if unknown.
+        state: "sending" (waits for room in the mailbox), "sent" (no report from the callee), "queued", "running",
             "waiting" (runs, and waits for other calls), "cancelling", "abandoned" (given up; may still run).
-        age: Seconds since it was made, as far as is known.
+        age: Seconds since it was made, as far as known.
         left: Seconds left of its deadline; None for no deadline.
-        waits: What it waits for.
-        at: The line of the program that runs, or where it waits; empty if that is not known.
+        waits: Description of its wait.
+        at: Source line that runs, or where it waits; empty if unknown.
         stack: The same with the lines around it, innermost first.
     """
 
@@ -291,9 +291,9 @@ class EventRow(_Row, frozen=True):
         kind: "Started", "Died", ...: the name of the record.
         name: `mesh[label=0]`.
         mesh, point, incarnation: The same in parts.
-        text: What there is to say.
+        text: Description.
         is_failure: Whether it is a failure.
-        causes: The errors behind that of `text`: those of a group, causes of causes, each after what it has caused.
+        causes: The errors behind that of `text`: members of a group, causes of causes; each after its effect.
     """
 
     number: int
@@ -332,17 +332,17 @@ class HoldRow(_Row, frozen=True):
     """A thread that waits for a debugger, or has one.
 
     Attributes:
-        id: Of the hold.
+        id: Id of the hold.
         proc: Its process.
-        proc_name: `mesh[label=0]` of that.
-        name: `mesh[label=0].endpoint` of what runs there; the process where that is no endpoint.
+        proc_name: `mesh[label=0]` of the process.
+        name: `mesh[label=0].endpoint` of the running endpoint; else the name of the process.
         kind: "breakpoint", or "post-mortem" of an error that has left an endpoint.
         at: The line.
         text: The error.
         pid, host: Of the process.
-        seconds: After which it goes on if no terminal attaches.
-        age: Seconds since it is held.
-        is_attached: Whether a terminal has it.
+        seconds: Seconds after which it continues if no terminal attaches.
+        age: Seconds since it was held.
+        is_attached: True if a terminal is attached.
     """
 
     id: str
@@ -388,19 +388,19 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decode_view(data: Buffer) -> ProcView:
-    """Decode what one process says.
+    """Decode the report of one process.
 
     Raises:
-        ProtocolError: `data` is no such thing.
+        ProtocolError: `data` is not a report.
     """
     return _decoded(data, ProcView)
 
 
 def decode_views(data: Buffer) -> tuple[ProcView, ...]:
-    """Decode what several processes say.
+    """Decode the reports of several processes.
 
     Raises:
-        ProtocolError: `data` is no such thing.
+        ProtocolError: `data` is not such a list.
     """
     return _decoded(data, tuple[ProcView, ...])
 
@@ -454,10 +454,10 @@ class ControlAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def decode_hold(text: str) -> HoldRow:
-    """Decode what a process tells of a thread that is held, which is JSON.
+    """Decode the row of a held thread from JSON.
 
     Raises:
-        ProtocolError: It is no such thing.
+        ProtocolError: `text` is not such a row.
     """
     try:
         return msgspec.json.decode(text, type=HoldRow)
@@ -466,10 +466,10 @@ def decode_hold(text: str) -> HoldRow:
 
 
 def decode_request(data: Buffer) -> ControlRequest:
-    """Decode what a client asks.
+    """Decode the request of a client.
 
     Raises:
-        ProtocolError: `data` is no request.
+        ProtocolError: `data` is not a request.
     """
     return _decoded(data, ControlRequest)
 
@@ -506,7 +506,7 @@ class NodeKind(enum.IntEnum):
     ROOM = 4
     """The mailbox of actor `a` of `proc`, full for process `b`, which knows that `c` messages were taken out of it."""
     CONSUMER = 5
-    """Who takes what process `b` streams for call `a` of `proc`, and has told it that `c` items were taken."""
+    """The consumer of the items that process `b` streams for call `a` of `proc`; it has acknowledged `c` items."""
     NEXT = 6
     """The wait of a task of `proc`, numbered `a` there, for the next result of a stream or a map."""
     SOURCE = 7
@@ -562,10 +562,10 @@ class NodeReport(_Record, frozen=True):
     """One node that waits; a node that does not is not reported.
 
     Attributes:
-        needs_all: Whether it waits until all that it waits for has ended, else until any of it has.
-        waits_for: What it waits for; never empty, but for a caller, where it is what the caller itself is part of.
-        can_break: Whether an error can end it without touching anything else: it has not started.
-        place: The endpoint, or None when it is none.
+        needs_all: True if it waits for all of its nodes to end, False if for any.
+        waits_for: The nodes that it waits for; for a caller, the node that it is part of. Only a caller may have none.
+        can_break: True if an error can end it without side effects: it has not started.
+        place: The endpoint, or None if it is not one.
     """
 
     ref: NodeRef

@@ -202,7 +202,7 @@ class LoopThread:
                 await self._ended.wait()
 
     def broken(self) -> TrimeshInternalError:
-        """Return the error of those who need a loop that has ended by itself."""
+        """Return the error for users of a loop that has ended by itself."""
         return broken_loop(self._error)
 
     async def _wait_started(self) -> None:
@@ -422,7 +422,7 @@ class MainLoop:
             raise over[0].error
 
     def _fail_works(self) -> None:
-        """End what waits for the loop: all of it, where the loop has ended by itself (LH-3)."""
+        """Fail the work that waits for the loop: all of it if the loop has ended by itself (LH-3)."""
         for work in list(self.works):
             work.fail(self.broken())
 
@@ -463,7 +463,7 @@ async def _with_generators_of_trio(trio_hooks: Any, work: Coroutine[Any, Any, No
 
 
 async def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Do what `asyncio.run` does at its end; the Trio run goes on meanwhile."""
+    """Shut the loop down as `asyncio.run` does at its end; the Trio run continues meanwhile."""
     await _end_tasks(loop)
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()

@@ -390,7 +390,7 @@ def start_task(
 
 
 def broken_loop(error: BaseException | None) -> TrimeshInternalError:
-    """Return the error of those who need a loop that has ended by itself."""
+    """Return the error for users of a loop that has ended by itself."""
     broken = TrimeshInternalError("the asyncio loop of this process has ended while actors were using it")
     broken.__cause__ = error
     return broken

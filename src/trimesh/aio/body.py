@@ -207,11 +207,11 @@ class Crossing(crossing.Crossing[T, TrioRun]):
     async def wait(
         self, until: Callable[[], bool], is_known: Callable[[], bool] | None = None
     ) -> asyncio.CancelledError | None:
-        """Wait until something is so; return the first cancel that has come meanwhile: it has cancelled the work.
+        """Wait until a condition holds; return the first cancel that arrived meanwhile: it has cancelled the work.
 
         Args:
-            until: Asked whenever something has changed.
-            is_known: Asked whether a cancel that comes is one of our own, which Trio has asked for.
+            until: The condition, evaluated after each change.
+            is_known: Returns whether an arriving cancel is our own, requested by Trio.
         """
         cancelled: asyncio.CancelledError | None = None
         while not until():
@@ -235,9 +235,9 @@ class Crossing(crossing.Crossing[T, TrioRun]):
 
 
 async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:
-    """Return what a cancel from Trio's side is in asyncio, in the task whose work at `site` was cancelled.
+    """Return the asyncio form of a cancel from Trio, for the task whose work at `site` was cancelled.
 
-    Where Trio cancels that task, too, it is that cancel: a second one would come in the midst of its clean-up.
+    If Trio cancels that task, too, it is that cancel: a second one would interrupt its clean-up.
     """
     if isinstance(site, TaskSite) and site.is_here:
         try:

@@ -37,9 +37,9 @@ class TimeLimit:
     """A block whose task is cancelled at a deadline, and which raises `TimeoutError` then; used once.
 
     Attributes:
-        seconds: How long the block may take.
-        deadline: When it ends, as `time.monotonic()` tells it.
-        cancelled_caught: Whether the body was cut by it.
+        seconds: Time limit of the block.
+        deadline: Its end, on the clock of `time.monotonic()`.
+        cancelled_caught: True if it cancelled the body.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -150,7 +150,7 @@ class TimeLimit:
 
 
 class QuietTimeLimit(TimeLimit):
-    """A block whose task is cancelled at a deadline, and after which the program goes on behind it; used once."""
+    """A block whose task is cancelled at a deadline, and after which the program continues; used once."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

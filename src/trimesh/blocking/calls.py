@@ -134,7 +134,7 @@ def returns_face(method: Callable[Concatenate[Any, P], object]) -> Callable[Conc
 def enters(
     method: Callable[Concatenate[Any, P], AbstractAsyncContextManager[T]], what: str
 ) -> Callable[Concatenate[Any, P], AbstractContextManager[T]]:
-    """Return a method whose block is entered by `with`; `what` names it in errors, `{0}` is the object."""
+    """Return a method whose result is entered by `with`; `what` names it in errors, `{0}` is the object."""
     return mirrored(method, lambda self, call: body_of(call(), what.format(self), self._home))
 
 
@@ -216,13 +216,13 @@ R = TypeVar("R")
 
 
 class Verb(Generic[P, T]):
-    """A verb with a result: called it waits for that, `submit` returns a future of it.
+    """A verb with a result: a call waits for it, `submit` returns a future of it.
 
-    It raises what the verb of `trimesh` raises, and beside that:
+    It raises the errors of the verb of `trimesh`, and also:
 
     Raises:
-        Cancelled: The time limit around it is over, or the block was cancelled; the call has been cancelled.
-        KeyboardInterrupt: Ctrl-C came, in the main thread; the call has been cancelled, remote side too.
+        Cancelled: The time limit around it expired, or the block was cancelled; the call was cancelled.
+        KeyboardInterrupt: Ctrl-C came, in the main thread; the call was cancelled, on the remote side too.
         RuntimeError: The caller is in a Trio task, or in a process that was forked.
     """
 

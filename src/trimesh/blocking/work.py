@@ -277,13 +277,13 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
 
     Args:
         enter: Enters the block, in Trio.
-        leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
-        what: The block, for people.
+        leave: Leaves it, in the same task; takes the error of the body, returns whether it is handled.
+        what: The block, for messages.
         home: The block of the mesh that it is made on.
 
     Attributes:
-        what: The block, for people.
-        is_open: Whether it takes work.
+        what: The block, for messages.
+        is_open: Whether it accepts work.
         around: The block around it.
         owns: The mesh that it was entered for.
         is_kept: Whether it is open until it is closed, rather than as long as a `with`.
@@ -453,7 +453,7 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
             release(self._run)
 
     def check_failed(self, guard: InterruptGuard, ended: Crossing[Any] | None = None) -> None:
-        """Raise what a block has come to that was opened and ends by itself, unless it was raised before.
+        """Raise the failure of an opened block that ends by itself, unless it was raised before.
 
         Args:
             guard: Is on.

@@ -45,11 +45,11 @@ def autopsy(
     all: Annotated[bool, Parameter(name="--all", negative="")] = False,  # noqa: A002 - the option is called so
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Say what a run has died of: the culprit, what followed, who waited for whom, the last calls of each process.
+    """Show the post-mortem of a run: root cause, follow-on failures, wait graph, last calls of each process.
 
     Args:
-        run: Folder of its flight records; else the newest run of this user that has ended otherwise than well.
-        pid: Of the controller of a run; it may still run.
+        run: Folder of its flight records; else the newest run of this user that did not end well.
+        pid: Process id of the controller of a run, which may still be alive.
         all: Show every process and event.
         json: Print one JSON document.
 
@@ -65,7 +65,7 @@ def autopsy(
 
 
 def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
-    """Yield what there is to say, the culprit first."""
+    """Yield a post-mortem as text, the culprit first."""
     job = found.job
     who = "a run" if job is None else f"run {job.pid}  {one_line(job.command, 80)}"
     how = {"running": "still runs", "killed": "was killed", "error": f"was left by {one_line(found.error)}"}
@@ -132,19 +132,19 @@ _WIDTH = 240
 
 
 class RunReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All that can be said of a run.
+    """All data on a run.
 
     Attributes:
-        version: Grows when a field is taken away or gets another meaning.
+        version: Grows when a field is removed or changes its meaning.
         made_at: Unix time.
-        python, system: Where it was made.
-        snapshot: Of a running run.
-        culprits: What its calls wait for in the end.
-        stacks: Of it.
-        output: What its processes have written last.
-        autopsy: Of what it has recorded, running or dead.
-        doctor: The machine.
-        missing: What could not be had, and why.
+        python, system: Python and system of the reporting machine.
+        snapshot: Snapshot of a living run.
+        culprits: Root causes of its waiting calls.
+        stacks: Its stacks.
+        output: Last output of its processes.
+        autopsy: Post-mortem from its flight records, living or dead.
+        doctor: Findings about the machine.
+        missing: Data that could not be collected, and why.
     """
 
     version: int = 1
@@ -233,7 +233,7 @@ def make_report(run: str = "", pid: int | None = None) -> RunReport:
 
 
 def report_lines(made: RunReport) -> Iterator[str]:
-    """Yield a report as text: what the commands would say, one after the other."""
+    """Yield a report as text: the output of the commands, one after the other."""
     at = datetime.fromtimestamp(made.made_at).astimezone().isoformat(timespec="seconds")
     yield f"trimesh report of {at}, Python {made.python}, {made.system}"
     for one in made.missing:

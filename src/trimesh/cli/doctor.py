@@ -124,7 +124,7 @@ def _of_run(run: ObservedRun) -> Iterator[Finding]:
 
 
 def insecure(settings: Settings) -> Iterator[tuple[str, str]]:
-    """Yield the name of each setting by which others of the network or the machine get more, and what they get."""
+    """Yield each setting that exposes the run to others on the network or machine, and the exposure."""
     clear = [one for one in settings.rdma if one in ("tcp", "ucx")]
     if clear:
         text = "to other hosts without encryption: for networks that you trust"

@@ -40,18 +40,18 @@ def join(
     """Join a program that expects hosts (`trimesh.jobs.open_door`), and serve it until it ends.
 
     Args:
-        addresses: Of the program, host:port, tried in order.
-        token_file: A file of mode 0600 with a token a line; - reads one from standard input.
-        line: Which line of the file, from 0 on; else that of the rank that mpirun, srun, torchrun or SkyPilot has set.
+        addresses: Addresses of the program, host:port, tried in order.
+        token_file: A file of mode 0600 with one token per line; - reads one from standard input.
+        line: Line of the file, from 0; else that of the rank that mpirun, srun, torchrun or SkyPilot has set.
         wait: Wait for the file, until nothing has changed in its folder for so many seconds.
-        state_file: Where to say "waiting", then "joined"; it is written every 5 s while the agent runs, for probes.
-        certificate: Where the program uses certificates of your authority (pki=): of this host, in PEM.
+        state_file: File for the state, "waiting", then "joined"; written every 5 s while the agent runs, for probes.
+        certificate: Certificate of this host, in PEM, if the program uses certificates of your authority (pki=).
         key: Its key, a file that no other user can read.
-        authority: Who certifies the peers.
-        peer: A name that peers may have in their certificates; may be said several times.
+        authority: Authority that certifies the peers.
+        peer: A name that peers may have in their certificates; can be repeated.
 
-    Exit codes: 0 the program, or a signal, has said stop; 77 it does not let this host join, or is not there; 1 else:
-    nothing was heard of the program for `limits.AGENT_LEASE_SECONDS`, or the spawner of this host is lost, say.
+    Exit codes: 0 the program or a signal stopped it; 77 the program rejects this host, or cannot be reached; 1 any
+    other error, such as silence of the program for `limits.AGENT_LEASE_SECONDS`, or loss of this host's spawner.
     """
     if not addresses:
         sys.stderr.write("trimesh host join needs the address of the program, as its door says it: host:port\n")
@@ -102,10 +102,10 @@ def run_script(
 
     Args:
         script: Its file.
-        arguments: Its own, options with them; after `--` also one that is called --job.
-        job: The name of the job; else what the file or TRIMESH_JOB says.
+        arguments: Its own arguments and options; after `--` even one named --job.
+        job: The name of the job; else the default of the file or TRIMESH_JOB.
 
-    Exit codes: of the script; 2 there is no such job or script.
+    Exit codes: that of the script; 2 there is no such job or script.
     """
     if not Path(script).is_file():
         sys.stderr.write(f"trimesh run needs the file of a script, got {script!r}\n")
@@ -191,12 +191,12 @@ def attach(
     """Run a Python script whose `trimesh.jobs.default()` is the kept job; without one, a shell on a host of it.
 
     Args:
-        name: Of the kept job.
+        name: Name of the kept job.
         script: Its file.
-        arguments: Its own, options with them; after `--` also one that is called --host.
-        host: Of the shell, from 0 on.
+        arguments: Its own arguments and options; after `--` even one named --host.
+        host: Number of the host for the shell, from 0.
 
-    Exit codes: of the script or the shell; 2 there is no such script or host, 3 nothing is kept by that name, or
+    Exit codes: that of the script or the shell; 2 there is no such script or host, 3 no job of that name is kept, or
     another program is attached.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
@@ -268,7 +268,7 @@ def stop(name: str, /, *, json: Json = False) -> int:
 
 
 def _done(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Return what `work` does in a Trio run; a failure of it in one line.
+    """Run `work` in Trio and return its result; report its failure in one line.
 
     Raises:
         ConnectError: As it comes.
@@ -290,10 +290,10 @@ def _said(error: BaseException, code: int) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Return what a lease says.
+    """Parse a lease, in seconds.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The text is not a lease.
     """
     unit = _UNITS.get(text[-1:])
     try:

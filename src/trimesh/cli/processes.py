@@ -103,11 +103,11 @@ def _in_circles(snapshot: RunSnapshot) -> dict[str, str]:
 
 
 def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
-    """Yield what a run was that has been interrupted, and which of its processes cannot hear of it.
+    """Describe an interrupted run, and its processes that cannot react to the interrupt.
 
     Args:
-        pid: Of its controller.
-        snapshot: The run just before; None if it has not answered.
+        pid: Process id of its controller.
+        snapshot: The run just before; None if it did not answer.
     """
     if snapshot is None:
         yield f"interrupted run {pid}"
@@ -210,14 +210,14 @@ def top(
     pid: Annotated[int | None, Parameter(name="--pid")] = None,
     every: Annotated[float, Parameter(name="--every")] = 1.0,
 ) -> int:
-    """Show what the processes of a run do, while they do it: calls, messages, bytes, memory; sorted and filtered.
+    """Show a live table of the processes of a run: calls, messages, bytes, memory; sorted and filtered.
 
-    On a terminal: arrows and enter look at one process, s sorts by the next column, / filters by name, q ends. It needs
-    textual: pip install 'trimesh-actors[top]'. Where the output is no terminal, one table is printed.
+    On a terminal: arrows and enter open one process, s sorts by the next column, / filters by name, q quits. It needs
+    textual: pip install 'trimesh-actors[top]'. If the output is not a terminal, one table is printed.
 
     Args:
-        pid: Of the controller.
-        every: Seconds between two looks, at least 0.1.
+        pid: Process id of the controller.
+        every: Polling interval in seconds, at least 0.1.
 
     Exit codes: 0, 1 textual is missing, 3 there is no run.
     """
@@ -270,7 +270,7 @@ _KEYS: Final[tuple[Callable[[ProcActivity], Any], ...]] = (
     lambda one: -one.nbytes,
     lambda one: -one.proc.memory_bytes,
 )
-"""How rows are sorted by each column: what needs a look comes first."""
+"""Sort key of each column: the most urgent rows come first."""
 
 
 def cells(one: ProcActivity) -> tuple[Text, ...]:

@@ -155,7 +155,7 @@ def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
 
 
 def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:
-    """Yield who waits for whom as a tree, and then what all wait for in the end."""
+    """Yield the wait graph as a tree, then its root causes."""
     graph = WaitGraph(snapshot)
     for depth, call, is_known in graph.tree():
         head = "" if not depth else f"{'   ' * (depth - 1)}└─ waits for "
@@ -202,7 +202,7 @@ def kept_title(one: KeptVersions) -> str:
 
 
 def kept_text(one: KeptVersions) -> str:
-    """Return what follows from that, what its holder does, and what to do about it."""
+    """Describe pinned versions: the consequence, the activity of the holder, and the remedy."""
     effect = f"{one.kept} of {one.slots} slots cannot be written to, the latest version is {one.latest}"
     if one.is_waiting:
         effect = f"publish waits until one is let go: {effect}"
@@ -219,7 +219,7 @@ def unread_title(one: UnreadVersions) -> str:
 
 
 def unread_text(one: UnreadVersions) -> str:
-    """Return who has read before, what it costs, and what to do about it."""
+    """Describe unread versions: earlier readers, the cost, and the remedy."""
     who = f"{some(one.readers)} has read earlier ones" if one.readers else "it has no reader"
     cost = f"; each is copied, into {size(one.nbytes)} of memory" * bool(one.nbytes)
     return f"{who}{cost}; look whether the task that follows it has ended, or was never started"

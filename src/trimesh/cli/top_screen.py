@@ -119,7 +119,7 @@ class TopApp(App[None]):
             self.call_from_thread(self.saw, seen)
 
     def saw(self, seen: RunSnapshot) -> None:
-        """Show what the run has said."""
+        """Show a new snapshot of the run."""
         self._is_asking = False
         self._rows = activity_between(seen, self._seen)
         self._seen = seen

@@ -66,14 +66,14 @@ def cause_of(
     states: Mapping[str, str],
     left_by: str = "",
 ) -> Cause:
-    """Return what a run has died of.
+    """Return the root cause of a run's death.
 
     Args:
-        records: What its processes have left.
+        records: Its flight records.
         snapshot: The calls under way at its end.
-        events: What happened to members, oldest first.
-        states: Of its processes, as `DeadProc` has them.
-        left_by: The error by which its outermost block was left; empty for none.
+        events: Events of members, oldest first.
+        states: States of its processes, as in `DeadProc`.
+        left_by: The error that left its outermost block; empty for none.
     """
     is_interrupted = left_by.startswith("KeyboardInterrupt")
     found = _died(records, events) or (None if is_interrupted or not left_by else _raised(records, left_by))
@@ -310,15 +310,15 @@ OUTCOMES: Final = {
 
 
 class LastCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that a process had begun.
+    """Call that a dead process had begun.
 
     Attributes:
-        id: As that of a `CallRow`; empty for a broadcast.
+        id: As `CallRow.id`; empty for a broadcast.
         name: `mesh[label=0].endpoint`.
-        at: Unix time at which it had come.
+        at: Unix time of its arrival.
         outcome: "running", "returned", "raised", "cancelled".
-        caller: The process that had asked.
-        error: What it has raised, if that was kept.
+        caller: The calling process.
+        error: Its error, if recorded.
     """
 
     id: str
@@ -518,7 +518,7 @@ def _last_call(call: flight.FlightCall, proc_id: str, names: dict[str, str], err
 
 
 def _view_at_end(one: flight.Flight, proc_id: str, last_at: float, state: str) -> observed.ProcView:
-    """Return what a process would have told of itself at the end of the run."""
+    """Reconstruct the report of a process at the end of the run."""
     seen = _last_view(one)
     view = observed.ProcView(proc=one.head.proc, job=one.head.job) if seen is None else seen.view
     late = 0.0 if seen is None else max(0.0, last_at - seen.at)

@@ -72,7 +72,7 @@ class ObservedRun(_Connection):
         return self._client.ask(observed.ControlRequest(kind="events", after=after)).events
 
     def output(self, after: int = 0) -> Sequence[observed.OutputRow]:
-        """Return what processes have written, after line number `after`: of those whose `output` is "forward".
+        """Return output lines after line number `after`, of processes whose `output` is "forward".
 
         The controller keeps the newest `limits.OBSERVED_OUTPUT_BYTES`; one answer has at most
         `limits.OBSERVED_OUTPUT_LINES`, the newest.
@@ -83,7 +83,7 @@ class ObservedRun(_Connection):
         return self._client.ask(observed.ControlRequest(kind="output", after=after)).output
 
     def kill(self, proc_id: str) -> None:
-        """End a process of the run at once; its mesh does what its policy says of a death.
+        """Kill a process of the run; its mesh handles the death by its policy.
 
         Args:
             proc_id: `ProcRow.id` of a process that the controller owns.
@@ -140,7 +140,7 @@ class DebugTerminal(_Connection):
     """
 
     def hear(self) -> tuple[str, str] | None:
-        """Return what the debugger says next; None when the run has ended.
+        """Wait for the next message of the debugger; return None when the run has ended.
 
         "output" and text; "prompt", when it waits for a line, and its text; "ended" and why.
         """
@@ -212,15 +212,15 @@ def _close(some: Sequence[ObservedRun]) -> None:
 
 
 async def snapshot(*, seconds: float = limits.OBSERVE_SECONDS, rows_max: int = limits.OBSERVED_ROWS) -> RunSnapshot:
-    """Return what this process and all that it owns do.
+    """Return a snapshot of this process and all that it owns.
 
-    In a controller that is the whole run; in an actor, its process and those below it. All are asked at once. One whose
-    Trio loop does not run is asked by a signal: it is there as "stuck", with its stack. One in which C code holds the
-    GIL is "silent", with its stack, too.
+    In a controller that is the whole run; in an actor, its process and those below it. All are queried in parallel. A
+    process whose Trio loop does not run is queried by a signal and shown as "stuck", with its stack. One in which C
+    code holds the GIL is shown as "silent", with its stack, too.
 
     Args:
-        seconds: For the answers.
-        rows_max: Rows of a table; `cut` of the snapshot says how many were left out.
+        seconds: Time limit for the answers.
+        rows_max: Maximum rows of a table; `cut` of the snapshot counts the omitted ones.
 
     Raises:
         RuntimeError: No mesh is open here.

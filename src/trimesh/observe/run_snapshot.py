@@ -69,10 +69,10 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 def merge(
     views: Sequence[observed.ProcView], taken_at: float, *, by: str = "loop", rows_max: int = limits.OBSERVED_ROWS
 ) -> RunSnapshot:
-    """Return what all processes of a run do.
+    """Merge the reports of all processes of a run.
 
     Args:
-        views: What each has said.
+        views: Report of each process.
         taken_at: Unix time.
         by: As `RunSnapshot.by`.
         rows_max: Rows of a table.
@@ -144,7 +144,7 @@ def _lost(child: observed.ProcRow) -> observed.ProcRow:
 
 
 def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow:
-    """Return what the owner of a process and it itself say."""
+    """Merge the row of a process from its owner with its own."""
     is_told = child.state == "running" or (said.state == "stuck" and child.state != "held")
     state = said.state if is_told else child.state
     return msgspec.structs.replace(
@@ -226,10 +226,10 @@ _ALIVE = ("running", "stopped", "held", "exiting")
 
 
 def unanswered(views: Sequence[observed.ProcView]) -> dict[str, observed.ProcRow]:
-    """Return the processes that have not told their tables and keep a flight record, by id, as their owners know them.
+    """Return the processes that sent no report and keep a flight record, by id, as their owners report them.
 
     Args:
-        views: What all processes of a run have said.
+        views: Reports of all processes of a run.
     """
     answered = {view.proc.id for view in views if view.proc.pid}  # an owner gives no more than the stack
     children = {child.id: child for view in views for child in view.children}
@@ -280,7 +280,7 @@ def _actors(proc_id: str, record: flight.Flight, seen: observed.ProcView | None)
 
 
 class SharedStack(msgspec.Struct, frozen=True):
-    """One stack, and who has it.
+    """One stack and the members that have it.
 
     Attributes:
         what: "main thread", or the endpoint that runs.

@@ -45,11 +45,11 @@ class Timeline:
         return self._last_at
 
     def take(self, records: RunRecords, since: float = 0.0) -> None:
-        """Take over what the processes of a run have kept.
+        """Add the calls of a run's flight records.
 
         Args:
-            records: Of the same run as before.
-            since: Unix time; calls that had ended before are left out.
+            records: Records of the same run as before.
+            since: Unix time; calls that ended before are left out.
         """
         for proc_id, one in records.flights.items():
             self._heads[proc_id] = one.head

@@ -41,13 +41,13 @@ class CarrierChoice(msgspec.Struct, frozen=True):
 
 
 def yama_allows(scope_file: Path = _YAMA, status_file: Path = _STATUS) -> bool:
-    """Return whether yama, if the kernel has it, lets one process look at another one's memory.
+    """Return whether yama, if the kernel has it, lets one process access another one's memory.
 
-    Scope 1 lets those that the owner names, and a mover names them all. Scope 2 lets who has CAP_SYS_PTRACE, 3 none.
+    Scope 1 allows processes that the owner names, and a mover names all. Scope 2 needs CAP_SYS_PTRACE, 3 allows none.
 
     Args:
-        scope_file: Where the kernel says its scope.
-        status_file: Where it says what this process may.
+        scope_file: File with the scope of the kernel.
+        status_file: File with the capabilities of this process.
     """
     try:
         scope = int(scope_file.read_text(encoding="ascii"))
@@ -77,10 +77,10 @@ def can_look_at_memory() -> bool:
 
 
 def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_at_memory) -> CarrierChoice:
-    """Return what the settings say.
+    """Choose the carriers by the settings.
 
     Args:
-        can_look: Whether one process may look at another one's memory.
+        can_look: Returns whether one process may access another one's memory.
     """
     carriers = Carrier.LOCAL
     for name in settings.rdma or _CHOICES:

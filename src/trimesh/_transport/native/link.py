@@ -61,9 +61,9 @@ class NativeLink(Link):
     """One end of a connection to one peer.
 
     Attributes:
-        up: Set when the peer has said hello, so that it is known who it is.
+        up: Set when the peer has said hello, so that its identity is known.
         peer_epoch: The peer's incarnation; 0 before `up`.
-        peer_pid: Its process id, verified by the kernel on one host, else what the peer said; 0 before `up`.
+        peer_pid: Its process id, verified by the kernel on one host, else as the peer reported; 0 before `up`.
         peer_host: Its host identity; 0 when not known.
         handle: Its number in the native library.
         local: Whether the peer is on this host.
@@ -153,7 +153,7 @@ class NativeLink(Link):
         return False
 
     def _advance(self, one: Outgoing, lane: Lane) -> bool:
-        """Send what fits of a message. True: no more of it has to wait."""
+        """Send as much of a message as fits; return True if none of it has to wait."""
         bodies = one.bodies
         number = _LANE_CHUNK if one.is_chunk else lane
         code = self.transport.library.lib.tm_link_send(
@@ -176,7 +176,7 @@ class NativeLink(Link):
         return not (self._data or self._ended or self._closing or (self._busy and not self._large.may_pass(flow)))
 
     def resend(self, one: Outgoing | ChunkedMessage, lane: Lane, flow: int) -> None:
-        """Send what could not go at once, in order with what waits."""
+        """Send a message that could not leave at once, in order with waiting ones."""
         if isinstance(one, ChunkedMessage):
             self.launch(one)
         elif lane and self._busy and not self._large.may_pass(flow):
@@ -306,7 +306,7 @@ class NativeLink(Link):
             self.end()
 
     def end(self) -> None:
-        """Give back everything native and let go of what waits."""
+        """Free all native resources and drop waiting messages."""
         with contextlib.suppress(trio.ClosedResourceError):  # in a forked child
             self._last = self.statistics()
         self._ended = True
@@ -400,7 +400,7 @@ class NativeLink(Link):
         handler.received(self, memoryview(head), bodies)
 
     def _take_answer(self, number: int, *, is_taken: bool) -> None:
-        """Take what the peer says of an offer."""
+        """Handle the answer of the peer to an offer."""
         leaf = next((one for one in self._large.apart if one.number == number and one.is_offered), None)
         if leaf is None:
             raise AssemblyError("an answer to no offer")

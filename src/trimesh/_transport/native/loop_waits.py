@@ -189,11 +189,11 @@ loop_wait: Final[trio.lowlevel.RunVar[LoopDriver | None]] = trio.lowlevel.RunVar
 
 
 class Poller(NamedTuple):
-    """The epoll set of a run, and what else the run has to do.
+    """The epoll set of a run, and its other work.
 
     Attributes:
-        is_guest: Whether the run is a guest of another loop, which has other work than Trio's.
-        runner: The run, where it can be asked what it will do next; else None.
+        is_guest: True if the run is a guest of another loop, which has other work than Trio's.
+        runner: The run, if its next work can be inspected; else None.
     """
 
     epoll: select.epoll
@@ -201,9 +201,9 @@ class Poller(NamedTuple):
     runner: Any = None
 
     def is_quiet(self, seconds: float, tasks: int = 0) -> bool:
-        """Return whether just so many tasks can run, and no deadline is due in the next seconds.
+        """Return whether exactly `tasks` tasks can run, and no deadline is due in the next `seconds`.
 
-        Tasks of the running turn that have not had theirs are not counted: the run does not say who they are.
+        Tasks of the running turn that have not run yet are not counted: the run does not expose them.
         """
         runner = self.runner
         if runner is None or len(runner.runq) != tasks or runner.waiting_for_idle:
@@ -213,7 +213,7 @@ class Poller(NamedTuple):
 
     @contextmanager
     def waking_for(self, descriptor: int) -> Generator[None]:
-        """Let the run wake each time that something comes to `descriptor`, without a task that waits for it."""
+        """Wake the run each time that `descriptor` becomes readable, without a task that waits for it."""
         self.epoll.register(descriptor, select.EPOLLIN | select.EPOLLET)
         try:
             yield
@@ -262,7 +262,7 @@ def chosen_spin_seconds(settings: Settings, quota: Path = _QUOTA) -> float:
 
 
 def _quota_cores(quota: Path) -> float:
-    """Return the cores whose whole time the control group may use; infinite where nothing is said."""
+    """Return the CPU quota of the control group, in cores; infinite if there is none."""
     try:
         allowed, period = quota.read_text().split()
         return int(allowed) / int(period)

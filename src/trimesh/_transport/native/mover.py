@@ -78,7 +78,7 @@ _LOST: Final = frozenset(
         errno.ETIMEDOUT,
     }
 )
-"""What the network says of a connection; whatever else the system says is an error of this process."""
+"""Errors of a connection; all other system errors are errors of this process."""
 
 
 def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
@@ -87,7 +87,7 @@ def _error_of(code: int, doing: str, limit: str = "TRANSFERS_MAX") -> Exception:
 
 
 def _tell_library(settings: Settings) -> None:
-    """Set, or clear, the variable by which the library, which looks for UCX itself, is told where it is."""
+    """Set or clear the environment variable by which the library finds UCX."""
     if settings.ucx != os.environ.get("TRIMESH_UCX", ""):
         os.environ["TRIMESH_UCX"] = settings.ucx
         if not settings.ucx:
@@ -361,7 +361,7 @@ class NativeAttachment(Attachment):
         return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
 
     def name_of(self, carrier: Carrier) -> str:
-        """Return what people call a carrier of it; adapters by what drives them."""
+        """Return the readable name of a carrier of it; adapters by their driver."""
         return adapter_name(self.mover.adapters.about) if carrier is Carrier.UCX else super().name_of(carrier)
 
     @property
@@ -516,7 +516,7 @@ def adapters_of(library: Library, mover: Any) -> Adapters:
 
 
 def adapter_name(about: str) -> str:
-    """Return what carries bytes for UCX, by what the native library says of it.
+    """Return the driver under UCX, from the description by the native library: "efa", "ibverbs" or "ucx".
 
     Args:
         about: "UCX 1.19.0 (/usr/lib/libucp.so.0): rc_mlx5/mlx5_0:1, ud_mlx5/mlx5_0:1".

@@ -280,7 +280,7 @@ class NativeTransport(Transport):
         return self._around_wait is not None and self._around_wait.wait_here()
 
     def wake(self) -> None:
-        """Let the task of `run` look at what there is to do."""
+        """Wake the task of `run` to check for work."""
         self._work.unpark_all()
         if self._waits_for_bell:
             os.eventfd_write(self._bell, 1)
@@ -420,9 +420,9 @@ class NativeTransport(Transport):
             status.check(code, "stopping the native transport")
 
     def leave_to_exit(self) -> None:
-        """Serve nothing any more, as the process is about to end: that closes links, frees memory, ends the thread.
+        """Stop serving; the coming exit of the process closes links, frees memory and ends the thread.
 
-        Until then the thread goes on: it watches lifelines and says to peers that the process is there.
+        Until then the thread continues: it watches lifelines and sends heartbeats to peers.
 
         Raises:
             RuntimeError: `run` has not ended.

@@ -30,21 +30,20 @@ def dashboard(
     allow_host: Annotated[tuple[str, ...], Parameter(name="--allow-host", negative="")] = (),
     every: Annotated[float, Parameter(name="--every")] = limits.PAGE_SECONDS,
 ) -> int:
-    """Serve a page on a run at 127.0.0.1: meshes, calls, who waits for whom, time lines, failures, logs, stacks.
+    """Serve a web page on a run at 127.0.0.1: meshes, calls, wait graph, time lines, failures, logs, stacks.
 
-    It prints an address with a token, which lets one browser in; another browser gets the address that is printed next.
-    From another machine: `ssh -L 8787:127.0.0.1:8787 HOST`, with `--port 8787` here. It runs until Ctrl-C, also after
+    Prints an address with a token, which admits one browser; another browser needs the address printed next.
+    From another machine: `ssh -L 8787:127.0.0.1:8787 HOST`, with `--port 8787` here. It runs until Ctrl-C, even after
     the run has ended. It needs starlette and anycorn: pip install 'trimesh-actors[dashboard]'.
 
     Args:
-        pid: Of the controller.
-        port: At which it listens; 0 for a free one.
-        prefix: Of all its paths, for a proxy that serves it below one: `--prefix /runs/train`.
-        allow_host: A name under which such a proxy makes it available.
-        every: Seconds between two looks at the run, at least 0.1.
+        pid: Process id of the controller.
+        port: Port to listen at; 0 for a free one.
+        prefix: Prefix of all its paths, for a proxy that serves it below one: `--prefix /runs/train`.
+        allow_host: A host name under which such a proxy serves it.
+        every: Polling interval in seconds, at least 0.1.
 
-    Exit codes: 0 it was ended by Ctrl-C, 1 a package is missing, 2 it was called wrongly, or the port is taken, 3 there
-    is no run.
+    Exit codes: 0 ended by Ctrl-C, 1 a package is missing, 2 wrong usage, or the port is taken, 3 there is no run.
     """
     try:
         from trimesh.cli.dashboard.feed import RunSource  # noqa: PLC0415 - as below

@@ -431,13 +431,13 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenRun(msgspec.Struct, frozen=True):
-    """A board, and what it was made of.
+    """A board and its sources.
 
     Attributes:
-        board: It.
+        board: The board.
         snapshot: The run.
-        placed: Its meshes, with who is in their cells.
-        activities: What each process did.
+        placed: Its meshes, with the members in their cells.
+        activities: Activity of each process.
     """
 
     board: Board

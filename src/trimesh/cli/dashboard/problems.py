@@ -183,7 +183,7 @@ def _procs(seen: RunSnapshot, procs: Sequence[ProcRow]) -> Iterator[Problem]:
 
 
 def _with_call(words: str, seen: RunSnapshot, proc: ProcRow) -> str:
-    """Return the words on a process with the oldest call that it has begun, or may have, and who asked when."""
+    """Prefix a text with the oldest call that a process has begun, or may have, its caller and its age."""
     calls = [call for call in seen.calls if call.proc == proc.id and call.state in ("running", "sent")]
     if not calls:
         return words
