@@ -475,7 +475,7 @@ Step = Callable[[State, Call], "tuple[State, Any] | None"]
 
 @attrs.frozen
 class Model:
-    """A sequential model: a state, and a pure function that says what each call makes of it and returns.
+    """A sequential model: a state, and a pure function from state and call to the next state and the result.
 
     Attributes:
         initial: State before the first operation.

@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def simulated_of(item: pytest.Function) -> Simulated | None:
-    """Return what `simulate` was told of a test, if it was."""
+    """Return the arguments of `simulate` for a test, if it has any."""
     found: Simulated | None = getattr(item.obj, OPTIONS, None)
     return found
 

@@ -333,7 +333,7 @@ def _shrunk(run: ItemRun, outcome: SeededOutcome) -> Iterator[str]:
 
 
 def _kinds(error: BaseException | None) -> set[str]:
-    """Return what tells one failure from another: the types of its leaves."""
+    """Return the identity of a failure: the types of its leaves."""
     return set() if error is None else {type(leaf).__qualname__ for leaf in leaves(error)}
 
 
@@ -345,7 +345,7 @@ def _history(plan: FaultPlan) -> Iterator[str]:
 
 
 def _tell(run: ItemRun, outcome: SeededOutcome) -> None:
-    """Add to a failure what repeats it, and what had been done to it."""
+    """Add to a failure the way to reproduce it, and its faults."""
     assert outcome.error is not None
     simulation = outcome.simulation
     line = f"replay: {run.replay_line(simulation.seed)}"

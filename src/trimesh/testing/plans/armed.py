@@ -34,7 +34,7 @@ from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, 
 from trimesh.testing.plans.process_faults import ProcClock
 
 ARMED = -1
-"""Index of the `Fired` message by which a process says that it is armed."""
+"""Index of the `Fired` message by which a process reports that it is armed."""
 
 
 @attrs.frozen
@@ -87,7 +87,7 @@ class Armed:
         self.faults = ActiveFaults(self._fired, lambda _: place_name(self.mesh, self.point))
 
     def serve(self) -> None:
-        """Take faults from now on, and say so to the owner of this process."""
+        """Accept faults from now on, and report that to the owner of this process."""
         self.proc.sites = self
         self.proc.routes[messages.Arm] = self._arm
         self.proc.routes[messages.Heal] = self._heal

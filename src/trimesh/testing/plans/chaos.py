@@ -161,7 +161,7 @@ class Chaos:
         every: tuple[float, float] = (1.0, 10.0),
         max_down: int = 1,
     ) -> ChaosPlan:
-        """Say what may happen to the members of `mesh`.
+        """Plan random faults of the members of `mesh`.
 
         Args:
             kill: How likely a member is killed, beside the other kinds.
@@ -238,7 +238,7 @@ class Chaos:
     @overload
     def steps(self, work: Iterable[T], name: str | None = None) -> Iterator[T]: ...
     def steps(self, work: int | Iterable[T], name: str | None = None) -> Iterator[int] | Iterator[T]:
-        """Go through what the test does: `for number in chaos.steps(100):`, `for order in chaos.steps(orders):`.
+        """Iterate over the steps of the test: `for number in chaos.steps(100):`, `for order in chaos.steps(orders):`.
 
         When a run fails, it is run again without some of its steps until none can be spared; the report lists those
         that are needed. What a step does should follow from the step alone: draw it from `chaos.draw(...)`, not from
@@ -265,7 +265,7 @@ class Chaos:
                 yield step
 
     def draw(self, *purpose: object) -> random.Random:
-        """Return random numbers that follow from the seed and from what they are for: `chaos.draw("order", 3)`."""
+        """Return random numbers derived from the seed and a purpose: `chaos.draw("order", 3)`."""
         return stream(self.seed, "test", *purpose)
 
     # ---- making it happen ------------------------------------------------------------------------------------

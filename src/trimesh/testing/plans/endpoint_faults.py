@@ -166,7 +166,7 @@ PLAIN: Final = (EndpointKind.ASYNC, EndpointKind.INLINE, EndpointKind.THREAD)
 
 
 def watched(spec: EndpointSpec, begin: Callable[[], EndpointSpec]) -> EndpointSpec:
-    """Return an endpoint that asks `begin` what it is when it starts, and then is that."""
+    """Return an endpoint that calls `begin` at its start and runs the endpoint that it returns."""
     if spec.kind in PLAIN:
 
         async def started(*args: Any, **kwargs: Any) -> Any:
@@ -201,7 +201,7 @@ def preceded(spec: EndpointSpec, first: Callable[[], Awaitable[None]]) -> Endpoi
 
 
 async def run(spec: EndpointSpec, *args: Any, **kwargs: Any) -> Any:
-    """Run what an endpoint runs, in the context that it would have."""
+    """Run the body of an endpoint in the endpoint's context."""
     if spec.kind is EndpointKind.ASYNC:
         return await spec.fn(*args, **kwargs)
     if spec.kind is EndpointKind.INLINE:
@@ -216,7 +216,7 @@ async def run(spec: EndpointSpec, *args: Any, **kwargs: Any) -> Any:
 
 @attrs.frozen(eq=False)
 class AtEndpoint(OfMembers):
-    """Starts of an endpoint, of which it remains to be said what happens to them."""
+    """Starts of an endpoint; their fault is chosen next."""
 
     _mesh: int
     _ranks: tuple[int, ...]

@@ -147,7 +147,7 @@ class Fault(ABC):
     def dispatch(
         self, active: ActiveFault, place: Place, cell: Cell, call: IncomingCall, spec: EndpointSpec
     ) -> EndpointSpec:
-        """Return what runs for a call that starts now, instead of `spec`."""
+        """Return the endpoint to run for a call that starts now, instead of `spec`."""
         del active, place, cell, call
         return spec
 
@@ -169,7 +169,7 @@ class Fault(ABC):
         del active, place
 
     def moving(self, active: ActiveFault, place: Place) -> tuple[float, BaseException | None] | None:
-        """Return by how many seconds the next transfer of a process is late, and what it raises then; mostly None."""
+        """Return delay in seconds and error of the next transfer of a process; usually None."""
         del active, place
         return None
 
@@ -193,7 +193,7 @@ class MemberFault(Fault):
 
 @attrs.frozen(eq=False)
 class OfMembers:
-    """Members, of which it remains to be said what happens to them."""
+    """Members; their fault is chosen next."""
 
     _faults: Faults
     _where: Where
@@ -250,7 +250,7 @@ class ActiveFaults:
     _starts: int = 0
 
     def begin(self, index: int, fault: Fault) -> Heal:
-        """Ask a fault at the sites from now on; return what ends that."""
+        """Consult a fault at the sites from now on; return a function that ends that."""
         one = ActiveFault(index, fault, self, self._starts)
         self.active.append(one)
         return lambda: self.active.remove(one) if one in self.active else None
@@ -299,7 +299,7 @@ def healed() -> None:
 
 
 def all_healed(*heals: Heal) -> Heal:
-    """Return what heals several things."""
+    """Return a function that calls several heal functions."""
 
     def heal() -> None:
         for one in heals:

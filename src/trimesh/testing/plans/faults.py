@@ -127,7 +127,7 @@ class Faults:
         return OfSpawn(self, checked_count("nth", nth))
 
     def resources(self, members: Members) -> OfResources:
-        """Choose what the system gives: `faults.resources({"gpus": 1}).fails("EMFILE", nth=2)`."""
+        """Choose system resources: `faults.resources({"gpus": 1}).fails("EMFILE", nth=2)`."""
         return OfResources(self, self.where(members))
 
     def transfer(self, members: Members, *, nth: int = 1, times: int = 1) -> OfTransfers:
@@ -177,7 +177,7 @@ class Faults:
     # ---- planning --------------------------------------------------------------------------------------------
 
     def plan(self, fault: Fault, key: str | None = None) -> Heal:
-        """Plan a fault of any kind; return what heals it.
+        """Plan a fault of any kind; return a function that heals it.
 
         Args:
             fault: What.

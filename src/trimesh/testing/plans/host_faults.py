@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class HostFault(Fault):
-    """A host of a job is lost, hears and says nothing until it is healed, or has a bad network.
+    """A host of a job is lost, cut off until it is healed, or has a bad network.
 
     Attributes:
         host: Its rank among those of the job.
@@ -88,7 +88,7 @@ class HostFault(Fault):
 
 @attrs.frozen(eq=False)
 class OfHost:
-    """A host, of which it remains to be said what happens to it."""
+    """A host; its fault is chosen next."""
 
     _faults: Faults
     _rank: int

@@ -83,13 +83,13 @@ class DisturbedWire:
     _busy_until: dict[tuple[ProcId, ProcId], float] = attrs.field(factory=dict[tuple[ProcId, ProcId], float])
 
     def covers(self, source: Place, target: Place) -> bool:
-        """Tell whether what `source` sends to `target` is disturbed."""
+        """Return whether messages from `source` to `target` are disturbed."""
         a, b, direction = self.fault.a.places, self.fault.b.places, self.fault.direction
         forth, back = source in a and target in b, source in b and target in a
         return (forth and direction != "b_to_a") or (back and direction != "a_to_b")
 
     def fate(self, pair: tuple[ProcId, ProcId], size: int) -> Fate:
-        """Return what becomes of a message between two processes."""
+        """Return the fate of a message between two processes."""
         kind, amount = self.fault.kind, self.fault.amount
         fate = Fate.ARRIVES
         if kind == "reset":

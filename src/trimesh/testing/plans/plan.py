@@ -29,7 +29,7 @@ class Fired:
 
 
 class UnfiredFault(AssertionError):
-    """A fault was planned and did not happen: the test has tested less than it says."""
+    """A planned fault did not happen: the test tested less than it claims."""
 
 
 @attrs.define(eq=False)
@@ -108,7 +108,7 @@ class FaultPlan:
         return [one for one in self.planned if not one.fired and not one.is_left_out]
 
     def check(self) -> None:
-        """Complain about faults that had to happen and did not.
+        """Raise for faults that had to happen and did not.
 
         Raises:
             UnfiredFault: There are some; the text names them.
@@ -145,7 +145,7 @@ def checked_series(name: object) -> str:
 
 
 def rest_after(keys: Iterable[str]) -> list[str]:
-    """Return what stands for all that comes after the last one of each series: `s0.7-` where `s0.6` is the last."""
+    """Return keys that stand for all after the last one of each series: `s0.7-` if `s0.6` is the last."""
     last: dict[str, int] = {}
     for key in keys:
         numbered = _NUMBERED.fullmatch(key)

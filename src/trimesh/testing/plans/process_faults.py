@@ -199,7 +199,7 @@ class OfProcessor(OfMembers):
 
 @attrs.frozen
 class ClockFault(MemberFault):
-    """The wall clock of processes is set, or all their clocks run `1 + drift` times as fast; until the test ends.
+    """The wall clock of processes is set, or all their clocks run `1 + drift` times as fast, until the test ends.
 
     Attributes:
         jump: Seconds by which it is set forward.
@@ -332,5 +332,5 @@ class OfClock(OfMembers):
         self._faults.plan(ClockFault(self._where, drift=float(rate)))
 
     def skew(self, seconds: float) -> None:
-        """Set each wall clock forward or back, by up to so much; by how much each, the seed says."""
+        """Set each wall clock forward or back by an amount up to this bound, which the seed draws."""
         self._faults.plan(ClockFault(self._where, skew=checked_amount("seconds", seconds)))

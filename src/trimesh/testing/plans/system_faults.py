@@ -183,7 +183,7 @@ class TransferFault(MemberFault):
 
 @attrs.frozen(eq=False)
 class OfTransfers(OfMembers):
-    """Transfers of buffers, of which it remains to be said what happens to them."""
+    """Transfers of buffers; their fault is chosen next."""
 
     _nth: int
     _times: int

@@ -128,7 +128,7 @@ class HostNetwork:
     # ---- what can be wrong -----------------------------------------------------------------------------------
 
     def cut(self, ranks: Iterable[int], direction: Direction = "both") -> Heal:
-        """Let nothing pass between some hosts and all others, the controller included; return what heals it.
+        """Cut some hosts off from all others, the controller included; return a function that heals it.
 
         Args:
             ranks: Of the hosts. Between themselves everything passes.
@@ -137,7 +137,7 @@ class HostNetwork:
         return self._add(self._between(ranks, direction, 1.0))
 
     def part(self, ranks: Iterable[int], others: Iterable[int]) -> Heal:
-        """Let nothing pass between some hosts and some others, in either direction; return what heals it.
+        """Cut some hosts off from some others, in both directions; return a function that heals it.
 
         Args:
             ranks: Of the hosts; `CONTROLLER` is one of them.
@@ -156,11 +156,11 @@ class HostNetwork:
         return len(self._hosts[rank].run(["ss", "-H", "-t", "-l"]).splitlines())
 
     def lose_packets(self, ranks: Iterable[int], probability: float, direction: Direction = "both") -> Heal:
-        """Lose packets between some hosts and all others, each with a probability; return what heals it."""
+        """Drop packets between some hosts and all others with a probability; return a function that heals it."""
         return self._add(self._between(ranks, direction, checked_amount("a probability", probability, most=1)))
 
     def limit(self, ranks: Iterable[int], bits_per_second: float) -> Heal:
-        """Let the cable of each of these hosts carry no more than this in each direction; return what heals it."""
+        """Limit the bandwidth of these hosts' cables in each direction; return a function that heals it."""
         rate = checked_amount("bits a second", bits_per_second)
         chosen = self._checked(ranks)
         for rank in chosen:
@@ -194,7 +194,7 @@ class HostNetwork:
             await self.changed.park()
 
     def dropped(self) -> int:
-        """Return how many frames were dropped by what holds now."""
+        """Return the number of frames dropped by the rules in force."""
         text = self._bridge.run(["nft", "list", "chain", "bridge", "faults", "between"])
         words = text.split()
         return sum(int(words[at + 1]) for at, word in enumerate(words) if word == "packets")
@@ -260,9 +260,9 @@ class HostNetwork:
 
 @contextmanager
 def open_host_network(count: int) -> Generator[HostNetwork, None, None]:
-    """Make a network of so many hosts and the controller, which this thread is, while the body runs.
+    """Make a network of `count` hosts and the controller, which is this thread, while the body runs.
 
-    What this thread starts then, and the sockets that it makes, are in the controller's namespace. All of it is gone
+    Processes that this thread starts then, and its new sockets, are in the controller's namespace. The network ends
     with the block, and with this process, however that ends.
 
     Raises:
@@ -350,7 +350,7 @@ class NetNamespace:
         return [tool("nsenter"), f"--net={self.path}", "--"]
 
     def run(self, command: Sequence[str], text: str = "") -> str:
-        """Run a command in it, with `text` as its input; return what it has written.
+        """Run a command in it, with `text` as its input; return its output.
 
         Raises:
             RuntimeError: It has failed; the error has its words.
@@ -367,7 +367,7 @@ class NetNamespace:
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
-        """Have this thread, what it starts, and the sockets that it makes, be in it while the body runs.
+        """Move this thread, the processes it starts, and its new sockets into it while the body runs.
 
         Threads of Trio that wait for work go with it, there and back: processes are started by them.
 

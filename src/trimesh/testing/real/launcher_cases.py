@@ -50,7 +50,7 @@ class LauncherSubject:
 
 
 class Witness(Actor):
-    """Says what runs on its host, and does to the agent there what a case wants."""
+    """Probe actor: reports the processes of its host, and signals the agent there for a case."""
 
     @endpoint
     async def pids(self) -> tuple[int, int, int]:

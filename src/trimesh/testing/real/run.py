@@ -240,7 +240,7 @@ class RealExecutor:
     def pairs(
         self, a: Sequence[Place], b: Sequence[Place], direction: Direction = "both"
     ) -> list[tuple[ProcId, ProcId]]:
-        """Return who sends to whom over the links between two places, each once.
+        """Return the pairs of sender and receiver of the links between two places, each once.
 
         Raises:
             UnsupportedFault: A process was not armed.
@@ -379,7 +379,7 @@ def run_net(
 
 
 async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:
-    """End a run that hangs, and say what it was waiting for."""
+    """End a run that hangs, and report its waits."""
     await trio.sleep(REAL_SECONDS)
     text = io.StringIO()
     dump(text)

@@ -394,7 +394,7 @@ def proc_of_task(proc: Proc) -> Generator[None, None, None]:
 
 # ---- the wires of a simulated family: seeded delays, and the faults of links -----------------------------------------
 
-# Links are reliable, here as over real transports. So what is lost is the whole link from the message on that is hit; a
+# Links are reliable, here as over real transports. So a lost message ends the whole link from there on; a
 # message that is damaged or comes twice breaks the protocol, which ends the link, too; everything else is a matter of
 # time. A place that is *held* hears nothing; once the heartbeats of a child have been held for `limits.LEASE_SECONDS`,
 # its owner gives it up, as the native library does.

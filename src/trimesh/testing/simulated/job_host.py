@@ -162,7 +162,7 @@ class SimJobHost:
             self._simulation.oracles.breach("OR-9", f"{self.name} was given up, and its processes live")
 
     def end_agent(self) -> None:
-        """End everything here; nothing tells anything of it any more."""
+        """End everything here, without further messages."""
         self._has_agent = False
         for child in self._children():
             self._simulation.fell(child)

@@ -63,7 +63,7 @@ CallKey = tuple[ProcId, ProcId, int]
 
 
 class OracleError(AssertionError):
-    """Something happened that must never happen: a bug of trimesh, or of what replaced a part of it."""
+    """An invariant was broken: a bug of trimesh, or of a replacement for a part of it."""
 
 
 @attrs.define(eq=False)
@@ -197,7 +197,7 @@ class Oracles:
         for mesh, box in sender.peer(receiver.proc_id).outboxes():
             cell, count = receiver.cells.get(mesh), there.find_count(mesh)
             if cell is None:
-                continue  # that there is none, and what it means, is told like what was taken
+                continue  # a missing mailbox, too, is reported with the counts
             waiting = sum(call.peer is there for call in cell.waiting())
             taken = 0 if count is None else count.dequeued
             if box.window.sent_total != taken + waiting:
@@ -205,9 +205,9 @@ class Oracles:
                 self.breach("OR-6", text)
 
     def judge_credits(self, sender: Proc, receiver: Proc) -> None:
-        """Look at what a process has been told of its messages to another, when no reply is on the wire either.
+        """Check the credits that a process received for its messages to another, when no reply is on the wire either.
 
-        A report travels with a reply, so one that is still under way is no report that was lost.
+        A report travels with a reply, so one still under way is not lost.
         """
         there = receiver.peer(sender.proc_id)
         for mesh, box in sender.peer(receiver.proc_id).outboxes():
@@ -296,7 +296,7 @@ class Progress(trio.abc.Instrument):
         self._makers: Counter[tuple[int, str]] = Counter()
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count a step; every now and then, look at what they come to."""
+        """Count a step; check the bounds every so many steps."""
         self._steps += 1
         if self._steps % _SAMPLE:
             return

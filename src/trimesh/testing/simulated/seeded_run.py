@@ -47,7 +47,7 @@ class SeededOptions:
 
 
 class HangError(AssertionError):
-    """A run did not end; the text says what all tasks were waiting for."""
+    """A run did not end; the text lists the waits of all tasks."""
 
 
 @attrs.define(eq=False)
@@ -109,7 +109,7 @@ def run_once(
 
 
 async def _watch(outcome: SeededOutcome, progress: Progress, scope: trio.CancelScope) -> None:
-    """End a run that hangs, and say what it was waiting for."""
+    """End a run that hangs, and report its waits."""
     with trio.move_on_after(HANG_SECONDS):
         await progress.is_stuck.wait()
     world = outcome.simulation.world
@@ -127,7 +127,7 @@ async def _watch(outcome: SeededOutcome, progress: Progress, scope: trio.CancelS
 async def _run_body(
     body: Callable[..., Awaitable[None]], wanted: Mapping[str, Any], options: SeededOptions, outcome: SeededOutcome
 ) -> BaseException | None:
-    """Run the body; return what it has raised, or what the block of `mesh` has."""
+    """Run the body; return the error of the body, or of the block of `mesh`."""
     raised: BaseException | None = None
     simulation = outcome.simulation
     faults = Faults(simulation)

@@ -250,7 +250,7 @@ class Simulation:
 
     @contextmanager
     def surroundings(self) -> Generator[None, None, None]:
-        """Give the code of actors what `stdlib_table.py` says, while this runs."""
+        """Patch the standard library for actors, by `stdlib_table.py`, while this runs."""
         changes = [*refused(), own_pid()]
         for one in (self.time, self._threads, self.numbers, self._files):
             changes += one.changes()
@@ -294,7 +294,7 @@ class Simulation:
         return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
 
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
-        """Return what runs inline instead of in a thread, which would go on in real time, whatever fault it has."""
+        """Return an endpoint that runs inline instead of in a thread, which would run in real time, with any fault."""
         if spec.kind is not EndpointKind.THREAD:
             return spec
 

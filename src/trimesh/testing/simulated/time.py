@@ -107,13 +107,13 @@ class SimTime:
         return self._busy(place) if self.in_thread is None else self.in_thread
 
     def wall(self) -> float:
-        """Return what `time.time` says in the running process."""
+        """Return `time.time` of the running process."""
         place = self._here()
         clock = self.clock(place)
         return clock.wall + clock.gone() + self._ahead(place)
 
     def steady(self) -> float:
-        """Return what `time.monotonic` says there."""
+        """Return `time.monotonic` of the running process."""
         place = self._here()
         clock = self.clock(place)
         return clock.steady + clock.gone() + self._ahead(place)
