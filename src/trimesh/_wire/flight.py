@@ -238,7 +238,7 @@ def read_head(data: Buffer) -> tuple[FlightHead, float]:
 
 
 def read_flight(data: Buffer) -> Flight:
-    """Return what a file says.
+    """Parse the contents of a flight record file.
 
     Raises:
         ProtocolError: It is no flight record.

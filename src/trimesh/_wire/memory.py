@@ -95,7 +95,7 @@ class ReusableBytes:
 
 @functools.cache
 def can_be_reused() -> bool:
-    """Return whether a `bytes` of this interpreter is what a `ReusableBytes` takes it for.
+    """Return whether a `bytes` of this interpreter has the layout that `ReusableBytes` assumes.
 
     That is asked by making one. Without the GIL another thread may begin to refer to it at any time.
     """

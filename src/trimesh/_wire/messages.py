@@ -610,7 +610,7 @@ class Subscribe(Message, frozen=True, tag=50):
 
 
 class Published(Message, frozen=True, tag=52):
-    """This is the latest version, 0 for none yet, or there will be no other; for those who read, and who ask."""
+    """News for readers and for queries: the latest version, 0 for none yet; or the end of the publication."""
 
     publication: int
     version: int

@@ -321,7 +321,7 @@ def _rebuild(record: ExceptionRecord, members: list[Exception], decoder: PartDec
 
 
 def _stand_in(record: ExceptionRecord) -> RemoteError:
-    """Return what stands for an exception whose class cannot be used here."""
+    """Return the substitute for an exception whose class cannot be used here."""
     error = RemoteError(record.cls.text, record.message)
     error.add_note(f"{record.cls.text} cannot be imported or made here: define it in a module that this process has")
     return error

@@ -147,7 +147,7 @@ def _other_loop(error: BaseException) -> str | None:
 
 
 def _called(error: BaseException, package: str, table: Mapping[str, str]) -> tuple[str, str]:
-    """Return what the user has called of a package, and what to write in place of that; cut the frames below."""
+    """Return the function of a package that the user called, and its replacement; cut the frames below."""
     links: list[TracebackType] = []
     link = error.__traceback__
     while link is not None:

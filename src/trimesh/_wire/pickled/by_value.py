@@ -66,7 +66,7 @@ def is_by_value(module: str) -> bool:
 
 
 def is_importable(thing: Any) -> bool:
-    """Return whether a class or function is what its module and qualified name say, and may go by that name."""
+    """Return whether module and qualified name resolve to this class or function, so that it may go by name."""
     name = getattr(thing, "__module__", None)
     if not isinstance(name, str) or is_by_value(name):
         return False

@@ -621,7 +621,7 @@ def make_names(definitions: Definitions, definition: DefinitionId, said: dict[st
 def make_module(
     definitions: Definitions, definition: DefinitionId, names: dict[str, Any], used: dict[str, DefinitionId]
 ) -> ModuleType:
-    """Return a module that goes by value, all of what travels of it bound."""
+    """Return a module that goes by value, with all names that travel bound."""
     definitions.bind(definition, names, used)
     if definitions.owns(definition):
         return importlib.import_module(names["__name__"])
@@ -654,7 +654,7 @@ def make_cached_property(function: Any, name: str | None) -> functools.cached_pr
 
 
 def reduce_forward_reference(reference: Any, _: Sink) -> Any:
-    """Reduce a forward reference with a namespace, which does not travel: to what it means now, or to its text.
+    """Reduce a forward reference with a namespace, which does not travel: to its current value, or to its text.
 
     Dataclasses and attrs keep such ones of names that were not defined when a class was made: its own, say.
     """

@@ -129,7 +129,7 @@ def group_message(error: BaseException) -> str:
 
 
 def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield what C-implemented bases and `__slots__` keep outside of `__dict__`, such as `OSError.filename`.
+    """Yield attributes that C-implemented bases and `__slots__` keep outside of `__dict__`, such as `OSError.filename`.
 
     `AttributeError.obj` is left out: it is there for the interpreter's suggestions, and drags in whatever the
     attribute was looked up on, an actor with its model for instance.
@@ -143,7 +143,7 @@ def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def set_attribute(error: BaseException, name: str, value: Any) -> None:
-    """Set what `attributes_of` yielded; what the class refuses is left as its constructor made it."""
+    """Set an attribute that `attributes_of` yielded; one that the class refuses keeps its constructor's value."""
     for found, descriptor in _descriptors(type(error)):
         if found == name:
             try:

@@ -340,7 +340,7 @@ class Decoder:
             definitions.unpickle = self._load
 
     def decode(self, payload: Buffer, buffers: Sequence[memoryview] = (), *, what: str = "a value") -> Any:
-        """Decode a value; runs what its classes run when they are unpickled.
+        """Decode a value; runs the unpickling code of its classes.
 
         Args:
             payload: As encoded; may be lent.

@@ -124,7 +124,7 @@ def _is_record(annotation: Any) -> bool:
 
 
 def _loose_classes(annotation: Any) -> tuple[type, ...] | None:
-    """Return what a value must be an instance of, () for anything; None where the annotation says more than that."""
+    """Return the classes that a value must be an instance of, () for any; None if the annotation demands more."""
     if any(annotation is one for one in _LOOSE) or isinstance(annotation, typing.TypeVar):
         return ()
     if isinstance(annotation, type) and annotation in CONTAINERS:

@@ -335,10 +335,10 @@ class Reader:
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
 
     def part(self, stream: object) -> Reader:
-        """Return what lies in this message as bytes, with the same memory beside it.
+        """Return a reader of bytes inside this message, with the same memory beside it.
 
         Raises:
-            ProtocolError: These are no bytes.
+            ProtocolError: `stream` is not bytes.
         """
         if not isinstance(stream, bytes):
             raise ProtocolError(f"a part of a message must be bytes, got {type(stream).__qualname__}")
@@ -379,7 +379,7 @@ class Reader:
 
 
 class _AnyInstance(type):
-    """Metaclass of what stands for a class in a type that msgspec is given: who is one has been looked at before."""
+    """Metaclass of placeholder classes in types given to msgspec: accepts any instance, as those are checked before."""
 
     kind: ValueKind
     meant: type
@@ -389,7 +389,7 @@ class _AnyInstance(type):
 
 
 def stand_in(kind: ValueKind, meant: type) -> type:
-    """Return the class that msgspec is told instead of `meant`, whose objects are of a kind."""
+    """Return the class given to msgspec instead of `meant`, whose objects are of a kind."""
     made = _AnyInstance(meant.__name__, (), {})
     made.kind, made.meant = kind, meant
     return made
