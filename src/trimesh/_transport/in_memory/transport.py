@@ -183,7 +183,7 @@ class MemoryLink(Link):
         return math.inf
 
     def _tell_stall(self, handler: LinkHandler) -> float:
-        """Tell of the other end's loop what there is to say; return when there may be more, or inf."""
+        """Report stalls of the other end's loop; return the time of the next report, or inf."""
         span = self.other.transport.lag_span
         if span is None:
             if self._stall_told:
@@ -395,7 +395,7 @@ class MemoryTransport(Transport):
 
 
 class MemoryNetwork:
-    """The processes of one simulation and what joins them; for one Trio run.
+    """Network of the processes of one simulation; for one Trio run.
 
     Attributes:
         delivery: Says when messages arrive; by default at once.

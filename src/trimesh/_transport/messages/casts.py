@@ -49,7 +49,7 @@ def padding(size: int) -> int:
 
 
 def kept_bytes(sizes: Iterable[int]) -> int:
-    """Return how many bytes bodies of these sizes take at a host, with what lies between them."""
+    """Return the number of bytes that bodies of these sizes take at a host, with padding."""
     return sum(size + padding(size) for size in sizes)
 
 
@@ -275,7 +275,7 @@ class HostCaster:
                     return
 
     def send_itself(self, body: CastBody) -> None:
-        """Have the sender send what another host was to feed (HB-4), and what this one was to feed to others."""
+        """Make the sender send the bodies that another host was to feed (HB-4), and those that this one was to feed."""
         body.part()
         if self._is_closed or body in self.bodies:
             return

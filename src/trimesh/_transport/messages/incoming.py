@@ -198,7 +198,7 @@ def allocate(size: int) -> memoryview:
 
 
 def one_body(view: memoryview, at: int, piece: memoryview, take: Callable[[int], memoryview]) -> memoryview:
-    """Return the body of a message that has one and has come whole: what an `Assembly` would make of it.
+    """Return the body of a whole message with one body, as an `Assembly` would.
 
     Args:
         view: Memory that holds the table.
@@ -296,7 +296,7 @@ def copy_plainly(into: memoryview, data: memoryview) -> None:
 
 
 class KeptBytes:
-    """Makes `bytes` for what arrives.
+    """Allocates `bytes` for arriving bodies.
 
     Args:
         tell: Called when it begins to keep any; without it, none are kept.
