@@ -225,7 +225,7 @@ class TLSSession:
         self._native.lib.tm_tls_tick(self._live(), round(seconds * 1000))
 
     def prove(self, token: bytes, proof: bytes) -> None:
-        """Client of a join, in PROOF: say which token, and what shows that it is known."""
+        """Client of a join, in PROOF: set the token's id and the proof of knowing it."""
         lib.check(self._native.lib.tm_tls_prove(self._live(), token, proof), "proving a token")
 
     def answer(self, verdict: TLSVerdict) -> None:
@@ -252,7 +252,7 @@ class TLSSession:
         return self._live()
 
     def forget(self) -> None:
-        """Learn that the native library has taken it over: nothing can be asked of it any more."""
+        """Mark it as owned by the native library: it cannot be used here any more."""
         self._live()
         self._handle = None
 

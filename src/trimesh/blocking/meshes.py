@@ -173,8 +173,8 @@ class _Opened(FacedObject[ObjectT]):
 class ActorMesh(FacedHandle[actor_mesh.ActorMesh]):
     """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
 
-    To type checkers it is `type[...]` of the actor class: endpoints accessed on the class have blocking verbs, on an object
-    those of `trimesh`.
+    To type checkers it is `type[...]` of the actor class: its endpoints have blocking verbs on the class, and those
+    of `trimesh` on an object.
     """
 
     def __getattr__(self, name: str) -> Endpoint[..., Any]:

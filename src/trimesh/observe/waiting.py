@@ -102,7 +102,7 @@ class WaitGraph:
         return (start, *reversed(way[1:]))
 
     def tree(self) -> Iterator[tuple[int, observed.CallRow, bool]]:
-        """Yield depth, call, and whether it was shown before, for all calls involved: each before those it waits for."""
+        """Yield depth, call, and whether it was shown before, for all calls involved; waiters come first."""
         shown = set[str]()
         roots = [call for call in self.roots() if call.id in self.waits_for]
         for root in [*roots, *(call for call in self.calls.values() if call.id in self.waits_for)]:
