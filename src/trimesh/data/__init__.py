@@ -1,6 +1,6 @@
-"""Data for training: rows of Parquet, Arrow, Polars, DuckDB as batches on a mesh. `import trimesh` leaves it out.
+"""Training data: rows of Parquet, Arrow, Polars or DuckDB as batches on a mesh. Import `trimesh.data` explicitly.
 
-`async with data.open_stream(data.parquet("train/*.parquet"), procs, batch=256, along="dp") as stream:` gives batches
+`async with data.open_stream(data.parquet("train/*.parquet"), procs, batch=256, along="dp") as stream:` yields batches
 whose columns are global tensors. It needs the extras `data` and `torch`.
 """
 

@@ -1,4 +1,4 @@
-"""Rows of an open source by piece, in the order of a stream. Runs in worker threads; knows no mesh."""
+"""Reader of a source: returns pieces of rows in the order of a stream. Runs in worker threads; has no mesh."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from trimesh.data.sources import (
 )
 
 WINDOWS_KEPT: Final = 2
-"""A batch may begin in one window and end in the next."""
+"""Number of cached windows: a batch may begin in one window and end in the next."""
 
 
 class ReadingPlan(msgspec.Struct, frozen=True):
-    """How a stream reads its source; travels to loaders.
+    """Reading options of a stream, sent to loaders.
 
     Attributes:
         seed: See `Order`.
@@ -42,28 +42,28 @@ class ReadingPlan(msgspec.Struct, frozen=True):
 
 
 class SourceSummary(msgspec.Struct, frozen=True):
-    """What there is in a source.
+    """Columns and chunk sizes of a source.
 
     Attributes:
-        columns: Of its rows.
-        chunks: Rows of each chunk; None if that is known only at its end.
+        columns: The columns.
+        chunks: Number of rows of each chunk; None if known only at the end.
     """
 
     columns: tuple[Column, ...]
     chunks: tuple[int, ...] | None
 
     def fingerprint(self) -> str:
-        """Return what differs where another source would give other rows under the same numbers."""
+        """Return a digest that differs for sources that would give other rows under the same numbers."""
         said = msgspec.msgpack.encode((self.columns, self.chunks))
         return hashlib.blake2b(said, digest_size=16).hexdigest()
 
 
 @attrs.frozen(eq=False)
 class FoundRows:
-    """Rows of one window, not copied yet.
+    """Rows of one window, before they are copied.
 
     Attributes:
-        count: How many.
+        count: Number of rows.
     """
 
     count: int
@@ -71,7 +71,7 @@ class FoundRows:
     _places: slice | torch.Tensor
 
     def fill(self, name: str, destination: torch.Tensor) -> None:
-        """Copy a column of the rows to where they are to be: the one copy on the way into shared memory."""
+        """Copy a column of the rows to its destination: the only copy on the way into shared memory."""
         source = self._window[name]
         if isinstance(self._places, slice):
             destination.copy_(source[self._places])
@@ -81,12 +81,12 @@ class FoundRows:
 
 @attrs.define(eq=False)
 class _KeptWindow:
-    """A window that has been read.
+    """A cached window.
 
     Attributes:
-        rows: Of it.
-        columns: Its rows, as they are stored.
-        order: In which they are given; None: as they are stored.
+        rows: The window.
+        columns: Its rows by column, in stored order.
+        order: Permutation of the rows; None keeps the stored order.
     """
 
     rows: int
@@ -95,7 +95,7 @@ class _KeptWindow:
 
 
 class SourceReading:
-    """A source that is read piece by piece; the last windows are kept."""
+    """Reads a source piece by piece, and caches the last windows."""
 
     def __init__(self, source: DataSource, plan: ReadingPlan) -> None:
         self._plan = plan
@@ -109,7 +109,7 @@ class SourceReading:
         self._flow: _Flow | None = None
 
     def find(self, epoch: int, piece: RowPiece) -> FoundRows:
-        """Return the rows of a piece; fewer, down to none, where a source whose end was not known ends."""
+        """Return the rows of a piece; fewer, or none, at the end of a source of unknown length."""
         window = self._window(epoch, piece.window)
         first, stop = min(piece.offset, window.rows), min(piece.offset + piece.rows, window.rows)
         places = slice(first, stop) if window.order is None else window.order[first:stop]
@@ -140,11 +140,11 @@ class SourceReading:
 
 
 class _Flow:
-    """A query that is under way: windows of equally many rows, the last one shorter.
+    """A running query: windows of equal size, the last one shorter.
 
     Attributes:
-        epoch: For which it was made.
-        window: Number of the next one.
+        epoch: Its epoch.
+        window: Number of the next window.
     """
 
     def __init__(self, opened: OpenSource, epoch: int, rows: int) -> None:
@@ -156,7 +156,7 @@ class _Flow:
         self._rest: list[ArrowBatch] = []
 
     def next_window(self) -> ArrowTable:
-        """Return the next window; without rows after the last one."""
+        """Return the next window; empty after the last one."""
         kept, count = self._rest, sum(batch.num_rows for batch in self._rest)
         while count < self._rows:
             batch = next(self._batches, None)
@@ -176,35 +176,35 @@ def order_of(summary: SourceSummary, plan: ReadingPlan) -> Order | None:
 
 
 def pieces_of(order: Order | None, plan: ReadingPlan, position: Position, rows: int) -> Sequence[RowPiece]:
-    """Return where the next rows of a stream are."""
+    """Return the pieces that contain the next rows of a stream."""
     return stream_pieces(position, rows, plan.mixed_rows) if order is None else order.pieces(position, rows)
 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
 
-# Which rows a stream gives, in which order: it follows from the seed, the epoch and the sizes of the chunks alone.
+# Order of the rows of a stream; it is a function of the seed, the epoch and the sizes of the chunks.
 #
-# A source has *chunks*, as it is stored: row groups, record batches. With a seed, chunks are put into an order; as many
-# of them as have some tens of thousands of rows are a *window*, whose rows are mixed. So a row is found by its number
-# in the epoch without reading what comes before, on a mesh of any size.
+# A source is stored in *chunks*: row groups, record batches. With a seed, chunks are shuffled; consecutive ones with
+# some tens of thousands of rows form a *window*, whose rows are shuffled. So a row is found by its number in the epoch
+# without reading the rows before it, on a mesh of any size.
 
 _WORD: Final = 1 << 64
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
-    """A place in a stream: the next row is this one of this epoch, both from 0."""
+    """Position in a stream: number of the next row and its epoch, both from 0."""
 
     epoch: int
     row: int
 
 
 class RowPiece(msgspec.Struct, frozen=True):
-    """Rows that follow each other in one window.
+    """Consecutive rows of one window.
 
     Attributes:
-        window: Its number in the epoch.
-        offset: Of the first row, in the order of the window.
-        rows: How many.
+        window: Number of the window in the epoch.
+        offset: Position of the first row, in the order of the window.
+        rows: Number of rows.
     """
 
     window: int
@@ -214,12 +214,12 @@ class RowPiece(msgspec.Struct, frozen=True):
 
 @attrs.frozen
 class Window:
-    """Chunks that are read together, in this order.
+    """Chunks that are read together, in order.
 
     Attributes:
         first: Number of its first row in the epoch.
-        rows: Of all its chunks.
-        chunks: Their numbers in the source.
+        rows: Number of rows of all its chunks.
+        chunks: Numbers of the chunks in the source.
     """
 
     first: int
@@ -228,12 +228,12 @@ class Window:
 
 
 class Order:
-    """The rows of a source whose chunks are known.
+    """Order of the rows of a source whose chunks are known.
 
     Args:
-        chunks: Rows of each chunk of the source.
-        seed: Rows are mixed by it; None: they come as they are stored.
-        mixed_rows: Rows of a window, at least; less than one chunk are one chunk.
+        chunks: Number of rows of each chunk.
+        seed: Seed of the shuffle; None keeps the stored order.
+        mixed_rows: Least number of rows of a window, which has at least one chunk.
     """
 
     def __init__(self, chunks: Sequence[int], seed: int | None, mixed_rows: int) -> None:
@@ -253,7 +253,7 @@ class Order:
         return self._windows
 
     def pieces(self, position: Position, rows: int) -> list[RowPiece]:
-        """Return where the next rows are, fewer of them at the end of the epoch."""
+        """Return the pieces that contain the next rows; fewer rows at the end of the epoch."""
         windows = self.windows(position.epoch)
         found: list[RowPiece] = []
         row = position.row
@@ -288,7 +288,7 @@ class Order:
 
 
 def stream_pieces(position: Position, rows: int, mixed_rows: int) -> list[RowPiece]:
-    """Return where the next rows are in a stream whose end is not known: its windows have equally many rows."""
+    """Return the pieces that contain the next rows of a stream of unknown length; its windows have equal sizes."""
     found: list[RowPiece] = []
     row, end = position.row, position.row + rows
     while row < end:
@@ -300,9 +300,9 @@ def stream_pieces(position: Position, rows: int, mixed_rows: int) -> list[RowPie
 
 
 def permutation(count: int, *salt: int) -> torch.Tensor:
-    """Return the numbers below `count` in an order that follows from some numbers.
+    """Return a permutation of the numbers below `count`, determined by `salt`.
 
-    It is not torch's generator, nor Python's: a run that goes on after an upgrade finds the same rows.
+    It uses neither torch's nor Python's generator, so that a run resumed after an upgrade finds the same rows.
     """
     start = 0
     for number in salt:

@@ -1,4 +1,4 @@
-"""Sources of rows: files of Parquet and Arrow, tables in memory, queries; their columns as tensors.
+"""Data sources: Parquet and Arrow files, tables in memory, queries; and conversion of their columns to tensors.
 
 Sources are values; opening one reads.
 """
@@ -21,18 +21,18 @@ import torch.utils.dlpack
 from trimesh.plain_numbers import whole_number
 
 _DTYPES: Final = ("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-"""Names that Arrow and torch share, up to spelling; torch computes little with wider unsigned numbers."""
+"""Types that Arrow and torch share, up to spelling; torch supports few operations on wider unsigned numbers."""
 
 _SPELLED: Final = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "uint8"}
 
 
 @attrs.frozen
 class Pad:
-    """Lists of differing lengths become rows of one length: longer ones are cut, shorter ones filled up.
+    """Padding of lists of differing lengths to rows of one length: longer ones are cut, shorter ones filled up.
 
     Attributes:
         length: Elements of each row, at least 1.
-        value: What stands behind the end of a shorter list.
+        value: Fills a shorter list.
 
     Raises:
         ValueError: `length` is below 1.
@@ -51,10 +51,10 @@ class Column(msgspec.Struct, frozen=True):
     """A column of a stream.
 
     Attributes:
-        name: Of it.
-        dtype: Of its tensors, by the name that torch has for it.
-        shape: Of each row.
-        pad: Length and value of lists of differing lengths, else None.
+        name: Name of the column.
+        dtype: Torch's name for the dtype of its tensors.
+        shape: Shape of each row.
+        pad: Length and value for lists of differing lengths, else None.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Column(msgspec.Struct, frozen=True):
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """Its type, as torch has it."""
+        """The dtype as an object of torch."""
         found: torch.dtype = getattr(torch, self.dtype)
         return found
 
     def nbytes(self, rows: int) -> int:
-        """Return how many bytes some of its rows have."""
+        """Return the size of `rows` rows in bytes."""
         count = rows
         for size in self.shape:
             count *= size
@@ -80,7 +80,7 @@ def columns_of(schema: ArrowSchema, pads: Mapping[str, Pad]) -> list[Column]:
     """Return the columns of a source.
 
     Raises:
-        DataError: A column has a type of which there are no tensors, or a pad names none, or one that needs none.
+        DataError: A column's type has no tensor equivalent, or a pad names no column, or one that needs no padding.
     """
     for name in pads:
         if name not in schema.names:
@@ -118,7 +118,7 @@ def _dtype(name: str, whole: ArrowType, inner: ArrowType) -> str:
 
 
 def tensors_of(table: ArrowTable, columns: Sequence[Column]) -> dict[str, torch.Tensor]:
-    """Return the rows of a table by column; they share its memory where that lies in one piece.
+    """Return the columns of a table as tensors; they share its memory where that is contiguous.
 
     Raises:
         DataError: A value is missing.
@@ -128,7 +128,7 @@ def tensors_of(table: ArrowTable, columns: Sequence[Column]) -> dict[str, torch.
 
 def _tensor(column: ArrowArray, wanted: Column) -> torch.Tensor:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if getattr(array, "num_chunks", None) is not None:  # more than an array of 32-bit offsets can have
+    if getattr(array, "num_chunks", None) is not None:  # more rows than an array of 32-bit offsets can hold
         raise DataError(f"a window of column {wanted.name!r} is too large for one array: say fewer mixed_rows=")
     if wanted.pad is not None:
         return _padded(array, wanted)
@@ -176,7 +176,7 @@ def _check_nulls(array: ArrowArray, name: str) -> None:
         )
 
 
-# ---- pyarrow, imported when rows are read; it has no types of its own, so these are names for people -----------------
+# ---- pyarrow, imported when rows are read; it is untyped, so these names are documentation ---------------------------
 
 ArrowSchema: TypeAlias = Any
 ArrowTable: TypeAlias = Any
@@ -189,7 +189,7 @@ def arrow(module: str = "pyarrow") -> Any:
     """Return the module `pyarrow`, or one below it.
 
     Raises:
-        ModuleNotFoundError: It is not installed; the text says how.
+        ModuleNotFoundError: It is not installed; the message shows how to install it.
     """
     try:
         return importlib.import_module(module)
@@ -200,24 +200,24 @@ def arrow(module: str = "pyarrow") -> Any:
         ) from error
 
 
-# ---- `DataError`: data that cannot be what a stream gives ------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 class DataError(ValueError):
-    """A source has something of which there are no tensors, or is not the one that a stream has begun with."""
+    """A source has values without a tensor equivalent, or differs from the one that a stream began with."""
 
 
-# ---- sources: values that travel to loaders, and open where rows are read --------------------------------------------
+# ---- sources: values that are sent to loaders, and opened where rows are read ----------------------------------------
 
 Paths = str | Path | Sequence[str | Path]
 
 
 class OpenSource(ABC):
-    """A source that can be read; every method may be called in any thread, by one at a time.
+    """An open source. Its methods may be called in any thread, one call at a time.
 
     Attributes:
         schema: Its columns.
-        chunks: Rows of each of its chunks; None if that is known only at its end.
+        chunks: Number of rows of each chunk; None if known only at the end.
     """
 
     schema: ArrowSchema
@@ -225,7 +225,7 @@ class OpenSource(ABC):
 
     @abstractmethod
     def read(self, chunks: Sequence[int]) -> ArrowTable:
-        """Return some chunks, one after the other."""
+        """Return some chunks, concatenated."""
 
     def batches(self) -> Iterator[ArrowBatch]:
         """Return all rows from the beginning, where `chunks` is None."""
@@ -233,15 +233,15 @@ class OpenSource(ABC):
 
 
 class DataSource(ABC):
-    """Rows that a stream can give; a value, which travels to loaders."""
+    """Source of the rows of a stream; a value, which can be sent to loaders."""
 
     @abstractmethod
     def open(self) -> OpenSource:
-        """Look what there is. Blocking: file I/O.
+        """Open the source and find its columns and chunks. Blocking: file I/O.
 
         Raises:
-            DataError: It is not what it is said to be.
-            OSError: It cannot be read.
+            DataError: The content does not match the source's description.
+            OSError: The source cannot be read.
         """
 
 
@@ -293,7 +293,7 @@ class _Arrow(DataSource):
 
 
 class _OpenArrow(OpenSource):
-    """Chunks are record batches of mapped files: what is not read stays on disk, and no process has a copy of it."""
+    """Chunks are record batches of mapped files: unread ones stay on disk, and no process copies them."""
 
     def __init__(self, files: Sequence[str], columns: tuple[str, ...] | None) -> None:
         pa = arrow()
@@ -333,7 +333,7 @@ def _record_batches(pa: Any, file: str) -> list[Any]:
 
 
 def _arrow_files(paths: Sequence[str]) -> list[str]:
-    """Return the files of data sets that Hugging Face's library has saved, in their order, and all others."""
+    """Return the files in order, with folders saved by Hugging Face `datasets` expanded."""
     found: list[str] = []
     for path in paths:
         state = Path(path) / "state.json"
@@ -358,7 +358,7 @@ class _Table(DataSource):
 
 
 class _OpenTable(OpenSource):
-    """Chunks are those of the table."""
+    """Chunks are the chunks of the table."""
 
     def __init__(self, table: ArrowTable) -> None:
         self._batches = table.to_batches()
@@ -378,7 +378,7 @@ class _Query(DataSource):
 
 
 class _OpenQuery(OpenSource):
-    """Made anew for each epoch, and for each look at its columns."""
+    """The query is made anew for each epoch, and each time its columns are read."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -396,38 +396,38 @@ class _OpenQuery(OpenSource):
 
 
 def parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataSource:
-    """Rows of Parquet files; a row group is read at a time.
+    """Return a source of the rows of Parquet files, read by row group.
 
     Args:
         paths: A file, a pattern of names (`"train/*.parquet"`, `"**"` for folders below), a folder, or several of them.
-            Files that a pattern or a folder gives are in the order of their names.
-        columns: Those to read; None: all.
+            Files of a pattern or folder are in the order of their names.
+        columns: Names of the columns to read; None reads all.
 
-    Needs the extra `data`. Nothing is read before a stream is opened. Relative paths are those of the process that
-    reads: say absolute ones where loaders run elsewhere.
+    Needs the extra `data`. Nothing is read before a stream is opened. Relative paths are resolved in the process that
+    reads: use absolute ones if loaders run elsewhere.
     """
     return _Parquet(_texts(paths), None if columns is None else tuple(columns))
 
 
 def arrow_files(paths: Paths, *, columns: Sequence[str] | None = None) -> DataSource:
-    """Rows of files in the formats of Arrow IPC (Feather, streams), or of data sets that `datasets` has saved.
+    """Return a source of the rows of Arrow IPC files (Feather, streams), or of data sets saved by `datasets`.
 
-    Files are mapped into memory, so that several loaders share what is read. A folder with a `state.json` is a data set
-    as `dataset.save_to_disk(folder)` leaves it. Other arguments are those of `parquet`.
+    Files are mapped into memory, so several loaders share their pages. A folder with a `state.json` is read as a data
+    set that `dataset.save_to_disk(folder)` wrote. Arguments are those of `parquet`.
     """
     return _Arrow(_texts(paths), None if columns is None else tuple(columns))
 
 
 def table(rows: Any, *, columns: Sequence[str] | None = None) -> DataSource:
-    """Rows that are in memory: a table of pyarrow, a frame of Polars, a relation of DuckDB, a mapping of lists.
+    """Return a source of rows in memory: a pyarrow table, Polars frame, DuckDB relation, or mapping of lists.
 
     Args:
-        rows: Whatever gives its rows as Arrow (`__arrow_c_stream__`), all of which are taken at once, or a mapping of
+        rows: An object that exports Arrow (`__arrow_c_stream__`), all of whose rows are taken at once, or a mapping of
             names to lists.
-        columns: Those to take; None: all.
+        columns: Names of the columns to take; None takes all.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: `rows` is neither.
     """
     pa = arrow()
     found = pa.table(rows) if isinstance(rows, dict) else _reader(rows, "data.table takes").read_all()
@@ -435,12 +435,12 @@ def table(rows: Any, *, columns: Sequence[str] | None = None) -> DataSource:
 
 
 def query(make: Callable[[], Any]) -> DataSource:
-    """Rows that come as they are computed, and are never all in memory.
+    """Return a source of rows that are computed as they are read, and are never all in memory.
 
     Args:
-        make: Called for each epoch; returns what gives Arrow once: `lambda: con.sql("select ...")`, a scan of a data
-            set. Each time it must give the same rows in the same order: say `order by`. To mix them, a stream mixes
-            those that follow each other (`mixed_rows=`). Going on in the middle reads what was there before again.
+        make: Called for each epoch; returns an object that exports Arrow once: `lambda: con.sql("select ...")`, a scan
+            of a data set. Each call must give the same rows in the same order: use `order by`. A stream shuffles only
+            rows near each other (`mixed_rows=`). Resuming in the middle reads the earlier rows again.
     """
     return _Query(make)
 
@@ -460,10 +460,10 @@ def selected(schema: ArrowSchema, columns: tuple[str, ...] | None) -> ArrowSchem
 
 
 def found_files(paths: Sequence[str]) -> list[str]:
-    """Return the files that some paths name.
+    """Return the files that match paths.
 
     Raises:
-        FileNotFoundError: One names none.
+        FileNotFoundError: A path matches no file.
     """
     found: list[str] = []
     for path in paths:

@@ -1,6 +1,6 @@
-"""`DataStream`: rows of a source as batches on a mesh, made while the one before is used; and `open_stream`.
+"""`DataStream`: batches of a source's rows on a mesh, prefetched while the one before is used; and `open_stream`.
 
-LD-1 Rows lie in memory of the loader until `release`, or until it ends: no rank reads what was lent to others since.
+LD-1 A loader keeps the memory of rows until `release`, or until it ends: no rank reads memory that was reused since.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 
 
 class RowBatch(Mapping[str, MeshTensor]):
-    """Some rows, by column: a mapping of names to global tensors.
+    """Batch of rows: a mapping of column names to global tensors.
 
     Attributes:
-        rows: How many; the last batch of an epoch may have fewer than the others.
-        epoch: From 0.
+        rows: Number of rows; the last batch of an epoch may have fewer than the others.
+        epoch: Number of the epoch, from 0.
         first_row: Number of its first row in the epoch.
     """
 
@@ -63,7 +63,7 @@ class RowBatch(Mapping[str, MeshTensor]):
         self.first_row = first_row
 
     def __getitem__(self, name: str) -> MeshTensor:
-        """Return a column: its first dimension are the rows."""
+        """Return a column, whose first dimension is the row."""
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -71,7 +71,7 @@ class RowBatch(Mapping[str, MeshTensor]):
         return iter(self._tensors)
 
     def __len__(self) -> int:
-        """Return how many columns there are."""
+        """Return the number of columns."""
         return len(self._tensors)
 
     def __repr__(self) -> str:
@@ -82,13 +82,13 @@ STATE_VERSION: Final = 1
 
 
 class DataStreamStatistics(msgspec.Struct, frozen=True):
-    """A stream, in numbers of what it has given.
+    """Statistics of the batches that a stream has returned.
 
     Attributes:
-        batches: Given.
-        rows: Of those.
-        bytes: Of those rows, each counted once; so many were copied into memory that the ranks read.
-        dropped_batches: Made ready and not given: the stream was moved, or set to another place.
+        batches: Batches returned.
+        rows: Rows in them.
+        bytes: Bytes of these rows, each counted once: so many were copied into memory that the ranks read.
+        dropped_batches: Batches prefetched but not returned, because the stream was moved or repositioned.
     """
 
     batches: int
@@ -98,7 +98,7 @@ class DataStreamStatistics(msgspec.Struct, frozen=True):
 
 
 class _Sizes(msgspec.Struct, frozen=True):
-    """How a stream cuts rows into batches."""
+    """Batch size and number of epochs of a stream."""
 
     batch: int
     epochs: int | None
@@ -107,7 +107,7 @@ class _Sizes(msgspec.Struct, frozen=True):
 
 
 class _Production:
-    """What makes batches ready, from one place on, for one mesh; a stream has one at a time."""
+    """Prefetching of batches, from one position, for one mesh; a stream has one at a time."""
 
     def __init__(self, prefetch: int) -> None:
         self.scope = trio.CancelScope()
@@ -115,11 +115,11 @@ class _Production:
 
 
 class DataStream(AsyncIterator[RowBatch]):
-    """Batches of rows on a mesh: `async for batch in stream:`, by one task at a time.
+    """Stream of batches of rows on a mesh: `async for batch in stream:`, by one task at a time.
 
     Attributes:
         columns: Names of the columns, in the order of the source.
-        rows: Of an epoch; None if that is known only at its end.
+        rows: Number of rows of an epoch; None if known only at its end.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class DataStream(AsyncIterator[RowBatch]):
 
         Raises:
             StopAsyncIteration: The last epoch has ended.
-            DataError: A row has no form that a tensor has.
+            DataError: A row cannot be converted to a tensor.
             OSError: The source cannot be read.
-            MeshErrorGroup: A rank or a loader has ended; once it is restarted, the next call goes on here.
+            MeshErrorGroup: A rank or a loader has ended; once it is restarted, the next call continues here.
             trio.BrokenResourceError: The block of the stream has been left.
 
-        Blocking: until the batch is on the mesh, with `loaders` until the ranks have read it; cancellable.
+        Blocking: until the batch is on the mesh; with `loaders`, until the ranks have read it; cancellable.
         """
         return in_trio_taking(self._advance, self._put_back)
 
@@ -187,7 +187,7 @@ class DataStream(AsyncIterator[RowBatch]):
         return batch
 
     def _put_back(self, batch: RowBatch) -> None:
-        """Give a batch again: whoever has taken it, outside of Trio, was cancelled before it had it."""
+        """Return a batch to the stream: a caller outside of Trio was cancelled before it received the batch."""
         self._position = Position(batch.epoch, batch.first_row)
         self._count(batch, -1)
         self._returned.append(batch)
@@ -225,10 +225,10 @@ class DataStream(AsyncIterator[RowBatch]):
             return None
         return RowBatch(tensors, rows, position.epoch, position.row)
 
-    # ---- where it is -----------------------------------------------------------------------------------------
+    # ---- position --------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream is: behind the last batch that it has given. Plain values, for a checkpoint."""
+        """Return the position after the last batch returned, as plain values for a checkpoint."""
         return {
             "version": STATE_VERSION,
             "epoch": self._position.epoch,
@@ -239,7 +239,7 @@ class DataStream(AsyncIterator[RowBatch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state, on a mesh of any size: each row of the epoch comes once, the size of batches may differ.
+        """Resume from a state, on a mesh of any size: each row of the epoch comes once, even if the batch size differs.
 
         Raises:
             DataError: The state is of another source, or of another order.
@@ -260,23 +260,23 @@ class DataStream(AsyncIterator[RowBatch]):
         self._position = Position(epoch, row)
 
     def move_to(self, mesh: ProcMesh, along: str | Sequence[str] | None = None) -> None:
-        """Put what comes next onto other processes, or others of the same mesh: after it was resized, say.
+        """Put the next batches onto another mesh, or other processes of the same one, for example after a resize.
 
-        Batches that were made ready and not given are made again. What was given stays where it is.
+        Prefetched batches are made again. Batches already returned stay where they are.
 
         Raises:
-            ShapeError: `along` are no labels of the mesh, or it has holes.
+            ShapeError: `along` is not in the labels of the mesh, or the mesh has holes.
         """
         team, checked = team_for_rows(mesh), _checked_along(along, mesh)
         self._stop_producing()
         self._team, self._along = team, checked
 
     def statistics(self) -> DataStreamStatistics:
-        """Return what it has given."""
+        """Return the statistics of the batches returned so far."""
         return self._given
 
     def close(self) -> None:
-        """Give nothing more; its block does this."""
+        """End the stream; its block does this."""
         self._is_closed = True
         self._stop_producing()
 
@@ -307,35 +307,35 @@ def open_stream(
     prefetch: int = limits.DATA_PREFETCH,
     loaders: ProcMesh | None = None,
 ) -> AbstractAsyncContextManager[DataStream]:
-    """Feed rows to a mesh: `async with data.open_stream(source, procs, batch=256, along="dp") as stream:`.
+    """Open a stream of batches: `async with data.open_stream(source, procs, batch=256, along="dp") as stream:`.
 
-    Each column becomes a global tensor whose rows are cut along dimensions of the mesh. Rows are copied once, from what
-    was read into shared memory, and once more by the rank that they are for.
+    Each column becomes a global tensor whose rows are split along dimensions of the mesh. Rows are copied once, from
+    the source into shared memory, and once more by the rank that they belong to.
 
     Args:
         source: `data.parquet(...)`, `data.arrow_files(...)`, `data.table(...)`, `data.query(...)`.
         mesh: The processes that train.
         batch: Rows of a batch, over all ranks.
-        along: The label of the mesh, or several, that rows are cut along; None: every rank has all rows.
-        seed: Rows are mixed by it, in another order in each epoch; None: they come as they are stored.
-        mixed_rows: How many rows, at least, are mixed with each other. Chunks of the source (row groups, record
-            batches) are mixed whole before that; rows of a query only with those near to them.
-        pad: By column, for lists of differing lengths.
-        epochs: How often all rows come; None: without end.
-        drop_last: Leave out the last batch of an epoch if it is shorter.
-        prefetch: Batches that are made ready ahead, at least 1. Each takes memory here and on the ranks.
-        loaders: Processes that read in place of this one: they spare it the decoding, and the rows never pass through
-            it. The ranks must reach their memory (one host, or `tcp`, see rdma.md). Under `Restart`, one that dies is
-            started again, and its rows are read again. None: this process reads, in worker threads.
+        along: The label of the mesh, or several, that rows are split along; None gives every rank all rows.
+        seed: Seed of a shuffle that differs in each epoch; None keeps the stored order.
+        mixed_rows: Least size of the window, in rows, in which rows are shuffled. Chunks of the source (row groups,
+            record batches) are shuffled first; rows of a query only within their window.
+        pad: Padding by column, for lists of differing lengths.
+        epochs: Number of passes over all rows; None for endless.
+        drop_last: Drop the last batch of an epoch if it is shorter.
+        prefetch: Batches to make ahead, at least 1. Each takes memory here and on the ranks.
+        loaders: Processes that read instead of this one: they do the decoding, and the rows never pass through this
+            process. The ranks must reach their memory (one host, or `tcp`, see rdma.md). Under `Restart`, one that
+            dies is started again, and its rows are read again. None reads in worker threads of this process.
 
     Raises:
-        ValueError: A number is out of its bounds; the rows of a query have several loaders.
-        DataError: A column has no form that a tensor has.
-        ShapeError: `along` are no labels of the mesh, or it has holes.
+        ValueError: A number is out of its bounds; a query has several loaders.
+        DataError: A column cannot be converted to tensors.
+        ShapeError: `along` is not in the labels of the mesh, or the mesh has holes.
         ModuleNotFoundError: pyarrow is not installed.
         OSError: The source cannot be read.
 
-    Blocking: entering looks what there is (footers of files), leaving stops what is made ready; both cancellable.
+    Blocking: entering reads the footers of files, leaving stops the prefetching; both cancellable.
     """
     batch, mixed_rows, prefetch = plain_whole(batch), plain_whole(mixed_rows), plain_whole(prefetch)
     epochs, seed = plain_whole(epochs), plain_whole(seed)
@@ -367,7 +367,7 @@ def _checked_along(along: Any, mesh: ProcMesh) -> Any:
     return labels or None
 
 
-# ---- feeds: rows that this process or loaders read, put onto a mesh by batch -----------------------------------------
+# ---- feeds: put batches that this process or loaders read onto a mesh ------------------------------------------------
 
 
 class OwnFeed:
@@ -380,7 +380,7 @@ class OwnFeed:
         self._order = order_of(reading.summary, plan)
 
     async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
-        """Put the next rows onto a mesh; return them with their number, which is less at the end of an epoch."""
+        """Put the next rows onto a mesh; return tensors and number of rows, which is smaller at the end of an epoch."""
         pieces = pieces_of(self._order, self._plan, position, rows)
         found = [await trio.to_thread.run_sync(self._reading.find, position.epoch, piece) for piece in pieces]
         count = sum(one.count for one in found)
@@ -407,7 +407,7 @@ def _gather(found: Sequence[FoundRows], columns: Sequence[Column], memories: Seq
 
 
 class LoaderFeed:
-    """Lets actors read, each the windows that are its own; ranks take the rows from their memory."""
+    """Lets loaders read, each its own windows; ranks read the rows from their memory."""
 
     def __init__(self, loaders: Any, summary: SourceSummary, plan: ReadingPlan) -> None:
         self.summary = summary
@@ -462,7 +462,7 @@ async def _release(loader: Any, loaded: LoadedRows) -> None:
             try:
                 await loader.release.broadcast(loaded.number)
             except (MeshError, MeshErrorGroup):
-                pass  # with a process that has ended nothing is left to be released
+                pass  # the process has ended, so nothing is left to release
 
 
 def _lying(found: Sequence[LoadedRows], name: str) -> list[LyingRows]:
@@ -480,7 +480,7 @@ Feed = OwnFeed | LoaderFeed
 
 @asynccontextmanager
 async def open_feed(source: DataSource, plan: ReadingPlan, loaders: ProcMesh | None) -> AsyncGenerator[Feed]:
-    """Open a source here, or let loaders open it."""
+    """Open a source here or in loaders."""
     if loaders is None:
         yield OwnFeed(await trio.to_thread.run_sync(partial(SourceReading, source, plan)), plan)
         return
@@ -498,7 +498,7 @@ def _first(actors: Any) -> Mapping[str, int]:
     return next(iter(actors.points()))
 
 
-# ---- the actor that reads rows in a process of its own, for ranks to take them from its memory -----------------------
+# ---- loader: an actor that reads rows in its process, from whose memory ranks read them ------------------------------
 
 
 @attrs.frozen(eq=False)
@@ -506,9 +506,9 @@ class LoadedRows:
     """A piece of a batch in memory of a loader.
 
     Attributes:
-        number: By which it is released.
-        rows: How many; 0 behind the end of the source, and then no buffers.
-        buffers: By column.
+        number: Number to release it by.
+        rows: Number of rows; 0, without buffers, after the end of the source.
+        buffers: Buffers by column.
     """
 
     number: int
@@ -517,7 +517,7 @@ class LoadedRows:
 
 
 class Loader(Actor):
-    """Reads the pieces that it is asked for."""
+    """Reads pieces of rows on request."""
 
     def __init__(self, source: DataSource, plan: ReadingPlan) -> None:
         self.source = source
@@ -533,7 +533,7 @@ class Loader(Actor):
 
     @endpoint(concurrency=limits.DATA_PREFETCH, group="reads", idempotent=True)
     async def load(self, epoch: int, piece: RowPiece) -> LoadedRows:
-        """Read a piece into memory that ranks read."""
+        """Read a piece into memory that ranks can read."""
         if len(self.kept) >= limits.DATA_HELD_BATCHES_MAX:
             raise LimitExceeded(
                 "DATA_HELD_BATCHES_MAX",
@@ -556,7 +556,7 @@ class Loader(Actor):
 
     @endpoint(group="control")
     async def release(self, number: int) -> None:
-        """Use the memory of a piece again (LD-1)."""
+        """Reuse the memory of a piece (LD-1)."""
         loaded = self.kept.pop(number, None)
         if loaded is not None:
             for buffer in loaded.buffers.values():

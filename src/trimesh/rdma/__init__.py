@@ -1,4 +1,4 @@
-"""Bulk data: memory that other processes read and write themselves, while its owner's Python does something else."""
+"""Bulk data: one-sided reads and writes of another process's memory, without its Python taking part."""
 
 from trimesh.rdma.buffers.batch import Batch, batch, multicast
 from trimesh.rdma.buffers.buffer import RDMABuffer

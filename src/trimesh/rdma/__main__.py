@@ -1,4 +1,4 @@
-"""`python -m trimesh.rdma`: what carries bulk data on this machine, and why the rest does not."""
+"""`python -m trimesh.rdma`: report the carriers of bulk data that work on this machine, and why the others fail."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ CARRIERS = {
 
 @attrs.frozen
 class Trial:
-    """What came of trying a carrier.
+    """Result of trying a carrier.
 
     Attributes:
         carrier: Its name.
-        backend: What buffers call it; "none" when it does not work.
-        seconds: Of one read of `NBYTES`; None when it does not work.
-        why_not: Why it does not.
+        backend: Its name as `RDMABuffer.backend`; "none" when it does not work.
+        seconds: Duration of one read of `NBYTES` bytes; None when it does not work.
+        why_not: Why it does not work.
     """
 
     carrier: str
@@ -58,7 +58,7 @@ class Trial:
 
 
 class _Owner(Actor):
-    """Has memory."""
+    """Owns host memory."""
 
     def __init__(self) -> None:
         memory = allocate(NBYTES)
@@ -71,11 +71,11 @@ class _Owner(Actor):
 
 
 class _DeviceOwner(Actor):
-    """Has memory on a device, if it can."""
+    """Owns memory on a CUDA device, where there is one."""
 
     @endpoint
     async def make(self) -> RDMABuffer | str:
-        """Return it, or why there is none."""
+        """Return the buffer, or the reason why there is none."""
         try:
             return RDMABuffer(await _on_device(), writable=False)
         except (ImportError, RuntimeError, AssertionError, ValueError) as error:
@@ -83,7 +83,7 @@ class _DeviceOwner(Actor):
 
 
 class _Reader(Actor):
-    """Reads it."""
+    """Reads the owner's buffer."""
 
     @endpoint
     async def read(self, buffer: RDMABuffer, carrier: str) -> Trial:
@@ -106,7 +106,7 @@ async def _on_device() -> Any:
 
 
 async def try_carrier(carrier: str) -> Trial:
-    """Read some memory of one new process by another, with one carrier."""
+    """Spawn two processes and let one read the other's memory with one carrier."""
     if carrier == "cuda_ipc":
         return await _try_device(carrier)
     async with this_host().spawn_procs({"procs": 2}, env={"TRIMESH_RDMA": carrier}) as procs:
@@ -129,7 +129,7 @@ _SETTINGS: Final = ("rdma", "rdma_address", "host_id", "ucx")
 
 
 def describe_machine() -> list[str]:
-    """Say what of this machine decides about carriers."""
+    """Return the properties of this machine that decide which carriers work."""
     yama = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "not there"
     try:
         devices = ", ".join(sorted(os.listdir("/sys/class/infiniband"))) or "none"
@@ -146,7 +146,7 @@ def describe_machine() -> list[str]:
 
 
 def _about(carrier: str, why: str) -> str:
-    """Return what a text about all carriers says of one."""
+    """Return the part on one carrier of a text about all of them."""
     found = re.search(rf"(?:^| ){carrier}: ([^;]+)", why)
     return found[1] if found else why
 

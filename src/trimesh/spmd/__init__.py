@@ -1,8 +1,8 @@
-"""Programs that are the same on every rank, as torchrun starts them, on the processes of a mesh.
+"""SPMD programs (torchrun style) on the processes of a mesh.
 
 `await trimesh.spmd.run(procs, "train.py", "--lr", "0.1")` runs an unmodified script once for each process of a mesh, in
-an interpreter of its own, and `await trimesh.spmd.run(procs, train, 0.1)` a function. The first rank that fails ends
-the others; nothing of them outlives the call.
+a separate interpreter; `await trimesh.spmd.run(procs, train, 0.1)` runs a function. The first rank that fails ends the
+others; no process of theirs outlives the call.
 """
 
 from trimesh.spmd.program import ScriptFailed, SPMDActor, env, run

@@ -1,10 +1,10 @@
-"""What runs in the interpreter of a rank whose program is a function.
+"""Child program of a rank whose SPMD program is a function: runs it and returns its result.
 
     python child.py DESCRIPTOR
 
-Standard input has the function, pickled by `pack`. The result goes to the descriptor, pickled, or the exception that
-the function has raised; then the exit code is 1, and its traceback is on standard error. It imports nothing of trimesh:
-the function may not need it.
+Standard input holds the function, pickled by `pack`. The pickled result is written to the descriptor. If the function
+raises, the exception is written instead, its traceback goes to standard error, and the exit code is 1. The module
+imports nothing of trimesh: the function may not need it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ cloudpickle: Any = untyped
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
-    """Return a function and its arguments for another interpreter, with where that finds modules.
+    """Pickle a function and its arguments for another interpreter, with `sys.path`.
 
     Raises:
         TypeError: They cannot be pickled.
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _pickled_error(error: Exception) -> bytes:
-    """Return an error without what hangs on it; nothing where it cannot travel."""
+    """Return a pickled error without its traceback and causes; empty if it cannot be pickled."""
     try:
         pickled = bytes(cloudpickle.dumps(error))
         pickle.loads(pickled)

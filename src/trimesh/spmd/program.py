@@ -1,9 +1,9 @@
-"""`trimesh.spmd.run`: one program, once for each process of a mesh; `SPMDActor`, which runs it there.
+"""`trimesh.spmd.run` runs a program once for each process of a mesh; `SPMDActor` runs the program of one rank.
 
-RK-1 a rank that fails for a reason of its own ends the others at once.
-RK-2 one that fails since a peer is gone is a consequence: the peer's own failure has `limits.SPMD_VERDICT_SECONDS` to
-     be known before the others are ended.
-RK-3 consequences are told as a note on a failure that is none, and raised only where there is no other.
+RK-1 A rank that fails for a reason of its own (a root cause) ends the others at once.
+RK-2 A rank that fails because a peer is gone has a follow-on error: the peer's own failure has
+     `limits.SPMD_VERDICT_SECONDS` to arrive before the others are ended.
+RK-3 Follow-on errors become a note on a root cause, and are raised only where there is none.
 """
 
 from __future__ import annotations
@@ -70,28 +70,28 @@ async def run(
 ) -> ValueMesh[Any]:
     """Run an unmodified script, or a function, once for each process of a mesh, as torchrun would.
 
-    Each rank has an interpreter of its own, below the process of the mesh, with torchrun's environment; it finds the
-    others by `torch.distributed.init_process_group()`. What it prints comes out as what that process prints does.
+    Each rank has a separate interpreter, a child of its mesh process, with torchrun's environment; it finds the
+    others by `torch.distributed.init_process_group()`. Its output goes where that process's output goes.
 
     Args:
-        procs: Owned by this program; its ranks are those of the program, in row-major order.
+        procs: Processes that this program owns; their ranks are those of the program, in row-major order.
         program: Path of a script, or a function, which is pickled by cloudpickle; with `module=True` the name of a
             module, as for `python -m`.
         *args: Command line of the script, or arguments of the function.
-        env: Variables for all ranks, beside those of the processes. Those of torchrun win.
+        env: Variables for all ranks, added to those of the processes. Torchrun's variables take precedence.
         module: See `program`.
         grace: Seconds from SIGTERM to SIGKILL for ranks that are ended.
 
     Returns:
-        The exit codes, all 0, or what the function has returned.
+        The exit codes, all 0, or the results of the function.
 
     Raises:
-        MeshErrorGroup: A rank has failed: `ScriptFailed` with its traceback, or what the function has raised. The
-            others were ended. Ranks that failed since a peer was gone are told in a note on the failure of that peer.
-        TypeError: The function, or what it is given, cannot be pickled; an argument of a script is no string.
+        MeshErrorGroup: A rank has failed: `ScriptFailed` with its traceback, or the exception of the function. The
+            others were ended. Ranks that failed because a peer was gone are listed in a note on that peer's failure.
+        TypeError: The function or its arguments cannot be pickled; an argument of a script is not a string.
         RuntimeError: `procs` is a reference; only the block that owns processes can spawn on them.
 
-    Blocking: a checkpoint, cancellable. It has ended all ranks, with all that they have started, when it raises.
+    Blocking: a checkpoint, cancellable. When it raises, all ranks and their child processes have ended.
     """
     if callable(program):
         work, name = pack(program, args), f"{getattr(program, '__qualname__', program)}()"
@@ -112,13 +112,13 @@ def _each(launchers: SPMDActor, variables: ValueMesh[dict[str, str]]) -> Iterato
 
 
 async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:
-    """Return what torchrun would set in the environment of each process of a mesh, for programs that you start.
+    """Return torchrun's environment variables for each process of a mesh, for programs that you start.
 
-    The port in it is free now and not kept: `spawn_procs(rendezvous=True)` keeps one for as long as the mesh lives, and
-    `run` for as long as the program runs.
+    Its port is free now but not reserved: `spawn_procs(rendezvous=True)` reserves one while the mesh lives, and `run`
+    while the program runs.
 
     Args:
-        procs: Owned by this program.
+        procs: Processes that this program owns.
 
     Blocking: a checkpoint, cancellable; costs an actor in each process while it runs.
     """
@@ -130,7 +130,7 @@ async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:
 async def launchers_on(
     procs: ProcMesh, more: Mapping[str, str]
 ) -> AsyncGenerator[tuple[SPMDActor, ValueMesh[dict[str, str]]], None]:
-    """Have a launcher on each process, with the environment of its rank."""
+    """Spawn a launcher on each process, and compute the environment of each rank."""
     async with procs.spawn("spmd", SPMDActor) as launchers:
         places = await launchers.place.call()
         first = launchers.slice(**dict.fromkeys(launchers.extent, 0))
@@ -152,11 +152,11 @@ def _command(program: str | os.PathLike[str], args: Sequence[Any], *, module: bo
 
 
 async def run_together(ranks: Sequence[Callable[[], Awaitable[R]]], name: str) -> list[R]:
-    """Run what each rank does; return the results.
+    """Run the ranks concurrently; return their results.
 
     Args:
-        ranks: What they do.
-        name: Of the mesh, for the error.
+        ranks: One function for each rank.
+        name: Name of the mesh, for the error.
 
     Raises:
         MeshErrorGroup: Some have failed; the others were cancelled.
@@ -191,7 +191,7 @@ def _is_consequence(error: Exception) -> bool:
 
 
 def _told(failures: Sequence[Exception]) -> list[Exception]:
-    """Return the failures that are no consequences, if there are any, with a note on those that are."""
+    """Return the root causes, with a note that lists the follow-on errors; without a root cause, all failures."""
     causes = [error for error in failures if not _is_consequence(error)]
     others = [error for error in failures if error not in causes]
     if not causes:
@@ -207,11 +207,11 @@ def _told(failures: Sequence[Exception]) -> list[Exception]:
 
 
 class HostPlace(msgspec.Struct, frozen=True):
-    """Where a rank is.
+    """Host of a rank.
 
     Attributes:
-        host: Differs between hosts, and is the same for all ranks of one.
-        address: What others reach this host by.
+        host: Identifies the host: equal for all ranks on it, and only for them.
+        address: Address at which other hosts reach it.
     """
 
     host: str
@@ -219,12 +219,12 @@ class HostPlace(msgspec.Struct, frozen=True):
 
 
 def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[dict[str, str]]:
-    """Return the variables of each rank, those that only differ between launchers left out.
+    """Return the environment variables of each rank, without those that only differ between launchers.
 
     Args:
-        places: Where each rank is.
-        port: On the host of rank 0, for its store.
-        run_id: The same for all ranks, and for no other run.
+        places: Host of each rank.
+        port: Port of the store, on the host of rank 0.
+        run_id: Unique to the run, and equal for all ranks.
     """
     hosts = list(dict.fromkeys(place.host for place in places))
     sizes = Counter(place.host for place in places)
@@ -246,7 +246,7 @@ def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[di
             "TORCHELASTIC_RESTART_COUNT": 0,
             "TORCHELASTIC_MAX_RESTARTS": 0,
             "TORCHELASTIC_RUN_ID": run_id,
-            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 has the store, on the port that is kept for it
+            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 has the store, on the port reserved for it
         }
         before[place.host] += 1
         found.append({name: str(value) for name, value in variables.items()})
@@ -254,9 +254,9 @@ def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[di
 
 
 class SPMDActor(Actor):
-    """Runs the program of one rank in an interpreter of its own, below the process that it lives in.
+    """Runs the program of one rank in a separate interpreter, a child of the actor's process.
 
-    `trimesh.spmd.run` uses it; a program of yours may spawn it to put its own environment together.
+    `trimesh.spmd.run` uses it; spawn it yourself to build the environment yourself.
     """
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ class SPMDActor(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Keep the port, if there is one."""
+        """Hold the reserved port, if there is one."""
         try:
             yield
         finally:
@@ -273,13 +273,13 @@ class SPMDActor(Actor):
 
     @endpoint
     def place(self) -> HostPlace:
-        """Return where this rank is."""
+        """Return the host of this rank."""
         host = host_name()
         return HostPlace(host, host)
 
     @endpoint
     def get_host_port(self) -> tuple[str, int]:
-        """Return this host's address, and a port that no other process gets for as long as the actor lives."""
+        """Return this host's address and a port that stays reserved while the actor lives."""
         self._rendezvous = self._rendezvous or Rendezvous()
         return host_name(), self._rendezvous.port
 
@@ -289,23 +289,23 @@ class SPMDActor(Actor):
 
         Args:
             command: Program and arguments.
-            env: Added to the environment of this process.
+            env: Variables added to the environment of this process.
             grace: Seconds from SIGTERM to SIGKILL when the call is cancelled.
 
         Raises:
-            ScriptFailed: Its exit code is not 0, or a signal has ended it.
-            OSError: It could not be started.
+            ScriptFailed: The exit code is not 0, or a signal ended the command.
+            OSError: The command could not be started.
         """
         await self._run(command, env, grace, " ".join(command[1:]) or command[0])
         return 0
 
     @endpoint
     async def call(self, work: bytes, name: str, env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> bytes:
-        """Run a function in an interpreter of its own; see `trimesh.spmd.child` for what comes and goes.
+        """Run a function in a separate interpreter; `trimesh.spmd.child` has the formats of `work` and the result.
 
         Raises:
-            ScriptFailed: It has ended without a result.
-            BaseException: What the function has raised.
+            ScriptFailed: The child has ended without a result.
+            BaseException: Raised by the function.
         """
         reader, writer = os.pipe()
         answer = bytearray()
@@ -330,7 +330,7 @@ class SPMDActor(Actor):
     async def _run(
         self, command: Sequence[str], env: Mapping[str, str], grace: float, name: str, **options: Any
     ) -> None:
-        """Run a command with its standard error going two ways: to that of this process, and into an error."""
+        """Run a command; copy its standard error to this process's, and keep its tail for an error."""
         tail = _Tail()
         with tempfile.TemporaryDirectory(prefix="trimesh-spmd-") as folder:
             error_file = Path(folder) / "error.json"
@@ -352,15 +352,15 @@ class SPMDActor(Actor):
 
 
 def _defaults(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program, without what it is given."""
-    defaults = {"PYTHONUNBUFFERED": "1"}  # lines come when they are printed
+    """Return the environment of a program before `env` is added: defaults, then this process's."""
+    defaults = {"PYTHONUNBUFFERED": "1"}  # lines appear when they are printed
     if env.get("LOCAL_WORLD_SIZE", "1") != "1":
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun: each rank would take all cores
     return {**defaults, **os.environ}
 
 
 def _recorded(path: Path) -> str:
-    """Return what torch's `record` has written of the error of a program, or ""."""
+    """Return the error that torch's `record` wrote for a program, or ""."""
     try:
         message = json.loads(path.read_bytes())["message"]
         return str(message if isinstance(message, str) else message["extraInfo"]["py_callstack"])
@@ -369,24 +369,24 @@ def _recorded(path: Path) -> str:
 
 
 class _Tail:
-    """The last of what a program has written."""
+    """Tail of a program's output."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def add(self, more: bytes | bytearray) -> None:
-        """Add something, and forget what is too old."""
+        """Append bytes and drop the oldest ones beyond the bound."""
         self._bytes += more
         del self._bytes[: -limits.SPMD_STDERR_TAIL_BYTES]
 
     @property
     def text(self) -> str:
-        """What is left, decoded."""
+        """The tail, decoded."""
         return self._bytes.decode(errors="replace")
 
 
 async def _tee(reader: int, tail: _Tail) -> None:
-    """Pass the standard error of a program on, until no process has it open any more."""
+    """Forward the standard error of a program until no process has it open."""
     write = partial(os.write, sys.stderr.fileno())
     async with trio.lowlevel.FdStream(reader) as stream:
         async for some in stream:
@@ -400,18 +400,18 @@ async def _read(reader: int, into: bytearray) -> None:
             into += some
 
 
-# ---- what `trimesh.spmd` raises for a rank whose program has failed --------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 class ScriptFailed(MeshError):
     """The program of a rank has failed.
 
     Attributes:
-        program: What was run.
+        program: The script, module or function.
         exit_code: Its exit code, or None when a signal ended it.
         signal: Number of the signal that ended it, or None.
-        stderr_tail: Last lines of its standard error, at most `limits.SPMD_STDERR_TAIL_BYTES`; the traceback, that is,
-            or what `torch.distributed.elastic.multiprocessing.errors.record` has written of it.
+        stderr_tail: Last lines of its standard error, at most `limits.SPMD_STDERR_TAIL_BYTES`: the traceback, or the
+            error that `torch.distributed.elastic.multiprocessing.errors.record` wrote.
     """
 
     def __init__(self, program: str, returncode: int, stderr_tail: str = "") -> None:

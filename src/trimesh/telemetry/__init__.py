@@ -1,7 +1,7 @@
-"""Traces and metrics of calls, by OpenTelemetry: `instrument()` in each process that is to have them.
+"""OpenTelemetry traces and metrics of calls: `instrument()` enables them in one process.
 
-Needs the extra `telemetry`, which is the API alone: the program brings its SDK and exporter, and sets them up in the
-controller and, by `setup=`, in each process. A process that was not instrumented pays nothing for it.
+Needs the extra `telemetry`, which contains only the API: the program brings its SDK and exporter, and sets them up in
+the controller and, by `setup=`, in each process. A process that is not instrumented has no cost.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _put_back: list[Callable[[], None]] = []
 
 
 def instrument(*, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None) -> None:
-    """Have the calls of this process traced and measured, and items of channels linked. Idempotent.
+    """Trace and measure the calls of this process, and link items of channels. Idempotent.
 
-    Call it in the program before the outermost block, and in each process by `spawn_procs(setup=...)`: actors that are
-    spawned before it are not traced. A call is one span of kind CLIENT at its caller, whatever the number of members,
-    and a child of kind SERVER at each of them, where what the endpoint does belongs to it. A broadcast is a span of
-    kind PRODUCER; at the members a span of kind CONSUMER, in a trace of its own, links to it. A span in which an item
-    of a channel is received gets a link to the span in which it was sent.
+    Call it in the program before the outermost block, and in each process by `spawn_procs(setup=...)`: actors spawned
+    before it are not traced. A call is one span of kind CLIENT at its caller, for any number of members, and a child
+    span of kind SERVER at each of them, the parent of spans that the endpoint makes. A broadcast is a span of kind
+    PRODUCER; at each member a span of kind CONSUMER, in a separate trace, links to it. A span in which an item of a
+    channel is received gets a link to the span in which it was sent.
 
     Args:
-        tracer_provider: Where spans go; None for the one that is set in OpenTelemetry.
-        meter_provider: Where durations go; the same.
+        tracer_provider: Receives the spans; None takes OpenTelemetry's global one.
+        meter_provider: Receives the durations; None takes the global one.
 
     Raises:
         ModuleNotFoundError: The extra `telemetry` is not installed.
@@ -50,6 +50,6 @@ def instrument(*, tracer_provider: TracerProvider | None = None, meter_provider:
 
 
 def uninstrument() -> None:
-    """Trace no calls any more; what is under way ends without a span. Idempotent."""
+    """Stop tracing calls; those in progress end without a span. Idempotent."""
     if _put_back:
         _put_back.pop()()

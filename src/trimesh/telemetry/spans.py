@@ -1,4 +1,4 @@
-"""Spans of calls, links of items. Imported by `instrument`, with OpenTelemetry's API."""
+"""OpenTelemetry spans of calls and links of channel items; imported by `instrument`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 class _Running:
-    """A span that has not ended, and since when."""
+    """A running span and its start time."""
 
     __slots__ = ("began_at", "method", "span")
 
@@ -40,7 +40,7 @@ class _Running:
 
 
 class CallSpans:
-    """What makes the spans of the calls of one process, and links for its items; see `Tracing`."""
+    """Tracer that makes the spans of one process's calls, and the links of its channel items; see `Tracing`."""
 
     def __init__(
         self, tracer_provider: trace.TracerProvider | None, meter_provider: metrics.MeterProvider | None
@@ -60,7 +60,7 @@ class CallSpans:
         self._served: dict[IncomingCall, _Running] = {}
         self._linked: WeakKeyDictionary[Span, set[str]] = WeakKeyDictionary()
 
-    # ---- calls that are made ---------------------------------------------------------------------------------
+    # ---- outgoing calls --------------------------------------------------------------------------------------
 
     def sends(self, call: OutgoingCall) -> str:
         request = call.request
@@ -82,7 +82,7 @@ class CallSpans:
             error = _error_of(call)
             self._end(running, error, None if call.is_broadcast else self._client)
 
-    # ---- calls that come -------------------------------------------------------------------------------------
+    # ---- incoming calls --------------------------------------------------------------------------------------
 
     def came(self, call: IncomingCall, trace: str) -> None:
         if trace:
@@ -160,7 +160,7 @@ class CallSpans:
 
 
 def _error_of(call: OutgoingCall) -> str:
-    """Return what the caller knows of the error of a call; empty for none."""
+    """Return the error type of a call as the caller knows it; empty for none."""
     outcomes = call.collector.outcomes
     for outcome in outcomes:
         if isinstance(outcome, LocalFailure):
@@ -173,7 +173,8 @@ def _error_of(call: OutgoingCall) -> str:
 def _header_of(context: Context | None) -> str:
     """Return the header for the span of a context, None for the current one; empty without a span.
 
-    A trace state that is too long stays behind, as W3C Trace Context allows: what the receiver refuses ends the link.
+    A trace state that is too long is left out, as W3C Trace Context allows: the receiver would refuse the header, and
+    that would end the link.
     """
     carrier = dict[str, str]()
     _PROPAGATOR.inject(carrier, context)
@@ -183,16 +184,16 @@ def _header_of(context: Context | None) -> str:
 
 
 def _context_of(text: str) -> Context:
-    """Return the context that a trace header names; an empty one for what is none."""
+    """Return the context that a trace header names; empty if the header is invalid."""
     parent, _, state = text.partition(" ")
     return _PROPAGATOR.extract({"traceparent": parent, "tracestate": state}, Context())
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
 
-# Names of attributes and metrics, as OpenTelemetry's conventions for RPC (1.44) have them: here alone, as they change.
+# Names of attributes and metrics by OpenTelemetry's conventions for RPC (1.44), in one place because they change.
 #
-# Coordinates are on spans alone: a label of a metric must not have a value for each rank.
+# Only spans carry coordinates: a metric label must not have a value for each rank.
 
 SYSTEM: Final = "rpc.system.name"
 METHOD: Final = "rpc.method"
@@ -209,10 +210,10 @@ CLIENT_SECONDS: Final = "rpc.client.call.duration"
 SERVER_SECONDS: Final = "rpc.server.call.duration"
 
 OTHER: Final = "_OTHER"
-"""Of an error whose class is not known here: that of another process, which says it in its own span."""
+"""Error type of an error whose class is not known here; the other process records the class in its own span."""
 
 BUCKETS: Final = (
     *(0.00001, 0.00002, 0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005),
     *(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0),
 )
-"""Bounds in seconds: a call within a host takes some 30 us, where the conventions begin at 5 ms."""
+"""Bucket bounds in seconds: a call within a host takes some 30 us, but the conventions begin at 5 ms."""

@@ -1,1 +1,1 @@
-"""Memory that other processes read and write themselves, in parts and in batches."""
+"""Buffers: memory that other processes read and write, whole, in parts and in batches."""

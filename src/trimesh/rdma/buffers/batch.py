@@ -1,4 +1,4 @@
-"""`batch`: many transfers that run together, checked for overlaps when they are queued."""
+"""`batch` runs many transfers concurrently, checked for overlaps when queued; `multicast` sends one source to many."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 @attrs.frozen(order=True)
 class _Range:
-    """Memory that a transfer touches."""
+    """Address range that a transfer reads or writes."""
 
     start: int
     stop: int
@@ -36,13 +36,13 @@ class _Range:
 
 @attrs.define(eq=False)
 class _Space:
-    """What is queued about the memory of one process: ranges that are written lie apart from all others."""
+    """Queued ranges in the memory of one process; a written range overlaps no other range."""
 
     written: list[_Range] = attrs.field(factory=list[_Range])
     read: list[_Range] = attrs.field(factory=list[_Range])
 
     def conflict(self, new: _Range, *, is_write: bool) -> _Range | None:
-        """Return what `new` must not overlap and does."""
+        """Return a queued range that conflicts with `new`, or None."""
         at = bisect.bisect_left(self.written, new)
         for found in self.written[max(0, at - 1) : at + 1]:
             if found.overlaps(new):
@@ -58,7 +58,7 @@ class _Space:
 
 @attrs.frozen(eq=False)
 class _Queued:
-    """One transfer to be made."""
+    """One queued transfer."""
 
     buffer: RDMABuffer
     kind: TransferKind
@@ -66,7 +66,7 @@ class _Queued:
 
 
 class Batch:
-    """Transfers that are made when the block is left, together; see `batch`."""
+    """Transfers that run concurrently when the block is left; see `batch`."""
 
     def __init__(self) -> None:
         self._me = current_proc().proc_id
@@ -78,7 +78,7 @@ class Batch:
         """Queue `buffer.read_into(into)`.
 
         Raises:
-            ValueError: It overlaps what another transfer of the batch writes, or writes what another one reads.
+            ValueError: It overlaps memory that another transfer of the batch writes, or writes memory that one reads.
             TypeError, ValueError: As `read_into`.
             LimitExceeded: `limits.BATCH_TRANSFERS_MAX` are queued.
             RuntimeError: The block has been left.
@@ -128,14 +128,14 @@ class Batch:
         return self._spaces.setdefault((epoch, name), _Space())
 
     def close(self) -> None:
-        """Take no more transfers."""
+        """Refuse further transfers."""
         self._is_over = True
 
     async def run(self) -> None:
-        """Make the transfers, together.
+        """Run the transfers concurrently.
 
         Raises:
-            MeshErrorGroup: Some have failed; the others were made.
+            MeshErrorGroup: Some have failed; the others are complete.
         """
         waiting = deque(self._queued)
         errors: list[tuple[int, Exception]] = []
@@ -182,10 +182,10 @@ class _BatchBlock(TrioBlock[Batch]):
 
 
 def batch() -> AbstractAsyncContextManager[Batch]:
-    """Return a block in which transfers are queued; they run together when it is left.
+    """Return a block that queues transfers and runs them concurrently when it is left.
 
-    Left by an error, it makes none of them. If some fail the others are made all the same, and the block raises all
-    errors in one `MeshErrorGroup`, in the order in which the transfers were queued. A cancel ends all of them.
+    If the block is left by an error, none runs. If some transfers fail, the others still complete, and the block
+    raises all errors in one `MeshErrorGroup`, in the order of queueing. A cancel ends all of them.
 
     Example:
         async with trimesh.rdma.batch() as batch:
@@ -206,21 +206,21 @@ async def multicast(buffer: RDMABuffer, *, into: Iterable[RDMABuffer]) -> None: 
 async def multicast(
     buffer: RDMABuffer, *, into: Endpoint[[memoryview], Any] | Iterable[RDMABuffer]
 ) -> ValueMesh[Any] | None:
-    """Bring what a buffer holds to many, reading it once.
+    """Multicast the contents of a buffer, reading it once.
 
     Args:
         buffer: The source, here or elsewhere.
-        into: An endpoint of a mesh: it is called with a read-only view of the bytes, which on one host lie in shared
-            memory that all members map, one copy in all up to `limits.SEGMENT_BYTES_MAX`; the results are returned. Or
-            buffers of the size of the source: it is written to each of them.
+        into: An endpoint of a mesh, called with a read-only view of the bytes; its results are returned. On one host
+            the bytes are in shared memory that all members map: one copy in all up to `limits.SEGMENT_BYTES_MAX`. Or
+            buffers of the size of the source, each of which is overwritten.
 
     Raises:
-        MeshErrorGroup: What some members, or some of the writes, have raised.
+        MeshErrorGroup: Some members, or some of the writes, have failed.
         ValueError: The buffers of `into` have another size, or overlap; nothing was moved.
         PermissionError: One of them is read-only; nothing was moved.
         ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: The source could not be read.
 
-    Blocking: until all have it; cancellable as `Endpoint.call` and `RDMABuffer.write_from` are.
+    Blocking: until all receivers have the bytes; cancellable as `Endpoint.call` and `RDMABuffer.write_from`.
 
     Example:
         await trimesh.rdma.multicast(self.buffer, into=generators.load)
@@ -249,7 +249,7 @@ async def _multicast(
 
 
 async def _bytes_of(buffer: RDMABuffer) -> memoryview:
-    """Return what a buffer holds: its memory itself for the object that has made the buffer, else a copy."""
+    """Return the contents of a buffer: a zero-copy view in the object that made the buffer, else a copy."""
     own = buffer.own_memory()
     if own is not None:
         return own

@@ -1,4 +1,4 @@
-"""`RDMABuffer`: memory of one process that others read and write themselves."""
+"""`RDMABuffer`: memory of one process that other processes read and write without its Python."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _BOTH: Final = Right.READ | Right.WRITE
 
 
 class RDMABuffer:
-    """Memory of this process that others may reach, and the handle by which they do.
+    """Memory of this process that other processes can read and write, and the handle that they use.
 
     Sent to other processes, it arrives as a handle on the same memory: nothing is copied until a process reads or
     writes. The owner's Python takes no part in that. The memory is kept, and may be reached, until `aclose`, until the
     actor that made the buffer has ended, or until its process has; dropping the object revokes nothing, for handles may
-    be anywhere. Reads and writes of several processes are not ordered by anything but messages, and large ones are not
-    atomic: who reads while others write may get some bytes of both.
+    be anywhere. Only messages order the reads and writes of several processes, and large ones are not atomic: a read
+    during a write may return some bytes of both.
 
     Args:
         data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. The
@@ -77,25 +77,25 @@ class RDMABuffer:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
         return self._handle.nbytes
 
     @property
     def is_writable(self) -> bool:
-        """Whether others may write by this handle."""
+        """True if this handle permits writes."""
         return self._handle.is_writable
 
     @property
     def owner(self) -> Origin:
-        """Who made it: the point, mesh and actor, and host and pid of the process; no point outside of actors."""
+        """Origin of the buffer: point, mesh and actor, host and pid; there is no point outside of actors."""
         return self._handle.granted.origin
 
     @property
     def backend(self) -> str:
-        """What carries its bytes from and to here, "none" if nothing does.
+        """Name of the carrier between this process and the buffer; "none" if there is none.
 
-        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx"; that
-        also of a CUDA device, if adapters at both sides reach it and this process does not.
+        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx". A
+        CUDA device has the name of the adapter, too, if adapters at both sides reach it and this process does not.
 
         Raises:
             RuntimeError: No mesh is open here.
@@ -104,13 +104,13 @@ class RDMABuffer:
 
     @property
     def handle(self) -> Handle:
-        """What travels of it."""
+        """The serializable handle."""
         return self._handle
 
     # ---- parts of it -----------------------------------------------------------------------------------------
 
     def __getitem__(self, part: slice) -> RDMABuffer:
-        """Return a handle on some of its bytes, `buffer[start:stop]`; both count bytes, whatever the memory holds.
+        """Return a handle on a range of bytes, `buffer[start:stop]`; both count bytes, whatever the element type.
 
         Raises:
             TypeError: It is no slice of numbers.
@@ -121,10 +121,10 @@ class RDMABuffer:
         return buffer_by(self._handle.part(start, stop))
 
     def readonly(self) -> RDMABuffer:
-        """Return a handle by which the memory can be read, and not written.
+        """Return a read-only handle.
 
-        That of the buffer itself, in the process that made it, opens nothing more even to who takes it apart. One made
-        of a handle merely refuses to write.
+        Made from the buffer itself, in the process that made it, the handle holds no write permission at all. Made from
+        another handle, it only refuses to write.
         """
         if not self.is_writable:
             return buffer_by(self._handle)
@@ -139,20 +139,20 @@ class RDMABuffer:
 
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, destination: Any) -> None:
-        """Copy all of it into memory of this process.
+        """Copy the whole buffer into memory of this process.
 
         Args:
-            destination: As what a buffer is made of: writable, and of exactly `nbytes` bytes. On a CUDA device, what is
-                queued there on the current stream comes first.
+            destination: Memory as for `data` of a buffer: writable, of exactly `nbytes` bytes. On a CUDA device, work
+                already queued on the current stream runs first.
 
         Raises:
             TypeError, ValueError: `destination` is not; nothing was moved.
             ProcDied, MeshStopped: The owner's process has ended, before or meanwhile: then, and after each error below,
                 what `destination` holds is undefined.
             trio.ClosedResourceError: The buffer was revoked, before or meanwhile.
-            PermissionError: The owner knows no such buffer.
-            LinkLost: Nothing carries bytes between the two processes; the text says why.
-            Unresponsive: The owner's process is there and does not answer (over the network only).
+            PermissionError: The owner has no such buffer.
+            LinkLost: No carrier works between the two processes; the message gives the reason.
+            Unresponsive: The owner's process lives but does not answer (over the network only).
 
         Blocking: a checkpoint, cancellable. A cancel ends the wait at once; `destination` is undefined then, and may be
         written for a moment longer. With memory of a device at either end, it waits for the pieces that are being
@@ -165,16 +165,16 @@ class RDMABuffer:
 
     @trio.lowlevel.enable_ki_protection
     async def write_from(self, source: Any) -> None:
-        """Overwrite all of it with memory of this process.
+        """Overwrite the whole buffer with memory of this process.
 
         Args:
-            source: As what a buffer is made of, of exactly `nbytes` bytes. It must not change meanwhile. On a CUDA
-                device, what is queued there on the current stream comes first.
+            source: Memory as for `data` of a buffer, of exactly `nbytes` bytes. It must not change meanwhile. On a CUDA
+                device, work already queued on the current stream runs first.
 
         Raises:
-            PermissionError: This handle is read-only, or the owner knows no such buffer.
+            PermissionError: This handle is read-only, or the owner has no such buffer.
             TypeError, ValueError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As
-                `read_into`; the buffer's memory is what is undefined then.
+                `read_into`; then the buffer's contents are undefined, not those of `source`.
 
         Blocking: a checkpoint, cancellable, as `read_into`; part of it may have been written.
         """
@@ -185,10 +185,10 @@ class RDMABuffer:
 
     @trio.lowlevel.enable_ki_protection
     async def fetch_add(self, value: int, offset: int = 0) -> int:
-        """Add to the unsigned 64-bit number at `offset`, and return what it was; it wraps.
+        """Add to the unsigned 64-bit number at `offset`, wrapping, and return the previous value.
 
-        All atomic operations on one buffer, from whatever process and by whatever handle, are atomic with respect to
-        each other; not so with respect to reads, writes, and what the owner does itself.
+        Atomic operations on one buffer, from any process and any handle, are atomic with respect to each other, but
+        not to reads, writes, or direct access by the owner.
 
         Args:
             value: From -2**63 to 2**64 - 1.
@@ -198,7 +198,7 @@ class RDMABuffer:
             TypeError, ValueError: Of an argument; nothing was changed.
             PermissionError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As `write_from`.
 
-        Blocking: a checkpoint, cancellable: cancelled, it may have been done.
+        Blocking: a checkpoint, cancellable; after a cancel the operation may have been done.
         """
         return await in_trio(self._fetch_add)(value, offset)
 
@@ -207,7 +207,7 @@ class RDMABuffer:
 
     @trio.lowlevel.enable_ki_protection
     async def compare_and_swap(self, expected: int, new: int, offset: int = 0) -> int:
-        """Put `new` for the unsigned 64-bit number at `offset` if that is `expected`; return what it was.
+        """Set the unsigned 64-bit number at `offset` to `new` if it equals `expected`; return the previous value.
 
         Raises and blocks as `fetch_add`.
         """
@@ -235,18 +235,18 @@ class RDMABuffer:
         return done.value
 
     def map(self, *, writable: bool = False) -> AbstractAsyncContextManager[memoryview]:
-        """Return the memory itself, where it lies, without a copy: `async with handle.map() as view:`.
+        """Map the memory as a zero-copy view: `async with handle.map() as view:`.
 
         For memory from `trimesh.rdma.allocate`, in processes of the same host. The view is released when the block is
-        left: later use of it raises. What was made of it inside (an array, a slice) keeps the memory, which then counts
-        as in use until it is gone. After the owner has died or revoked the buffer the memory stays, and is not written
-        any more.
+        left: later use of it raises. Arrays and slices made of it inside keep the memory alive, which then counts as in
+        use until they are gone. After the owner has died or revoked the buffer, the memory stays and is no longer
+        written.
 
         Args:
             writable: Whether the view may be written; the handle must be writable then.
 
         Raises:
-            ValueError: It is other memory; copy it by `read_into`.
+            ValueError: The memory is not from `allocate`; copy it with `read_into`.
             PermissionError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost: As `write_from`.
         """
         if writable:
@@ -254,7 +254,7 @@ class RDMABuffer:
         return in_trio_block(mapped(self._handle, writable=writable))
 
     def own_memory(self) -> memoryview | None:
-        """Return the memory itself, of the object that has made the buffer.
+        """Return the memory itself, in the object that made the buffer.
 
         None for a handle, when revoked, and for memory of a device.
         """
@@ -277,7 +277,7 @@ class RDMABuffer:
             raise PermissionError("this handle is read-only, got a write: ask the owner for a writable one")
 
     async def move(self, kind: TransferKind, memory: Memory) -> None:
-        """Make a transfer of all of it, from or to what `check_read` or `check_write` has returned."""
+        """Transfer the whole buffer from or to the memory that `check_read` or `check_write` returned."""
         handle = self._handle
         if handle.is_on_device or memory.tensor is not None:
             await self._check_open()
@@ -298,16 +298,16 @@ class RDMABuffer:
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
-        """Revoke it, and all handles on it, everywhere; wait for transfers that run, at most `limits.REVOKE_SECONDS`.
+        """Revoke the buffer and all its handles; wait for running transfers, at most `limits.REVOKE_SECONDS`.
 
-        From then on it is neither read nor written: who tries, and whose transfer was interrupted, gets
-        `trio.ClosedResourceError`. If an access is still open, its memory is kept until this process ends. Idempotent.
+        From then on reads and writes, and interrupted transfers, raise `trio.ClosedResourceError`. If an access is
+        still open then, the memory is kept until this process ends. Idempotent.
 
         Raises:
             RuntimeError: This is a handle, or a part; the process that made the buffer revokes it, by the object that
                 it made.
 
-        Blocking: a checkpoint, cancellable: cancelled, it is revoked all the same.
+        Blocking: a checkpoint, cancellable; the buffer is revoked even after a cancel.
         """
         await in_trio(self._aclose)()
 

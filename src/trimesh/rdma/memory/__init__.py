@@ -1,1 +1,1 @@
-"""Memory of this process and of its devices, and handles on memory of others."""
+"""Memory of this process and its devices, and handles on memory of other processes."""

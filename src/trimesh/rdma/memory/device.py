@@ -1,13 +1,13 @@
-"""Memory of CUDA devices: which device, what others need to open it, and copies on a stream of their own.
+"""Memory of CUDA devices: names of devices, IPC handles, and copies on a separate stream.
 
-torch is not imported: who has a CUDA tensor has it. Streams, events and pinned memory are torch's.
+torch is not imported here: a program that has a CUDA tensor has it. Streams, events and pinned memory are torch's.
 
-    CD-1 Nothing is queued on a device before what was queued there before the call has ended: so a copy ends soon after
-         it has begun, whatever the program computes.
-    CD-2 A device is waited for only by looking at an event, and for no more of it than that event.
+    CD-1 A copy is queued only when the work queued on the device before the call has ended: so it ends soon after it
+         has begun, whatever the program computes.
+    CD-2 Waits for a device only poll an event, and wait for that event alone.
 
-    ST-1 A place is not touched while a copy to or from it is under way.
-    ST-2 A transfer is left, in whatever way, with no copy under way; if one does not end, its memory is kept.
+    ST-1 A place is not touched while a copy to or from it is in progress.
+    ST-2 A transfer leaves no copy in progress, however it ends; if a copy does not end, its memory is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trimesh import limits
 from trimesh._transport.interface import Span
 from trimesh.rdma.memory.handle import CUDA_HANDLE_BYTES, Ticket
 
-# What buffers need of the CUDA driver and torch has no public name for: handles on memory, and copies by address.
+# Parts of the CUDA driver that torch does not expose publicly: IPC handles on memory, and copies by address.
 #
 # torch's own sharing is not used: it counts readers in a file under /dev/shm that outlives a killed process, needs to
 # know their number, and its handles are for the same version of torch only.
@@ -38,7 +38,7 @@ _LAZY_PEER_ACCESS: Final = 1
 
 
 class DriverError(RuntimeError):
-    """The CUDA driver has refused something, or is not there."""
+    """The CUDA driver refused a call, or is missing."""
 
 
 class _MemoryHandle(ctypes.Structure):
@@ -60,23 +60,23 @@ _TYPES: Final[dict[str, tuple[Any, ...]]] = {
     "cuMemcpyAsync": (_Address, _Address, ctypes.c_size_t, _Pointer),
     "cuStreamGetCtx": (_Pointer, _Pointer),
 }
-"""Functions and the types of their arguments, as cuda.h has them; all return a `CUresult`."""
+"""Functions and their argument types, as in cuda.h; all return a `CUresult`."""
 
 _FLUSH: Final = "cuFlushGPUDirectRDMAWrites"
 _FLUSH_TYPES: Final = (ctypes.c_int, ctypes.c_int)
-"""Of a function that drivers have since CUDA 11.3; the rest does without it."""
+"""Argument types of the flush function, optional: drivers have it since CUDA 11.3."""
 _CURRENT_CONTEXT: Final = 0
 _TO_OWNER: Final = 100
 """`CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX` and `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER`."""
 
 
 class Driver:
-    """The driver. Each call names a stream that torch has made, by its number: it says on which device.
+    """The CUDA driver. Each call takes the number of a stream that torch has made, which determines the device.
 
-    Any thread may call, for the stream's context is made current meanwhile; other threads run on.
+    Any thread may call: the stream's context is current during the call. Other threads run on.
 
     Raises:
-        DriverError: Of each method: the driver has refused it.
+        DriverError: By each method: the driver refused the call.
     """
 
     def __init__(self, library: Any) -> None:
@@ -94,7 +94,7 @@ class Driver:
             self._functions[_FLUSH] = flush
 
     def allocation_of(self, stream: int, address: int) -> tuple[int, int]:
-        """Return where the allocation begins that an address lies in, and its size."""
+        """Return start and size of the allocation that contains an address."""
         base, size = _Address(), ctypes.c_size_t()
         with self._current(stream):
             self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), address)
@@ -108,7 +108,7 @@ class Driver:
         return bytes(handle)
 
     def open(self, stream: int, handle: bytes) -> int:
-        """Return the address, here, of an allocation of another process; `close` it as often as it was opened."""
+        """Map an allocation of another process and return its local address; `close` it as often as it was opened."""
         address = _Address()
         with self._current(stream):
             made = _MemoryHandle.from_buffer_copy(handle)
@@ -116,7 +116,7 @@ class Driver:
         return address.value
 
     def close(self, stream: int, address: int) -> None:
-        """Give back what `open` has returned."""
+        """Release an address that `open` returned."""
         with self._current(stream):
             self._call("cuIpcCloseMemHandle", address)
 
@@ -126,7 +126,7 @@ class Driver:
             self._call("cuMemcpyAsync", to, source, nbytes, stream)
 
     def flush_writes(self, stream: int) -> None:
-        """Have the device of a stream see what adapters have written to its memory."""
+        """Make adapters' writes to device memory visible to the device of a stream."""
         if _FLUSH not in self._functions:
             raise DriverError(f"the CUDA driver is too old: it has no {_FLUSH}")
         with self._current(stream):
@@ -152,10 +152,10 @@ class Driver:
 
 @functools.cache
 def load_driver() -> Driver:
-    """Load the driver, once a process.
+    """Load the driver, once per process.
 
     Raises:
-        DriverError: It is not there.
+        DriverError: It is missing.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -167,7 +167,7 @@ def load_driver() -> Driver:
 # ---- device ----------------------------------------------------------------------------------------------------------
 
 _kept: Final[list[object]] = []
-"""Memory of copies that have not ended (ST-2)."""
+"""Memory of copies that never ended (ST-2)."""
 
 _limiter: Final = trio.lowlevel.RunVar[trio.CapacityLimiter]("CUDA threads of trimesh")
 
@@ -176,7 +176,7 @@ P = ParamSpec("P")
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function that takes a while; a cancel waits for it. A checkpoint."""
+    """Call a slow function in a thread; a cancel waits for it. A checkpoint."""
     return await trio.to_thread.run_sync(partial(function, *args, **kwargs), limiter=_threads())
 
 
@@ -190,17 +190,17 @@ def _threads() -> trio.CapacityLimiter:
 
 
 def _torch() -> Any:
-    """Return torch, which is there wherever a tensor or a device is known."""
+    """Return torch, which is loaded wherever there is a tensor or a device."""
     return sys.modules["torch"]
 
 
 def space_of(device: Any) -> str:
-    """Return the name that all processes know a CUDA device by."""
+    """Return the name of a CUDA device that is the same in all processes."""
     return f"cuda:{_torch().cuda.get_device_properties(device).uuid}"
 
 
 def find_device(space: str) -> tuple[int | None, str]:
-    """Return the number of a device in this process, or None and the reason why it has none."""
+    """Return the index of a device in this process, or None and the reason why it has none."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None, "torch is not imported in this process"
@@ -216,7 +216,7 @@ def find_device(space: str) -> tuple[int | None, str]:
 
 
 def queued_before(device: Any) -> Callable[[], bool]:
-    """Return what tells whether the work has ended that is queued now on the current stream of a device."""
+    """Return a function that polls whether the work now queued on the device's current stream has ended."""
     torch = _torch()
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
@@ -225,20 +225,20 @@ def queued_before(device: Any) -> Callable[[], bool]:
 
 
 def new_stream(index: int) -> Any:
-    """Return a stream on a device, one of those that torch keeps."""
+    """Return a stream of torch's pool on a device."""
     return _torch().cuda.Stream(device=index)
 
 
 def settle_writes(index: int) -> None:
-    """Have a device see what an adapter has written to its memory; then what is queued from now on reads it.
+    """Make an adapter's writes to device memory visible to work that is queued from now on.
 
     Raises:
-        DriverError: The driver has no such function, or has refused it.
+        DriverError: The driver has no such function, or refused the call.
     """
     load_driver().flush_writes(new_stream(index).cuda_stream)
 
 
-# ---- what others may reach -------------------------------------------------------------------------------------------
+# ---- granted memory --------------------------------------------------------------------------------------------------
 
 
 @attrs.define(eq=False)
@@ -246,10 +246,10 @@ class DeviceMemory:
     """Memory of a device that this process has granted.
 
     Attributes:
-        address, nbytes: Where it is.
-        keep: What keeps it there.
+        address, nbytes: Its range.
+        keep: Reference that keeps it allocated.
         ready: The event that the ticket names.
-        ticket: What others need.
+        ticket: Description by which other processes open it.
     """
 
     address: int
@@ -259,12 +259,12 @@ class DeviceMemory:
     ticket: Ticket
 
     def is_ready(self) -> bool:
-        """Return whether what was queued when the buffer was made has ended."""
+        """Return whether the work that was queued when the buffer was made has ended."""
         return bool(self.ready.query())
 
 
 _granted: Final[weakref.WeakValueDictionary[int, DeviceMemory]] = weakref.WeakValueDictionary()
-"""By the number of its ticket: a process cannot open what it has itself made a handle for."""
+"""By the number of its ticket: a process cannot open an IPC handle of its own."""
 
 
 def granted_here(number: int) -> DeviceMemory | None:
@@ -273,12 +273,12 @@ def granted_here(number: int) -> DeviceMemory | None:
 
 
 def share(tensor: Any, span: Span, text: str) -> DeviceMemory:
-    """Make what others need to open the memory of a tensor.
+    """Make the ticket by which other processes open the memory of a tensor.
 
     Args:
         tensor: On a CUDA device.
         span: Its memory.
-        text: What it is, for people.
+        text: Description for error messages.
 
     Raises:
         ValueError: CUDA does not share this memory.
@@ -305,7 +305,7 @@ def share(tensor: Any, span: Span, text: str) -> DeviceMemory:
     return made
 
 
-# ---- what others have granted ----------------------------------------------------------------------------------------
+# ---- memory of other processes ---------------------------------------------------------------------------------------
 
 
 @attrs.define(eq=False)
@@ -313,7 +313,7 @@ class Opened:
     """Memory of a device that another process has granted, while it is open here.
 
     Attributes:
-        address: Of its first byte, here.
+        address: Local address of its first byte.
     """
 
     address: int
@@ -323,16 +323,16 @@ class Opened:
     _ready: Any
 
     def is_ready(self) -> bool:
-        """Return whether what the owner had queued when it made the buffer has ended."""
+        """Return whether the work that the owner had queued when it made the buffer has ended."""
         return bool(self._ready.query())
 
     def close(self) -> None:
-        """Let go of it. By any thread: the driver may take a while."""
+        """Release it. For any thread, since the driver may take a while."""
         self._driver.close(self._stream.cuda_stream, self._base)
 
 
 def open_memory(ticket: Ticket, index: int) -> Opened:
-    """Open memory of another process, on the device with this number here. By any thread: it may take a while.
+    """Open memory of another process on the device with this local index. For any thread, since it may take a while.
 
     Raises:
         RuntimeError: It cannot be opened.
@@ -345,7 +345,7 @@ def open_memory(ticket: Ticket, index: int) -> Opened:
 
 
 async def close(opened: Opened) -> None:
-    """Let go of memory of another process, also when cancelled; a driver that hangs is left to do it alone."""
+    """Release memory of another process, also when cancelled; a driver that hangs is not awaited."""
     with trio.move_on_after(limits.CUDA_END_SECONDS, shield=True), suppress(RuntimeError):
         await trio.to_thread.run_sync(opened.close, abandon_on_cancel=True, limiter=_threads())
 
@@ -355,14 +355,14 @@ async def close(opened: Opened) -> None:
 
 @attrs.define(eq=False)
 class DeviceLane:
-    """Copies between memory of a device and pinned places, or between it and memory of any device.
+    """Copies between device memory and pinned places, or between two devices.
 
     Attributes:
         index: The device.
         there: Address of the memory.
-        near: Address of the other end, for a place and where the piece starts.
-        is_feed: Whether bytes go to `there`.
-        memory: What keeps both ends.
+        near: Returns the address of the other end, given a place and the start of the piece.
+        is_feed: True if bytes go to `there`.
+        memory: Reference that keeps both ends allocated.
     """
 
     index: int
@@ -378,7 +378,7 @@ class DeviceLane:
         self._stream = new_stream(self.index)
 
     def begin(self, place: int, start: int, stop: int) -> None:
-        """Begin to copy bytes `start` to `stop` of the memory to or from a place.
+        """Queue a copy of bytes `start` to `stop` of the memory to or from a place.
 
         Raises:
             DriverError: The driver has refused it.
@@ -391,7 +391,7 @@ class DeviceLane:
         self._events[place] = event
 
     def is_done(self, place: int) -> bool:
-        """Return whether no copy to or from the place is under way.
+        """Return whether no copy to or from the place is in progress.
 
         Raises:
             RuntimeError: The device has failed.
@@ -404,7 +404,7 @@ class DeviceLane:
 
 
 async def pinned_places(nbytes: int) -> list[Span]:
-    """Return pinned memory for the pieces of a transfer of `nbytes`; torch keeps it for the next."""
+    """Return pinned memory for the pieces of a transfer of `nbytes`; torch caches it."""
     size = min(nbytes, limits.CUDA_PIECE_BYTES)
     count = PLACES if nbytes > size else 1
     return await in_thread(_pin, size, count)  # new pages take milliseconds; no mode of torch's is there
@@ -424,15 +424,13 @@ def _random_number() -> int:
 
 # ---- staging ---------------------------------------------------------------------------------------------------------
 
-# How bytes go between a device and what carries them: in pieces, a copy and a carrier at work at the same time.
-#
-# There are two *places*, pieces of pinned memory as a rule. While a carrier fills the one, the device is given what is
-# in the other.
+# Bytes move between a device and a carrier in pieces, through two *places*, usually pinned memory: while the carrier
+# fills one, the device copies from the other.
 
 PLACES: Final = 2
 
 Step = Callable[[int, int, int], Awaitable[object]]
-"""What is done with a piece at the other end: called with the place, and where the piece starts and stops."""
+"""Transfer of one piece at the other end, called with the place and the start and stop of the piece."""
 
 
 def pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
@@ -441,11 +439,11 @@ def pieces(nbytes: int, size: int) -> list[tuple[int, int]]:
 
 
 async def until(is_done: Callable[[], bool], meanwhile: Callable[[], Awaitable[object]] | None = None) -> None:
-    """Wait for a device, which does not tell: look again and again. A checkpoint, cancellable.
+    """Poll a device until a condition holds. A checkpoint, cancellable.
 
     Args:
-        is_done: Whether the wait is over.
-        meanwhile: Done after each look; may raise.
+        is_done: The condition.
+        meanwhile: Called after each poll; may raise.
     """
     pause = limits.CUDA_POLL_SECONDS
     await trio.lowlevel.checkpoint()
@@ -457,7 +455,7 @@ async def until(is_done: Callable[[], bool], meanwhile: Callable[[], Awaitable[o
 
 
 async def feed(lane: DeviceLane, step: Step, nbytes: int, size: int) -> None:
-    """Bring bytes to the device: `step` fills a place, the lane empties it."""
+    """Copy bytes to the device: `step` fills a place, the lane empties it."""
     try:
         for number, (start, stop) in enumerate(pieces(nbytes, size)):
             place = number % PLACES
@@ -471,7 +469,7 @@ async def feed(lane: DeviceLane, step: Step, nbytes: int, size: int) -> None:
 
 
 async def drain(lane: DeviceLane, step: Step, nbytes: int, size: int) -> None:
-    """Bring bytes from the device: the lane fills a place, `step` empties it."""
+    """Copy bytes from the device: the lane fills a place, `step` empties it."""
     cut = pieces(nbytes, size)
     try:
         lane.begin(0, *cut[0])

@@ -1,22 +1,22 @@
-"""Transfers with memory of a CUDA device at one end or at both.
+"""Transfers with CUDA device memory at one end or both.
 
     buffer      other memory   bytes go
     host        device         through pinned places: carrier and device at the same time
     device      device         by the device itself
     device      host           through pinned places
 
-Between hosts, and where the device is not seen here, adapters move them that reach devices (below); if those
-reach that of one end only, through pinned places at the other.
+Between hosts, and where this process does not see the device, RDMA adapters that reach devices move the bytes (below).
+If adapters reach the device at one end only, the other end goes through pinned places.
 
-A buffer on a device is granted by its ticket (see `handle`). Who copies holds a claim on that grant, as a view does, so
-`aclose` waits for it; and looks at the grant after each piece, so it ends soon when the buffer is revoked or its owner
+A buffer on a device is granted by its ticket (see `handle`). A copy holds a claim on that grant, as a view does, so
+`aclose` waits for it. It checks the grant after each piece, so it ends soon after the buffer is revoked or its owner
 has died.
 
-AD-1 Readers of other hosts cannot look at an event of the owner's. So its process says in the ticket when what had
-     been queued at the making of the buffer has ended, and readers look there first.
-AD-2 A write to a device over there counts once the adapter there has read from it: that pushes what it wrote
-     before. What an adapter has written to a device here counts once the driver has been told to flush.
-AD-3 What no adapter moves goes through pinned memory of the host, if there is a way; that is said once.
+AD-1 Readers on other hosts cannot query an event of the owner. So the owner's process marks in the ticket when the
+     work that was queued when the buffer was made has ended; readers check that first.
+AD-2 A write to a remote device is complete once the adapter there has read from it, which pushes its earlier writes. An
+     adapter's write to a local device is complete once the driver has flushed.
+AD-3 A transfer that no adapter can make goes through pinned host memory, if possible; that is logged once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from trimesh.untried import warn_untried
 
 @attrs.define(eq=False)
 class _Kept:
-    """What a ticket needs for as long as it is granted; its room is free when this is gone."""
+    """References that a granted ticket keeps alive; its room becomes free when this object is collected."""
 
     block: memoryview
     memory: DeviceMemory
@@ -71,7 +71,7 @@ class _Kept:
 
 @attrs.define(eq=False)
 class _Room:
-    """Where the tickets of one process lie: blocks, which others can look at, cut into tickets."""
+    """Storage of the tickets of one process: granted blocks, cut into tickets."""
 
     free: list[tuple[memoryview, int]] = attrs.field(factory=list[tuple[memoryview, int]])
 
@@ -86,7 +86,7 @@ _rooms: weakref.WeakKeyDictionary[Bulk, _Room] = weakref.WeakKeyDictionary()
 
 
 def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
-    """Lay a ticket where others can look at it, and return that place; it is kept with the memory.
+    """Write a ticket into granted memory and return its range, which is kept with the device memory.
 
     Raises:
         LimitExceeded, OSError: There is no place.
@@ -100,13 +100,13 @@ def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
 
 
 def register(bulk: Bulk, memory: DeviceMemory, span: Span, rights: Right) -> tuple[Registration, Granted]:
-    """Let others reach memory of a device: by its ticket, and by adapters if this process has such.
+    """Grant memory of a device: by its ticket, and to RDMA adapters if this process has them.
 
     Args:
         bulk: Of this process.
         memory: The memory, as CUDA shares it.
         span: The same, as adapters register it.
-        rights: What others may do.
+        rights: Access that others get.
 
     Raises:
         LimitExceeded, OSError: There is no place.
@@ -118,14 +118,14 @@ def register(bulk: Bulk, memory: DeviceMemory, span: Span, rights: Right) -> tup
     return made, granted
 
 
-# ---- reaching --------------------------------------------------------------------------------------------------------
+# ---- transfers -------------------------------------------------------------------------------------------------------
 
 
 async def move(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> None:
-    """Make a transfer of all of a buffer, between it and `memory`, of which one at least is on a device.
+    """Transfer a whole buffer from or to `memory`; at least one of both is on a device.
 
     Raises:
-        LinkLost: This process cannot open the memory of that device.
+        LinkLost: This process cannot open the device memory.
         ProtocolError: The owner has described its memory wrongly.
         RuntimeError: CUDA has failed.
         ProcDied, MeshStopped, trio.ClosedResourceError, PermissionError, Unresponsive, OSError: As `Bulk.move`.
@@ -206,7 +206,7 @@ async def _run(lane: DeviceLane, step: Step, nbytes: int, size: int, *, is_feed:
 
 
 def by_carrier(bulk: Bulk, handle: Handle, kind: TransferKind, places: Sequence[Span]) -> Step:
-    """Return what moves pieces of a buffer of a host to places, or from there."""
+    """Return a step that moves pieces of a host buffer to or from places."""
 
     async def step(place: int, start: int, stop: int) -> None:
         here = Span(places[place].address, stop - start, places[place].keep)
@@ -216,7 +216,7 @@ def by_carrier(bulk: Bulk, handle: Handle, kind: TransferKind, places: Sequence[
 
 
 def on_host(bulk: Bulk, handle: Handle, kind: TransferKind, places: Sequence[Span], memory: Memory) -> Step:
-    """Return what copies pieces of a transfer with a buffer of a device between places and memory of this host."""
+    """Return a step that copies pieces of a device buffer's transfer between places and host memory."""
 
     async def step(place: int, start: int, stop: int) -> None:
         there, here = places[place].address, memory.span.address + start
@@ -231,7 +231,7 @@ def on_host(bulk: Bulk, handle: Handle, kind: TransferKind, places: Sequence[Spa
 
 
 async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
-    """Raise what a transfer from a buffer that is revoked, or has ended with its owner, raises."""
+    """Check the grant: raise as a transfer would if the buffer is revoked or its owner has ended."""
     word = bytearray(8)
     there = Span(address_of(memoryview(word)), len(word), word)
     await bulk.move(handle.granted, Transfer(TransferKind.READ, handle.granted.grant, 0, there))
@@ -239,7 +239,7 @@ async def _look(bulk: Bulk, handle: Handle, *_: int) -> None:
 
 @asynccontextmanager
 async def _reached(bulk: Bulk, handle: Handle, kind: TransferKind) -> AsyncGenerator[tuple[int, int], None]:
-    """Give the address of a buffer on a device, and the number of that device here, with a claim on the buffer."""
+    """Yield the address of a device buffer and the device's local index, holding a claim on the buffer."""
     writable = kind is TransferKind.WRITE
     ticket_view = await bulk.view(handle.granted, 0, limits.CUDA_TICKET_BYTES, writable=writable)
     try:
@@ -277,7 +277,7 @@ async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> Asy
 
 
 class _NotSeenError(Exception):
-    """This process has no way to the memory by the device itself; nothing was moved."""
+    """The device cannot reach the memory from this process; nothing was moved."""
 
 
 def _lost(handle: Handle, why: str) -> LinkLost:
@@ -288,7 +288,7 @@ def _lost(handle: Handle, why: str) -> LinkLost:
 
 # ---- transfers by RDMA adapters that reach memory of devices themselves (GPUDirect RDMA, docs/design/memory.md) ------
 
-# The owner is asked for nothing, as by any carrier; but adapters and devices have no common order of what they do.
+# As with any carrier, the owner's Python takes no part; but adapters and devices do not order their accesses.
 
 _said = set[str]()
 
@@ -307,7 +307,7 @@ def _say_once(what: str, why: str) -> None:
 
 
 def announce(bulk: Bulk, granted: Granted, ticket: Span, memory: DeviceMemory) -> None:
-    """Tell readers by adapters when they may begin; or the user, once, that there are adapters which do not reach it.
+    """Tell readers that use adapters when they may begin; or log, once, that adapters do not reach the device.
 
     Args:
         bulk: Of this process.
@@ -336,7 +336,7 @@ async def _tell_when_ready(ticket: Span, memory: DeviceMemory) -> None:
 
 
 async def until_ready(bulk: Bulk, handle: Handle) -> None:
-    """Wait until the owner says that a buffer on a device holds what had been queued when it was made.
+    """Wait until the owner reports that the work queued when a device buffer was made has ended.
 
     Raises:
         LinkLost: Its device has failed.
@@ -361,7 +361,7 @@ async def until_ready(bulk: Bulk, handle: Handle) -> None:
 
 
 async def move_directly(bulk: Bulk, handle: Handle, kind: TransferKind, memory: Memory) -> bool:
-    """Make a transfer of all of a buffer with memory of a device here, by an adapter alone.
+    """Transfer a whole buffer from or to local device memory, by an adapter alone.
 
     Args:
         bulk: Of this process.
@@ -370,10 +370,10 @@ async def move_directly(bulk: Bulk, handle: Handle, kind: TransferKind, memory: 
         memory: The memory of the device.
 
     Returns:
-        Whether it was made. If not it is to be made otherwise, from its beginning; the reason was said.
+        Whether the transfer was made. If not, the caller starts it over by other means; the reason was logged.
 
     Raises:
-        Exception: As `Bulk.move`, for what has nothing to do with the device.
+        Exception: As `Bulk.move`, for failures unrelated to the device.
     """
     why = bulk.mover.why_no_device
     if not why:
@@ -391,7 +391,7 @@ async def move_directly(bulk: Bulk, handle: Handle, kind: TransferKind, memory: 
 
 
 async def push_writes(bulk: Bulk, handle: Handle) -> None:
-    """Have what was written to memory of a device over there be there: AD-2. Raises as `Bulk.move`."""
+    """Make earlier writes to remote device memory complete (AD-2). Raises as `Bulk.move`."""
     byte = bytearray(1)
     here = Span(address_of(memoryview(byte)), 1, byte)
     last = handle.offset + handle.nbytes - 1

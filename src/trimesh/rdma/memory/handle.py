@@ -1,4 +1,4 @@
-"""What a buffer consists of when it travels: numbers that name some memory in some process, and a secret."""
+"""Handle of a buffer in serialized form: numbers that name memory in a process, and a secret; tickets of devices."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trimesh.errors import Origin, ProtocolError
 from trimesh.ids import ID_MAX
 from trimesh.shape.extent import Point
 
-# What others need to open memory of a device: a *ticket*, which its owner lays into memory that they can look at.
+# A *ticket* describes how other processes open memory of a device. The owner writes it into memory that they can read.
 #
-# The grant of a buffer on a device is that of its ticket. So whoever opens the memory has been let in by the ledger
-# (its owner lives, the buffer is not revoked, secret and rights are good), and has a claim there for as long as it
-# copies; and no handle, which may have come from anywhere, ever says what is to be opened.
+# The grant of a buffer on a device is that of its ticket. So a process that opens the memory was admitted by the ledger
+# (the owner lives, the buffer is not revoked, secret and rights are valid), and holds a claim there while it copies.
+# A handle, which may come from any source, never names the memory to open.
 
 HOST: Final = "cpu"
 """The space of memory of the host."""
@@ -28,30 +28,30 @@ _DEVICE: Final = re.compile(r"cuda:[0-9A-Za-z-]{1,64}")
 """The space of memory of a device: the name by which all processes know it."""
 
 CUDA_HANDLE_BYTES: Final = 64
-"""Of a handle on memory, and of one on an event, as the driver makes them."""
+"""Size of the driver's handles on memory and on events."""
 
 _NUMBER_MAX: Final = 1 << 63
 
 STATE_AT: Final = limits.CUDA_TICKET_BYTES - 1
-"""Of a ticket, the byte by which readers without the device know whether they may begin: `COMPUTING`, and so on."""
+"""Offset in a ticket of the state byte that readers without the device poll: `COMPUTING` and so on."""
 
 COMPUTING: Final = 0
-"""What had been queued when the buffer was made has not ended, as far as its process has seen."""
+"""The owner has not yet seen the end of the work that was queued when the buffer was made."""
 READY: Final = 1
 FAILED: Final = 2
-"""The device has failed at it."""
+"""The device has failed at that work."""
 
 
 class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """What opens one piece of memory of a device.
+    """Description by which another process opens one range of device memory.
 
     Attributes:
         space: The device.
-        number: Names the memory within its own process, which cannot open it by the handle.
-        memory: The driver's handle on the allocation that it lies in.
-        offset: Where it begins in there.
-        nbytes: Its size.
-        ready: The driver's handle on the event after what had been queued when the buffer was made.
+        number: Names the memory within its own process, which cannot open it by the IPC handle.
+        memory: The driver's handle on the allocation.
+        offset: Start of the range in the allocation.
+        nbytes: Size of the range.
+        ready: The driver's handle on the event after the work that was queued when the buffer was made.
     """
 
     space: str
@@ -68,7 +68,7 @@ def is_device(space: str) -> bool:
 
 
 def write_ticket(ticket: Ticket) -> bytes:
-    """Return a ticket as it lies in memory: of `limits.CUDA_TICKET_BYTES`."""
+    """Return the encoded ticket, `limits.CUDA_TICKET_BYTES` bytes."""
     written = msgspec.msgpack.encode(ticket)
     data = len(written).to_bytes(_HEAD, "little") + written
     assert len(data) <= STATE_AT, "the bound has room for the longest"
@@ -76,16 +76,16 @@ def write_ticket(ticket: Ticket) -> bytes:
 
 
 def read_ticket(data: bytes, space: str, offset: int, nbytes: int) -> Ticket:
-    """Return the ticket that lies in memory.
+    """Decode and check a ticket.
 
     Args:
-        data: The memory.
+        data: The encoded ticket.
         space: The device that the handle names.
-        offset: Where its range begins.
-        nbytes: The size of that.
+        offset: Start of the handle's range.
+        nbytes: Size of that range.
 
     Raises:
-        ProtocolError: It is none, or not for that device.
+        ProtocolError: The bytes are not a ticket, or not one for that device.
         PermissionError: The range is not within the memory.
     """
     end = _HEAD + int.from_bytes(data[:_HEAD], "little")
@@ -119,15 +119,15 @@ _READABLE: Final = frozenset((Right.READ, Right.READ | Right.WRITE))
 
 @attrs.frozen(eq=False)
 class Handle:
-    """Part of some granted memory.
+    """Handle on a range of granted memory.
 
     Attributes:
         granted: The memory, as others know it.
-        address: Of the first byte of the part, in its own process: it tells what overlaps.
-        offset: Of that byte in the memory of the buffer.
-        nbytes: Size of the part.
-        rights: What may be done by this handle.
-        space: Which memory of the process: that of the host, or of a device; of that, `granted` is the ticket.
+        address: Address of the first byte in its own process, to detect overlaps.
+        offset: Offset of that byte in the buffer.
+        nbytes: Size of the range.
+        rights: Access that this handle permits.
+        space: Host memory, or the name of a device; for a device, `granted` is the ticket.
     """
 
     granted: Granted
@@ -139,7 +139,7 @@ class Handle:
 
     @property
     def is_writable(self) -> bool:
-        """Whether others may write by it."""
+        """True if the handle permits writes."""
         return Right.WRITE in self.rights
 
     @property
@@ -147,11 +147,11 @@ class Handle:
         return self.space != HOST
 
     def part(self, start: int, stop: int) -> Handle:
-        """Return a handle on some of its bytes."""
+        """Return a handle on a range of its bytes."""
         return attrs.evolve(self, address=self.address + start, offset=self.offset + start, nbytes=stop - start)
 
     def fields(self) -> tuple[Any, ...]:
-        """Return it as plain values; of the point of the origin, the point."""
+        """Return the handle as plain values; the origin's point stays a point."""
         granted, home, origin = self.granted, self.granted.home, self.granted.origin
         grant = granted.grant
         device = _device_fields(granted)
@@ -165,7 +165,7 @@ class Handle:
 
 
 def _device_fields(granted: Granted) -> tuple[Any, ...]:
-    """Return what adapters need of memory of a device; or why none reaches it; or nothing, for other memory."""
+    """Return the adapters' fields for device memory, or why no adapter reaches it; empty for other memory."""
     if granted.device is None:
         return (granted.why_no_device[: limits.DEVICE_REASON_CHARS],) if granted.why_no_device else ()
     return granted.device.place, granted.device.generation, granted.device.secret, granted.device.exported
@@ -189,16 +189,16 @@ def _device_of(fields: Any, *more: Any) -> tuple[Grant | None, str]:
 
 
 def with_exported(handle: Handle, exported: bytes) -> Handle:
-    """Return a handle that says, too, what readers with an RDMA adapter need."""
+    """Return the handle with the fields that readers with an RDMA adapter need."""
     grant = msgspec.structs.replace(handle.granted.grant, exported=exported)
     return attrs.evolve(handle, granted=msgspec.structs.replace(handle.granted, grant=grant))
 
 
 def handle_of(*fields: Any) -> Handle:
-    """Return the handle that `Handle.fields` described.
+    """Return the handle that `Handle.fields` encoded.
 
     Raises:
-        ProtocolError: A peer has sent something else. Whether the memory is there, its process says.
+        ProtocolError: The fields are malformed. Only the memory's own process knows whether it still exists.
     """
     try:
         home, grant, (address, offset, nbytes, rights, space), origin, *device = fields

@@ -1,6 +1,6 @@
-"""Memory of this process that users hand over: what it is, where it lies, whether it may be written.
+"""Memory objects of users (tensors, arrays, memoryviews): their range, kind and writability; and `allocate`.
 
-torch and numpy are not imported: a tensor or an array is one only where its library is there already.
+torch and numpy are not imported: an object can be a tensor or an array only if its library is loaded already.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Memory:
     """Contiguous memory.
 
     Attributes:
-        span: Where it lies, and what keeps it there.
-        is_writable: Whether it may be written.
-        text: What it is, for people.
-        tensor: The CUDA tensor that it is, or None for memory of this host.
-        is_idle: Tells whether what was queued on its device, when it was handed over for a transfer, has ended.
+        span: Its range, with a reference that keeps it allocated.
+        is_writable: True if it may be written.
+        text: Description for error messages.
+        tensor: The CUDA tensor, or None for host memory.
+        is_idle: Returns whether the work queued on its device, when it was handed over for a transfer, has ended.
     """
 
     span: Span
@@ -49,20 +49,20 @@ class Memory:
 
     @property
     def space(self) -> str:
-        """Which memory it is part of: that of the host, or of a device."""
+        """The memory that it is part of: of the host, or of a device."""
         return HOST if self.tensor is None else space_of(self.tensor.device)
 
 
 def memory_of(data: object, what: str) -> Memory:
-    """Return the memory of an object of the user's.
+    """Return the memory of a user's object.
 
     Args:
         data: The object.
-        what: What it is to be, for the text of errors.
+        what: Role of the object, for error messages.
 
     Raises:
-        TypeError: It is nothing that has memory, or its elements are objects.
-        ValueError: Its memory is not in one piece, or is empty.
+        TypeError: The object has no memory of its own, or its elements are objects.
+        ValueError: Its memory is not contiguous, or is empty.
     """
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(data, torch.Tensor):
@@ -132,7 +132,7 @@ def _of_buffer(data: object, what: str) -> Memory:
 
 
 class _Buffer(ctypes.Structure):
-    """`Py_buffer` of the C interface of Python: the one way to the address of memory that is read-only."""
+    """`Py_buffer` of the C API: the only way to get the address of read-only memory."""
 
     _fields_ = (
         ("buf", ctypes.c_void_p),
@@ -150,7 +150,7 @@ class _Buffer(ctypes.Structure):
 
 
 def address_of(view: memoryview) -> int:
-    """Return where the memory of a view begins; the view, if it is kept, keeps it there."""
+    """Return the address of a view's memory, valid while the view is kept."""
     found = _Buffer()
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), ctypes.byref(found), 0)
     try:
@@ -163,19 +163,19 @@ def address_of(view: memoryview) -> int:
 
 
 def allocate(shape: int | Sequence[int], dtype: Any = None) -> Any:
-    """Return memory for a buffer that others on this host can map: they read it faster, or without any copy.
+    """Allocate memory that processes of this host can map: they read a buffer over it faster, or without a copy.
 
-    What it holds is undefined: zeros, or what was left there before. The memory goes back, to be used again, when
-    the buffer over it is closed and nothing looks at it any more.
+    The contents are undefined: zeros, or remains of earlier use. The memory is reused when the buffer over it is
+    closed and no view of it is left.
 
     Args:
         shape: Of the array or tensor; without `dtype` a number of bytes.
-        dtype: Of torch: the result is a tensor. Of numpy, or what numpy takes for one: an array. None: a memoryview.
+        dtype: A dtype of torch returns a tensor, one of numpy (or its equivalent) an array, None a memoryview.
 
     Raises:
-        TypeError, ValueError: No such thing can be made, or it would be empty.
+        TypeError, ValueError: Shape and dtype are invalid, or the result would be empty.
         RuntimeError: No mesh is open here.
-        LimitExceeded: This process has `limits.BLOCKS_MAX` of them, or it is too large.
+        LimitExceeded: This process has `limits.BLOCKS_MAX` such blocks, or the size is too large.
         OSError: The system refuses the memory.
 
     Example:

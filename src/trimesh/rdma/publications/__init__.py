@@ -1,1 +1,1 @@
-"""Versions of a set of tensors that other processes follow, none of them ever torn."""
+"""Publications: versions of a set of tensors that other processes follow without torn reads."""

@@ -1,30 +1,30 @@
-"""The words of a publication that its users share: which version is the latest, where it lies, who has pinned what.
+"""Board of a publication, in shared memory: its latest version, the slots of versions, and the pins of readers.
 
-    header   latest version, 1 when closed or 2 when its last version is there, number of the publication
+    header   latest version, 1 when closed or 2 when its last version is published, number of the publication
     slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
              readers with an RDMA adapter need besides, which follows the layout
-    rows     for each reader: its process, its lease, and a cell for each slot: what it has pinned there, or 0
+    rows     for each reader: its process, its lease, and a cell for each slot: the version pinned there, or 0
 
-A reader looks at all from the header to its own row in one transfer. The first readers have the first rows.
+A reader reads everything from the header to its own row in one transfer. The first readers have the first rows.
 
-Pinning is safe without a word from the owner, because both sides write first and look then: a reader puts the version
-into its cell, and looks whether the slot still has it; the publisher takes the version out of the slot, and looks
-whether a cell still has it. Both write by `TransferKind.SWAP`, which all see in one order.
+Pinning is safe without a message to the owner, because both sides write first and check then: a reader writes the
+version into its cell, and checks that the slot still has it; the publisher removes the version from the slot, and
+checks that no cell has it. Both write by `TransferKind.SWAP`, which all processes see in one order.
 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
     BO-2 A reader that has seen its version in the slot after writing its cell has had it pinned since then, for as long
          as its row has its lease.
     BO-3 A process that counts as ended may live: its link was cut. The publisher changes the lease of its row before it
-         forgets what is pinned there, and the lease only grows. So a reader that finds lease and pin in its row after
-         it has copied something has copied what it had pinned; and what it writes later, to cells that belong to
-         another reader by then, does not count, for a pin has the lease in it.
-    BO-4 A reader takes a row by putting itself where 0 was, by `TransferKind.SWAP`, alone; then it reads
-         the lease, and after that once more whose row it is. The publisher takes a row back in this order: no reader
-         may have it, another lease, empty cells, any may have it. So a lease that was read while the row was one's
-         own is one's own. Nothing is written to a cell before that is known.
-    BO-5 When the publisher has ended nothing is pinned any more, and what was pinned stays as it is: nothing is left
-         that would write there. Who has header and row mapped still sees whether its pin held to the end, and that
-         the memory was of this publication: closed ones give it back, to be used for others.
+         forgets the pins there, and the lease only grows. So a reader that finds lease and pin in its row after a
+         copy has copied the version that it had pinned. Its later writes, to cells that belong to another reader by
+         then, do not count, for a pin contains the lease.
+    BO-4 A reader takes a row by swapping itself for 0, by `TransferKind.SWAP`, alone; then it reads the lease, and
+         after that checks again that it owns the row. The publisher takes a row back in this order: no reader may
+         have it, another lease, empty cells, any may have it. So a lease that a reader reads while it owns the row
+         is its own. It writes to no cell before it knows that.
+    BO-5 When the publisher has ended nothing is pinned any more, and pinned memory stays unchanged: no process is left
+         that would write there. A reader that has mapped header and row still sees whether its pin held to the end,
+         and that the memory was of this publication: closed ones give it back, for reuse by others.
 """
 
 from __future__ import annotations
@@ -45,32 +45,32 @@ from trimesh.rdma.memory.local import memory_of
 WORD: Final = 8
 
 _VERSION_BITS: Final = 40
-"""Of a pin, the rest is its lease. At a thousand versions a second they last for 34 years."""
+"""Bits of a pin that hold its version; the rest hold its lease. At 1000 versions a second they last for 34 years."""
 
 VERSION_MAX: Final = (1 << _VERSION_BITS) - 1
 
 LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
-"""So many processes may have one row, one after the other: 16 million."""
+"""Number of processes that can have one row, one after the other: 16 million."""
 
 NO_READER: Final = (1 << 64) - 1
-"""In place of a process: the row is being taken back, or its leases are used up. No process has this number."""
+"""Stands for no process: the row is being taken back, or its leases are used up."""
 
 _HEADER: Final = struct.Struct("<QQQQ")
 _SLOT: Final = struct.Struct("<QIIII16sQQ8x")
 
 HEAD_BYTES: Final = _HEADER.size + limits.PUBLISHED_SLOTS_MAX * _SLOT.size
-"""Header and slots."""
+"""Size of header and slots."""
 
 _ROW_WORDS: Final = 2 + limits.PUBLISHED_SLOTS_MAX
 
 ROW_BYTES: Final = _ROW_WORDS * WORD
-"""Process, lease and cells: what a reader reads to see that its pins still hold."""
+"""Size of a row (process, lease and cells), which a reader reads to check that its pins still hold."""
 
 BOARD_BYTES: Final = HEAD_BYTES + limits.PUBLISHED_READERS_MAX * ROW_BYTES
 
 
 class BoardState(IntEnum):
-    """Of a publication."""
+    """State of a publication."""
 
     OPEN = 0
     CLOSED = 1
@@ -78,15 +78,15 @@ class BoardState(IntEnum):
 
 
 class Slot(msgspec.Struct, frozen=True):
-    """Where one version lies.
+    """Location of one version.
 
     Attributes:
-        version: From 1; 0 while nothing is to be read there.
+        version: From 1; 0 while the slot is empty.
         grant: Its memory.
-        block: Number of the block that it is.
-        nbytes: What is used of it.
-        layout_nbytes: How much of that, at the start, is the layout.
-        exported_nbytes: How much after that is `Grant.exported`; here `grant` has none.
+        block: Number of its block.
+        nbytes: Bytes in use.
+        layout_nbytes: Size of the layout, at the start of them.
+        exported_nbytes: Size of `Grant.exported`, which follows; here `grant` has none.
     """
 
     version: int
@@ -101,14 +101,14 @@ _EMPTY: Final = Slot(0, Grant(0, 0, b""), 0, 0, 0, 0)
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What a reader has read.
+    """Decoded header and slots of a board.
 
     Attributes:
         latest: The latest version, or 0.
-        is_closed: Whether nothing of it can be pinned by who reads it for the first time.
-        is_last: Whether there will be no other version.
+        is_closed: True if a reader that begins now can pin nothing.
+        is_last: True if there will be no other version.
         number: Of the publication, in its process.
-        slots: Where versions lie.
+        slots: Locations of versions.
     """
 
     latest: int
@@ -119,16 +119,16 @@ class Head(msgspec.Struct, frozen=True):
 
     def find(self, version: int) -> int | None:
         for index, slot in enumerate(self.slots):
-            if slot.version == version >= 1:  # what is in an empty slot is no version
+            if slot.version == version >= 1:  # 0 marks an empty slot
                 return index
         return None
 
 
 def read_head(data: bytes | bytearray | memoryview) -> Head:
-    """Return what the first `HEAD_BYTES` of a board say.
+    """Decode the first `HEAD_BYTES` of a board.
 
     Raises:
-        ProtocolError: They cannot be those of a board.
+        ProtocolError: They are malformed.
     """
     latest, state, number, _ = _HEADER.unpack_from(data)
     slots = list[Slot]()
@@ -144,12 +144,12 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
 
 
 def write_header(board: memoryview, latest: int, state: BoardState, number: int) -> None:
-    """Say which version is the latest, whether others follow, and of which publication it is."""
+    """Write the header: latest version, state, and number of the publication."""
     _HEADER.pack_into(board, 0, latest, state, number, 0)
 
 
 def write_slot(board: memoryview, index: int, slot: Slot) -> None:
-    """Say where a version lies, all but the version itself."""
+    """Write a slot, except for its version."""
     grant = slot.grant
     at = offset_of_slot(index) + WORD
     name = (grant.place, grant.generation, slot.block, slot.exported_nbytes, grant.secret)
@@ -158,7 +158,7 @@ def write_slot(board: memoryview, index: int, slot: Slot) -> None:
 
 
 def offset_of_slot(index: int) -> int:
-    """Return where the version of a slot stands."""
+    """Return the offset of the version of a slot."""
     return _HEADER.size + index * _SLOT.size
 
 
@@ -167,28 +167,28 @@ def offset_of_row(reader: int) -> int:
 
 
 def offset_of_cell(reader: int, slot: int) -> int:
-    """Return where a reader writes what it has pinned."""
+    """Return the offset of a reader's cell for a slot."""
     return offset_of_row(reader) + (2 + slot) * WORD
 
 
 def pin_word(lease: int, version: int) -> int:
-    """Return what a reader writes to pin a version."""
+    """Return the word that pins a version under a lease."""
     return lease << _VERSION_BITS | version
 
 
 def lease_of(word: int) -> int:
-    """Return whose pin it is that was found in a cell."""
+    """Return the lease in the word of a cell."""
     return word >> _VERSION_BITS
 
 
 def held_to_the_end(board: memoryview, number: int) -> bool:
-    """Return whether the memory of a publication whose process has ended was its own until then (BO-5)."""
+    """Return whether an ended process's publication kept its memory to the end (BO-5)."""
     head = read_head(board[:HEAD_BYTES])
     return head.number == number and not head.is_closed
 
 
 def holds(row: bytes | bytearray | memoryview, lease: int, slot: int, version: int) -> bool:
-    """Return whether the row of a reader says that its pin holds (BO-3)."""
+    """Return whether a reader's pin still holds, by its row (BO-3)."""
     words = memoryview(row).cast("Q")
     return words[1] == lease and words[2 + slot] == pin_word(lease, version)
 
@@ -205,7 +205,7 @@ def pins(board: memoryview, slot: int, leases: Sequence[int]) -> dict[int, int]:
 
 
 def _pins_in(board: memoryview, slot: int, leases: Sequence[int]) -> dict[int, int]:
-    """Return what each row of a reader has pinned in a slot."""
+    """Return the version that each reader row has pinned in a slot."""
     cells = board[HEAD_BYTES:].cast("Q")[2 + slot :: _ROW_WORDS].tolist()
     return {
         row: word - pin_word(leases[row], 0)
@@ -224,17 +224,17 @@ def new_board(board: memoryview) -> list[int]:
 
 
 def offset_of_lease(reader: int) -> int:
-    """Return where the lease of a row stands."""
+    """Return the offset of the lease of a row."""
     return offset_of_row(reader) + WORD
 
 
 def given_lease(row: memoryview) -> int:
-    """Return the lease that the row of a reader has."""
+    """Return the lease of a row."""
     return int(row.cast("Q")[1])
 
 
 def readers_of(rows: bytes | bytearray | memoryview) -> list[int]:
-    """Return the processes that have the rows, 0 and `NO_READER` for none, of what follows the head of a board."""
+    """Return the process of each row in the bytes after the head of a board; 0 and `NO_READER` stand for none."""
     found: list[int] = memoryview(rows).cast("Q")[::_ROW_WORDS].tolist()
     return found
 
@@ -258,21 +258,21 @@ def _write(board: memoryview, at: int, word: int) -> None:
     board[at : at + WORD] = word.to_bytes(WORD, "little")
 
 
-# ---- how the tensors of one publication lie in its memory: names, kinds, shapes and offsets --------------------------
+# ---- layout of the tensors of a publication: names, kinds, shapes and offsets ----------------------------------------
 
 ALIGN_BYTES: Final = 64
-"""Where a tensor begins: a cache line, and the widest vector load."""
+"""Alignment of tensors: a cache line, and the widest vector load."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One tensor.
+    """Layout of one tensor.
 
     Attributes:
         name: Its name.
         kind: "torch", "numpy" or "bytes".
-        dtype: As its library writes it; empty for bytes.
+        dtype: In the spelling of its library; empty for bytes.
         shape: Its sizes.
-        offset, nbytes: Where it lies.
+        offset, nbytes: Its range in the slot.
     """
 
     name: str
@@ -288,12 +288,12 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 @attrs.frozen
 class Layout:
-    """All tensors of a publication.
+    """Layout of all tensors of a publication.
 
     Attributes:
         entries: By name, in order.
-        head: The layout itself as bytes, which come first.
-        nbytes: Of all.
+        head: The encoded layout, which comes first.
+        nbytes: Total size.
     """
 
     entries: Mapping[str, TensorEntry]
@@ -302,14 +302,14 @@ class Layout:
 
 
 def layout_of(tensors: Mapping[str, object], room: int = 0) -> Layout:
-    """Return how tensors are to lie.
+    """Compute the layout of tensors.
 
     Args:
         tensors: By name.
-        room: How many bytes are to stay free between the layout and the first of them.
+        room: Bytes to leave free between the encoded layout and the first tensor.
 
     Raises:
-        TypeError, ValueError: One cannot be published; or there are none, or too many.
+        TypeError, ValueError: A tensor cannot be published; or there are none, or too many.
     """
     if not tensors:
         raise ValueError("at least one tensor must be published, got none")
@@ -331,10 +331,10 @@ def layout_of(tensors: Mapping[str, object], room: int = 0) -> Layout:
 
 
 def read_layout(data: bytes | bytearray | memoryview, nbytes: int) -> dict[str, TensorEntry]:
-    """Return the entries of a layout that lies in a slot of `nbytes`.
+    """Decode the layout of a slot of `nbytes` bytes.
 
     Raises:
-        ProtocolError: It cannot be one.
+        ProtocolError: It is malformed.
     """
     try:
         entries = _DECODER.decode(data)
@@ -349,7 +349,7 @@ def read_layout(data: bytes | bytearray | memoryview, nbytes: int) -> dict[str, 
 _DECODER: Final = msgspec.msgpack.Decoder(list[TensorEntry])
 
 _SLACK_BYTES: Final = 9
-"""An offset that is not known yet is written as 0, and takes at most this much more."""
+"""Growth of the encoded layout when an offset that was written as 0 gets its value, at most."""
 
 
 def _encode(described: Mapping[str, tuple[tuple[str, str, tuple[int, ...]], int]], start: int) -> bytes:
@@ -366,7 +366,7 @@ def _aligned(offset: int) -> int:
 
 
 def describe(data: Any) -> tuple[str, str, tuple[int, ...]]:
-    """Return the kind, type and shape of what `memory_of` has taken."""
+    """Return kind, dtype and shape of an object that `memory_of` accepted."""
     module = type(data).__module__.partition(".")[0]
     if hasattr(data, "untyped_storage"):
         return "torch", str(data.dtype).removeprefix("torch."), tuple(data.shape)

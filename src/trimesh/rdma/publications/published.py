@@ -1,8 +1,8 @@
-"""`Published`: versions of a set of tensors that other processes follow, none of them ever torn.
+"""`Published`: versions of a set of tensors that other processes follow without torn reads.
 
 FO-1 A version is read into spare memory while it is pinned, and copied from there without a wait in between: code that
      runs in the same thread sees all of one version, or all of the next.
-FO-2 What does not fit is found before the first tensor is changed.
+FO-2 Tensors that do not fit raise before the first one is changed.
 FO-3 Nothing is held between two steps: a loop that is left at any point leaves no pin.
 """
 
@@ -29,13 +29,13 @@ from trimesh.rdma.publications.reading import Reading, Snapshot, snapshot_of
 class Published:
     """Versions of a set of named tensors: one process publishes, many read.
 
-    Sent to other processes, it arrives as a handle by which they read. A version is read where it lies, or copied from
-    there, without the publisher's Python, and only while it is pinned: memory that a reader has pinned is not written
-    to, so no read is torn. It ends with the actor that made it.
+    Sent to other processes, it arrives as a handle for readers. They read a version in place or copy it, without the
+    publisher's Python, and only while it is pinned: pinned memory is not written, so no read is torn. The publication
+    ends with the actor that made it.
 
     Args:
-        slots: How many versions have memory at one time, from 2: the latest, the one that is being written, and those
-            that readers have pinned. When all the others are pinned, `publish` waits.
+        slots: Versions that have memory at one time, at least 2: the latest, the one being written, and those that
+            readers have pinned. When all but the latest are pinned, `publish` waits.
 
     Raises:
         ValueError: `slots` is not 2 to `limits.PUBLISHED_SLOTS_MAX`.
@@ -63,18 +63,18 @@ class Published:
 
     @trio.lowlevel.enable_ki_protection
     async def publish(self, tensors: Mapping[str, Any], *, version: int | None = None) -> int:
-        """Copy tensors, and make them the latest version; return its number, from 1, one more each time.
+        """Publish a copy of tensors as the latest version; return its number, 1 more than the last, from 1.
 
         Args:
-            tensors: What `RDMABuffer` takes, by name: a state dict. They must not be written to meanwhile.
-            version: Another number, above the latest: that of the training, say.
+            tensors: Memory as for `RDMABuffer`, by name: a state dict. They must not be written to meanwhile.
+            version: Another number, above the latest, such as the training step.
 
         Raises:
-            TypeError, ValueError: One of them cannot be published, or there are none, or too many; or `version` is not
+            TypeError, ValueError: A tensor cannot be published, or there are none, or too many; or `version` is not
                 above the latest.
             RuntimeError: This is a handle: the process that made it publishes.
-            trio.ClosedResourceError: It is closed.
-            LimitExceeded, OSError: There is no memory for it.
+            trio.ClosedResourceError: The publication is closed.
+            LimitExceeded, OSError: There is no memory for the version.
 
         Blocking: waits for memory while all versions but the latest are pinned, and for earlier calls; cancellable,
         then nothing is published. Cost: one copy, in the data thread.
@@ -89,12 +89,12 @@ class Published:
 
     @trio.lowlevel.enable_ki_protection
     async def wait_newer(self, version: int = 0) -> int:
-        """Wait until there is a version above `version`, and return the number of the latest.
+        """Wait for a version above `version` and return the number of the latest.
 
         Raises:
-            trio.ClosedResourceError: It is closed, and there will be none.
+            trio.ClosedResourceError: The publication is closed, so there will be none.
             ProcDied, MeshStopped: The publisher's process has ended.
-            LimitExceeded: It has `limits.PUBLISHED_READERS_MAX` readers.
+            LimitExceeded: The publication has `limits.PUBLISHED_READERS_MAX` readers.
 
         Blocking: a checkpoint, cancellable.
         """
@@ -104,18 +104,18 @@ class Published:
         return (await self._reading().wait_newer(version)).latest
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[Snapshot]:
-        """Keep a version as it is for as long as a block: `async with weights.pin() as snapshot:`.
+        """Pin a version while a block is open: `async with weights.pin() as snapshot:`.
 
         Args:
-            version: Which; by default the latest, for the first of which it waits.
+            version: Its number; None pins the latest, and waits for the first one.
 
         Raises:
-            VersionGone: `version` is not there any more, or was never.
+            VersionGone: `version` was overwritten, or never existed.
             trio.ClosedResourceError, ProcDied, MeshStopped, LimitExceeded: As `wait_newer`.
-            LinkLost: The publisher has come to count this process as ended, and the pin as given back; also when the
-                block is left, if parts were read by `Snapshot.buffer`: they may be torn then.
+            LinkLost: The publisher counts this process as ended, and has dropped the pin. Leaving the block raises it,
+                too, if parts were read by `Snapshot.buffer`: they may be torn then.
 
-        Blocking: entering and leaving it are checkpoints; a pin is given back also when the block is cancelled.
+        Blocking: entering and leaving are checkpoints; a cancelled block releases its pin, too.
         """
         return in_trio_block(self._pin(version))
 
@@ -143,25 +143,25 @@ class Published:
         lock: AbstractAsyncContextManager[Any] | None = None,
         renew: Callable[[], Awaitable[Published]] | None = None,
     ) -> Following:
-        """Let a model take over each new version, all of it in one step: `async for version in weights.follow(model):`.
+        """Update a model to each new version, in one step each: `async for version in weights.follow(model):`.
 
         Each turn waits for a version above the last, reads the latest into spare memory, copies it into the tensors of
-        `target` without a wait in between, and gives its number. Code of the same thread that does not await, a forward
-        pass, has one version from its beginning to its end. Tensors are changed in place: optimizers, hooks, compiled
-        functions and whatever else refers to them go on with the new values. The loop ends when the publication does:
-        by its `aclose`, with the actor that made it, or as its mesh is stopped.
+        `target` without a wait in between, and yields its number. Code of the same thread that does not await, such as
+        a forward pass, sees one version from beginning to end. Tensors are changed in place: optimizers, hooks and
+        compiled functions that refer to them continue with the new values. The loop ends with the publication:
+        by its `aclose`, with the actor that made it, or when its mesh is stopped.
 
         Args:
-            target: A module, or a mapping of tensors, arrays and bytearrays: some of the published names, or all. Each
-                has the shape that was published. A tensor of torch may be on any device, and of any type that the
-                published one can be cast to.
-            version: The first that is taken over is above it.
-            lock: Entered while the tensors are changed. For a forward pass that awaits, or runs in a worker thread,
-                and so holds the same `trio.Lock`; in a program of asyncio, an `asyncio.Lock`.
-            renew: Called when the actor or the process that published has ended, by death as well; returns the
-                publication that takes its place, whose versions count from 1 again: an endpoint's `call_one`, which
-                waits while a supervised actor is restarted. If it returns the same one, or raises `MeshStopped`, the
-                loop ends.
+            target: A module, or a mapping of tensors, arrays and bytearrays, for some or all of the published names.
+                Each has the published shape. A torch tensor may be on any device, and of any dtype that the published
+                one can be cast to.
+            version: Only versions above it are used.
+            lock: Held while the tensors are changed: for a forward pass that awaits, or runs in a worker thread, and
+                holds the same `trio.Lock` (in an asyncio program, an `asyncio.Lock`).
+            renew: Called when the publishing actor or process has ended, also by death. Returns the publication that
+                replaces it, whose versions count from 1 again; for example an endpoint's `call_one`, which waits
+                while a supervised actor is restarted. If it returns the same one, or raises `MeshStopped`, the loop
+                ends.
 
         Raises:
             TypeError, KeyError, ValueError: `target`, or a tensor of it, does not fit; none was changed.
@@ -169,9 +169,9 @@ class Published:
             LinkLost, LimitExceeded, Unresponsive: As `pin` and `Snapshot.read_into`.
             trio.BusyResourceError: Two tasks are in one loop.
 
-        Blocking: each turn is a checkpoint, cancellable: then none is changed. A loop that is left holds nothing.
-        Cost: the memory of one version besides, and one copy within this process (10 GB/s, say; for CUDA tensors on the
-        device, queued on its current stream), during which its event loop does not run.
+        Blocking: each turn is a checkpoint, cancellable: then no tensor is changed. A loop that is left holds nothing.
+        Cost: the memory of one more version, and one copy within this process (at about 10 GB/s; for CUDA tensors on
+        the device, queued on its current stream), during which its event loop does not run.
         """
         return Following(self, target, version, lock, renew)
 
@@ -179,7 +179,7 @@ class Published:
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
-        """Publish nothing any more, and give the memory back; readers get `trio.ClosedResourceError`. Idempotent.
+        """End the publication and release its memory; readers get `trio.ClosedResourceError`. Idempotent.
 
         Raises:
             RuntimeError: This is a handle.
@@ -211,10 +211,10 @@ class Published:
 
     @property
     def host(self) -> int:
-        """Which host it is on, as a number that is the same for all processes of one host."""
+        """The publisher's host, as a number that is the same for all processes of one host."""
         return self._board.handle.granted.home.host
 
-    # ---- how it travels --------------------------------------------------------------------------------------
+    # ---- serialization ---------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, (self._number, self._board)
@@ -240,7 +240,7 @@ def rebuild(number: Any, board: Any) -> Published:
     """Return a handle on a publication.
 
     Raises:
-        ProtocolError: The fields name none.
+        ProtocolError: The fields are malformed.
     """
     if type(number) is not int or not isinstance(board, RDMABuffer):
         raise ProtocolError("a publication must be named by its number and its board")
@@ -250,7 +250,7 @@ def rebuild(number: Any, board: Any) -> Published:
 
 
 def finish(published: Published) -> None:
-    """Say that no version follows; those that are there are read and pinned until `aclose`. For relays."""
+    """Mark the latest version as the last; existing ones can be read and pinned until `aclose`. For relays."""
     assert published._publisher is not None, "who publishes ends it"  # noqa: SLF001 - its own class
     published._publisher.finish()  # noqa: SLF001
 
@@ -263,16 +263,16 @@ def _publications() -> Publications:
     return publications_of(proc_for("a publication is made and read"))
 
 
-# ---- a live set of tensors that takes over each version of a publication, all of it in one step ----------------------
+# ---- followers: live tensors that are updated to each version in one step --------------------------------------------
 
 
 class Pinned(Protocol):
-    """A version that is pinned, as a follower needs it."""
+    """Interface of a pinned version that a follower uses."""
 
     version: int
 
     def entry(self, name: str) -> TensorEntry:
-        """Return what a tensor was published as; `KeyError` if there is none of that name."""
+        """Return the layout of a published tensor; `KeyError` if there is none of that name."""
         ...
 
     async def read_into(self, tensors: Mapping[str, Any]) -> None:
@@ -281,14 +281,14 @@ class Pinned(Protocol):
 
 
 class PublicationSource(Protocol):
-    """A publication, as a follower needs it."""
+    """Interface of a publication that a follower uses."""
 
     async def wait_newer(self, version: int = 0) -> int:
-        """Wait until there is a version above `version`."""
+        """Wait for a version above `version`."""
         ...
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[Pinned]:
-        """Keep a version as it is for as long as a block."""
+        """Pin a version while a block is open."""
         ...
 
 
@@ -296,11 +296,11 @@ class Following(AsyncIterator[int]):
     """The loop of `Published.follow`.
 
     Args:
-        source: What is followed.
-        target: What takes the versions over.
-        version: The first that is taken is above it.
-        lock: Held while they are.
-        renew: Returns the publication that has come in place of one whose actor or process has ended.
+        source: The publication.
+        target: The tensors to update.
+        version: Only versions above it are used.
+        lock: Held during updates.
+        renew: Returns the publication that replaces one whose actor or process has ended.
     """
 
     def __init__(
@@ -325,10 +325,10 @@ class Following(AsyncIterator[int]):
 
     @trio.lowlevel.enable_ki_protection
     async def __anext__(self) -> int:
-        """Take the next version over; return its number.
+        """Update the target to the next version; return its number.
 
         Raises:
-            trio.BusyResourceError: Another task does so now.
+            trio.BusyResourceError: Another task is waiting in the same loop.
         """
         if self._is_reading:
             raise trio.BusyResourceError("one task follows a publication into one target, got a second: call follow()")
@@ -371,7 +371,7 @@ class Following(AsyncIterator[int]):
                 return None
 
     async def _take_the_next(self, renew: Callable[[], Awaitable[PublicationSource]]) -> bool:
-        """Follow what has come in place of a publication that has ended; return whether there is such a thing."""
+        """Follow the publication that replaces an ended one; return whether there is one."""
         try:
             found = await renew()
         except MeshStopped:
@@ -383,7 +383,7 @@ class Following(AsyncIterator[int]):
 
 
 def _live(target: Any) -> Mapping[str, Any]:
-    """Return the tensors of a target as they are now: those of a module may be others than before."""
+    """Return the current tensors of a target: a module may have replaced some of its own."""
     if isinstance(target, Mapping):
         return cast("Mapping[str, Any]", target)
     state = getattr(target, "state_dict", None)
@@ -394,10 +394,10 @@ def _live(target: Any) -> Mapping[str, Any]:
 
 
 def _spare_for(name: str, live: Any, entry: TensorEntry, spare: Any) -> Any:
-    """Return memory that a published tensor is read into, before it is copied to the live one.
+    """Return spare memory that a published tensor is read into, before it is copied to the live one.
 
-    It is as the tensor was published, on the device of the live one, or as the live one is: then `read_into` says
-    whether it fits.
+    It has the published dtype and shape, on the device of the live one; or those of the live one: then `read_into`
+    checks whether they fit.
     """
     kind, dtype, shape = _describe(name, live)
     device = None
@@ -427,7 +427,7 @@ def _describe(name: str, live: Any) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _check(name: str, live: Any, spare: Any) -> None:
-    """Refuse what a version cannot be copied into (FO-2)."""
+    """Raise if a version cannot be copied into a live tensor (FO-2)."""
     if spare is None:
         raise KeyError(f"{name!r} has come to what follows a publication while a version was read")
     kind, dtype, shape = _describe(name, live)
@@ -445,14 +445,14 @@ def _check(name: str, live: Any, spare: Any) -> None:
 
 
 def _copy(spare: Any, live: Any) -> None:
-    """Copy a tensor in place: who has a reference to it (an optimizer, a hook, a compiled function) has the new values.
+    """Copy a tensor in place, so that references to it (optimizers, hooks, compiled functions) see the new values.
 
-    Autograd counts it as a change: a backward pass over what the old values gave raises.
+    Autograd counts it as a change: a backward pass over results of the old values raises.
     """
     kind = describe(live)[0]
     if kind == "torch":
         torch = sys.modules["torch"]
-        with torch.inference_mode():  # what was made there can be changed nowhere else, all others anywhere
+        with torch.inference_mode():  # inference tensors can be changed only here, other tensors anywhere
             live.copy_(spare)
     elif kind == "numpy":
         live[...] = spare

@@ -1,15 +1,15 @@
-"""The owner's side of a publication: which slot is written next, who is told of a new version.
+"""Publisher: the owner's side of a publication, which chooses the slot of each version and notifies readers.
 
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
      taken out only if no reader has it pinned (BO-1).
-PU-2 The cells of a reader whose process counts as ended count for nothing; if it lives, it finds that out (BO-3).
-     Readers take their rows themselves (BO-4); the publisher finds them there when it publishes, and connects to those
-     that it does not know, for only of a process with a link does it learn that it has ended.
-PU-3 A version that has been taken out counts until its memory is really taken: if the next step fails or is cancelled,
-     a reader may still have it pinned, and the next `publish` looks again.
+PU-2 The cells of a reader whose process counts as ended are ignored; if it lives, it finds that out (BO-3). Readers
+     take their rows themselves (BO-4). The publisher finds them when it publishes, and connects to new ones, because it
+     learns of the end of a process only by a link.
+PU-3 A version that was taken out counts until its memory is reused: if the next step fails or is cancelled, a reader
+     may still have it pinned, and the next `publish` checks again.
 
-PS-1 A publication that is closed is forgotten on both sides at once: who asks for it is told that it is closed. Nothing
-     is kept of one whose process has ended.
+PS-1 A closed publication is dropped on both sides at once; later requests get the reply that it is closed. Nothing is
+     kept of a publication whose process has ended.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Publisher:
 
     Attributes:
         proc: The process.
-        number: Of the publication, there.
-        count: How many versions have room at one time.
+        number: Number of the publication in that process.
+        count: Number of slots.
         forget: Called when it is closed.
         latest: The latest version, or 0.
-        is_closed: Whether there will be no other, and memory is given back.
-        is_last: Whether there will be no other.
-        board: What readers look at.
+        is_closed: True if there will be no other version and memory is released.
+        is_last: True if there will be no other version.
+        board: Memory that readers poll.
     """
 
     proc: Proc
@@ -76,22 +76,22 @@ class Publisher:
     _words: memoryview = attrs.field(init=False)
     _rooms: list[RDMABuffer | None] = attrs.field(init=False)
     _versions: list[int] = attrs.field(init=False)
-    """What lies in each slot, also while the board does not say so (PU-3)."""
+    """Version in each slot, also while the board does not show it (PU-3)."""
     _latest_slot: int = -1
     _readers: dict[ProcId, int] = attrs.field(factory=dict[ProcId, int])
-    """The rows of those that were found on the board."""
+    """Rows of the readers that were found on the board."""
     _leases: list[int] = attrs.field(init=False)
-    """Of each row."""
+    """Lease of each row."""
     _unpinned: trio.Event = attrs.field(factory=trio.Event)
     _is_waiting: bool = False
     _met_at: dict[int, float] = attrs.field(factory=dict[int, float])
-    """Versions that a `publish` has found pinned, and when it first did."""
+    """Versions that a `publish` found pinned, with the time when it first did."""
     _unread: int = 0
     """Versions since a reader has let one go, and when the first of them was published."""
     _unread_at: float = 0.0
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
-    """Of the actor that has made it: what it grants ends with that, whoever publishes."""
+    """Context of the actor that made the publication: its grants end with that actor, whichever task publishes."""
     _cell: Cell | None = attrs.field(factory=find_cell)
 
     def __attrs_post_init__(self) -> None:
@@ -110,8 +110,8 @@ class Publisher:
         """Copy tensors into a slot that is not read, and make them the latest version; see `Published.publish`.
 
         Args:
-            tensors: What is published.
-            version: Its number, above the latest, where others publish the rest of it; None for the next.
+            tensors: The tensors.
+            version: Its number, above the latest, if other processes publish parts of it; None for the next.
         """
         has_adapter = bool(self.board.handle.granted.grant.exported)
         layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
@@ -142,10 +142,10 @@ class Publisher:
         return number
 
     async def _empty_slot(self) -> int:
-        """Take the oldest version out that is not pinned; wait until there is one."""
+        """Take out the oldest version that is not pinned; wait until there is one."""
         is_said = False
         while True:
-            unpinned = self._unpinned  # looked at before the cells: whoever leaves a cell sets it after
+            unpinned = self._unpinned  # read before the cells: a reader sets it after it leaves a cell
             shown = board.read_head(self._words).slots
             for index in sorted(range(self.count), key=lambda index: self._versions[index]):
                 version = self._versions[index]
@@ -159,7 +159,7 @@ class Publisher:
                     return index
                 self._met_at.setdefault(version, self.proc.now())
                 await self._swap(index, 0, version)  # BO-1
-            self._meet()  # one of those that have pinned all versions may have ended
+            self._meet()  # a reader that pinned a version may have ended
             self._is_waiting = True
             try:
                 with trio.move_on_after(math.inf if is_said else limits.PUBLISH_LOG_SECONDS) as scope:
@@ -203,13 +203,13 @@ class Publisher:
     # ---- readers ---------------------------------------------------------------------------------------------
 
     def subscribe(self, peer: Peer) -> None:
-        """Tell a process that reads of the latest version, and of others from now on."""
+        """Send the latest version's number to a reader, and later ones as they appear."""
         self._meet()
         peer.send(self._news())
         self.unpinned()  # it may have left a cell before it had a link
 
     def _meet(self) -> None:
-        """Look who reads; connect to those of whom nothing is known (PU-2)."""
+        """Read the rows of the board; connect to readers that are new (PU-2)."""
         for row, reader in enumerate(board.readers_of(self._words[board.HEAD_BYTES :])):
             if reader in (0, board.NO_READER) or reader in self._readers:
                 continue
@@ -225,13 +225,13 @@ class Publisher:
         await self.proc.family.connect([peer])
 
     def unpinned(self) -> None:
-        """Learn that a reader has left a cell."""
+        """Handle a reader's release of a cell."""
         self._unread = 0
         self._unpinned.set()
         self._unpinned = trio.Event()
 
     def gone(self, peer: Peer) -> None:
-        """Learn that a process has ended (PU-2)."""
+        """Handle the end of a process (PU-2)."""
         reader = self._readers.pop(peer.proc_id, None)
         if reader is None or self.is_closed:
             return
@@ -246,7 +246,7 @@ class Publisher:
         return Parcel(messages.encode(messages.Published(self.number, self.latest, self.is_closed)))
 
     def row(self) -> PublicationRow:
-        """Return what there is to say of it, also in another thread than that of the Trio loop."""
+        """Return its row of the status table; may be called from any thread."""
         pins, now = self._pins(), self.proc.now()
         spec = None if self._cell is None else self._cell.spec
         return PublicationRow(
@@ -278,14 +278,14 @@ class Publisher:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Publish nothing any more, and say so; what is there stays readable and is pinned by others, until `close`."""
+        """Mark the latest version as the last; existing versions can be read and pinned until `close`."""
         if not self.is_closed:
             self.is_last = True
             board.write_header(self._words, self.latest, board.BoardState.LAST, self.number)
             self._tell()
 
     def close(self) -> None:
-        """Publish nothing any more, and say so; what is pinned stays readable until `aclose`. Idempotent."""
+        """Mark the publication as closed; pinned versions stay readable until `aclose`. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -293,12 +293,12 @@ class Publisher:
         if self._cell is not None:
             self._cell.on_end.pop(self.close, None)
         board.write_header(self._words, self.latest, board.BoardState.CLOSED, self.number)
-        self._words = memoryview(b"")  # readers may look at the board for a while; this process does not any more
+        self._words = memoryview(b"")  # readers may read the board for a while; this process no longer does
         self._tell()
         self.unpinned()
 
     async def aclose(self) -> None:
-        """Close it and give its memory back; who reads is waited for as by `RDMABuffer.aclose`."""
+        """Close it and release its memory; wait for readers as `RDMABuffer.aclose` does."""
         self.close()
         async with trio.open_nursery() as nursery:
             for buffer in (self.board, *self._rooms):
@@ -310,12 +310,12 @@ class Publisher:
             raise trio.ClosedResourceError("this publication is closed: by its aclose(), or as its actor has ended")
 
 
-# ---- the publications that one process has, and those that it reads --------------------------------------------------
+# ---- publications that a process owns, and those that it reads -------------------------------------------------------
 
 
 @attrs.define(eq=False)
 class Publications:
-    """All of one process.
+    """All publications that one process owns or reads.
 
     Attributes:
         proc: The process.
@@ -341,7 +341,7 @@ class Publications:
         return made
 
     def reading(self, number: int, board: Granted) -> Reading:
-        """Return what this process knows of a publication, by its number in its own process and its board."""
+        """Return this process's reader of a publication, by the owner's number for it and its board."""
         key = ProcId(board.home.epoch), number
         found = self._readings.get(key)
         if found is None:
@@ -351,11 +351,11 @@ class Publications:
         return found
 
     def left(self) -> list[Publisher | Reading]:
-        """Return the publications of this process that are open, and what it knows of those of others."""
+        """Return the open publications of this process, and its readers of other processes' publications."""
         return [*self._publishers.values(), *self._readings.values()]
 
     def rows(self) -> list[PublicationRow]:
-        """Return what there is to say of the publications of this process."""
+        """Return the status rows of the publications of this process."""
         return [publisher.row() for publisher in list(self._publishers.values())]
 
     # ---- messages --------------------------------------------------------------------------------------------

@@ -1,17 +1,17 @@
-"""A publication as one process reads it: what is the latest version, which are pinned here.
+"""Reader's side of a publication in one process: its latest version, and the pins of this process.
 
 RE-1 Each process has one cell for each slot; tasks that pin the same version share it, the last one clears it.
-RE-2 A cell is cleared whatever becomes of the task that wrote it, also when it is cancelled while writing. What could
-     not be cleared in time stays, and the next pin of that slot replaces it.
-RE-3 The publisher may count this process as ended, which is not told to it. So after a copy its row is looked at, and
-     what was copied is whole only if the pin is still there (BO-3).
-RE-4 Nothing that can be had now waits for the publisher's Python: the row is taken on the board (BO-4), versions are
-     looked up there. To be told of later ones it asks, which only who waits for one waits for.
+RE-2 A cell is cleared however the task that wrote it ends, also when it is cancelled while writing. A cell that could
+     not be cleared in time keeps its pin until the next pin of that slot replaces it.
+RE-3 The publisher may count this process as ended without telling it. So after a copy the reader checks its row: the
+     copy is whole only if the pin is still there (BO-3).
+RE-4 Reading existing versions never waits for the publisher's Python: the row is taken (BO-4) and versions are found on
+     the board. To be notified of later ones it sends a request, and only a wait for a newer version waits for that.
 RE-5 A pinned version is kept: its memory is mapped, where that is of this host, and so is the board. When the publisher
-     has ended, what was pinned is read there, and the board says whether it is whole (BO-5).
-RE-6 To pin takes three transfers: the cell is written by what the board said last, the layout is copied, of a small
-     version all, and the board is looked at. If that finds version and pin, what was copied is whole (BO-2, BO-3); if
-     not, the reader has learnt what is there now, and pins that, or gives up.
+     has ended, pinned data is read there, and the board shows whether it is whole (BO-5).
+RE-6 Pinning takes three transfers: the cell is written by the board as last read; the layout, or a small version whole,
+     is copied; the board is read. If version and pin are there, the copy is whole (BO-2, BO-3). If not, the reader now
+     knows the current versions, and pins one of them or gives up.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ if TYPE_CHECKING:
 
 
 class VersionGone(LookupError):
-    """A version is not there any more: its memory holds a newer one, or will."""
+    """The version is gone: its memory holds a newer one, or is about to."""
 
 
 @attrs.define(eq=False)
 class Pin:
-    """A version that is pinned in this process, or about to be.
+    """Pin of a version in this process, held or about to be.
 
     Attributes:
         version: Its number.
-        index: Of its slot.
-        users: How many tasks have it pinned.
+        index: Index of its slot.
+        users: Number of tasks that share it.
         is_settled: Set when it is pinned, or cannot be.
-        slot: What lies there; None when it cannot be pinned.
-        copied: Its beginning: the layout, and all of a small version.
-        kept: Lets go of its memory, which outlives the publisher until then.
+        slot: The slot; None when it cannot be pinned.
+        copied: Start of the version: the layout, and all of a small version.
+        kept: Releases its memory, which outlives the publisher until then.
     """
 
     version: int
@@ -73,13 +73,13 @@ class Pin:
 
 @attrs.define(eq=False)
 class Reading:
-    """One publication, in one process that reads it.
+    """Reader of one publication in one process.
 
     Attributes:
         proc: The process.
-        number: Of the publication, in its own process.
+        number: The owner's number for the publication.
         granted: Its board.
-        forget: Called when it is of no use any more, as often as that is found; who reads later begins anew.
+        forget: Called when this reader is of no more use, maybe repeatedly; later reads make a new one.
     """
 
     proc: Proc
@@ -89,14 +89,14 @@ class Reading:
     _reader: int | None = None
     _lease: int = 0
     _head: Head | None = None
-    """As the board was last; None once there is news."""
+    """Head of the board as last read; None once a newer version was announced."""
     _taking: trio.Lock = attrs.field(factory=trio.Lock)
     _has_asked: bool = False
     _kept_board: memoryview | None = None
     _news: trio.Event = attrs.field(factory=trio.Event)
     _pins: dict[int, Pin] = attrs.field(factory=dict[int, Pin])
     _locks: list[trio.Lock] = attrs.field(factory=lambda: [trio.Lock() for _ in range(limits.PUBLISHED_SLOTS_MAX)])
-    """One for each cell: it is written and cleared by one task at a time."""
+    """One per cell, which one task at a time writes and clears."""
 
     @property
     def owner(self) -> ProcId:
@@ -106,13 +106,13 @@ class Reading:
     # ---- news ------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Learn that there is news, or that the publisher has ended: who waits looks again."""
+        """Handle a new version, or the publisher's end: waiting tasks check again."""
         self._head = None
         self._news.set()
         self._news = trio.Event()
 
     async def _ask(self) -> bool:
-        """Ask to be told of versions, once; return whether that was done only now."""
+        """Request notifications of versions, once; return False if they were requested before."""
         if self._has_asked:
             return False
         assert self.proc.family is not None, "a process that reaches others has a family"
@@ -123,7 +123,7 @@ class Reading:
         return True
 
     async def row(self) -> int:
-        """Return the number of the row of this process on the board; take one first (BO-4).
+        """Return this process's row on the board; take one first if it has none (BO-4).
 
         Raises:
             trio.ClosedResourceError: The publication is closed.
@@ -140,14 +140,14 @@ class Reading:
         if read_head(words).is_closed:
             raise trio.ClosedResourceError("this publication is closed")
         readers = board.readers_of(memoryview(words)[board.HEAD_BYTES :])
-        wanted = me if me in readers else 0  # it is there if this process has read this publication before
+        wanted = me if me in readers else 0  # this process has a row if it has read this publication before
         for row in [row for row, reader in enumerate(readers) if reader == wanted]:
             if await self._swap(board.offset_of_row(row), 0, me) not in (0, me):
-                continue  # another one was faster
+                continue  # another reader was faster
             lease = board.given_lease((await self._look(row))[1])
             if board.readers_of((await self._look(row))[1]) == [me]:
                 self._reader, self._lease = row, lease
-                self.proc.serve(self._ask)  # no task waits for that; the publisher says when it closes
+                self.proc.serve(self._ask)  # no task waits for it; the publisher announces when it closes
             return
         self.forget()
         raise LimitExceeded("PUBLISHED_READERS_MAX", limits.PUBLISHED_READERS_MAX + 1)
@@ -167,7 +167,7 @@ class Reading:
             raise
 
     async def _read(self, granted: Granted, at: int, nbytes: int) -> bytearray:
-        """Read some granted memory, in one transfer."""
+        """Read a range of granted memory, in one transfer."""
         data = bytearray(nbytes)
         view = memoryview(data)
         local = Span(address_of(view), nbytes, view)
@@ -175,15 +175,15 @@ class Reading:
         return data
 
     async def _swap(self, at: int, expected: int, new: int) -> int:
-        """Put a word for another one on the board; return what was there."""
+        """Compare and swap a word of the board; return its previous value."""
         swap = Transfer(TransferKind.SWAP, self.granted.grant, at, Span(0, board.WORD), new, expected)
         return (await self.proc.bulk.move(self.granted, swap)).value
 
     async def wait_newer(self, version: int) -> Head:
-        """Wait until there is a version above `version`; return what the board says then."""
-        reader = await self.row()  # before the board is looked at: whoever publishes looks for readers after
+        """Wait for a version above `version`; return the head of the board."""
+        reader = await self.row()  # before the board is read: a publisher looks for readers after it publishes
         while True:
-            news = self._news  # looked at before the board: whoever publishes tells after
+            news = self._news  # taken before the board is read: a publisher notifies after it publishes
             head, _ = await self._look(reader)
             if head.latest > version:
                 return head
@@ -195,17 +195,17 @@ class Reading:
     # ---- pins ------------------------------------------------------------------------------------------------
 
     async def pin(self, version: int | None) -> Pin:
-        """Keep a version, by default the latest, from being overwritten until `unpin`.
+        """Pin a version, by default the latest, until `unpin`: it is not overwritten.
 
         Raises:
-            VersionGone: `version` is not there any more.
+            VersionGone: `version` was overwritten.
         """
         reader = await self.row()
         while True:
             head = self._head
             if version is None:
                 if head is None or head.find(head.latest) is None or head.latest in self._pins:
-                    head = await self.wait_newer(0)  # who shares a pin has seen that there is nothing newer
+                    head = await self.wait_newer(0)  # a task that shares a pin has seen that there is nothing newer
                 wanted = head.latest
             else:
                 wanted = version
@@ -227,7 +227,7 @@ class Reading:
                 await self.unpin(pin)
 
     async def _share(self, pin: Pin) -> None:
-        """Wait until another task has made a pin, and see that it holds."""
+        """Wait until another task has made a pin, and check that it holds."""
         pin.users += 1
         try:
             await pin.is_settled.wait()
@@ -238,7 +238,7 @@ class Reading:
             raise
 
     async def _pin_first(self, pin: Pin, slot: Slot, reader: int) -> None:
-        """Write the cell of a pin, copy what lies in its slot, and look whether that is still there (RE-6)."""
+        """Write the cell of a pin, copy the start of its slot, and check that both are unchanged (RE-6)."""
         self._pins[pin.version] = pin
         pin.users += 1
         try:
@@ -253,7 +253,7 @@ class Reading:
             pin.is_settled.set()
 
     async def _enter_cell(self, pin: Pin) -> None:
-        """Wait until no other task writes or clears the cell of a pin, and be the one that does."""
+        """Acquire the cell of a pin: wait until no other task writes or clears it."""
         lock = self._locks[pin.index]
         if lock.locked():
             await lock.acquire()
@@ -263,7 +263,7 @@ class Reading:
     async def _try_slot(self, pin: Pin, slot: Slot, reader: int) -> None:
         for other in self._pins.values():
             if other.index == pin.index and other.slot is not None:
-                await self._look(reader)  # another task has pinned what lies there now
+                await self._look(reader)  # another task has pinned the version that is there now
                 return
         cell, granted = board.offset_of_cell(reader, pin.index), self.handle_of(slot).granted
         is_small = slot.nbytes <= limits.PUBLISHED_COPY_BYTES_MAX
@@ -286,7 +286,7 @@ class Reading:
                 await self._clear(cell, pin.version)  # RE-2
 
     def _keep(self, pin: Pin, granted: Granted, nbytes: int) -> None:
-        """Have a version, and the board, outlive the publisher in this process (RE-5)."""
+        """Keep a version and the board mapped, so that they outlive the publisher in this process (RE-5)."""
         bulk = self.proc.bulk
         if self._kept_board is None:
             self._kept_board = bulk.keep(self.granted, board.BOARD_BYTES)
@@ -295,15 +295,15 @@ class Reading:
             pin.kept.enter_context(bulk.kept.holding(granted, view))
 
     async def _write_cell(self, cell: int, version: int) -> None:
-        """Write a pin, in place of what was left there by this process, or by one that had the row before."""
+        """Write a pin over the remains of an earlier one, of this process or of the previous owner of the row."""
         word, expected = board.pin_word(self._lease, version), 0
         while (left := await self._swap(cell, expected, word)) != expected:
             if board.lease_of(left) > self._lease:
-                return  # the row is another one's now, as the look at it will show
+                return  # the row is another process's now, as the next read of it will show
             expected = left
 
     async def unpin(self, pin: Pin) -> None:
-        """Let go of a version; the last one in this process clears the cell."""
+        """Release a pin; the last user in this process clears the cell."""
         pin.users -= 1
         if pin.users or self._pins.get(pin.version) is not pin or pin.slot is None:
             return
@@ -318,11 +318,11 @@ class Reading:
                 self._locks[pin.index].release()
 
     async def check(self, pin: Pin) -> None:
-        """Look whether a pin still holds: whether what was copied before is whole (RE-3).
+        """Check that a pin still holds, so that earlier copies are whole (RE-3).
 
         Raises:
             LinkLost: The publisher has counted this process as ended.
-            ProcDied, MeshStopped: It has ended, and had closed the publication, or its memory is not mapped here.
+            ProcDied, MeshStopped: The publisher has ended, and had closed the publication, or its memory is not mapped.
         """
         assert self._reader is not None, "who has pinned a version has cells"
         at = board.offset_of_row(self._reader)
@@ -346,17 +346,17 @@ class Reading:
             raise error
 
     async def _clear(self, cell: int, version: int) -> None:
-        """Clear a cell and tell the publisher; no more than a moment, and nothing is raised that it means."""
+        """Clear a cell and notify the publisher; bounded in time, and raises no error of the transfer."""
         with trio.move_on_after(limits.UNPIN_SECONDS, shield=True):
             while True:
                 try:
                     await self._swap(cell, board.pin_word(self._lease, version), 0)
                     break
                 except (ProcDied, MeshStopped, trio.ClosedResourceError):
-                    return  # the cell is not looked at any more
+                    return  # the publisher no longer checks the cell
                 except Exception:  # noqa: BLE001 - it may be over in a moment
                     await trio.sleep(limits.UNPIN_RETRY_SECONDS)
-            # Without a link, this is dropped: the publisher looks at the cells when it is asked, which comes later.
+            # Without a link, this is dropped: the publisher checks the cells at the request, which arrives later.
             self.proc.peer(self.owner).send(Parcel(messages.encode(messages.Unpinned(self.number))))
 
     def handle_of(self, slot: Slot) -> Handle:
@@ -364,29 +364,29 @@ class Reading:
         return Handle(Granted(whole.home, slot.grant, slot.block, whole.origin), 0, 0, slot.nbytes, Right.READ)
 
 
-# ---- one version of a publication, while it is pinned ----------------------------------------------------------------
+# ---- snapshots: pinned versions of a publication ---------------------------------------------------------------------
 
 Wanted = tuple[TensorEntry, Memory]
-"""A tensor of a version, and where it is copied to."""
+"""A tensor of a version, and the destination of its copy."""
 
 
 @attrs.define(eq=False)
 class Snapshot:
-    """A version that is pinned: what it holds, and how to get it. Of no use after its block.
+    """Pinned version of a publication, and access to its tensors. Valid inside its block.
 
     Attributes:
         version: Its number.
-        entries: What it holds, by name: kind, dtype, shape.
-        is_lent: Whether a handle on part of it was handed out, which may have read by that.
+        entries: Its tensors by name: kind, dtype, shape.
+        is_lent: True if a handle on part of it was handed out, which may have been read.
     """
 
     version: int
     entries: Mapping[str, TensorEntry]
     _handle: Handle = attrs.field(repr=False)
     _check: Callable[[], Awaitable[None]] = attrs.field(repr=False)
-    """Raises if it is not pinned any more: what was copied until now may be torn."""
+    """Raises if the pin is lost: earlier copies may be torn."""
     _copied: memoryview | None = attrs.field(default=None, repr=False)
-    """All of it, if it is small: whole, whatever becomes of the pin (RE-6)."""
+    """The whole version, if it is small; valid even if the pin is lost later (RE-6)."""
     is_lent: bool = attrs.field(default=False, repr=False)
 
     def buffer(self, name: str) -> RDMABuffer:
@@ -400,27 +400,27 @@ class Snapshot:
         return self._part(entry.offset, entry.nbytes)
 
     def whole(self) -> RDMABuffer:
-        """Return a read-only handle on all of it, where each tensor lies at the offset of its entry."""
+        """Return a read-only handle on the whole version; each tensor starts at the offset of its entry."""
         self.is_lent = True
         return buffer_by(self._handle)
 
     @property
     def host(self) -> int:
-        """Which host it lies on, as a number."""
+        """Number of the host that has the version in its memory."""
         return self._handle.granted.home.host
 
     @trio.lowlevel.enable_ki_protection
     async def read_into(self, tensors: Mapping[str, Any]) -> None:
-        """Copy published tensors into those of this process that have the same names: a state dict.
+        """Copy published tensors into local ones of the same names: a state dict.
 
-        They are copied one after the other, and other tasks run meanwhile: whoever computes with `tensors` then gets
-        some of the new version and some of the old one. For a model that is in use there is `Published.follow`.
+        They are copied one after the other while other tasks run: a task that computes with `tensors` meanwhile sees a
+        mix of old and new values. For a model in use there is `Published.follow`.
 
         Args:
-            tensors: Some names or all; each as it was published: of its kind of elements and its shape.
+            tensors: Some or all names; each tensor has the published dtype and shape.
 
         Raises:
-            KeyError, TypeError, ValueError: One of them does not fit; nothing was copied.
+            KeyError, TypeError, ValueError: A tensor does not fit; nothing was copied.
             ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As `RDMABuffer.read_into`.
 
         Blocking: a checkpoint, cancellable.
@@ -439,7 +439,7 @@ class Snapshot:
         await self._copy(wanted)
 
     async def _copy(self, wanted: list[Wanted]) -> None:
-        """Copy tensors, small neighbours in one transfer; then look whether what was copied is whole (RE-3)."""
+        """Copy tensors, small neighbours in one transfer; then check that the copies are whole (RE-3)."""
         if self._copied is not None:
             wanted = _scatter(self._copied, 0, wanted)
             if not wanted:
@@ -461,12 +461,12 @@ class Snapshot:
 
     @trio.lowlevel.enable_ki_protection
     async def check(self) -> None:
-        """Raise if what was read by `buffer` until now may be torn; the end of the block of the pin does it, too."""
+        """Raise if earlier reads through `buffer` may be torn; leaving the pin's block does so, too."""
         await in_trio(self._check)()
 
     @trio.lowlevel.enable_ki_protection
     async def read(self) -> dict[str, Any]:
-        """Return a copy of everything, of the kinds that were published; bytes as bytearrays.
+        """Return a copy of all tensors, of the published kinds; bytes as bytearrays.
 
         Raises and blocks as `read_into`.
         """
@@ -475,7 +475,7 @@ class Snapshot:
         return made
 
     def entry(self, name: str) -> TensorEntry:
-        """Return what a tensor was published as: kind, dtype, shape.
+        """Return kind, dtype and shape of a published tensor.
 
         Raises:
             KeyError: There is none of that name.
@@ -488,7 +488,7 @@ class Snapshot:
 
 
 def snapshot_of(reading: Reading, pin: Pin) -> Snapshot:
-    """Return a version that is pinned."""
+    """Return the snapshot of a pin."""
     slot, copied = pin.slot, pin.copied
     assert slot is not None, "a pin that has been given has its slot"
     layout_end, exported_end = slot.layout_nbytes, slot.layout_nbytes + slot.exported_nbytes
@@ -499,7 +499,7 @@ def snapshot_of(reading: Reading, pin: Pin) -> Snapshot:
 
 
 def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
-    """Group tensors that lie within `limits.PUBLISHED_COPY_BYTES_MAX`; larger ones, and those of devices, are alone."""
+    """Group tensors within `limits.PUBLISHED_COPY_BYTES_MAX`; larger ones, and those of devices, stay single."""
     groups = list[list[Wanted]]()
     end_max = 0
     for entry, memory in sorted(wanted, key=lambda one: one[0].offset):
@@ -512,7 +512,7 @@ def _neighbours(wanted: list[Wanted]) -> list[list[Wanted]]:
 
 
 def _scatter(data: memoryview, start: int, wanted: list[Wanted]) -> list[Wanted]:
-    """Copy tensors out of memory that begins at an offset of their version; return those that go to a device."""
+    """Copy tensors from bytes that start at an offset of their version; return those that go to a device."""
     left = list[Wanted]()
     for entry, memory in wanted:
         at = entry.offset - start
