@@ -1,8 +1,8 @@
-"""Services on meshes: replicas behind one name, and work with a bound on how stale it can be.
+"""Services on meshes: pools of replicas behind one name, work with bounded staleness, key-value stores.
 
-`async with trimesh.service.open_pool(generators) as pool:` gives a handle that any actor may hold;
-`await pool.generate(prompt)` runs the endpoint on one replica. `open_slots` and `open_replay` are for what is generated
-while something else trains, `open_store` for values by key.
+`async with trimesh.service.open_pool(generators) as pool:` yields a handle that any actor may hold;
+`await pool.generate(prompt)` runs the endpoint on one replica. `open_slots` and `open_replay` connect generators to a
+trainer that runs at the same time; `open_store` keeps values by key.
 """
 
 from trimesh.errors import Overloaded

@@ -1,21 +1,21 @@
-"""PURE: the accounts of services, as state machines: who may begin work, what became of each item, key and member.
+"""PURE: state machines of slots, replay buffers, elastic groups and stores.
 
 Rounds of the members of a mesh that changes:
 
     gathering --every member has joined--> formed --all have finished--> gathering
                                              |--a member is lost, new or has left--> gathering
 
-FE-1 pieces in use never overlap, and lie within the bound.
-FE-2 what is free is known in pieces that do not touch each other: as many bytes as are free can be taken.
+FE-1 pieces in use never overlap, and stay within the bound.
+FE-2 free pieces are merged with their neighbours, and all free bytes can be taken.
 
 MR-1 a round is formed of all members of one view, at one moment; each of them is in it once.
-MR-2 a formed round ends once: when all of its members have finished, or with the reason of the first that cannot go on
-     or of the view that has other members. No member of it waits for another one after that.
-MR-3 who has joined stays joined until the round that it is in is formed: views may change meanwhile.
+MR-2 a formed round ends once: when all of its members have finished, or with the reason of the first member that cannot
+     go on, or of a view with other members. After that no member of it waits for another one.
+MR-3 a member that has joined stays joined until its round is formed: views may change meanwhile.
 
-KV-1 A version is there as a whole or not at all: `put` is one step, made when its bytes are complete.
+KV-1 A version is visible as a whole or not at all: `put` is one step, made when its bytes are complete.
 KV-2 Numbers only grow, over all keys of a shard: a key that is deleted and put again has a larger version.
-KV-3 The bytes of a version count until it is out and no reader has it pinned; then it is handed back once, by `freed`.
+KV-3 The bytes of a version count until it is out and no reader has it pinned; then `freed` returns it once.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ class SlotLease(msgspec.Struct, eq=False):
 class SlotAccount:
     """Slots: a lease is granted while fewer than `batch * (staleness + 1)` are in use, first come, first served.
 
-    A slot is in use from its grant until the work is given back, or the version advances past what was trained with
-    it. If every version trains `batch` items, oldest first, work that begins now is trained at most `staleness`
-    versions later, but for work that others overtake.
+    A slot is in use from its grant until the work is given back, or the version that trained it is passed. If every
+    version trains `batch` items, oldest first, work that begins now is trained at most `staleness` versions later,
+    except for work that others overtake.
 
     Attributes:
-        version: Of what trains.
+        version: Version of the trainer.
         running: Slots of leases that are held.
-        finished: Slots of work that is over and not yet freed, where no buffer counts them.
+        finished: Slots of finished work that is not yet freed, if no buffer counts them.
         stored: The same, as the buffer counts them; None without one.
         begun: Slots that were ever granted; `begun == running + returned + handed_on + lost`.
         returned: Slots whose lease ended with an error or a cancel.
         handed_on: Slots whose lease ended well.
-        lost: Slots that were held when the state was saved that was loaded.
+        lost: Slots that were held when the loaded state was saved.
     """
 
     def __init__(self, batch: int, staleness: int, version: int) -> None:
@@ -140,7 +140,7 @@ class SlotAccount:
             self.finished += lease.group
 
     def advance(self, version: int) -> bool:
-        """Go on to a version, at least the current one; return whether it is a new one."""
+        """Advance to a version, at least the current one; return whether it is a new one."""
         if version < self.version:
             raise ValueError(f"versions only grow: got version {version} after {self.version}")
         self.finished -= min(self.finished, self.batch * (version - self.version))
@@ -155,14 +155,14 @@ class SlotAccount:
         self.finished -= count
 
     def state(self) -> dict[str, Any]:
-        """Return what `load` takes."""
+        """Return the state, for `load`."""
         return {
             "version": self.version, "running": self.running, "finished": self.finished, "begun": self.begun,
             "returned": self.returned, "handed_on": self.handed_on, "lost": self.lost,
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state: leases that were held then have ended with their holders."""
+        """Resume from a state: leases that were held then have ended with their holders."""
         if self.begun or self._waiting:
             raise ValueError("load_state_dict goes before the first lease")
         self.version, self.finished = state["version"], state["finished"]
@@ -176,7 +176,7 @@ _MASK = (1 << 64) - 1
 
 
 class Draws:
-    """Random numbers in [0, 1), which all follow from `state` (splitmix64)."""
+    """Random numbers in [0, 1), a function of `state` (splitmix64)."""
 
     def __init__(self, seed: int) -> None:
         self.state = seed & _MASK
@@ -194,7 +194,7 @@ Piece = tuple[int, int]
 
 
 class FileExtents:
-    """Free and used parts of a file: a value is written where there is room, in several pieces if need be."""
+    """Allocator of the parts of a file: a value gets one or several free pieces."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -202,7 +202,7 @@ class FileExtents:
         self._free: list[Piece] = [(0, bytes_max)]
 
     def fits(self, size: int) -> bool:
-        """Return whether so many bytes are free."""
+        """Return whether `size` bytes are free."""
         return self.used + size <= self.bytes_max
 
     def take(self, size: int) -> list[Piece]:
@@ -239,7 +239,7 @@ By = Literal["uniform", "priority", "group"]
 
 
 class ReplayItem(msgspec.Struct, eq=False):
-    """One stored value; `number` is its place in the order of arrival, `size` its bytes as estimated."""
+    """One stored value; `number` is its place in the order of arrival, `size` its estimated bytes."""
 
     value: Any
     version: int
@@ -253,11 +253,11 @@ class ReplayAccount:
     """Bounded storage of items; `added == len(items) + held + taken + sum(evicted.values())`, always.
 
     Attributes:
-        version: The one from which ages are counted.
-        items: By number, the oldest first.
-        holds: Items in the hands of consumers, by the number of the hold, and the version then.
-        bytes: Of items and holds.
-        taken_since: Items taken since the version has advanced.
+        version: Current version, from which ages are counted.
+        items: Items by number, the oldest first.
+        holds: Items held by consumers, by the number of the hold, and the version then.
+        bytes: Bytes of items and holds.
+        taken_since: Items taken since the version last advanced.
         on_drop: Called with each value that is no longer needed.
     """
 
@@ -277,12 +277,12 @@ class ReplayAccount:
 
     @property
     def held(self) -> int:
-        """Number of items in the hands of consumers."""
+        """Number of items held by consumers."""
         return sum(len(items) for _, items in self.holds.values())
 
     @property
     def slots(self) -> int:
-        """Slots that the items use: of what is stored, and of what was taken or held since the version has advanced."""
+        """Slots in use: by stored items, and by those taken or held since the version last advanced."""
         held = sum(len(items) for version, items in self.holds.values() if version == self.version)
         return len(self.items) + held + self.taken_since
 
@@ -300,7 +300,7 @@ class ReplayAccount:
             self._evict(item, "stale")
 
     def make_room(self, size: int) -> bool:
-        """Evict the oldest items until one of this size fits; nothing if what is held leaves no room for it."""
+        """Evict the oldest items until one of this size fits; evict none if held items leave no room for it."""
         held = [item.size for _, items in self.holds.values() for item in items]
         if len(held) >= self.capacity or sum(held) + size > self.bytes_max:
             return False
@@ -309,7 +309,7 @@ class ReplayAccount:
         return True
 
     def evict_oldest(self) -> bool:
-        """Evict the oldest item for want of room; False if there is none."""
+        """Evict the oldest item to make room; return False if there is none."""
         for item in self.items.values():
             self._evict(item, "full")
             return True
@@ -323,7 +323,7 @@ class ReplayAccount:
         return len(found)
 
     def advance(self, version: int) -> None:
-        """Go on to a version, at least the current one; evict items that are too old for it."""
+        """Advance to a version, at least the current one; evict items that are too old for it."""
         if version < self.version:
             raise ValueError(f"versions only grow: got version {version} after {self.version}")
         if version > self.version:
@@ -333,7 +333,7 @@ class ReplayAccount:
             self._evict(item, "stale")
 
     def hold(self, count: int, max_age: int | None) -> int | None:
-        """Give the oldest items that are young enough to a consumer; return the number of the hold, None if too few."""
+        """Hold the oldest items within `max_age` for a consumer; return the hold's number, None if too few."""
         if len(self.items) < count:  # quick: a consumer that waits tries again at each item that comes
             return None
         found = self._young(max_age)[:count]
@@ -356,14 +356,14 @@ class ReplayAccount:
             self.taken_since += len(found)
 
     def put_back(self, hold: int) -> None:
-        """Store the items of a hold again, at their old places; those that are too old now are evicted."""
+        """Return the items of a hold to their old places; evict those that are now too old."""
         for item in self.holds.pop(hold)[1]:
             self.items[item.number] = item
         self.items = dict(sorted(self.items.items()))
         self.advance(self.version)
 
     def sample(self, count: int, max_age: int | None, by: By) -> list[ReplayItem] | None:
-        """Draw items without removing them, none twice in one draw; return None if too few are young enough.
+        """Draw items without removing them, none twice in one draw; return None if too few are within `max_age`.
 
         By "group", `count` is of groups, and all items of each are returned. O(n log n) of the stored items.
         """
@@ -384,7 +384,7 @@ class ReplayAccount:
         return picked
 
     def state(self) -> dict[str, Any]:
-        """Return what `load` takes; what is held counts as stored: it is not trained yet."""
+        """Return the state, for `load`; held items count as stored, because they are not trained yet."""
         stored = [*self.items.values(), *(item for _, items in self.holds.values() for item in items)]
         stored.sort(key=lambda item: item.number)
         return {
@@ -394,7 +394,7 @@ class ReplayAccount:
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state; beyond the bounds of this store the oldest items are evicted."""
+        """Resume from a state; evict the oldest items beyond the bounds of this buffer."""
         if self.added:
             raise ValueError("load_state_dict goes before the first item")
         self.version, self.added, self.taken = state["version"], state["added"], state["taken"]
@@ -435,15 +435,15 @@ Place = tuple[tuple[str, int], ...]
 
 
 class RoundMember(msgspec.Struct, eq=False):
-    """One member that waits for the next round, or is in one.
+    """Member that waits for the next round, or is in one.
 
     Attributes:
         place: Its coordinates.
-        number: Of its round; 0 before.
-        epoch: Of the view that the round was formed of.
+        number: Number of its round; 0 before.
+        epoch: Epoch of the view that the round was formed of.
         places: Members of the round, in the order of their ranks.
         is_over: Whether the round is over.
-        why: Reason of its end; "" if all have finished.
+        why: Reason of its end; "" if all members have finished.
     """
 
     place: Place
@@ -455,7 +455,7 @@ class RoundMember(msgspec.Struct, eq=False):
 
 
 class Rounds:
-    """Rounds of one mesh, each of at least `least` members; `number` is that of the last round."""
+    """Rounds of one mesh, each of at least `least` members; `number` is the number of the last round."""
 
     def __init__(self, least: int) -> None:
         self.epoch = -1
@@ -467,13 +467,13 @@ class Rounds:
         self._finished: set[Place] = set()
 
     def see(self, epoch: int, members: Sequence[Place], joined: Collection[Place], why: str) -> list[RoundMember]:
-        """Follow a view; return the members whose round has changed.
+        """Apply a new view; return the members whose round has changed.
 
         Args:
-            epoch: Of the view.
-            members: In the order of their ranks.
+            epoch: Epoch of the view.
+            members: Members in the order of their ranks.
             joined: Members that are new, or have a new incarnation, since the view before.
-            why: Text of the change.
+            why: Description of the change.
         """
         self.epoch = epoch
         has_changed = tuple(members) != self._members or any(place in self._inside for place in joined)
@@ -482,7 +482,7 @@ class Rounds:
         return ended + self._form()
 
     def join(self, place: Place) -> tuple[RoundMember, list[RoundMember]]:
-        """Let a member wait for the next round; return it, and the members whose round has changed."""
+        """Add a member to the next round; return it, and the members whose round has changed."""
         if place in self._waiting or place in self._inside:
             name = place_name("", dict(place))
             raise ValueError(f"a process is in one group at a time, and {name} is in one, or waits for it")
@@ -490,7 +490,7 @@ class Rounds:
         return joined, self._form()
 
     def finish(self, joined: RoundMember) -> list[RoundMember]:
-        """Note that a member is done; return the members whose round has changed."""
+        """Mark a member as finished; return the members whose round has changed."""
         if self._inside.get(joined.place) is not joined:
             return []
         self._finished.add(joined.place)
@@ -527,11 +527,11 @@ class Rounds:
 
 
 Answer = tuple[int, list[bytes]]
-"""A number and values, by the question."""
+"""Number and values of a reply, depending on the request."""
 
 
 class RoundKeys:
-    """Keys by which the members of one round connect, as a `torch.distributed.Store`, and the questions about them.
+    """Key-value store by which the members of one round connect, as a `torch.distributed.Store`, and its requests.
 
     set [key] [value]; get [key, ...]; wait [key, ...]; check [key, ...]; delete [key]; count
     add [key] [] [number]; swap [key] [expected, desired]
@@ -541,10 +541,10 @@ class RoundKeys:
         self._values: dict[str, bytes] = {}
 
     def ask(self, verb: str, keys: Sequence[str], values: Sequence[bytes], numbers: Sequence[int]) -> Answer | None:
-        """Answer a question; None if it must wait for another key.
+        """Answer a request; return None if it must wait for another key.
 
         Raises:
-            ProtocolError: There is no such question, or there are too many keys.
+            ProtocolError: The request is unknown, or there are too many keys.
         """
         known = self._values
         match verb, list(keys), list(values), list(numbers):
@@ -590,7 +590,7 @@ def _number(value: bytes) -> int:
 # ---- stores ----------------------------------------------------------------------------------------------------------
 
 KEY_OVERHEAD_BYTES: Final = 512
-"""Cost of a version beside its value and its key: this entry and its places in the tables."""
+"""Memory that a version takes besides its value and key: its entries in the tables."""
 
 
 class StoredVersion(msgspec.Struct, eq=False):
@@ -609,10 +609,10 @@ class StoreAccount:
     """Versions by key in one shard of a store.
 
     Attributes:
-        bytes: That count now, with those reserved.
-        puts: Versions that were ever put.
-        expired: Of those, ended by their time to live.
-        freed: Versions whose memory can go; the shard removes them from here.
+        bytes: Bytes that count now, with reserved ones.
+        puts: Number of versions ever put.
+        expired: Number of these that ended by their time to live.
+        freed: Versions whose memory can be released; the shard removes them from here.
     """
 
     def __init__(self, capacity_bytes: int, retain: int) -> None:
@@ -633,11 +633,11 @@ class StoreAccount:
         return True
 
     def give_back(self, nbytes: int) -> None:
-        """Free bytes that were reserved for a version which will not be."""
+        """Release bytes that were reserved for a version that failed."""
         self.bytes -= nbytes
 
     def put(self, key: str, value: Any, nbytes: int, expires: float) -> int:
-        """Make a version of bytes that are reserved the newest of a key; return its number (KV-1, KV-2)."""
+        """Make a version with reserved bytes the newest of a key; return its number (KV-1, KV-2)."""
         self.puts += 1
         one = StoredVersion(key, self.puts, value, nbytes, expires)
         versions = self._keys.setdefault(key, deque())
@@ -649,7 +649,7 @@ class StoreAccount:
         return one.number
 
     def find(self, key: str, number: int | None = None) -> StoredVersion | None:
-        """Return the newest version of a key, or one by its number; None if it is not there."""
+        """Return the newest version of a key, or one by its number; None if it does not exist."""
         versions = self._keys.get(key)
         if not versions:
             return None
@@ -674,7 +674,7 @@ class StoreAccount:
         return versions is not None
 
     def expire(self, now: float) -> None:
-        """Remove versions that have ended until `now`."""
+        """Remove versions that have expired by `now`."""
         while self._ends and (self._ends[0][0] <= now or self._ends[0][2].is_out):
             one = heapq.heappop(self._ends)[2]
             if not one.is_out:
@@ -687,7 +687,7 @@ class StoreAccount:
 
     @property
     def next_end(self) -> float:
-        """End of the version that ends next, or infinity."""
+        """Time of the next expiry, or infinity."""
         return self._ends[0][0] if self._ends else float("inf")
 
     def keys(self, prefix: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""PURE: the dispatcher of a pool. Requests wait, are given to replicas, and end; replicas come and go."""
+"""PURE: dispatcher of a pool, which queues requests and assigns them to replicas; routes and sessions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trimesh.plain_numbers import plain_real, plain_whole
 
 
 class PoolRequest(msgspec.Struct, eq=False):
-    """One call that waits for a replica, or has one.
+    """Call that waits for a replica, or runs on one.
 
     Attributes:
         args: Arguments of the call by position; they and `kwargs` are for routes.
@@ -30,8 +30,8 @@ class PoolRequest(msgspec.Struct, eq=False):
         group: Name by which it can be cancelled.
         session: Name of its session, or None.
         key: For routes: the session, unless another one was given.
-        number: Its place among all requests; a request that is tried again keeps it.
-        replica: The one that runs it; while it waits, the only one that may, or None.
+        number: Its place among all requests; a retried request keeps it.
+        replica: The replica that runs it; while it waits, the one it is bound to, or None.
         state: "new", "waiting", "running" or "over".
     """
 
@@ -62,11 +62,11 @@ class Replica(msgspec.Struct, eq=False):
 
     Attributes:
         index: Its place along the dimension of the pool.
-        limit: Requests that it may run at once.
-        running: Requests that it runs.
+        limit: Number of requests that it may run at once.
+        running: Number of requests that it runs.
         cost: Sum of their costs.
         used: Number of its last request, -1 before the first.
-        is_up: Whether its processes live and answer.
+        is_up: True if its processes live and answer.
         is_drained: Whether `resize` keeps it out.
         is_updating: Whether `rolling` keeps it out.
         is_absent: Whether its processes have left their mesh.
@@ -84,21 +84,21 @@ class Replica(msgspec.Struct, eq=False):
     is_absent: bool = False
     ended: int = 0
     _quick: int = 0
-    _held: int = 0  # requests that had begun when the limit was lowered: their latency is not of the new one
+    _held: int = 0  # requests that had begun when the limit was lowered: their latency does not measure the new limit
 
     @property
     def is_member(self) -> bool:
-        """Whether it belongs to the pool as the pool is sized now."""
+        """True if it belongs to the pool at its present size."""
         return not self.is_drained and not self.is_absent
 
     @property
     def is_out(self) -> bool:
-        """Whether `resize` or `rolling` keeps it out."""
+        """True if `resize` or `rolling` keeps it out."""
         return self.is_drained or self.is_updating
 
     @property
     def is_in_service(self) -> bool:
-        """Whether requests may go to it, if it lives."""
+        """True if it accepts requests while it lives."""
         return self.is_member and not self.is_updating
 
     def learn(self, rule: Adaptive, seconds: float) -> None:
@@ -115,17 +115,17 @@ class Replica(msgspec.Struct, eq=False):
 
 
 class Adaptive:
-    """Concurrency that grows by one for each round of quick requests, and shrinks by a factor after a slow one.
+    """Adaptive concurrency: grows by one for each round of quick requests, shrinks by a factor after a slow one.
 
-    Additive increase, multiplicative decrease: what a replica is given comes to what it can do within `latency`.
+    Additive increase, multiplicative decrease: the limit converges to the load that a replica can serve in `latency`.
 
     Args:
         latency: Seconds that one request may take.
-        least: Requests that a replica may always run, at least 1.
-        most: Requests that it may run at most.
-        start: Those at first; `least` if it is left out.
-        factor: What a slow request leaves of the limit, between 0 and 1. A replica is slowed down once for the
-            requests that it had when it was, not once for each.
+        least: Least limit of a replica, at least 1.
+        most: Greatest limit of a replica.
+        start: First limit; `least` by default.
+        factor: Factor between 0 and 1 that a slow request multiplies the limit by. Requests that were running at a
+            decrease do not cause another one.
 
     Raises:
         ValueError: A number is out of its bounds.
@@ -170,7 +170,7 @@ _load_of: Callable[[Replica], tuple[float, int, int]] = operator.attrgetter("cos
 
 
 class LeastLoaded:
-    """The replica with the smallest sum of costs; among equals, the one that was idle for the longest time.
+    """Route to the replica with the smallest sum of costs; among equals, to the one used least recently.
 
     A fixed order among equals would give every session that begins while all are idle to the first replica.
     """
@@ -181,7 +181,7 @@ class LeastLoaded:
 
 
 class RoundRobin:
-    """The replicas in turn; one without room is passed over."""
+    """Route to the replicas in turn, skipping those without room."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -194,18 +194,18 @@ class RoundRobin:
 
 
 POINTS = 64
-"""Places of one replica on the ring: the shares of 8 replicas then differ by about an eighth."""
+"""Points of one replica on the ring: the shares of 8 replicas then differ by about an eighth."""
 
 
 class Affinity:
-    """Equal keys go to the same replica, as long as it is not loaded above `bounded_load` times the mean.
+    """Route equal keys to the same replica, unless its load exceeds `bounded_load` times the mean.
 
-    Consistent hashing: a replica that leaves or comes moves the keys of about its own share only. What its replica has
-    no place for goes to the next one on the ring.
+    Consistent hashing: a replica that leaves or joins moves only the keys of about its own share. Requests that their
+    replica has no room for go to the next one on the ring.
 
     Args:
-        key: Gives the key from the arguments of the call (the beginning of a prompt, say, for a prefix cache); without
-            it, it is the session of the call. A request without a key goes to the least loaded replica.
+        key: Returns the key from the arguments of the call (for a prefix cache, the beginning of a prompt). By default
+            the key is the session of the call. A request without a key goes to the least loaded replica.
         bounded_load: At least 1.
 
     Raises:
@@ -243,13 +243,13 @@ class Affinity:
 
 
 class ByFunction:
-    """A route of the user: `function(request, candidates)` gives one of the candidates, or its index."""
+    """Route by a user's function: `function(request, candidates)` returns one of the candidates, or its index."""
 
     def __init__(self, function: Callable[[PoolRequest, Sequence[Replica]], Any]) -> None:
         self._function = function
 
     def choose(self, request: PoolRequest, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
-        """See `PoolRoute.choose`; what the function has chosen is checked by the dispatcher."""
+        """See `PoolRoute.choose`; the dispatcher checks the choice."""
         chosen = self._function(request, candidates)
         return next((one for one in candidates if one is chosen or one.index == chosen), chosen)
 
@@ -310,7 +310,7 @@ class RequestQueue(Generic[Q]):
 
     @property
     def has_pinned(self) -> bool:
-        """Whether there are requests that are bound to a replica."""
+        """True if requests are bound to replicas."""
         return len(self._heaps) > (None in self._heaps)
 
     def pinned(self) -> list[int]:
@@ -332,7 +332,7 @@ class SessionPlace(msgspec.Struct):
 
 
 class Sessions:
-    """Places of at most `capacity` sessions; the least recently used ones are forgotten."""
+    """Replicas of at most `capacity` sessions; the least recently used ones are dropped."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -372,14 +372,14 @@ class Dispatcher(Generic[Q]):
     `unrouted` once.
 
     Attributes:
-        replicas: All of them, with those that are down or drained.
+        replicas: All replicas, with those that are down or drained.
         waiting: The queue.
-        sessions: Places of sessions.
-        pauses: Number of blocks that hold the queue back.
+        sessions: Replicas of sessions.
+        pauses: Number of blocks that pause the queue.
         submitted: Number of requests ever.
-        measures: Whether `end` needs the seconds of requests.
-        unrouted: Requests for which the route has raised, or has chosen no candidate, each with that error; the caller
-            of `take` removes them.
+        measures: True if `end` needs the seconds of requests.
+        unrouted: Requests for which the route raised, or chose none of the candidates, each with that error; the
+            caller of `take` removes them.
     """
 
     def __init__(
@@ -419,9 +419,9 @@ class Dispatcher(Generic[Q]):
         self._put(request)
 
     def grant(self, request: Q) -> bool:
-        """Give a request to a replica at once, as `submit` and `take` would; return whether it has one.
+        """Assign a request to a replica at once, as `submit` and `take` would; return whether it has one.
 
-        Nothing is changed if requests wait before it, if no replica has room, or if the route raises.
+        Changes nothing if other requests wait, no replica has room, or the route raises.
         """
         if self.pauses or self.waiting.count or request.session is not None:
             return False
@@ -436,24 +436,24 @@ class Dispatcher(Generic[Q]):
         return True
 
     def withdraw(self, request: Q) -> None:
-        """Remove a request that waits: its caller has left, or it was cancelled."""
+        """Remove a waiting request: its caller has left, or it was cancelled."""
         self.waiting.remove(request)
         request.state = "over"
 
     def end(self, request: Q, seconds: float | None) -> None:
-        """End a request that runs; `seconds` is its latency, or None if that is not the replica's."""
+        """End a running request; `seconds` is its latency, or None if the replica did not determine it."""
         self._give_up(request)
         request.state = "over"
         if self._rule is not None and seconds is not None and request.replica is not None:
             self.replicas[request.replica].learn(self._rule, seconds)
 
     def retry(self, request: Q) -> None:
-        """Queue a request again, at its old place: its replica has not run it, or it may run twice."""
+        """Queue a request again at its old place: its replica has not run it, or it may run twice."""
         self._give_up(request)
         self._put(request)
 
     def take(self) -> list[tuple[Q, Replica]]:
-        """Give requests to replicas that have room; return each with its replica."""
+        """Assign requests to replicas with room; return each with its replica."""
         taken: list[tuple[Q, Replica]] = []
         while not self.pauses and self.waiting.count:
             serving = self.serving()
@@ -478,7 +478,7 @@ class Dispatcher(Generic[Q]):
         return taken
 
     def serving(self) -> Sequence[Replica]:
-        """Return the replicas that requests may go to: those that are up, or if none is, those that may come back."""
+        """Return the replicas for requests: those that are up, or if none is, those that may come back."""
         if self._serving is None:
             inside = [one for one in self.replicas if one.is_in_service]
             self._serving = [one for one in inside if one.is_up] or inside
@@ -511,7 +511,7 @@ class Dispatcher(Generic[Q]):
         self._see_change()
 
     def _choose(self, request: Q, candidates: Sequence[Replica], serving: Sequence[Replica]) -> Replica:
-        """Return the choice of the route; raise `ValueError` if that is none of the candidates."""
+        """Return the route's choice; raise `ValueError` if it is not one of the candidates."""
         chosen: object = self._route.choose(request, candidates, serving)
         if type(chosen) is not Replica or not any(chosen is one for one in candidates):
             indices = [one.index for one in candidates]
@@ -530,7 +530,7 @@ class Dispatcher(Generic[Q]):
         return min(found, key=lambda one: one.order, default=None)
 
     def _pin(self, request: Q, serving: Sequence[Replica]) -> bool:
-        """Bind a request to the replica that its session has got meanwhile; return whether it has one that serves."""
+        """Bind a request to its session's replica, which may be new; return whether there is one that serves."""
         if request.session is None:
             return False
         place = self.sessions.find(request.session)

@@ -6,14 +6,14 @@ from trimesh.errors import CollectiveFailed, MeshError
 
 
 class Paused(MeshError):
-    """A request that ran was aborted, because the pool was paused by `paused("abort")`; it may be made again."""
+    """A running request was aborted because the pool was paused by `paused("abort")`; it can be retried."""
 
 
 class GroupEnded(CollectiveFailed):
-    """The process group of one epoch of a mesh has ended: a member was lost, has come or has left it; join again.
+    """The process group of an epoch has ended: a member of the mesh was lost, joined or left; join again.
 
     Attributes:
-        epoch: Of the view that the group was made of.
+        epoch: Epoch of the view that the group was made of.
     """
 
     def __init__(self, message: str = "", *, epoch: int = -1) -> None:

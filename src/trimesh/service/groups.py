@@ -1,4 +1,4 @@
-"""Process groups of elastic meshes: a new one for each set of members, the one before is ended.
+"""Process groups of elastic meshes: each new set of members ends the group and forms another one.
 
 `from trimesh.service.groups import open_groups`: `async with open_groups(procs) as groups:` in the process that owns
 the mesh, `async with groups.joined() as group:` in its actors.
@@ -88,15 +88,15 @@ class ElasticGroups:
         self._backend = backend
 
     def joined(self) -> AbstractAsyncContextManager[ElasticGroup]:
-        """Be in the group of all members of the newest view: `async with groups.joined() as group:`.
+        """Join the group of all members of the newest view: `async with groups.joined() as group:`.
 
-        Entering waits until each member of the newest view has joined. When that changes (a member is lost, comes or
-        goes), or a member leaves the block by an error, the group has *ended*: what its members do in it, or begin to
-        do, raises `GroupEnded`, and they join again. A body that ends well waits for those of the others, or for the
-        end of the group.
+        Entering waits until each member of the newest view has joined. When the view changes (a member is lost, joins
+        or leaves), or a member leaves the block by an error, the group has *ended*: running and new operations in it
+        raise `GroupEnded`, and the members join again. A body that ends well waits for the bodies of the others, or
+        for the end of the group.
 
         Raises:
-            RuntimeError: The caller is no actor.
+            RuntimeError: The caller is not an actor.
             ValueError: This process is in a group already.
             GroupEnded: The group has ended while it was being made; join again.
             MeshStopped: The block of the groups is being left.
@@ -144,14 +144,14 @@ async def _watch(replies: Any, group: ElasticGroup) -> None:
 
 
 class ElasticGroup:
-    """The members of one epoch, and what they do together. Of no use after its block.
+    """Process group of the members of one epoch. Valid inside its block.
 
     Attributes:
         epoch: Number of the view that it was made of.
-        number: Of the group, one more for each: the same members may have several, one after the other.
+        number: Number of the group, increasing: the same members may have several, one after the other.
         places: The coordinates of its members, in the order of their ranks.
         rank: Of this member in the group, without holes.
-        size: How many there are.
+        size: Number of members.
     """
 
     def __init__(self, front: Any, name: str, key: str, epoch: int, places: Sequence[Place], own: Place) -> None:
@@ -170,7 +170,7 @@ class ElasticGroup:
 
     @property
     def process_group(self) -> EpochGroup:
-        """The group of `torch.distributed`; also the default group of this process, unless there is another one.
+        """The `torch.distributed` group; also the default group of this process, unless there is another one.
 
         Raises:
             RuntimeError: `open_groups` was told to make none (`backend=None`).
@@ -199,11 +199,11 @@ class ElasticGroup:
         return self._groups
 
     async def run(self, function: Callable[..., R], *args: Any) -> R:
-        """Run a function that does collectives in a thread, as everything is to be run that waits for other members.
+        """Run a function that does collectives, or waits for other members in another way, in a thread.
 
         Raises:
-            GroupEnded: The group has ended, and the function failed by it.
-            BaseException: What the function raises.
+            GroupEnded: The group has ended, and the function failed because of that.
+            BaseException: Raised by the function.
 
         Blocking: a checkpoint. A cancel waits until the function has ended: by the end of the group at the latest.
         """
@@ -216,20 +216,20 @@ class ElasticGroup:
             raise self._error()
 
     async def wait_ended(self) -> None:
-        """Wait until the group has ended other than by this block: for a body that does something else meanwhile.
+        """Wait until the group has ended other than by this block, for a body that does other work meanwhile.
 
         Blocking: a checkpoint, cancellable.
         """
         await in_trio(self._over.wait)()
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Call a function of no arguments, in the task of Trio, when the group ends before its block: `pg.abort`."""
+        """Register a function without arguments (`pg.abort`), called in Trio when the group ends before its block."""
         if self._ended is None:
             self._calls.append(call)
         else:
             call()
 
-    # ---- its life --------------------------------------------------------------------------------------------
+    # ---- life cycle ------------------------------------------------------------------------------------------
 
     async def make(self) -> None:
         """Connect the members."""
@@ -242,7 +242,7 @@ class ElasticGroup:
         await trio.to_thread.run_sync(groups.make, abandon_on_cancel=True)
 
     def end(self, why: str) -> None:
-        """Note that the group has ended, and free those that wait in it."""
+        """Mark the group as ended, and release operations that wait in it."""
         if self._ended is None:
             text = f"the process group of epoch {self.epoch} of {self._name} has ended: {why or 'all have finished'}"
             self._ended = GroupEnded(text, epoch=self.epoch)
@@ -273,7 +273,7 @@ class ElasticGroup:
         numbers: Sequence[int] = (),
         seconds: float | None = None,
     ) -> tuple[int, list[bytes]]:
-        """Ask the store of the group, from any thread but that of Trio; return a number and values."""
+        """Send a request to the store of the group, from any thread except Trio's; return a number and values."""
 
         async def ask() -> tuple[int, list[bytes]] | None:
             with trio.fail_after(seconds if seconds is not None else float("inf")):
@@ -292,7 +292,7 @@ class ElasticGroup:
 
 
 class GroupsFront(Actor):
-    """Rounds of the members of a mesh, in the process that owns it; all members use it by calls."""
+    """Coordinates the rounds of a mesh, in the process that owns it; members call it."""
 
     def __init__(self, number: int, name: str, least: int) -> None:
         self.views: AbstractAsyncContextManager[AsyncIterator[MembershipView]] = take_over(number)
@@ -305,7 +305,7 @@ class GroupsFront(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Follow the members for as long as the groups are open."""
+        """Follow the mesh's membership while the groups are open."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._follow)
             yield
@@ -313,7 +313,7 @@ class GroupsFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="joins")
     async def join(self, place: Place) -> AsyncGenerator[tuple[int, int, Any], None]:
-        """Give a round: its number, its epoch, its places; and when it is over the same with the reason, or ""."""
+        """Yield a round's number, epoch and places; at its end number and epoch again, with the reason or ""."""
         place = _place_of(place)
         member, changed = self.rounds.join(place)
         self.news[member] = trio.Event()
@@ -336,7 +336,7 @@ class GroupsFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="ends")
     async def finish(self, number: int, place: Place) -> None:
-        """Note that a member is done; return when the others of its round are, or the round has ended."""
+        """Mark a member as finished; return when all of its round are, or the round has ended."""
         member = self.joined.get((number, _place_of(place)))
         if member is not None:
             self._tell(self.rounds.finish(member))
@@ -346,7 +346,7 @@ class GroupsFront(Actor):
     async def ask(
         self, number: int, verb: str, keys: Sequence[str], values: Sequence[bytes], numbers: Sequence[int]
     ) -> Answer | None:
-        """Answer a question about the keys of a round; None when it is over before there is an answer."""
+        """Answer a request about the keys of a round; None if the round ends before there is an answer."""
         await trio.lowlevel.checkpoint()
         while (known := self.keys.get(number)) is not None:
             answer = known.ask(verb, keys, values, numbers)
@@ -368,7 +368,7 @@ class GroupsFront(Actor):
             await self.news[member].wait()
 
     def _tell(self, changed: Iterable[RoundMember]) -> None:
-        """Wake the members whose round has changed, and those that wait for keys."""
+        """Wake members whose round has changed, and requests that wait for keys."""
         for one in changed:
             if one.is_over:
                 self.keys.pop(one.number, None)
@@ -385,7 +385,7 @@ class GroupsFront(Actor):
 
 
 def _place_of(point: Iterable[tuple[str, int]]) -> Place:
-    """Return coordinates as they are compared."""
+    """Return coordinates in comparable form."""
     return tuple((str(label), int(index)) for label, index in point)
 
 

@@ -1,4 +1,4 @@
-"""How pools, slots, replay buffers and stores travel in a family where nothing is pickled (`pickle="off"`)."""
+"""Serialization of the handles of pools, slots, replay buffers and stores without pickle (`pickle="off"`)."""
 
 from __future__ import annotations
 

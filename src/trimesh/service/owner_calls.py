@@ -1,6 +1,6 @@
-"""Calls of the handles of a service to its owner, and the hand-over of the owner's state to the actor beside it.
+"""Calls from the handles of a service to its owner, and transfer of the owner's state to the actor beside it.
 
-A cancel leaves no call in doubt: it has happened, or it has not.
+After a cancel the outcome of a call is known: it has happened, or it has not.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _numbers = count()
 
 
 def hand_over(thing: Any) -> int:
-    """Return a number for a thing of this process, while it lives: arguments of actors are copied."""
+    """Register an object and return its number: an actor's arguments are copied, so a number stands for the object."""
     number = next(_numbers)
     _things[number] = thing
     return number
 
 
 def take_over(number: int) -> Any:
-    """Return the thing of a number."""
+    """Return the object registered under a number."""
     return _things[number]
 
 
 async def change(own: Callable[[int], None] | None, front: Callable[[int], Awaitable[Any]], number: int) -> None:
-    """Change the state of a service, here where it is kept (`own`), or by the actor beside it; a checkpoint."""
+    """Change a service's state: locally in the owner (`own`), else by its actor (`front`); a checkpoint."""
     if own is None:
         await in_trio(certainly)(partial(front, number))
         return
@@ -49,7 +49,7 @@ async def change(own: Callable[[int], None] | None, front: Callable[[int], Await
 
 
 class StreamHolds(Generic[T]):
-    """Things that consumers in other processes hold until they confirm; the actor gives them by streams."""
+    """Items that consumers in other processes hold until they confirm; each is sent by a stream of the actor."""
 
     def __init__(self, put_back: Callable[[T], object]) -> None:
         self._put_back = put_back
@@ -58,7 +58,7 @@ class StreamHolds(Generic[T]):
 
     @asynccontextmanager
     async def hold(self, thing: T) -> AsyncGenerator[int, None]:
-        """Give its number; put the thing back if the consumer leaves before `confirm`, or dies."""
+        """Yield the number of a hold; put the item back if the consumer leaves before `confirm`, or dies."""
         number, confirmed = next(self._numbers), trio.Event()
         self._held[number] = thing, confirmed
         try:
@@ -69,7 +69,7 @@ class StreamHolds(Generic[T]):
                 self._put_back(thing)
 
     def confirm(self, number: int) -> T:
-        """End a hold well; return the thing."""
+        """Confirm a hold; return its item."""
         thing, confirmed = self._held.pop(number)
         confirmed.set()
         return thing
@@ -77,24 +77,24 @@ class StreamHolds(Generic[T]):
 
 @asynccontextmanager
 async def held(stream: Any, confirm: Callable[[int], Awaitable[Any]]) -> AsyncGenerator[Any, None]:
-    """Hold a thing of `StreamHolds` from a stream of its number and a value; confirm it if the body ends well."""
+    """Hold an item of `StreamHolds`, by a stream of number and value; confirm it if the body ends without error."""
     with trio.CancelScope() as leaving:
         async with stream as replies:
             _, (number, given) = await anext(replies)
             yield given
             await certainly(partial(confirm, number))
-            leaving.shield = True  # it has ended well, whatever is cancelled from here on
+            leaving.shield = True  # the body succeeded, so a later cancel does not undo it
 
 
 async def certainly(call: Callable[[], Awaitable[R]], withdraw: Callable[[], Awaitable[object]] | None = None) -> R:
-    """Make a call; if the caller is cancelled meanwhile, wait for its outcome and return it all the same.
+    """Make a call; if the caller is cancelled meanwhile, still wait for its outcome and return it.
 
     The next checkpoint of the caller raises `Cancelled` then. An owner that does not answer is awaited as long as the
     acknowledgement of any cancel (`abandon_after`); then `Cancelled` is raised, and the outcome is unknown.
 
     Args:
-        call: Runs shielded. Nothing is begun for a caller that is cancelled already.
-        withdraw: Asks the owner, after a cancel, to end the call soon; without it the call is one that does not wait.
+        call: Runs shielded. Not started if the caller is cancelled already.
+        withdraw: Requests, after a cancel, that the owner end the call soon; not needed for a call that never waits.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
     results: list[R] = []
@@ -121,7 +121,7 @@ async def certainly(call: Callable[[], Awaitable[R]], withdraw: Callable[[], Awa
             bound.deadline = trio.current_time() + (limits.CANCEL_ACK_SECONDS if patience is None else patience)
             if withdraw is not None:
                 with trio.CancelScope(shield=True, deadline=bound.deadline), suppress(MeshError):
-                    await withdraw()  # what is wrong with the owner, the call says
+                    await withdraw()  # the call itself reports failures of the owner
     try:
         if errors:
             raise errors[0]

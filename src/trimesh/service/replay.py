@@ -1,4 +1,4 @@
-"""Replay buffers: `ReplayBuffer`, the handle on stored work, the actor beside it, its file, and `open_replay`."""
+"""Replay buffers: `open_replay`, the handle `ReplayBuffer`, its actor, and the spill file."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _tokens = count()
 
 
 class ReplayStatistics(msgspec.Struct, frozen=True):
-    """A replay buffer, in numbers of items: `added == stored + held + taken + sum(evicted.values())`.
+    """Statistics of a replay buffer, in items: `added == stored + held + taken + sum(evicted.values())`.
 
     Attributes:
-        version: The current one.
-        added: Ever.
-        stored: Still there.
-        held: In the hands of `taking`.
-        taken: Consumed, by `take` or a `taking` that ended well.
-        evicted: Removed unused, by reason: "stale", "full", or what was given to `clear`.
-        drawn: Returned by `sample`; an item counts each time.
-        bytes: Of what is stored and held, as estimated.
-        spilled_bytes: Of that, in the file.
+        version: Current version.
+        added: Items ever added.
+        stored: Items stored now.
+        held: Items held by `taking` blocks.
+        taken: Items consumed, by `take` or a `taking` block that ended without error.
+        evicted: Items removed unused, by reason: "stale", "full", or the reason passed to `clear`.
+        drawn: Items returned by `sample`; an item counts each time.
+        bytes: Estimated bytes of stored and held items.
+        spilled_bytes: Those of them in the file.
     """
 
     version: int
@@ -64,7 +64,7 @@ class ReplayStatistics(msgspec.Struct, frozen=True):
 
 
 class ReplayFront(Actor):
-    """A replay buffer, for other processes."""
+    """Actor by which other processes use a replay buffer."""
 
     def __init__(self, number: int) -> None:
         self.buffer: ReplayBuffer[Any] = take_over(number)
@@ -135,7 +135,7 @@ class ReplayBuffer(Generic[T]):
         evicts: bool = False,
     ) -> None:
         self._front = front
-        self._own = own  # this and all below only in the process of the owner
+        self._own = own  # this and the following only in the owner's process
         self._key = key
         self._slots = slots
         self._spill = spill
@@ -155,7 +155,7 @@ class ReplayBuffer(Generic[T]):
         Args:
             value: Anything; in the process of the owner it is kept as it is.
             version: What it was made with; `open_replay(key=)` finds it otherwise.
-            group: Name of what is drawn together by `sample(by="group")`.
+            group: Name of the items that `sample(by="group")` draws together.
             priority: Weight in `sample(by="priority")`, above 0.
 
         Raises:
@@ -195,7 +195,7 @@ class ReplayBuffer(Generic[T]):
         return in_trio_block(self._taking(count, max_age))
 
     async def sample(self, count: int, *, max_age: int | None = None, by: By = "uniform") -> list[T]:
-        """Wait until `count` items are there and draw them; they stay.
+        """Wait for `count` items and draw them without removing them.
 
         Args:
             count: Of items, or of groups.
@@ -215,7 +215,7 @@ class ReplayBuffer(Generic[T]):
         return found
 
     async def advance(self, *, version: int) -> None:
-        """Go on to a version, from which ages are counted; linked slots do so by themselves.
+        """Advance to a version, from which ages are counted; linked slots do so themselves.
 
         Raises:
             ValueError: It is below the current one.
@@ -243,7 +243,7 @@ class ReplayBuffer(Generic[T]):
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes, with all values; what is held counts as stored."""
+        """Return the state with all values, for `load_state_dict`; held items count as stored."""
         state = self._account.state()
         values = [item[1] for item in state["items"]]
         if self._spill is not None:
@@ -252,7 +252,7 @@ class ReplayBuffer(Generic[T]):
         return {**state, "items": items}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state, before the first item: the same items, counts and draws.
+        """Resume from a state, before the first item: the same items, counts and draws.
 
         Raises:
             ValueError: Items were added already.
@@ -425,7 +425,7 @@ class ReplayBuffer(Generic[T]):
         self._wake()
 
     async def _soon(self, attempt: Callable[[], R | None]) -> R:
-        """Repeat an attempt until it gives something; no checkpoint if it does at once: the lock before it was one."""
+        """Retry an attempt until it succeeds; no checkpoint if it succeeds at once: the lock before it was one."""
         while True:
             if self._is_closed:
                 raise MeshStopped("the block of this replay buffer is being left, or was")
@@ -434,14 +434,14 @@ class ReplayBuffer(Generic[T]):
             await self._changed.wait()
 
     def _wake(self) -> None:
-        """Let all that waits try again."""
+        """Wake all waiting calls, to retry."""
         self._changed.set()
         self._changed = trio.Event()
         if self._slots is not None:
             self._slots._pump()
 
     def _close(self) -> None:
-        """Refuse new calls, and those that wait."""
+        """Refuse new and waiting calls."""
         self._is_closed = True
         self._changed.set()
         if self._spill is not None:
@@ -460,18 +460,18 @@ def open_replay(
     spill: str | os.PathLike[str] | None = None,
     spill_bytes: int = limits.REPLAY_SPILL_BYTES,
 ) -> AbstractAsyncContextManager[ReplayBuffer[Any]]:
-    """Store work between those that make it and those that train: `async with service.open_replay(capacity=10_000)`.
+    """Open a buffer of work between generators and trainers: `async with service.open_replay(capacity=10_000)`.
 
     Args:
         capacity: Items.
         capacity_bytes: Bytes of the items, as estimated.
         key: Gives the version of an item that is added without one.
-        seed: What `sample` draws follows from it, and from the order of what was added.
+        seed: Seed of `sample`, whose draws depend on it and on the order of added items.
         max_age: Versions; older items are evicted when the version advances. With `slots`, their staleness.
         when_full: "wait": `add` waits for room; "evict": the oldest item goes, and is counted.
         slots: Slots of the same process that the items use: freed as they are taken or evicted, without `release`.
-        spill: A folder: what `capacity_bytes` has no room for is kept in a file there, and is read as it is taken or
-            drawn. The file has no name, so it is gone with this process, however that ends.
+        spill: A folder: items beyond `capacity_bytes` are kept in a file there, and read when they are taken or drawn.
+            The file has no name, so it disappears with this process, however that ends.
         spill_bytes: Bytes of the file, at most.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`Slots`, the handle on permission to begin work, and `open_slots`."""
+"""Slots, which bound the staleness of work: `open_slots` and the handle `Slots`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class SlotStatistics(msgspec.Struct, frozen=True):
-    """Slots, in numbers: `begun == running + returned + handed_on + lost`.
+    """Statistics of slots: `begun == running + returned + handed_on + lost`.
 
     Attributes:
         version: The current one.
@@ -46,7 +46,7 @@ class SlotStatistics(msgspec.Struct, frozen=True):
         running: Of those, held by leases now.
         returned: Of those, given back by an error or a cancel.
         handed_on: Of those, whose lease ended well.
-        lost: Of those, held when the state was saved that was loaded.
+        lost: Of those, held when the loaded state was saved.
     """
 
     version: int
@@ -61,7 +61,7 @@ class SlotStatistics(msgspec.Struct, frozen=True):
 
 
 class SlotsFront(Actor):
-    """Slots, for other processes."""
+    """Actor by which other processes use slots."""
 
     def __init__(self, number: int) -> None:
         self.slots: Slots = take_over(number)
@@ -86,12 +86,12 @@ class SlotsFront(Actor):
 
     @endpoint(group="control")
     def release(self, count: int) -> None:
-        """Free slots of work that is over."""
+        """Free slots of finished work."""
         self.slots._release(count)
 
 
 class Slots:
-    """Permission to begin work that can still be used when it is ready; a handle that any actor may hold.
+    """Permission to begin work that will not be too stale when it is ready; a handle that any actor may hold.
 
     In other processes than that of its owner it has `lease`, `advance` and `release`.
     """
@@ -123,10 +123,10 @@ class Slots:
         return in_trio_block(self._lease(group))
 
     async def advance(self, *, version: int) -> None:
-        """Go on to a version, once the generators have it: frees the slots of what was trained.
+        """Advance to a version, once the generators have it: frees the slots of trained work.
 
-        Without a linked buffer each new version frees the slots of one batch; with one, of what was taken from it. The
-        same version again changes nothing.
+        Without a linked buffer each new version frees the slots of one batch; with one, the slots of items taken from
+        it. The same version again changes nothing.
 
         Raises:
             ValueError: It is below the current one.
@@ -158,7 +158,7 @@ class Slots:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes: numbers. Save it together with the buffer that holds the work."""
+        """Return the state (numbers), for `load_state_dict`. Save it together with the buffer that holds the work."""
         return self._account.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

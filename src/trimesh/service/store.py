@@ -1,10 +1,10 @@
 """Key-value store: `open_store`, the handle, and the actor that keeps the keys of one shard.
 
-Small values are sent in messages. Of large ones only the description is: a writer copies the bytes into memory of the
-shard, a reader copies them from there, and the Python of the shard takes no part in that.
+Small values are sent in messages. For large ones only the description is sent: a writer copies the bytes into memory of
+the shard, a reader copies them from there, and the shard's Python takes no part.
 
 KS-1 Memory is written by one `admit`, before its version is put; from then on no process writes it.
-KS-2 What an `admit` or a `hold` has taken is given back when its stream ends, however that ends: a writer or a reader
+KS-2 Memory that an `admit` or a `hold` has taken is released when its stream ends, however that ends: a writer or reader
      that is cancelled or dies leaves nothing.
 """
 
@@ -35,19 +35,19 @@ from trimesh.service.accounts import KEY_OVERHEAD_BYTES, StoreAccount, StoredVer
 from trimesh.service.owner_calls import StreamHolds, certainly, held
 
 _ALONE = ""
-"""The name of the only part of a value that is no mapping."""
+"""Name of the only part of a value that is not a mapping."""
 
 
 class StoreStatistics(msgspec.Struct, frozen=True):
-    """A store, in numbers over all shards.
+    """Statistics of a store, over all shards.
 
     Attributes:
         shards: Processes that hold it.
-        keys: That there are.
-        versions: That can be read.
-        bytes: Of those, of what is being written, and of what is out and still read.
-        puts: Versions that were ever put.
-        expired: Of those, ended by their time to live.
+        keys: Number of keys.
+        versions: Number of versions that can be read.
+        bytes: Bytes of these, of versions being written, and of removed ones that are still read.
+        puts: Number of versions ever put.
+        expired: Number of these that ended by their time to live.
     """
 
     shards: int
@@ -73,8 +73,8 @@ class Store:
 
         Args:
             key: Any text.
-            value: A value that endpoints take. What is large must be contiguous, in memory of the host, and must not
-                change meanwhile.
+            value: A value that endpoints take. Large parts must be contiguous, in host memory, and must not change
+                meanwhile.
             ttl: Seconds until the version ends; None: never.
 
         Raises:
@@ -91,7 +91,7 @@ class Store:
         return await in_trio(self._put)(key, value, ttl)
 
     async def get(self, key: str, *, version: int | None = None) -> Any:
-        """Return the newest version of a value, or the one of a number that is still there.
+        """Return the newest version of a value, or the version of a number that still exists.
 
         Large tensors and arrays come in memory of their own; bytes-like values come as bytes.
 
@@ -108,7 +108,7 @@ class Store:
 
         Args:
             key: Of a tensor, an array, or a mapping of these that was large when it was put.
-            destination: What was put, in kind of elements and shape; of a mapping all names or some.
+            destination: Memory of the dtype and shape that was put; for a mapping, some or all names.
             version: As `get`.
 
         Raises:
@@ -160,7 +160,7 @@ class Store:
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self._shards,)
 
-    # ---- how -------------------------------------------------------------------------------------------------
+    # ---- internals -------------------------------------------------------------------------------------------
 
     def _shard(self, key: object) -> Any:
         if not isinstance(key, str):
@@ -212,7 +212,7 @@ class Store:
 def open_store(
     procs: ProcMesh | None = None, *, capacity_bytes: int = limits.STORE_BYTES, retain: int = 1
 ) -> AbstractAsyncContextManager[Store]:
-    """Keep values by key, beside those that make and use them: `async with service.open_store(procs) as store:`.
+    """Open a store of values by key: `async with service.open_store(procs) as store:`.
 
     Args:
         procs: Processes that hold the values, each one shard of the keys; None: this one. What a process held is lost
@@ -318,7 +318,7 @@ class StoreShard(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Remove what has ended, and give memory back, as long as the actor lives."""
+        """Remove expired versions and release their memory while the actor lives."""
         async with trio.open_nursery() as self.nursery:
             self.nursery.start_soon(self._expire)
             yield
@@ -336,7 +336,7 @@ class StoreShard(Actor):
     async def admit(
         self, key: str, head: bytes, nbytes: int, *, is_mapping: bool
     ) -> AsyncGenerator[tuple[int, RDMABuffer], None]:
-        """Give memory to write a value to, until `commit`; it goes back if the writer leaves before, or dies."""
+        """Yield memory to write a value to, until `commit`; it is released if the writer leaves before, or dies."""
         size = self._reserved(key, nbytes)
         try:
             bulk = BulkValue(head, is_mapping, RDMABuffer(_take_memory(nbytes)))
@@ -348,7 +348,7 @@ class StoreShard(Actor):
 
     @endpoint(group="control")
     def commit(self, number: int, key: str, ttl: float | None) -> int:
-        """Make what was written to admitted memory the newest version of a key (KS-1)."""
+        """Publish the bytes in admitted memory as the newest version of a key (KS-1)."""
         bulk, size = self.admitted.confirm(number)
         return self._put(key, bulk, size, ttl)
 

@@ -1,1 +1,1 @@
-"""Replicas behind one name: the tasks around the state of `dispatch`."""
+"""Pools: replicas behind one name; tasks and handles around the state machine of `dispatch`."""

@@ -38,10 +38,10 @@ from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
-"""Errors of a call by which its replica has ended, if they come from there."""
+"""Errors of a call that mean the end of its replica, if they come from there."""
 
 _MAYBE = (ProcDied, MembershipChanged)
-"""Errors that tell whether the endpoint may have run."""
+"""Errors that report whether the endpoint may have run."""
 
 WhenFull = Literal["wait", "refuse"]
 PauseMode = Literal["keep", "wait", "abort"]
@@ -75,15 +75,15 @@ class CallOptions(msgspec.Struct, frozen=True):
 
 
 class PoolCall(PoolRequest, eq=False, kw_only=True):
-    """One call of a pool under way.
+    """Call of a pool in progress.
 
     Attributes:
-        name: Of the endpoint.
-        scope: Around all of it.
-        news: Set when it has been let in, then when it has got a replica; None unless its task waits for that.
-        error: Reason of its cancel.
-        is_unrouted: Whether that is the error of its route.
-        tries: Replicas that have died with it, or before it.
+        name: Name of the endpoint.
+        scope: Cancel scope of the whole call.
+        news: Set when it is admitted to the queue, then when it has a replica; None unless its task waits for that.
+        error: Error to raise for its cancel.
+        is_unrouted: True if that is the error of its route.
+        tries: Number of replicas that died before it ended.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Counts:
 
 
 class PoolEngine:
-    """A pool in the process that has opened it.
+    """Engine of a pool, in the process that opened it.
 
     Attributes:
         views: The replicas.
@@ -130,7 +130,7 @@ class PoolEngine:
         self.sick: set[int] = set()
         self._dead: set[int] = set()
         self._down = trio.Event()
-        self._changed: trio.Event | None = None  # made by who waits for it
+        self._changed: trio.Event | None = None  # made by the task that waits for it
         self._idempotent: dict[str, bool] = {}
         self._names = set[str]()
 
@@ -181,10 +181,10 @@ class PoolEngine:
             self.counts.failed += 1
 
     def _let_in(self, call: PoolCall, options: CallOptions) -> bool:
-        """Take a call into the queue, if there is room; else return False.
+        """Queue a call if there is room; else return False.
 
         Raises:
-            Overloaded: There is none, and the call does not wait for it.
+            Overloaded: There is no room, and the call does not wait for it.
         """
         if not self.arrivals and self.dispatcher.waiting.has_room(call.size):
             self.dispatcher.submit(call)
@@ -238,7 +238,7 @@ class PoolEngine:
         self.pump()
 
     def _is_end_of(self, call: PoolCall, error: Exception) -> bool:
-        """Return whether an error is an end of the replica, not an outcome of the endpoint."""
+        """Return whether an error means the end of the replica, not an outcome of the endpoint."""
         ends = [origin(leaf) for leaf in leaves(error) if isinstance(leaf, _ENDS)]
         return any(where.mesh == self.mesh.name and where.endpoint == call.name for where in ends)
 
@@ -269,10 +269,10 @@ class PoolEngine:
         if self.dispatcher.waiting.count or self.arrivals or self._changed is not None:
             self.pump()
 
-    # ---- who gets what ---------------------------------------------------------------------------------------
+    # ---- assignment ------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        """Give replicas what they have room for, and let calls into the queue."""
+        """Assign queued calls to replicas with room, and admit waiting calls to the queue."""
         while True:
             for call, _ in self.dispatcher.take():
                 self._tell(call)
@@ -294,7 +294,7 @@ class PoolEngine:
             call.news.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something holds that only changes as requests come and go."""
+        """Wait for a condition that changes only when requests start or end."""
         await trio.lowlevel.checkpoint()
         while not condition():
             await self._wait_for_change()
@@ -307,21 +307,21 @@ class PoolEngine:
     # ---- replicas --------------------------------------------------------------------------------------------
 
     def _look(self, index: int) -> bool:
-        """Return whether to send to a replica: not if it has died and another one lives."""
+        """Return whether to send to a replica: False if it has died and another one lives."""
         if is_whole(self.views[index]):
             return True
         self._see_down(index)
         return not any(replica.is_up for replica in self.dispatcher.serving())
 
     def add(self, view: ActorMesh) -> None:
-        """Take one more replica."""
+        """Add a replica."""
         self.views.append(view)
         self._sizes.append(len(view))
         self.dispatcher.add()
         self.on_new(len(self.views) - 1)
 
     def set_absent(self, index: int, *, is_absent: bool) -> None:
-        """Note whether the processes of a replica are in their mesh; one that has come back is another one."""
+        """Set whether a replica's processes are in their mesh; one that comes back counts as new."""
         if is_absent != self.dispatcher.replicas[index].is_absent:
             self.dispatcher.set_absent(index, is_absent=is_absent)
             self._dead.discard(index)
@@ -335,11 +335,11 @@ class PoolEngine:
         self._down.set()
 
     def judge(self, index: int) -> None:
-        """Let the dispatcher know whether a replica serves."""
+        """Update the dispatcher on whether a replica serves."""
         self.dispatcher.set_up(index, is_up=index not in self._dead and index not in self.sick)
 
     async def watch(self) -> None:
-        """Look, as long as replicas are down, whether they have come back."""
+        """Poll replicas that are down until they come back."""
         while True:
             await self._down.wait()
             await trio.sleep(limits.POOL_LOOK_SECONDS)
@@ -385,10 +385,10 @@ class PoolEngine:
             self.pump()
 
     async def _abort_running(self) -> None:
-        """Cancel what runs, replica by replica: each unwinds while the callers of the next one do so here.
+        """Cancel running calls, replica by replica: each unwinds while the callers of the next one unwind here.
 
-        Messages leave at the end of a turn of the loop. With all callers in one turn each replica would wait for that
-        of the last caller, and this process for the replicas.
+        Messages are sent at the end of a turn of the event loop. With all callers in one turn each replica would wait
+        for the last caller, and this process for the replicas.
         """
         running: dict[int | None, list[PoolCall]] = {}
         for call in self.calls:
@@ -404,7 +404,7 @@ class PoolEngine:
         error: Callable[[], Exception],
         calls: Iterable[PoolCall] | None = None,
     ) -> int:
-        """Cancel calls, of some or all, each with an error of its own; return how many."""
+        """Cancel the matching calls, each with a new error; return how many."""
         found = [call for call in (self.calls if calls is None else calls) if call.error is None and wanted(call)]
         for call in found:
             call.error = error()
@@ -415,7 +415,7 @@ class PoolEngine:
         return self.cancel(wanted, lambda: RemoteCancelled(reason=reason, canceller=f"the pool of {self.mesh.name}"))
 
     async def close(self) -> None:
-        """Refuse new calls, cancel those under way, and wait until they have unwound."""
+        """Refuse new calls, cancel those in progress, and wait until they have unwound."""
         self.is_closed = True
         self.cancel(lambda _: True, lambda: MeshStopped(self._closed_text))
         with trio.CancelScope(shield=True):
@@ -432,13 +432,13 @@ class PoolEngine:
 
 
 async def _first_of(endpoint: Endpoint[..., Any], call: PoolCall) -> Any:
-    """Call all members of a replica; return what the first has returned."""
+    """Call all members of a replica; return the result of the first member."""
     results = await endpoint.call(*call.args, **call.kwargs)
     return next(iter(results.values()))
 
 
 class PoolFront(Actor):
-    """A pool, for other processes."""
+    """Actor by which other processes use a pool."""
 
     def __init__(self, number: int) -> None:
         self.engine: PoolEngine = take_over(number)
@@ -447,13 +447,13 @@ class PoolFront(Actor):
     async def run(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions
     ) -> tuple[Any, int]:
-        """Run an endpoint on one replica; return its result, and how often the session has moved."""
+        """Run an endpoint on one replica; return its result and the session's number of moves."""
         result = await self.engine.run(name, args, kwargs, options)
         return result, self.engine.moves_of(options.session)
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="pauses")
     async def hold_pause(self, mode: PauseMode) -> AsyncGenerator[None, None]:
-        """Pause until the consumer leaves, or dies."""
+        """Pause the pool until the consumer leaves or dies."""
         async with self.engine.paused(mode):
             yield
             await trio.sleep_forever()

@@ -1,4 +1,4 @@
-"""Pools: `open_pool`, the handle on replicas behind one name, its maps and its statistics."""
+"""Pools: `open_pool`, the handle `Pool` on replicas behind one name, its maps and statistics."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ReplicaStatistics:
 
 @attrs.frozen
 class PoolStatistics:
-    """A pool, in numbers of requests since it was opened.
+    """Statistics of a pool, in requests since it was opened.
 
     `made == succeeded + failed + cancelled + refused + running + queued + arriving` at every moment in which no request
     is on its way from one state to the next.
@@ -282,7 +282,7 @@ class Pool(Generic[A]):
         return result
 
     def _note_moves(self, moves: int) -> None:
-        """Learn how often the session of this handle has moved."""
+        """Store how often the session of this handle has moved."""
 
     def _with(self, options: CallOptions) -> Self:
         return type(self)(self._front, self._name, options, self._engine)
@@ -323,7 +323,7 @@ class PoolSession(Pool[A]):
 
     @property
     def moved(self) -> bool:
-        """Whether the session had to leave its first replica: what that knew of it is gone."""
+        """True if the session had to leave its first replica, so that its cached state is lost."""
         return (self._engine.moves_of(self._options.session) if self._engine is not None else self.moves) > 0
 
     def _note_moves(self, moves: int) -> None:

@@ -1,8 +1,8 @@
-"""Replicas of a pool: their health, their number, and updates of one after the other.
+"""Replicas of a pool: health checks, resizing, and rolling updates.
 
 PZ-1 a replica that has left its mesh gets no requests; those that it ran go elsewhere if they have not begun, or may
      run twice. It keeps its index: one that comes back at its place is the same replica.
-PZ-2 to shrink, `resize` drains first: what runs there runs to its end.
+PZ-2 to shrink, `resize` drains first: requests that run there run to their end.
 """
 
 from __future__ import annotations
