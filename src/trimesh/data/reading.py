@@ -53,7 +53,7 @@ class SourceSummary(msgspec.Struct, frozen=True):
     chunks: tuple[int, ...] | None
 
     def fingerprint(self) -> str:
-        """Return a digest that differs for sources that would give other rows under the same numbers."""
+        """Return a digest of columns and chunk sizes, which decide the numbering of rows."""
         said = msgspec.msgpack.encode((self.columns, self.chunks))
         return hashlib.blake2b(said, digest_size=16).hexdigest()
 

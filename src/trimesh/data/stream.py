@@ -98,7 +98,7 @@ class DataStreamStatistics(msgspec.Struct, frozen=True):
 
 
 class _Sizes(msgspec.Struct, frozen=True):
-    """Batch size and number of epochs of a stream."""
+    """Batching options of a stream."""
 
     batch: int
     epochs: int | None

@@ -1,4 +1,4 @@
-"""Hosts of a mesh: jobs that start agents on them, and who may be one (`identity`). `import trimesh` leaves it out."""
+"""Jobs: hosts from SSH, Slurm, Kubernetes or an open door, and their identities. Import `trimesh.jobs` explicitly."""
 
 from trimesh.jobs.code import synced
 from trimesh.jobs.external_hosts import OpenDoor, open_door

@@ -1,4 +1,4 @@
-"""Addresses of this machine: where hosts are to reach it."""
+"""Addresses of this machine at which hosts reach it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import trio
 from trimesh.errors import SpawnError
 
 _SIOCGIFADDR: Final = 0x8915
-"""Of Linux: the IPv4 address of an interface, by its name."""
+"""Linux ioctl that returns the IPv4 address of an interface by its name."""
 
 _NAME_BYTES: Final = 15
-"""Of the name of an interface, without its zero (IFNAMSIZ)."""
+"""Longest name of an interface, without its zero (IFNAMSIZ)."""
 
 _ANY_PORT: Final = 9
 _ELSEWHERE: Final = "192.0.2.1"
-"""An address of documentation (RFC 5737), which no machine has: the route there is the default route."""
+"""Address for documentation (RFC 5737) that no machine has: the route there is the default route."""
 
 
 async def address_of(interface: str) -> str:

@@ -1,11 +1,11 @@
-"""The program that runs on each host of a job: `python -m trimesh.jobs.agent`, its order on standard input.
+"""Agent: the program that runs on each host of a job, `python -m trimesh.jobs.agent`, with its order on standard input.
 
     read the order --> join (token -> certificate) --> dial as a member --> spawner --> serve, until
         the controller says stop | standard input is closed | its lease ends | the spawner is lost
 
-Whatever ends it, what it has started is gone before it is, or, if it was killed, a moment later: its spawner watches
-it. A connection that breaks is dialled again. `trimesh host join`, started by a person, a script or a
-scheduler, is the same program (`join`).
+However it ends, its processes are gone before it is, or, if it was killed, a moment later: its spawner watches it. It
+dials again when a connection breaks. `trimesh host join`, started by a user, a script or a scheduler, is the same
+program (`join`).
 """
 
 from __future__ import annotations
@@ -77,35 +77,35 @@ RANK_VARIABLES: Final = (
     "RANK",
     "SKYPILOT_NODE_RANK",
 )
-"""What starters number their processes by: Open MPI, PMIx, MPICH and Intel MPI, srun, torchrun, SkyPilot."""
+"""Rank variables of Open MPI, PMIx, MPICH and Intel MPI, srun, torchrun, SkyPilot."""
 
 _LINE_BYTES_MAX: Final = 4096
 _LOOK_SECONDS: Final = 0.1
-"""Between two looks whether a token has come: no event tells of a folder that a kubelet writes through a symbolic link,
-and who waits here does nothing else."""
+"""Polling interval for a token: a folder that a kubelet writes through a symbolic link gives no event, and this process
+has nothing else to do."""
 
 _MADE_WAY: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE})
-"""Ends of a connection that was not refused: many hosts came at once, or this one was slow."""
+"""Failures of a connection that was not refused: many hosts came at once, or this one was slow."""
 
 
 class _NotAdmitted(LinkLost):
-    """A connection has ended before anything was decided."""
+    """The connection ended before the door decided."""
 
 
 class AgentState:
-    """A file that shows probes what an agent does: one word, and by its time that the agent runs."""
+    """State file for probes: one word says what the agent does, its modification time that the agent runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def tell(self, word: str) -> None:
-        """Say it, now. A file that cannot be written ends no agent: its probe says that nothing is there."""
+        """Write the state. A file that cannot be written does not end the agent: its probe fails."""
         with suppress(OSError):
             self._path.write_text(f"{word}\n", encoding="ascii")
 
 
 class PreparedAgent(msgspec.Struct, frozen=True, eq=False):
-    """What an agent has, before it is told for whom: its incarnation, and a spawner that has imported its modules."""
+    """Prepared parts of an agent without an order: its incarnation, and a spawner that has imported its modules."""
 
     own: ProcId
     spawner: SpawnerProcess
@@ -115,11 +115,11 @@ class HostProgram:
     """One agent.
 
     Args:
-        order: What it was told.
-        has_lifeline: Whether it ends with its standard input. One that was started by a person or a scheduler has none
-            that says anything: it ends by SIGTERM, by Ctrl-C, or when its lease does.
-        state: Where it says that it has joined; None says it nowhere.
-        prepared: What was started before the order came.
+        order: Its order.
+        has_lifeline: True if it ends with its standard input. An agent that a user or a scheduler started has no
+            lifeline: it ends by SIGTERM, by Ctrl-C, or when its lease does.
+        state: State file; None for none.
+        prepared: Parts that were started before the order arrived.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class HostProgram:
         """
         try:
             credentials = await self._unless_told(self._join)
-        except (TLSError, IdentityError) as error:  # of this machine: the program cannot know it
+        except (TLSError, IdentityError) as error:  # of this machine: the controller cannot know it
             await self._tell_why_not(str(error))
             raise
         if credentials is None:
@@ -176,7 +176,7 @@ class HostProgram:
             context.close()
 
     async def _tell_why_not(self, text: str) -> None:
-        """Tell the door why this host cannot join; in plain text, as there is no session."""
+        """Send the door the reason why this host cannot join, in plain text, as there is no session."""
         with trio.move_on_after(limits.HOST_DIAL_SECONDS), suppress(OSError, LinkLost, trio.BrokenResourceError):
             async with await _dial(self._order.addresses, limits.HOST_DIAL_SECONDS) as stream:
                 await stream.send_all(CANNOT_JOIN + f"{host_name()}: {text}".encode()[:400] + b"\n")
@@ -184,7 +184,7 @@ class HostProgram:
                 await stream.receive_some(1)  # until it was read
 
     async def _until_decided(self, once: Callable[[], Awaitable[T]]) -> T:
-        """Dial the door until it has decided: where many come at once, it lets the slowest make way (JD-1)."""
+        """Dial the door until it decides: if many hosts come at once, it drops the slowest (JD-1)."""
         with trio.move_on_after(limits.HOST_JOIN_SECONDS):
             while True:
                 try:
@@ -218,7 +218,7 @@ class HostProgram:
     async def _dialled(
         self, context: TLSContext, *, is_join: bool = False, connect_seconds: float = math.inf
     ) -> AsyncGenerator[SecureSocket, None]:
-        """Dial the first address that answers, each for so long, and shake hands."""
+        """Dial the addresses, each for `connect_seconds`, and shake hands at the first that answers."""
         stream = await _dial(self._order.addresses, connect_seconds)
         self._route = stream.socket.getsockname()[0]
         is_foreign = self._own_pki is not None  # which proves the token each time: TK-4
@@ -326,7 +326,7 @@ class HostProgram:
     async def _serve_until_told(self, agent: HostAgent) -> AgentEnd:
         return await self._unless_told(agent.serve, self._tell_state) or self._told
 
-    # ---- what it is told -------------------------------------------------------------------------------------
+    # ---- ends and reconnection -------------------------------------------------------------------------------
 
     @property
     def _told(self) -> AgentEnd:
@@ -335,7 +335,7 @@ class HostProgram:
     async def _unless_told(
         self, work: Callable[[], Awaitable[T]], beside: Callable[[], Awaitable[None]] | None = None
     ) -> T | None:
-        """Return what `work` does, or None when this agent is told to end first; it and `beside` are cancelled then."""
+        """Return the result of `work`; None if the agent is told to end first, which cancels it and `beside`."""
         result: T | None = None
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -357,20 +357,20 @@ class HostProgram:
             await trio.sleep(limits.AGENT_STATE_SECONDS)
 
     async def _watch_signals(self, scope: trio.CancelScope) -> None:
-        """End when a signal says so."""
+        """End the agent at a signal."""
         with open_heard_signals(signal.SIGTERM, signal.SIGINT) as signals:
             async for _ in signals:
                 scope.cancel()
 
     async def _watch_input(self, scope: trio.CancelScope) -> None:
-        """End when the lifeline does."""
+        """End the agent when its lifeline ends."""
         async with trio.lowlevel.FdStream(os.dup(0)) as stream:
             while await stream.receive_some():
                 pass
         scope.cancel()
 
     async def _dial_again(self, context: TLSContext, pipe: SessionPipe) -> None:
-        """Dial whenever the connection was lost; the lease of the session bounds for how long that makes sense."""
+        """Dial again whenever the connection is lost; the lease of the session bounds the time."""
         while True:
             await self._interrupted.wait()
             self._interrupted = trio.Event()
@@ -397,12 +397,12 @@ async def _dial(addresses: tuple[str, ...], connect_seconds: float) -> trio.Sock
 
 
 def main() -> NoReturn:
-    """Be the agent that standard input orders."""
+    """Run an agent by the order on standard input."""
     be_agent(lambda: AgentOrder.parse(_read_line()), prepared=_forked())
 
 
 def main_prepared() -> NoReturn:
-    """Be the agent that standard input orders, once it does; what takes time is done before."""
+    """Prepare an agent (slow parts first), then run it by the order on standard input."""
     prepared = _forked()
     if prepared is None:
         own = _new_incarnation()
@@ -411,7 +411,7 @@ def main_prepared() -> NoReturn:
 
 
 def _forked() -> PreparedAgent | None:
-    """Return this agent with a spawner that is forked from it, where that can be; it has seen no order, so no token."""
+    """Return a prepared agent with a spawner forked from this process, if possible; it has seen no order or token."""
     if not can_fork_spawners():
         return None
     own = _new_incarnation()
@@ -429,14 +429,14 @@ def be_agent(
     state: AgentState | None = None,
     prepared: PreparedAgent | None = None,
 ) -> NoReturn:
-    """Be an agent until it ends, see `HostProgram`; what went wrong is written in one line.
+    """Run an agent to its end, see `HostProgram`; write a failure in one line.
 
-    Ends by `os._exit`: its threads and the interpreter have nothing to do any more.
+    Ends by `os._exit`: its threads and the interpreter need no clean-up.
 
     `read_order` may raise `ValueError`, `TrimeshError` or `OSError`.
     """
     code, text = 0, ""
-    gc.enable()  # what has imported this has disabled it, and none of that is garbage
+    gc.enable()  # the importing module disabled it, because nothing that it makes is garbage
     try:
         order = read_order()
         os.environ.update(order.env)
@@ -456,7 +456,7 @@ def be_agent(
 
 
 def _read_line() -> bytes:
-    """Read the order, and nothing behind it: the end of the input is what the agent watches afterwards."""
+    """Read the order and nothing after it: the agent then watches for the end of the input."""
     line = bytearray()
     while not line.endswith(b"\n") and len(line) < _ORDER_BYTES_MAX:
         byte = os.read(0, 1)
@@ -478,9 +478,9 @@ def join(
     state_file: str | None = None,
     pki: OwnPKI | None = None,
 ) -> NoReturn:
-    """Be an agent of this host until the program ends it, or a signal does; ends this process.
+    """Run an agent of this host until the controller or a signal ends it; ends this process.
 
-    Exit codes: 0 the program, or a signal, has said stop; 77 the host was refused, or the program is not there; 1 else.
+    Exit codes: 0 ended by the controller or a signal; 77 the host was refused, or there is no controller; 1 otherwise.
 
     The arguments are those of the command (`cli/jobs.py`).
     """
@@ -496,10 +496,10 @@ def join(
 
 
 def wait_for_token(path: Path, seconds: float, state: AgentState | None) -> None:
-    """Wait until a file has come, or a signal.
+    """Wait for a token file, or a signal.
 
     Raises:
-        IdentityError: Nothing has changed in its folder for so many seconds: the program that is to write it is gone.
+        IdentityError: Its folder has not changed for `seconds`: the program that writes the file is gone.
         KeyboardInterrupt: SIGTERM or SIGINT came.
     """
 
@@ -543,7 +543,7 @@ def _has_text(path: Path) -> bool:
 
 
 def rank_of(environ: Mapping[str, str]) -> int:
-    """Return the number of this process among those that a starter has started; 0 where there is none."""
+    """Return the rank of this process by the variables of its starter; 0 without any."""
     for name in RANK_VARIABLES:
         if environ.get(name, "").isdecimal():
             return int(environ[name])
@@ -578,7 +578,7 @@ def read_token(path: str, line: int) -> str:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Tell whether this user only can read a file, or a group of this process to which root has given it.
+    """Return whether only this user can read a file, or a group of this process to which root has given it.
 
     The files of a Secret belong to root, and to the group of the pod, if it has one.
     """

@@ -1,4 +1,4 @@
-"""Code of the program on every host: its files, what a host is missing, and the folder that processes import from."""
+"""Synchronization of the program's code to hosts: scanning, transfer of missing files, and the folder on each host."""
 
 from trimesh.jobs.code.folder import synced
 from trimesh.jobs.code.syncing import CodeSync, sync

@@ -1,16 +1,16 @@
-"""The folder of a host that holds contents and trees of all jobs of a user. Its methods read and write; in a thread.
+"""Code cache of a host: contents and trees of all jobs of a user. Its methods block on file I/O; call them in a thread.
 
     ~/.cache/trimesh/code/contents/3f/9a...         each content once, by digest, read-only
                           trees/<digest>/src/...    a whole tree, its files hard links of contents
 
 CF-1 A tree that has its name is whole: it is made beside, and renamed. So is a content.
-CF-2 A content that was written to on its host, through a tree, is not taken for what it was: its time says so.
-CF-3 What is removed is in no tree, or in one that was not in use for `limits.CODE_KEPT_SECONDS`; never while another
-     process adds to the folder.
+CF-2 A content that was modified on its host, through a tree, is not reused: its modification time shows it.
+CF-3 Only contents in no tree, and trees unused for `limits.CODE_KEPT_SECONDS`, are removed; never while another process
+     adds to the folder.
 
-CC-1 A folder that others may write to is not used: what is in it is executed.
-CC-2 A lock is one of a file that is there: who removes a file holds it alone, and whoever had opened it before opens
-     the next one.
+CC-1 A folder that others may write to is not used, because its contents are executed.
+CC-2 A lock counts only on a file that still exists: a process removes a file while it holds it alone, and processes
+     that had opened it before open the next one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from trimesh.jobs.code.scanning import CodeFile, Manifest, digest_of, is_inside,
 
 
 def cache_folder(name: str) -> Path:
-    """Return where a folder of this user is: `$XDG_CACHE_HOME/trimesh/NAME`, or in `~/.cache`."""
+    """Return the path of a cache folder of this user: `$XDG_CACHE_HOME/trimesh/NAME`, or in `~/.cache`."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if cache else Path.home() / ".cache") / "trimesh" / name
 
 
 def make_own_folder(place: Path) -> os.stat_result:
-    """Make a folder for this user alone, where it is not there; return what the system says of it (CC-1).
+    """Make a private folder if it is missing; return its `stat` (CC-1).
 
     Raises:
         PermissionError: It belongs to another user, or others may write to it.
@@ -52,7 +52,7 @@ def make_own_folder(place: Path) -> os.stat_result:
 
 
 class LockedByFile:
-    """What processes of a host use together, or one of them alone. None waits for the lock.
+    """A resource with a file lock, shared or exclusive between processes of a host. Locking never waits.
 
     Args:
         place: The file of the lock; made with the first lock, or before by `_open`.
@@ -63,15 +63,15 @@ class LockedByFile:
         self._lock = -1
 
     def lock_shared(self) -> bool:
-        """Keep it as it is; return False while another process makes or removes some of it."""
+        """Take the shared lock; return False while another process holds the exclusive one."""
         return self._locked(fcntl.LOCK_SH)
 
     def lock_alone(self) -> bool:
-        """Become the only process that uses it; return False while there are others."""
+        """Take the exclusive lock; return False while other processes hold a lock."""
         return self._locked(fcntl.LOCK_EX)
 
     def unlock(self) -> None:
-        """Let others remove what is in no use."""
+        """Release the lock, so that others can remove unused parts."""
         if self._lock >= 0:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
@@ -117,10 +117,10 @@ def default_folder() -> Path:
 
 
 class Draft:
-    """A content that is being written, beside the contents; `CodeFolder.add` makes it one.
+    """A content being written, beside the finished ones; `CodeFolder.add` makes it one of these.
 
     Attributes:
-        place: Of its file.
+        place: Path of its file.
     """
 
     def __init__(self, place: Path) -> None:
@@ -135,17 +135,17 @@ class Draft:
 
     @property
     def digest(self) -> bytes:
-        """Of what was written."""
+        """Digest of the bytes written."""
         return self._hash.digest()
 
     def seal(self) -> None:
-        """End the writing: from now on a change shows."""
+        """Finish writing: from now on a change is detected."""
         self._file.close()
         self.place.chmod(0o400)
         _seal(self.place)
 
     def close(self) -> None:
-        """Remove it, if it has not become a content."""
+        """Remove the draft, if it has not become a content."""
         self._file.close()
         self.place.unlink(missing_ok=True)
 
@@ -155,7 +155,7 @@ def _seal(place: str | Path) -> None:
 
 
 def _is_sealed(place: str, size: int) -> bool:
-    """Whether a file is there, and nothing has written to it since it was sealed."""
+    """Return whether a file exists and is unchanged since it was sealed."""
     try:
         status = os.stat(place)
     except FileNotFoundError:
@@ -164,10 +164,10 @@ def _is_sealed(place: str, size: int) -> bool:
 
 
 class CodeFolder(LockedByFile):
-    """Contents and trees of a host. It is locked shared by who adds to it, alone by who removes what is in no use.
+    """Contents and trees of a host. Adding takes the shared lock, removing unused ones the exclusive lock.
 
     Args:
-        place: Made when it is not there, for this user alone.
+        place: Path; made if it is missing, for this user alone.
 
     Attributes:
         name: Equal for all processes of this machine that use the same folder.
@@ -186,7 +186,7 @@ class CodeFolder(LockedByFile):
         self._open()
 
     def missing(self, files: Iterable[CodeFile]) -> list[bytes]:
-        """Return the digests of contents that are not here, or not as they were."""
+        """Return the digests of contents that are missing or modified."""
         return [
             digest
             for digest, size in {one.digest: one.size for one in files if not one.target}.items()
@@ -198,21 +198,21 @@ class CodeFolder(LockedByFile):
         return f"{self._contents}/{name[:2]}/{name[2:]}"
 
     def draft(self) -> Draft:
-        """Return what a content can be written to."""
+        """Open a draft, to write a content to."""
         return Draft(self._contents / f"{_DRAFT}{secrets.token_hex(8)}")
 
     def add(self, draft: Draft) -> None:
-        """Make a content of a draft."""
+        """Turn a draft into a content."""
         draft.seal()
         place = self._place_of(draft.digest)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         draft.place.rename(place)
 
     def tree(self, manifest: Manifest) -> Path:
-        """Return the tree of a manifest, whose contents are here; make it where there is none.
+        """Return the tree of a manifest; make it from its contents if there is none.
 
         Raises:
-            FileNotFoundError: A content is not here.
+            FileNotFoundError: A content is missing.
         """
         place = self._trees / digest_of(manifest.encoded()).hex()
         if place.is_dir():
@@ -241,7 +241,7 @@ class CodeFolder(LockedByFile):
             self._put(file, f"{draft}/{file.name}")
 
     def _mend(self, tree: str, manifest: Manifest) -> None:
-        """Put files again that were changed or removed in a tree, each at once."""
+        """Restore files that were changed or removed in a tree, each atomically."""
         for file in manifest.files:
             place = f"{tree}/{file.name}"
             if not file.target and not _is_sealed(place, file.size):
@@ -271,11 +271,11 @@ class CodeFolder(LockedByFile):
         _seal(place)
 
     def touch(self, tree: Path) -> None:
-        """Note that a tree is in use."""
+        """Mark a tree as used now."""
         os.utime(tree)
 
     def prune(self, kept_seconds: float) -> None:
-        """Remove trees that were not in use for so long, contents in no tree, and drafts of who has died."""
+        """Remove trees unused for `kept_seconds`, contents in no tree, and drafts of dead processes."""
         before = time.time() - kept_seconds
         for tree in self._trees.iterdir():
             with suppress(FileNotFoundError):
@@ -291,25 +291,25 @@ class CodeFolder(LockedByFile):
             draft.unlink(missing_ok=True)
 
 
-# ---- where synchronized files are, as a process sees it --------------------------------------------------------------
+# ---- paths of synchronized files -------------------------------------------------------------------------------------
 
 VARIABLE: Final = "TRIMESH_SYNCED"
-"""Of the environment of processes and commands on a host: the folder of its tree."""
+"""Environment variable of processes and commands on a host: the folder of its tree."""
 
 
 def synced(path: str | os.PathLike[str]) -> Path:
-    """Return where a file or folder is that was given to `hosts.sync`: on a host its copy, elsewhere the path itself.
+    """Return the path of a file or folder passed to `hosts.sync`: on a host its copy, elsewhere the path itself.
 
     So one line works in the program, on a laptop and on a host: `synced("configs") / "small.yaml"`.
 
     Args:
-        path: Relative, as given to `hosts.sync`, or below what was. What was outside of the working directory there
-            has its last name.
+        path: Relative path, as passed to `hosts.sync`, or below it. A path that was outside of the working directory
+            there has its last component as its name.
 
     Raises:
         ValueError: On a host: the path is absolute, or leads out of the tree.
 
-    Blocking: never; it looks at no file.
+    Blocking: never; it reads no file.
     """
     root = os.environ.get(VARIABLE, "")
     if not root:

@@ -1,7 +1,7 @@
-"""Which files of this machine a tree is made from. Works in a thread: it reads folders, runs git, and hashes contents.
+"""Scanner of the files that a tree is made from. Runs in a thread: it reads folders, runs git, and hashes contents.
 
-SC-1 What git ignores is left out where a folder belongs to a repository; elsewhere there is nothing that ignores.
-SC-2 A content is hashed again only if size, time or inode of its file have changed since it was.
+SC-1 In a folder of a git repository, files that git ignores are left out; elsewhere no file is ignored.
+SC-2 A content is hashed again only if size, time or inode of its file have changed since.
 
 MF-1 Two trees with the same names, contents, permissions to execute and links have the same digest, on any machine.
 MF-2 No name of a manifest leads out of the tree: none is absolute, has `..`, or goes through a link of the same tree.
@@ -62,7 +62,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
         return cls(tuple(sorted(files, key=_name_of)), tuple(import_paths))
 
     def encoded(self) -> bytes:
-        """Return the bytes that say all of it."""
+        """Return the encoded manifest."""
         return _encoder.encode(self)
 
     @property
@@ -72,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 def new_hash() -> hashlib.blake2b:
-    """Return what digests a content that comes in parts."""
+    """Return a hash object for a content that arrives in parts."""
     return hashlib.blake2b(digest_size=DIGEST_BYTES)
 
 
@@ -82,10 +82,10 @@ def digest_of(data: bytes) -> bytes:
 
 
 def decoded(data: bytes) -> Manifest:
-    """Return the manifest that bytes say.
+    """Decode a manifest.
 
     Raises:
-        ProtocolError: They are no manifest, or a name in it leads out of the tree.
+        ProtocolError: It is malformed, or a name in it leads out of the tree.
     """
     try:
         manifest = _decoder.decode(data)
@@ -105,7 +105,7 @@ def decoded(data: bytes) -> Manifest:
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name stays in the tree that it is joined to."""
+    """Return whether a name stays in the tree that it is joined to."""
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
@@ -140,11 +140,11 @@ class CodeSource(msgspec.Struct, frozen=True):
 
 
 class TreeScan(msgspec.Struct, frozen=True):
-    """What was found.
+    """Result of a scan.
 
     Attributes:
-        manifest: Of the tree.
-        paths: Of a file of this machine with each content, by digest.
+        manifest: Manifest of the tree.
+        paths: Path of a local file with each content, by digest.
     """
 
     manifest: Manifest
@@ -152,12 +152,12 @@ class TreeScan(msgspec.Struct, frozen=True):
 
 
 class Scanner:
-    """Finds the files of a tree, again and again.
+    """Finds the files of a tree, repeatedly.
 
     Args:
         paths: Files and folders, absolute or from the working directory. One inside of the working directory keeps its
             place below it; another one has its last name in the tree.
-        exclude: Patterns of names to leave out, as for `fnmatch`: of a file or folder, or of a path in what was given.
+        exclude: Patterns of names to leave out, as for `fnmatch`: of a file or folder, or of a path below one given.
 
     Raises:
         TypeError, ValueError: They are no paths or patterns, or two of them would have one name.
@@ -170,11 +170,11 @@ class Scanner:
         self._known: dict[str, _Known] = {}
 
     def scan(self) -> TreeScan:
-        """Return what there is now.
+        """Scan the files as they are now.
 
         Raises:
-            ValueError: It is more than `limits.CODE_FILES_MAX` files or `limits.CODE_BYTES_MAX`.
-            FileNotFoundError: What was given is gone; or git is, in a folder that has a `.gitignore`.
+            ValueError: There are more than `limits.CODE_FILES_MAX` files or `limits.CODE_BYTES_MAX` bytes.
+            FileNotFoundError: A given path is gone; or git is missing, for a folder that has a `.gitignore`.
             OSError: A file cannot be read.
         """
         files, paths, known = list[CodeFile](), dict[bytes, str](), dict[str, _Known]()

@@ -1,12 +1,12 @@
-"""The program's side of `HostMesh.sync`: what it has is compared with what hosts have, and what they lack is sent.
+"""`HostMesh.sync`: compares the program's files with those of the hosts and sends the missing contents.
 
-    scan --> manifest --begin--> each host: what is missing --> contents, once each --take--> --finish--> a tree
-                                                                       all have one: what is spawned imports from it
+    scan --> manifest --begin--> each host: missing digests --> contents, once each --take--> --finish--> a tree
+                                                                  all have one: new processes import from it
 
-SY-1 All hosts switch at once, when each has the whole tree. Until then what is spawned has the one before.
+SY-1 All hosts switch at once, when each has the whole tree. Until then new processes use the one before.
 SY-2 A file that changes while it is sent is never taken for either of its contents: the tree is scanned again.
 
-CK-1 From `begin` to `finish` nothing removes contents of the folder, so what is not missing then is there at the end.
+CK-1 From `begin` to `finish` no contents of the folder are removed, so those present then are there at the end.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class CodeSync:
         self._updating = trio.Lock()
 
     async def update(self) -> bool:
-        """Bring what has changed since, from any task of the program; return whether anything had.
+        """Send changes since the last update, from any task of the program; return whether there were any.
 
-        What is spawned from then on has it. What runs goes on with what it has begun with.
+        Processes spawned from then on use the new files. Running ones keep those that they started with.
 
         Raises:
             ValueError: It is too much, or a file never stays as it is.
@@ -90,12 +90,12 @@ class CodeSync:
         )
 
     def learn(self, scan: TreeScan) -> None:
-        """Learn that the hosts have this."""
+        """Record the scan that the hosts now have."""
         self.version += 1
         self.digest, self.files = digest_of(scan.manifest.encoded()).hex(), len(scan.manifest.files)
 
     async def _bring(self, scan: TreeScan, manifest: bytes) -> bool:
-        """Let all hosts have a tree; return False if a file has changed meanwhile."""
+        """Send a tree to all hosts; return False if a file has changed meanwhile."""
         if self._hosts is None or self._keepers is None or self._proc is None:
             return True
         keepers = self._keepers
@@ -167,7 +167,7 @@ async def sync(
     *,
     watch: bool,
 ) -> AsyncGenerator[CodeSync, None]:
-    """Bring code to hosts; see `HostMesh.sync`."""
+    """Send code to hosts; see `HostMesh.sync`."""
     if job is None:
         raise ValueError("code is brought to the hosts of a job; this host has it: write `async with job as hosts:`")
     if watch:
