@@ -436,7 +436,7 @@ def be_agent(
     `read_order` may raise `ValueError`, `TrimeshError` or `OSError`.
     """
     code, text = 0, ""
-    gc.enable()  # the importing module disabled it, because nothing that it makes is garbage
+    gc.enable()  # `_BOOT` (jobs/local.py) disables it during imports, which make no garbage
     try:
         order = read_order()
         os.environ.update(order.env)

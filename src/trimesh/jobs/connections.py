@@ -2,10 +2,10 @@
 
 Agents reach each other by TCP with TLS inside, by certificates of one authority.
 
-DW-1 Whoever dials checks that it reaches the incarnation that it means, and not what has its address by now; whoever is
-     dialled lets in the incarnations that it expects, and no other. Both names are in certificates; those of an
-     authority of the user's name hosts, and what peers say of their incarnations is believed to those that are named.
-DW-2 An address that means each machine itself is told to other agents only where all hosts are one machine.
+DW-1 The dialling agent checks that it reaches the expected incarnation, not another process at its address; the dialled
+     one admits only incarnations that it expects. Certificates contain both names. Those of a user's own authority name
+     hosts instead, and peers with an accepted name are trusted to state their incarnations.
+DW-2 A loopback address is sent to other agents only if all hosts are one machine.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _READ_BYTES: Final = 1 << 16
 _FIRST_BYTES: Final = 512
 
 LENGTH: Final = struct.Struct("<I")
-"""Precedes a request for a certificate, and the answer."""
+"""Length prefix of a certificate request and of the reply."""
 
 CANNOT_JOIN: Final = b"trimesh cannot join: "
-"""Begins what a host sends that cannot even begin a session, followed by why, so that its program can tell."""
+"""Prefix of the message of a host that cannot begin a session; the reason follows, for the program to report."""
 
 BEGINS_TLS: Final = b"\x16\x03"
-"""A record of TLS with a hello."""
+"""First bytes of a TLS record with a hello."""
 
 BEGINS_PLAIN: Final = b"tmplain1"
-"""A session without TLS (`native/src/tls/plain.zig`)."""
+"""First bytes of a session without TLS (`native/src/tls/plain.zig`)."""
 
 SPEAKS_TLS: Final = bytes((21, 3, 3, 0, 2, 2, 70))
-"""An alert of TLS, protocol_version: what a peer without TLS gets, to know what it has reached."""
+"""TLS alert protocol_version, sent to a peer without TLS, so that it can report the cause."""
 
 Decide = Callable[[TLSHello], TLSVerdict]
 Prove = Callable[[TLSSession], None]
@@ -69,13 +69,13 @@ def own_versions() -> tuple[str, str, str]:
 
 
 def own_hello(own: ProcId, mesh: bytes, *, is_join: bool = False) -> TLSHello:
-    """Return what this process says of itself."""
+    """Return the hello of this process."""
     identity = host_identity(current().host_id)
     return TLSHello(own, mesh, host=identity, versions=own_versions(), is_join=is_join)
 
 
 def context_of(credentials: Credentials, *, takes_joins: bool = False) -> TLSContext:
-    """Return what sessions are opened by; see `TLSContext`."""
+    """Return the context for sessions; see `TLSContext`."""
     if credentials.is_plain:
         return TLSContext(is_plain=True)
     chain, key, authority = credentials.chain, credentials.key, credentials.authority
@@ -83,11 +83,11 @@ def context_of(credentials: Credentials, *, takes_joins: bool = False) -> TLSCon
 
 
 class SecureSocket:
-    """One connection.
+    """Socket with a TLS session.
 
     Attributes:
-        tls: Its session.
-        first: The first bytes that have come, for words about a peer that speaks something else.
+        tls: The session.
+        first: The first bytes received, for an error about a peer that uses another protocol.
     """
 
     def __init__(self, sock: trio.socket.SocketType, tls: TLSSession) -> None:
@@ -105,15 +105,15 @@ class SecureSocket:
         prove: Prove | None = None,
         seconds: float = limits.TLS_HALF_OPEN_MS / 1000,
     ) -> None:
-        """Go on until both sides have said hello and the one that was dialled has admitted the other.
+        """Shake hands until both sides have sent their hello and the dialled one has admitted the other.
 
         Args:
-            decide: On that side: what to answer to a hello.
-            prove: On the other one, of a join: shows that it knows the token.
-            seconds: For how long, at most.
+            decide: On the dialled side: returns the answer to a hello.
+            prove: On the dialling side of a join: proves that it knows the token.
+            seconds: Time limit.
 
         Raises:
-            LinkLost: It did not come to that; the text says why.
+            LinkLost: The handshake failed; the message gives the reason.
 
         Blocking: at most `seconds`.
         """
@@ -165,7 +165,7 @@ class SecureSocket:
         self.first += data[: _FIRST_BYTES - len(self.first)]
 
     async def _step(self, plain: bytes) -> int:
-        """Let TLS take what there is; return how much it took of `plain`."""
+        """Feed received bytes and `plain` to TLS; return how many bytes of `plain` it took."""
         taken = 0
         while True:
             step = self.tls.step(bytes(self._wire), plain[taken:])
@@ -183,7 +183,7 @@ class SecureSocket:
                 return taken
 
     def hand_over(self) -> HostConnection:
-        """Return what the relay takes over; nothing else is done with this object."""
+        """Return the connection for the relay to take over; this object is not used afterwards."""
         self._is_handed_over = True
         sock = socket.socket(fileno=self._sock.detach())
         if sock.family != socket.AF_UNIX:
@@ -199,7 +199,7 @@ class SecureSocket:
 
 
 def words_of_host(first: bytes) -> str | None:
-    """Return why a host cannot join, as it (or a stranger) has sent it in place of a hello; None where it has not."""
+    """Return the reason why a host cannot join, sent (maybe by a stranger) instead of a hello; None if it is one."""
     if not first.startswith(CANNOT_JOIN):
         return None
     text = first[len(CANNOT_JOIN) :].partition(b"\n")[0].decode("utf-8", "replace")
@@ -211,7 +211,7 @@ def _why(tls: TLSSession) -> str:
 
 
 def _words(tls: TLSSession) -> str:
-    """Return why a session has failed; where a certificate does not count now, by which clock."""
+    """Return why a session has failed; for a certificate that is not valid now, with the time of this clock."""
     text = str(tls.failure)
     if "not yet valid" in text or "expired" in text:
         text += f"; the clock of this machine says {time.strftime('%Y-%m-%d %H:%M:%S %Z')}: set it, or that of the peer"
@@ -222,12 +222,12 @@ _OFF: Final = "off"
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
-    """Where a door, or an agent, listens, and what hosts are told of that.
+    """Listening address of a door or an agent, and the addresses advertised to hosts.
 
     Attributes:
         interface: Number of an address of this machine; "" listens nowhere.
         port: 0 lets the system choose.
-        advertised: What hosts dial, `host` or `host:port`, where it is another address than that: a gateway, a name.
+        advertised: Addresses that hosts dial, `host` or `host:port`, if different: a gateway, a name.
             Empty for an agent that no other host can reach.
     """
 
@@ -240,7 +240,7 @@ NOWHERE: Final = ListenAddress("")
 
 
 def direct_place(wanted: str, advertised: tuple[str, ...], route: str, *, is_one_machine: bool) -> ListenAddress:
-    """Return where an agent listens for others.
+    """Return the address at which an agent listens for other agents.
 
     Args:
         wanted: Setting `direct`.
@@ -269,15 +269,15 @@ def direct_place(wanted: str, advertised: tuple[str, ...], route: str, *, is_one
 
 
 class DirectWays:
-    """Sockets and TLS by which other agents are reached, and reach this one.
+    """Direct connections of an agent to and from other agents, by sockets and TLS.
 
     Args:
-        context: With the certificate of this agent; outlives it.
-        credentials: The same.
-        own: Its incarnation.
-        mesh: Of its authority.
-        place: Where it listens.
-        nursery: Of its listener.
+        context: TLS context with the certificate of this agent; outlives this object.
+        credentials: The same certificate, key and authority.
+        own: Incarnation of this agent.
+        mesh: Mesh identifier of its authority.
+        place: Listening address.
+        nursery: Nursery of the listener.
     """
 
     def __init__(
@@ -300,17 +300,17 @@ class DirectWays:
         self._addresses: tuple[str, ...] = ()
         self._half_open = 0
 
-    # ---- who is dialled --------------------------------------------------------------------------------------
+    # ---- the dialled side ------------------------------------------------------------------------------------
 
     def listen_for(self, peer: ProcId, connected: Connected) -> tuple[str, ...]:
-        """Let an agent in, and return the addresses that it may be told; none where there is no such."""
+        """Admit an agent, and return the addresses to send to it, if there are any."""
         self._expected[peer] = connected
         if self._listening is None and self._place.interface:
             place = self._place
             family = socket.AF_INET6 if ":" in place.interface else socket.AF_INET
             try:
                 sock = socket.create_server((place.interface, place.port), family=family)
-            except OSError:  # an address that is there no more, a port that is taken
+            except OSError:  # the address is gone, or the port is taken
                 return ()
             sock.setblocking(False)  # noqa: FBT003
             port = sock.getsockname()[1]
@@ -320,7 +320,7 @@ class DirectWays:
         return self._addresses
 
     def forget(self, peer: ProcId) -> None:
-        """Let it in no more; listen no longer than there are others. Idempotent."""
+        """Stop admitting an agent; stop listening after the last one. Idempotent."""
         self._expected.pop(peer, None)
         if not self._expected and self._listening is not None:
             self._listening.cancel(reason="no other agent dials here any more")
@@ -336,7 +336,7 @@ class DirectWays:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         if self._half_open >= limits.DIRECT_HALF_OPEN_MAX:
-            return  # strangers; an agent that is turned away takes the other way, and dials again
+            return  # strangers; a refused agent uses the route by the controller, and dials again
         self._half_open += 1
         secure: SecureSocket | None = None
         try:
@@ -359,20 +359,20 @@ class DirectWays:
         is_expected = not hello.is_join and ProcId(hello.incarnation) in self._expected
         return TLSVerdict.ADMITTED if is_expected else TLSVerdict.INCARNATION
 
-    # ---- who dials -------------------------------------------------------------------------------------------
+    # ---- the dialling side -----------------------------------------------------------------------------------
 
     async def dial(self, peer: ProcId, addresses: tuple[str, ...]) -> HostConnection:
-        """Connect to an agent at the first of these addresses at which it is.
+        """Connect to an agent at the first of these addresses that reaches it.
 
         Raises:
-            LinkLost: It is at none of them; the text says why.
+            LinkLost: None of them reaches it; the message gives the reasons.
         """
         problems = list[str]()
         with trio.move_on_after(limits.DIRECT_DIAL_SECONDS):
             for address in addresses:
                 try:
                     return await self._dial_one(peer, address)
-                except (OSError, ValueError, LinkLost) as error:  # an address that is none is as one of nothing
+                except (OSError, ValueError, LinkLost) as error:  # a malformed address counts as an unreachable one
                     problems.append(f"{address}: {next(leaves(error.__cause__ or error))}")
         if not addresses:
             problems.append("it has no address that other hosts reach")
@@ -388,10 +388,10 @@ class DirectWays:
         raise LinkLost(f"no answer within {limits.HOST_DIAL_SECONDS:g} s")
 
     async def over(self, sock: socket.socket, peer: ProcId, *, is_dialler: bool) -> HostConnection:
-        """Shake hands over a stream socket, which is taken over.
+        """Shake hands over a stream socket, and take it over.
 
         Raises:
-            LinkLost: The agent at the other end is another one, or none.
+            LinkLost: The other end is another agent, or not an agent.
         """
         try:
             secure = self._secure(trio.socket.from_stdlib_socket(sock), is_server=not is_dialler, expected=peer)
@@ -411,7 +411,7 @@ class DirectWays:
             secure.close()
 
     def _check_foreign(self, tls: TLSSession, peer: ProcId) -> None:
-        """Check what a session leaves to its owner where names are not those of a mesh (DW-1)."""
+        """Check a peer's name, which sessions do not check if certificates are not of the mesh (DW-1)."""
         if self._credentials.has_names:
             return
         if not self._credentials.accepts(tls.peer_name):

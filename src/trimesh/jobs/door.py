@@ -1,18 +1,18 @@
-"""Where hosts join a mesh: the door, the sessions of those that are let in, and each host from its token to its end.
+"""Door: the port at which hosts join a mesh, the sessions of admitted hosts, and the life cycle of each host.
 
-    Door        a port that is open while its block is: decides who is let in
-    HostLinks   the relay with the sessions of one block, beside its door
+    Door        a port that is open while its block is; admits or refuses hosts
+    HostLinks   the relay with the sessions of one block, and its door
     JoinedHost  one host; a subclass starts its agent (`jobs/opening.py`) or waits for it (`jobs/external_hosts.py`)
 
-A host that has a token joins: it gets a certificate, and that is all. A host that has a certificate is a member: its
-connection becomes that of its session, the first one or another one after a break. Where certificates are of an
-authority of the user's, it brings one to both, and its token, too (`ForeignAuthority`).
+A host with a token joins: it gets a certificate, and the connection ends. A host with a certificate is a member: its
+connection becomes that of its session, the first one or another one after a break. With certificates of a user's own
+authority, a host shows one on both connections, and proves its token on both (`ForeignAuthority`).
 
-JD-1 At most `limits.TLS_HALF_OPEN_MAX` connections have shown nothing yet. Others wait for one of them to be through,
-     or for the oldest to have taken `limits.DOOR_PATIENCE_SECONDS`: it makes way then. Who is admitted is not touched.
-JD-2 Who breaks the rules is counted, and logged once for each rule and door, however often it comes.
-JH-1 A host holds its session from when it joins until it is released, or lost; the loss is told once.
-JH-2 What its agent, its session or its spawner tells first is how it was lost.
+JD-1 At most `limits.TLS_HALF_OPEN_MAX` connections have authenticated nothing yet. Others wait until one of them is
+     through, or the oldest has taken `limits.DOOR_PATIENCE_SECONDS` and is dropped. Admitted hosts are never dropped.
+JD-2 Violations are counted, and logged once for each rule and door, however often they occur.
+JH-1 A host holds its session from when it joins until it is released, or lost; the loss is reported once.
+JH-2 The first report of its agent, its session or its spawner determines how it was lost.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ _BACKLOG: Final = 128
 _log: Final = logging.getLogger("trimesh")
 
 _NO_OFFENCE: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE, lib.ERR_CANCELLED})
-"""Failures of connections that break, which those of hosts do, too."""
+"""Failures of broken connections; those of good hosts break, too."""
 
 
 class Door:
-    """One open door. Made by `open_door_at`.
+    """Open door. Made by `open_door_at`.
 
     Attributes:
-        address: Where it listens, `host:port`; hosts dial `addresses`.
-        on_stranger: Called with words for each host whose token is worth nothing here. Must not raise.
-        on_refused: Called with words for each peer that no token tells anything of. Must not raise.
-        offences: How many connections broke which rule, by the status of the failure (JD-2).
+        address: Listening address, `host:port`; hosts dial `addresses`.
+        on_stranger: Called with a message for each host whose token is not valid here. Must not raise.
+        on_refused: Called with a message for each refused peer that no token identifies. Must not raise.
+        offences: Number of connections that broke each rule, by the status of the failure (JD-2).
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Door:
             self._is_through(entry)
 
     async def _hear_failure(self, secure: SecureSocket, stream: trio.SocketStream) -> None:
-        """Take the end of a connection that has shown no token."""
+        """Handle the end of a connection that has shown no token."""
         failure = secure.tls.failure
         if (words := words_of_host(secure.first)) is not None:
             self.on_refused(f"a host that has shown no token says that it cannot join: {words}")
@@ -157,7 +157,7 @@ class Door:
                 await self._refuse_other_kind(stream)
 
     async def _refuse_other_kind(self, stream: trio.SocketStream) -> None:
-        """Tell both sides that one has TLS and the other one has not; strangers of other kinds get no answer."""
+        """Report to both sides that only one uses TLS; other strangers get no answer."""
         theirs, ours = ("with", "does without (insecure=)") if self._is_plain else ("without", "has")
         self.on_refused(f"a peer came {theirs} TLS, and this door {ours} TLS: give hosts tokens of this door")
         if not self._is_plain:
@@ -165,10 +165,10 @@ class Door:
                 await stream.send_all(SPEAKS_TLS)
 
     async def _wait_turn(self) -> None:
-        """Wait until there may be one more that has shown nothing (JD-1)."""
+        """Wait for room for one more unauthenticated connection (JD-1)."""
         self._queued += 1
         try:
-            async with self._turn:  # the first in the queue alone: a thousand who woke each time would stop the program
+            async with self._turn:  # wakes only the first in the queue: waking a thousand would stall the program
                 while len(self._half_open) >= limits.TLS_HALF_OPEN_MAX:
                     oldest = next(iter(self._half_open))
                     with trio.move_on_at(oldest.came_at + limits.DOOR_PATIENCE_SECONDS):
@@ -185,7 +185,7 @@ class Door:
 
     def _decide(self, hello: TLSHello, secure: SecureSocket, entry: _Entry) -> TLSVerdict:
         if entry.scope.cancel_called:
-            return TLSVerdict.FULL  # it makes way already: its token is kept for when it comes again
+            return TLSVerdict.FULL  # it is being dropped: its token stays valid for its next attempt
         self._is_through(entry)
         incarnation = ProcId(hello.incarnation)
         if isinstance(self._authority, ForeignAuthority):
@@ -214,7 +214,7 @@ class Door:
         return TLSVerdict.ADMITTED if entry.refusal is None else TLSVerdict.VERSIONS
 
     def _decide_again(self, hello: TLSHello, secure: SecureSocket) -> TLSVerdict:
-        """Decide on one whose incarnation has joined: its certificate says nothing of that, its token does (TK-4)."""
+        """Decide on an incarnation that has joined: its token proves that, as its certificate does not (TK-4)."""
         incarnation, exporter = ProcId(hello.incarnation), secure.tls.exporter
         if incarnation not in self._members:
             return TLSVerdict.INCARNATION
@@ -259,13 +259,13 @@ class Door:
         await secure.send(LENGTH.pack(len(chain)) + chain)
 
     def forget(self, incarnation: ProcId) -> None:
-        """Let a member in no more: its session is over."""
+        """Stop admitting a member: its session is over."""
         self._members.pop(incarnation, None)
         self._ledger.forget(incarnation)
 
 
 class _Entry:
-    """One connection that has shown nothing yet, or has just been admitted."""
+    """Connection that is not authenticated yet, or has just been admitted."""
 
     def __init__(self, came_at: float) -> None:
         self.came_at = came_at
@@ -276,9 +276,9 @@ class _Entry:
 
 
 def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str | None:
-    """Return why two programs do not fit, naming both sides; None if they do.
+    """Return why two programs are incompatible, naming both sides; None if they are compatible.
 
-    trimesh must be the same, Python in its first two numbers, torch the same where both have loaded it.
+    Versions of trimesh must be equal, of Python in the first two numbers, of torch if both have loaded it.
     """
     found = list[str]()
     for name, host, program, digits in (
@@ -297,7 +297,7 @@ def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str 
 def door_context(own: ProcId, authority: Authority | ForeignAuthority) -> Generator[TLSContext, None, None]:
     """Certify this process for a door; left when all its sessions have been freed."""
     credentials = authority.credentials(own, time.time())
-    context = context_of(credentials, takes_joins=credentials.has_names)  # who joins such a mesh has none yet
+    context = context_of(credentials, takes_joins=credentials.has_names)  # joining hosts have no certificate yet
     try:
         yield context
     finally:
@@ -308,7 +308,7 @@ def door_context(own: ProcId, authority: Authority | ForeignAuthority) -> Genera
 async def open_door_at(
     place: ListenAddress, own: ProcId, authority: Authority | ForeignAuthority, context: TLSContext
 ) -> AsyncGenerator[Door, None]:
-    """Listen while the body runs. `context` outlives the door, and the sessions of those who came in.
+    """Listen while the body runs. `context` outlives the door and the sessions of its hosts.
 
     Raises:
         SpawnError: It cannot listen there.
@@ -344,7 +344,7 @@ async def _serve(door: Door, listeners: list[trio.SocketListener]) -> None:
 
 
 class HostLinks:
-    """The sessions of one block with its hosts, and the door at which those join. Made by `open_host_links`."""
+    """Sessions of one block with its hosts, and the door where they join. Made by `open_host_links`."""
 
     def __init__(self, relay: Relay, sessions: HostSessions, door: Door, *, is_plain: bool) -> None:
         self.door = door
@@ -356,13 +356,13 @@ class HostLinks:
         sessions.on_down = self._down
 
     def begin(self, incarnation: ProcId, holder: JoinedHost) -> SessionPipe:
-        """Begin the session of a host that has joined, and return what carries records over it."""
+        """Begin the session of a host that has joined; return the pipe that carries its records."""
         pipe = self._sessions.begin(self._relay, incarnation, is_dialler=False, lease_seconds=limits.HOST_LEASE_SECONDS)
         self._holders[pipe.session] = holder
         return pipe
 
     def end(self, pipe: SessionPipe) -> None:
-        """End a session at once; its holder hears no more of it."""
+        """End a session at once; its holder gets no more events."""
         self._holders.pop(pipe.session, None)
         self._sessions.end(pipe)
 
@@ -373,7 +373,7 @@ class HostLinks:
 
 
 async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Credentials | None:
-    """Return what this process shows its hosts where certificates are not of the mesh; None where they are.
+    """Return this process's credentials if certificates are not of the mesh; None if they are.
 
     If the job or door `whose` is insecure, a warning is logged.
 
@@ -402,12 +402,12 @@ async def open_host_links(
 
 
 class JoinedHost:
-    """A host for which a token was issued. A subclass says who hears of it.
+    """Host for which a token was issued. A subclass handles its events.
 
     Attributes:
-        name: Of the host; "" while it has not said it.
-        host: What processes are started on, once its agent has joined.
-        is_ready: Whether they can be.
+        name: Name of the host; "" until it has reported it.
+        host: Starts processes there, once its agent has joined.
+        is_ready: True if processes can be started.
         joined: Set when it has a session.
         lost: Set when it is lost.
     """
@@ -423,24 +423,24 @@ class JoinedHost:
         self._incarnation = ProcId(0)
         self._is_over = False
 
-    # ---- who hears of it -------------------------------------------------------------------------------------
+    # ---- events for subclasses -------------------------------------------------------------------------------
 
     def came(self) -> bool:
-        """Learn that it has joined; return whether it is wanted still."""
+        """Handle that it has joined; return whether it is still wanted."""
         return True
 
     def became_ready(self) -> None:
-        """Learn that processes can be started there."""
+        """Handle that processes can be started there."""
         raise NotImplementedError
 
     def failed(self, error: Exception) -> None:
-        """Learn that it cannot be had."""
+        """Handle that it cannot be used."""
         raise NotImplementedError
 
-    # ---- as a guest of the door ------------------------------------------------------------------------------
+    # ---- events of the door ----------------------------------------------------------------------------------
 
     def refused(self, error: Exception) -> None:
-        """Learn that it came, and may not join."""
+        """Handle the refusal of its join."""
         self.failed(HostRefused(f"the host {self.name or 'that has come'} may not join: {error}"))
 
     def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
@@ -454,10 +454,10 @@ class JoinedHost:
         self._pipe.session.attach(connection)
         return True
 
-    # ---- its life --------------------------------------------------------------------------------------------
+    # ---- life cycle ------------------------------------------------------------------------------------------
 
     async def keep(self, proc: Proc, point: Point, release: trio.Event) -> None:
-        """Keep it as a host until it is released or lost; what ran there is then told to end."""
+        """Keep it as a host until it is released or lost; then tell its processes to end."""
         await self.joined.wait()
         assert self._pipe is not None
         async with open_remote_host(proc, self._pipe, self.name, point, self._links.agents) as host:
@@ -482,11 +482,11 @@ class JoinedHost:
                 proc.plain_hosts.discard(host.name)
 
     def agent_failed(self, text: str) -> None:
-        """Learn that its agent has ended, or is about to, in the words of the agent or of its connection."""
+        """Handle the end of its agent, past or imminent; `text` is from the agent or its connection."""
         self.lose("agent exit", text)
 
     def session_down(self, down: SessionDown) -> None:
-        """Learn that its session is over."""
+        """Handle the end of its session."""
         match down.ending:
             case SessionEnding.LEASE:
                 seconds = f"limits.HOST_LEASE_SECONDS ({limits.HOST_LEASE_SECONDS:g} s)"
@@ -497,7 +497,7 @@ class JoinedHost:
                 self.lose(down.ending.value, down.reason)
 
     def lose(self, reason: str, text: str) -> None:
-        """Learn that it is lost; see `HostLost.reason`."""
+        """Mark it as lost; see `HostLost.reason`."""
         if self.lost.is_set():
             return
         self._is_over = True
@@ -508,7 +508,7 @@ class JoinedHost:
             self.host.lose(reason, text)
 
     def close(self) -> None:
-        """Let its agent in no more, and end its session."""
+        """Stop admitting its agent, and end its session."""
         self._is_over = True
         self._links.door.forget(self._incarnation)
         if self._pipe is not None:

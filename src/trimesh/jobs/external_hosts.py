@@ -1,8 +1,8 @@
-"""Hosts that something else starts (mpirun, a scheduler, by hand): `open_door`, where they join by a token each.
+"""`open_door` accepts hosts started by something else (mpirun, a scheduler, by hand), each by a token.
 
 open_door: DoorRun.run, a task of the runtime, owns the links
 door.token() --> trimesh host join ... --> DoorHost: joined, ready, waits in `DoorRun.waiting`
-door.expect(2): takes two of them, in the order in which they have come
+door.expect(2): takes two of them, in order of arrival
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ from trimesh.shape.region import Region
 
 
 class OpenDoor:
-    """Where hosts join that are started by others. Made by `open_door`; used while its block is open."""
+    """Door for hosts that other programs start. Made by `open_door`; used while its block is open."""
 
     def __init__(self, run: DoorRun) -> None:
         self._run = run
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What hosts dial, `host:port`, in order."""
+        """Addresses that hosts dial, `host:port`, in order."""
         return self._run.links.door.addresses
 
     @property
     def command(self) -> str:
-        """What starts an agent on a host; it reads a token from its standard input."""
+        """Command line that starts an agent on a host; it reads a token from its standard input."""
         pki = () if self._run.pki is None else self._run.pki.arguments
         return shlex.join(("trimesh", "host", "join", *self.addresses, "--token-file", "-", *pki))
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """Names of the hosts that have joined and that no block has taken, in the order in which they have come."""
+        """Names of the hosts that have joined and that no block has taken, in order of arrival."""
         return tuple(one.name for one in self._run.waiting)
 
     @property
     def refusals(self) -> tuple[HostRefused, ...]:
-        """Why hosts were not let in: the last `limits.DOOR_REFUSALS_KEPT`. The hosts themselves hear less."""
+        """The last `limits.DOOR_REFUSALS_KEPT` refusals of hosts. The hosts themselves get fewer details."""
         return tuple(self._run.refusals)
 
     def token(self) -> str:
-        """Return a new token, one line: a secret that lets in one host, within `limits.JOIN_TOKEN_SECONDS`.
+        """Return a new token, one line: a secret that admits one host within `limits.JOIN_TOKEN_SECONDS`.
 
-        It goes to the standard input of `trimesh host join`, into a file of mode 0600, or into a Secret; never into
-        arguments or the environment.
+        Pass it by the standard input of `trimesh host join`, a file of mode 0600, or a Secret; never by arguments or
+        the environment.
 
         Raises:
             LimitExceeded: `limits.JOIN_TOKENS_MAX` are out.
@@ -93,8 +93,8 @@ class OpenDoor:
     def expect(self, hosts: int | Mapping[str, int]) -> Spawning[HostMesh]:
         """Wait for hosts: `async with door.expect(2) as hosts:`.
 
-        The block takes those that have joined first, and owns them: leaving it ends their agents. Blocks that wait at
-        the same time are served in turn. There is no bound of time: write `with trio.fail_after(...)` around it.
+        The block takes hosts in the order in which they joined, and owns them: leaving it ends their agents. Concurrent
+        blocks are served in turn. There is no time limit: write `with trio.fail_after(...)` around it.
 
         Args:
             hosts: How many, or a mapping of mesh names to numbers, see `LocalJob`.
@@ -107,7 +107,7 @@ class OpenDoor:
         return Spawning(f"expect({hosts!r})", partial(self._run.taken, checked), _adopt)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to travel.
+        """Refuse to be pickled.
 
         Raises:
             TypeError: Always.
@@ -128,20 +128,20 @@ def open_door(
     pki: OwnPKI | None = None,
     insecure: str = "",
 ) -> Spawning[OpenDoor]:
-    """Let hosts join that others start: `async with jobs.open_door() as door:`.
+    """Accept hosts that other programs start: `async with jobs.open_door() as door:`.
 
-    Entering starts nothing but a port that listens while the block is open. `door.command` and `door.token()` are for
-    whoever starts the hosts, `door.expect(2)` gives them as a mesh.
+    Entering only opens a port, which listens while the block is open. Pass `door.command` and `door.token()` to the
+    program that starts the hosts; `door.expect(2)` returns them as a mesh.
 
     Args:
-        interface: Where it listens: an address of this machine, its name, or the name of an interface; None takes the
-            address of the default route.
+        interface: Listening address: an address of this machine, its name, or the name of an interface; None takes
+            the address of the default route.
         port: 0 lets the system choose.
-        advertise: What hosts dial, `host` or `host:port`, where they reach this machine by another address.
+        advertise: Addresses that hosts dial, `host` or `host:port`, if they reach this machine by other ones.
         pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, by files; None lets the door make its own. Hosts name their files by
             options of `trimesh host join`, as `door.command` shows.
-        insecure: "I understand" does without TLS, see `LocalJob`; tokens of such a door say so to its hosts.
+        insecure: "I understand" disables TLS, see `LocalJob`; tokens of such a door tell its hosts.
 
     Raises:
         MeshErrorGroup: On entering, when it cannot listen there, or cannot read a file of `pki`.
@@ -177,11 +177,11 @@ async def _adopt_door() -> OpenDoor:
 
 
 class DoorRun(HostsRun):
-    """One open door, and the hosts that have come.
+    """Open door and its hosts.
 
     Attributes:
         waiting: Hosts that are ready and not taken, in order.
-        refusals: Why others were not let in.
+        refusals: Refusals of other hosts.
     """
 
     links: HostLinks
@@ -208,13 +208,13 @@ class DoorRun(HostsRun):
         self._claims: list[_Claim] = []
 
     def leave(self) -> None:
-        """Close it; agents of hosts that wait are told to end."""
+        """Close it; tell the agents of waiting hosts to end."""
         super().leave()
         for host in self._hosts:
             host.leave()
 
     async def run(self) -> None:
-        """Let hosts in until it is released, and keep them until they are released or lost."""
+        """Admit hosts until it is released, and keep them until they are released or lost."""
         own = await own_credentials(self.pki, self._insecure, "open_door()")
         number = await (address_towards() if self._interface is None else address_of(self._interface))
         place = ListenAddress(number, self._port, self._advertised)
@@ -225,10 +225,10 @@ class DoorRun(HostsRun):
                 self.ready.set()
                 await self.release.wait()
 
-    # ---- what hosts do ---------------------------------------------------------------------------------------
+    # ---- events of hosts -------------------------------------------------------------------------------------
 
     def came(self, host: DoorHost) -> bool:
-        """Keep a host that has joined; False when the door is being closed."""
+        """Keep a host that has joined; return False when the door is being closed."""
         if self.release.is_set():
             return False
         self._hosts.add(host)
@@ -236,18 +236,18 @@ class DoorRun(HostsRun):
         return True
 
     def became_ready(self, host: DoorHost) -> None:
-        """Let a host wait to be taken."""
+        """Queue a host, to be taken."""
         self.waiting.append(host)
         self._serve_claims()
 
     def went(self, host: DoorHost) -> None:
-        """Learn that a host cannot be taken any more."""
+        """Remove a host that can no longer be taken."""
         self._hosts.discard(host)
         if host in self.waiting:
             self.waiting.remove(host)
 
     def failed(self, error: Exception) -> None:
-        """Learn that a host came and cannot be had: who waits for hosts is told."""
+        """Report a host that was refused to the blocks that wait for hosts."""
         if isinstance(error, HostRefused):
             self.refusals.append(error)
         for claim in self._claims:
@@ -257,11 +257,11 @@ class DoorRun(HostsRun):
     def _stranger(self, text: str) -> None:
         self.refusals.append(HostRefused(f"a host came to the door with a token that is worth nothing: {text}"))
 
-    # ---- what the program does -------------------------------------------------------------------------------
+    # ---- requests of the program -----------------------------------------------------------------------------
 
     @asynccontextmanager
     async def taken(self, hosts: int | Mapping[str, int]) -> AsyncGenerator[HostMesh, None]:
-        """Take hosts, and own what is spawned on them while the body runs; their agents end with it."""
+        """Take hosts, and own their processes while the body runs; their agents end with it."""
         hosts = plain_whole(hosts)
         named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
         count = hosts if isinstance(hosts, int) else sum(hosts.values())
@@ -312,7 +312,7 @@ class DoorRun(HostsRun):
 
 
 class DoorSuccessors:
-    """Hosts that wait at the door, or come to it, in the place of lost ones of a block; see `Successors`.
+    """Replaces a block's lost hosts by hosts that wait at the door or arrive later; see `Successors`.
 
     It adds them to those that the block has taken.
     """
@@ -331,7 +331,7 @@ class DoorSuccessors:
         one.lose("replaced", REPLACED)
 
     async def succeed(self, lost: JobHost) -> JobHost:
-        """Take the host that has come first, or the next one that comes; see `Successors.succeed`."""
+        """Take the first waiting host, or the next to arrive; see `Successors.succeed`."""
         [before] = [one for one in self._taken if one.host is lost]
         with trio.move_on_after(limits.HOST_JOIN_SECONDS):
             [one] = await self._run.claim(1)
@@ -342,7 +342,7 @@ class DoorSuccessors:
         raise SpawnError(f"{lost.name} is lost, and no other host has come to the door within {seconds}")
 
     async def grow(self, count: int, first: int) -> Sequence[JobHost]:
-        """Take hosts that have come, and wait for those that will; see `Successors.grow`."""
+        """Take waiting hosts, and wait for the rest; see `Successors.grow`."""
         found = await self._run.claim(count)
         whole = Region(Extent(hosts=first + count))
         for place, one in enumerate(found, first):
@@ -379,7 +379,7 @@ class DoorHost(JoinedHost):
 
     @property
     def remote(self) -> RemoteHost:
-        """What processes are started on."""
+        """The host, to start processes on."""
         assert self.host is not None
         return self.host
 
@@ -397,14 +397,14 @@ class DoorHost(JoinedHost):
         super().lose(reason, text)
 
     def leave(self) -> None:
-        """Release it, also if it is not ready yet."""
+        """Release it, even if it is not ready yet."""
         self.release.set()
         if not self.is_ready:
             self._scope.cancel(reason="the door is closed")
 
     @trio.lowlevel.enable_ki_protection
     async def run(self, proc: Proc) -> None:
-        """Keep it from when it has joined until it is released or lost."""
+        """Keep it from its join until it is released or lost."""
         try:
             with self._scope:
                 await self.keep(proc, _NOWHERE, self.release)

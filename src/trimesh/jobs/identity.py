@@ -1,15 +1,15 @@
-"""Who may be a host of a mesh: an authority of the mesh, credentials of an incarnation, tokens to join by.
+"""Identities of hosts: certificate authority of a mesh, credentials of an incarnation, join tokens.
 
-Certificates are made by `cryptography` (extra `hosts`). The state machines read no clock: the caller hands in the time.
+`cryptography` (extra `hosts`) makes the certificates. The state machines read no clock: the caller passes the time.
 
-AU-1 What a request says of itself counts for nothing: its key is taken when the request shows that it has the private
-half, all else comes from the caller. AU-2 An incarnation is certified once: another key never gets its name. AU-3 Only
-the authority signs: a certified host cannot certify others.
+AU-1 Claims in a request are ignored: only its key is used, once the request proves possession of the private half; all
+else comes from the caller. AU-2 An incarnation is certified once: another key never gets its name. AU-3 Only the
+authority signs: a certified host cannot certify others.
 
-TK-1 A token itself never travels on the link: its proof is bound to one TLS session by the exporter, and to mesh and
-incarnation. TK-2 A token admits once; a wrong proof does not use it up, so that a stranger who has seen its number
-cannot spend it. TK-3 Which of the reasons it was is not told to the peer. TK-4 Where certificates say nothing of
-incarnations, the token by which one has joined is asked for again on each of its connections.
+TK-1 A token itself is never sent on the link: its proof is bound to one TLS session by the exporter, and to mesh and
+incarnation. TK-2 A token admits once; a wrong proof does not use it up, so a stranger that has seen its number cannot
+spend it. TK-3 The peer does not learn the reason of a refusal. TK-4 If certificates do not name incarnations, each
+connection of a host has to prove again the token by which it joined.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class IdentityError(TrimeshError):
-    """A certificate, key or token is not what it must be, or cannot be had."""
+    """A certificate, key or token is invalid or missing."""
 
 
 class Credentials(msgspec.Struct, frozen=True):
@@ -48,9 +48,9 @@ class Credentials(msgspec.Struct, frozen=True):
     Attributes:
         chain: PEM: the own certificate, then those up to the authority.
         key: PEM of the private key, without a password.
-        authority: PEM of who certifies the peers.
+        authority: PEM of the authority that certifies the peers.
         peers: Names that peers may have in their certificates; () = the names of the mesh, which sessions check.
-        is_plain: There are none, and nothing is encrypted: `insecure=` of a job says so.
+        is_plain: True if there are no certificates and nothing is encrypted, by `insecure=` of a job.
     """
 
     chain: bytes
@@ -64,7 +64,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
     @property
     def has_names(self) -> bool:
-        """Whether certificates carry names of the mesh."""
+        """True if certificates contain names of the mesh."""
         return not self.peers and not self.is_plain
 
     def accepts(self, name: str | None) -> bool:
@@ -73,7 +73,7 @@ class Credentials(msgspec.Struct, frozen=True):
 
 
 PLAIN: Final = Credentials(b"", b"", b"", is_plain=True)
-"""What a process has where sessions are plain."""
+"""Credentials of a process whose sessions are plain."""
 
 
 def name_of(mesh: bytes, incarnation: ProcId) -> str:
@@ -143,7 +143,7 @@ class Authority:
 
         Args:
             request: PKCS #10 in PEM, at most `limits.KEY_REQUEST_BYTES_MAX`.
-            incarnation: Whose it will be: what the admitted peer has said in its hello.
+            incarnation: Its future owner, from the hello of the admitted peer.
             now: Seconds since 1970.
 
         Raises:
@@ -283,13 +283,13 @@ def _usage(*, certifies: bool) -> x509.KeyUsage:
     )
 
 
-# ---- certificates of a site, from files: what cert-manager, SPIFFE helpers and people leave there --------------------
+# ---- certificates of a site, from files that cert-manager, SPIFFE helpers or users write -----------------------------
 
 
 def read_own_pki(
     *, certificate: str | Path, key: str | Path, authority: str | Path, peers: tuple[str, ...]
 ) -> Credentials:
-    """Return credentials from three files in PEM. Nothing is looked for elsewhere, and nothing is left out.
+    """Read credentials from three PEM files, all of them required.
 
     Args:
         certificate: The own certificate, then those up to the authority.
@@ -315,10 +315,10 @@ def read_own_pki(
 
 
 class ForeignAuthority:
-    """The place of an `Authority` in a mesh that certifies none of its hosts: others have, or sessions are plain.
+    """Stands in for `Authority` in a mesh that certifies no hosts: another authority does, or sessions are plain.
 
-    Hosts join by a token all the same. Their certificates say nothing of incarnations, so each connection of one has
-    to prove the token by which it has joined (FA-1).
+    Hosts still join by a token. Their certificates do not name incarnations, so each connection of a host has to prove
+    the token by which it joined (FA-1).
 
     Args:
         credentials: Of this process.
@@ -361,7 +361,7 @@ def _read(path: str | Path, what: str, *, is_secret: bool = False) -> bytes:
     try:
         with Path(path).expanduser().open("rb") as file:
             if is_secret:
-                _check_secret(os.fstat(file.fileno()), path)  # of what was opened, not of what the path is by now
+                _check_secret(os.fstat(file.fileno()), path)  # of the opened file: the path may name another by now
             text = file.read(limits.PKI_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise IdentityError(f"the {what} needs to be a readable file, got {path}: {error.strerror}") from error
@@ -391,17 +391,17 @@ _FORM: Final = "%Y-%m-%d %H:%M %Z"
 
 
 def look_at(credentials: Credentials, now: datetime) -> datetime:
-    """Check certificates, key and authority, as far as one host can; no peer is asked.
+    """Check certificates, key and authority locally, without contacting a peer.
 
     Args:
         credentials: As `read_own_pki` returns them.
         now: The time, of any zone.
 
     Returns:
-        When the first certificate that is needed expires.
+        The earliest expiry of the needed certificates.
 
     Raises:
-        IdentityError: Something is not what it must be; the text names it.
+        IdentityError: A file is invalid; the message names it.
     """
     chain = _certificates(credentials.chain, "certificate")
     authorities = _certificates(credentials.authority, "authority")
@@ -427,7 +427,7 @@ def _certificates(text: bytes, what: str) -> list[x509.Certificate]:
 
 
 def _issuer_of(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> x509.Certificate:
-    """Return who of the authorities has certified the last one, and check that each certifies the one before."""
+    """Return the authority that certified the last of a chain; check that each certifies the one before."""
     for one, issuer in pairwise(chain):
         if not _has_issued(issuer, one):
             raise IdentityError(
@@ -477,7 +477,7 @@ def _name(one: x509.Certificate) -> str:
 
 _PREFIX: Final = "trimesh-join-1"
 _PLAIN_PREFIX: Final = "trimesh-plain-1"
-"""Of a token that is for sessions without TLS: so a host cannot be led to do without by anything else."""
+"""Prefix of a token for sessions without TLS: nothing else can make a host do without TLS."""
 
 _LABEL: Final = b"trimesh join 1\0"
 _NUMBER_BYTES: Final = 16
@@ -486,7 +486,7 @@ _PIN_BYTES: Final = 32
 
 
 class JoinToken(msgspec.Struct, frozen=True):
-    """What a host needs to join. `text` is a secret: stdin, a file of mode 0600, or a Secret; no argument, no variable.
+    """Join token of a host. Pass its secret `text` by stdin, a 0600 file or a Secret, never by argument or variable.
 
     Attributes:
         number: Which token, 16 bytes; no secret.
@@ -536,7 +536,7 @@ class JoinToken(msgspec.Struct, frozen=True):
 
 
 def proof_of(secret: bytes, exporter: bytes, mesh: bytes, incarnation: ProcId) -> bytes:
-    """Return what shows that a token is known, 32 bytes, worth something on the session of `exporter` only."""
+    """Return the proof of knowing a token, 32 bytes, valid only on the session of `exporter`."""
     return hmac.digest(secret, _LABEL + exporter + mesh + incarnation.to_bytes(8, "little"), "sha256")
 
 
@@ -557,14 +557,14 @@ class _Spent(msgspec.Struct, frozen=True):
 
 
 class TokenLedger:
-    """The tokens of one door. Times are of one clock that does not go back."""
+    """Tokens of one door. Times are of one monotonic clock."""
 
     def __init__(self, pin: bytes, *, keeps_spent: bool = False, is_plain: bool = False) -> None:
         """Begin without any.
 
         Args:
             pin: Of the authority of the mesh.
-            keeps_spent: Whether who has joined shows its token again (TK-4).
+            keeps_spent: True if hosts prove their token again after they joined (TK-4).
             is_plain: Whether sessions of the mesh are plain.
         """
         if len(pin) != _PIN_BYTES:
@@ -632,11 +632,11 @@ class TokenLedger:
         return spent is not None and spent.number == number and is_proven
 
     def forget(self, incarnation: ProcId) -> None:
-        """Let an incarnation show its token no more."""
+        """Drop the spent token of an incarnation."""
         self._spent.pop(incarnation, None)
 
     def why_refused(self, number: bytes) -> str:
-        """Return in words why a token was not taken just now: for this side, the peer is not told (TK-3)."""
+        """Return why a token was refused just now, for this side only; the peer does not learn it (TK-3)."""
         if number in self._issued:
             return "its proof is wrong: who shows it knows its number only"
         return self._over.get(number, "it is not of this door")

@@ -1,4 +1,4 @@
-"""What a job is to its user: a value, and a block that has hosts."""
+"""`Job`: base class of jobs, values that own hosts while their block is open."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Pickle = Literal["on", "off"]
 
 
 def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
-    """Return what a job is made from: a number of hosts, or numbers by the names of meshes.
+    """Check the hosts of a job: a number, or numbers by the names of meshes.
 
     Raises:
         TypeError, ValueError: It is neither, or there are too many or none.
@@ -41,7 +41,7 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
 
 
 def checked_pki(_: object, __: object, pki: Any) -> None:
-    """Refuse what are no certificates.
+    """Check that a value is `OwnPKI` or None.
 
     Raises:
         TypeError: It is something else.
@@ -63,9 +63,9 @@ class _Entered(list[Spawning[HostMesh]]):
 
 @attrs.frozen
 class Job:
-    """Base of all jobs: a value that starts nothing until its block is entered: `async with job as hosts:`.
+    """Base class of jobs: a value that starts nothing until its block is entered: `async with job as hosts:`.
 
-    A subclass says which hosts there are and how agents come to run there. Entering it again later starts it again.
+    A subclass defines the hosts and how agents start there. Entering it again later starts it again.
     """
 
     _entered: _Entered = attrs.field(factory=_Entered, init=False, eq=False, repr=False, hash=False)
@@ -76,7 +76,7 @@ class Job:
     insecure: str = attrs.field(default="", kw_only=True, validator=_check_insecure)
 
     def launcher(self) -> Launcher:
-        """Return what starts the agents of one run of the job."""
+        """Return a launcher for the agents of one run of the job."""
         raise NotImplementedError
 
     def host_id(self, rank: int) -> str:
@@ -86,7 +86,7 @@ class Job:
 
     @property
     def is_one_machine(self) -> bool:
-        """Whether all its hosts are this machine: they may dial each other at a loopback address."""
+        """True if all its hosts are this machine, so that they may dial each other at a loopback address."""
         return False
 
     @property
@@ -96,7 +96,7 @@ class Job:
 
     @property
     def is_named(self) -> bool:
-        """Whether the job gives names to parts of its hosts."""
+        """True if the job names parts of its hosts."""
         return isinstance(self.hosts, Mapping)
 
     @property
@@ -108,7 +108,7 @@ class Job:
         """Start the agents, and wait until processes can be started on all hosts.
 
         Raises:
-            MeshErrorGroup: A host could not be had; nothing of the others is left.
+            MeshErrorGroup: A host could not be started; nothing of the others is left.
         """
         spawning = Spawning(repr(self), self._open, _adopt)
         hosts = await spawning.__aenter__()
@@ -118,7 +118,7 @@ class Job:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Leave the block: all that was started on the hosts is joined, and the agents are ended."""
+        """Leave the block: wait for all processes on the hosts, and end the agents."""
         return await self._entered.pop().__aexit__(kind, error, traceback)
 
     @asynccontextmanager

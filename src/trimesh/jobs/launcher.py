@@ -1,4 +1,4 @@
-"""How agents come to run on hosts: the seam between a job and whatever starts programs there.
+"""Launchers: interface between a job and the program that starts its agents on hosts.
 
 A job makes one launcher, which starts one agent a host. An agent is a program that reads one line, its *order*, from
 standard input and ends when that is closed; nothing secret is ever in its arguments or its environment.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class AgentOrder(msgspec.Struct, frozen=True):
-    """What an agent is told by its standard input, as one line.
+    """Order of an agent: one line on its standard input.
 
     Attributes:
         token: Join token; a secret.
@@ -69,7 +69,7 @@ class AgentOrder(msgspec.Struct, frozen=True):
 
 
 class AgentExit(msgspec.Struct, frozen=True):
-    """How an agent has ended.
+    """End of an agent.
 
     Attributes:
         text: In words: "exit code 3", "SIGKILL", or those of the scheduler.
@@ -116,7 +116,7 @@ class Launcher(ABC):
 
     @property
     def can_grow(self) -> bool:
-        """Whether it defines `grow`; else only spare hosts can be added."""
+        """True if it defines `grow`; else only spare hosts can be added."""
         return type(self).grow is not Launcher.grow
 
     def tell_by(self, say: Callable[[str], None]) -> None:
@@ -141,7 +141,7 @@ class Launcher(ABC):
 
         Args:
             addresses: What agents will dial, in order.
-            say: Shows what is waited for.
+            say: Shows the reason for waiting.
 
         Raises:
             SpawnError: No allocation was granted; the message includes the scheduler's reason.
@@ -168,7 +168,7 @@ class Launcher(ABC):
 
         Args:
             count: How many.
-            say: Shows what is waited for.
+            say: Shows the reason for waiting.
 
         Raises:
             SpawnError: No more were granted; the message includes the scheduler's reason.
@@ -230,7 +230,7 @@ class ChildAgent:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the child process has ended and was reaped."""
+        """True if the child process has ended and was reaped."""
         return self._process.returncode is not None
 
     async def tell(self, order: AgentOrder) -> None:
@@ -353,7 +353,7 @@ def _is_never_last(_: str) -> bool:
 async def start_child(
     command: Sequence[str], host: str, env: Mapping[str, str] | None = None, *, is_apart: bool = True
 ) -> trio.Process:
-    """Start what carries the agent of a host, with pipes for standard input and error.
+    """Start the command that carries the agent of a host, with pipes for standard input and error.
 
     `is_apart` gives it a session, and a process group, of its own.
 
@@ -371,7 +371,7 @@ async def start_child(
 # ---- the command line of an agent on another machine, for the shell of whoever has an account there ------------------
 
 # A login shell may be sh, csh or fish: the command is one line, quoted by single quotes, with no quote, backslash or
-# `!` in what is quoted, and hands over to sh at once.
+# `!` inside the quotes, and hands over to sh at once.
 
 NO_PYTHON: Final = 78
 """Exit code where no Python is found that could be an agent (EX_CONFIG)."""
@@ -392,7 +392,7 @@ _CHECK: Final = (
 
 
 def agent_command(python: str | None, executable: str, version: tuple[int, int]) -> str:
-    """Return what starts an agent there, and writes its process id before it does.
+    """Return a shell line that writes its process id and starts an agent.
 
     Args:
         python: The interpreter; None takes the first of some that has trimesh and the version of this program.

@@ -1,6 +1,6 @@
-"""Agents on this machine: over real TCP and TLS, for development and tests.
+"""`LocalJob`: agents on this machine, over real TCP and TLS, for development and tests.
 
-A process that has imported what agents do, and forks those of a `LocalJob`: one interpreter starts in place of many.
+A template process imports the agent's modules once and forks the agents, so that only one interpreter starts.
 
     program --exec--> template: imports --fork--> agent --fork--> its spawner
        |                 |<---- streams of an agent, a socket for it
@@ -8,13 +8,12 @@ A process that has imported what agents do, and forks those of a `LocalJob`: one
 
 AF-1 A copy becomes what an executed agent is, with a session and a process group of its own and the standard input that
      is its lifeline, before it does anything; then it runs the same function.
-AF-2 Copies begin as an agent that is executed by the program would: where what it would inherit has changed since, it
-     is executed.
-AF-3 How an agent has ended is told by its parent, the template. If that is killed, the system kills its copies, and
-     that is how they have ended.
-AF-4 An agent is executed, too, where the template has ended: if that could not begin, the agent says why.
-AF-5 The template ends when the program has closed its end of the socket: at once when nothing of it is left, else when
-     the last copy has ended, which its own lifeline sees to.
+AF-2 Copies begin as an agent that the program executes: if inherited state of the program (environment, directory) has
+     changed since the template started, the agent is executed instead.
+AF-3 The template, as the parent, reports how an agent ended. If the template is killed, the system kills its copies.
+AF-4 An agent is also executed if the template has ended; if the template could not start, the agent reports why.
+AF-5 The template ends when the program has closed its end of the socket: at once if no copy is left, else when the last
+     copy has ended, by its own lifeline.
 """
 
 from __future__ import annotations
@@ -312,7 +311,7 @@ class AgentTemplate:
 
     @property
     def is_like_this(self) -> bool:
-        """Whether an agent that is executed now would inherit what its copies have (AF-2)."""
+        """True if an agent executed now would inherit the same state as the copies (AF-2)."""
         return self._surroundings == _surroundings()
 
     async def fork(self, host: str) -> TemplateChild | None:
@@ -396,7 +395,7 @@ class TemplateChild:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, negative for a signal, once it has ended and was reaped; else None."""
+        """Exit code, negative for a signal, once it has ended and was reaped; else None."""
         if self._returncode is None:
             try:
                 data = self._told.recv(NUMBER.size)

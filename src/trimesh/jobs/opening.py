@@ -1,4 +1,4 @@
-"""A job from its first agent to its last: started together, joined, watched, ended together.
+"""Run of a job: starts its agents together, joins and watches their hosts, ends them together.
 
     open_job: body in the block of the hosts
     JobRun.run, a task of the runtime:
@@ -8,14 +8,14 @@
         for those that come later: the same, all or none
 
 JR-1 Either all hosts are ready, or nothing of any is left and the error names those that failed.
-JR-2 The end of an agent, of its session or of its spawner is the loss of its host, told once, by whichever comes first.
+JR-2 The end of an agent, of its session or of its spawner is the loss of its host, reported once, by the first of them.
 JR-3 A spare host takes the place of one host. Where none is left, an agent is started again where the lost one was, or
      on a host that the launcher gets for it, where it starts none twice.
-JR-4 What was got for a host that could not be had is given back, when nothing of its agent is left.
-JR-5 Why a host is lost is decided once: its launcher says why the agent has ended, and what the agent has said last is
-     the reason only where the launcher says nothing within `limits.AGENT_EXIT_SECONDS`.
+JR-4 Resources granted for a host that could not be started are given back when nothing of its agent is left.
+JR-5 The reason of a loss is decided once: the launcher reports why the agent has ended; the agent's last message is the
+     reason only if the launcher reports nothing within `limits.AGENT_EXIT_SECONDS`.
 
-What a job does before an end of its hosts that is known: it says so, and then leaves their block while they live.
+Before a known end of its hosts (a time limit), a job gives notice, and then leaves their block while they live.
 
     wait_notice --> `HostMesh.wait_notice` returns
     wait_end    --> the block fails, and is cancelled
@@ -78,7 +78,7 @@ async def own_job_hosts(
     successors: Successors,
     limit: LimitWatch | None = None,
 ) -> AsyncGenerator[HostMesh, None]:
-    """Own what is spawned on hosts while the body runs; their mesh is `{"hosts": n}`.
+    """Own the processes on hosts while the body runs; the hosts' mesh is `{"hosts": n}`.
 
     `named` has the numbers of hosts of each part, in their order; `limit` ends the block before the hosts end.
     """
@@ -112,7 +112,7 @@ REPLACED: Final = "the program has asked for another host in its place"
 
 
 class HostsRun(ABC):
-    """What owns links to hosts, in a task of the runtime: it becomes ready or fails, is left, and is closed.
+    """Owner of links to hosts, in a task of the runtime: it becomes ready or fails, is left, and is closed.
 
     Attributes:
         ready: Set when it can be used, or it is known, by `errors`, that it never can.
@@ -216,7 +216,7 @@ class JobRun(HostsRun):
                     await self.release.wait()
 
     def _say(self, text: str) -> None:
-        """Show what is waited for."""
+        """Show the reason for waiting."""
         if self.progress is not None:
             self.progress.title = f"starting hosts: {text}"
 
@@ -453,7 +453,7 @@ def _text_of(ended: AgentExit, farewell: str) -> str:
 
 # ---- limit watch -----------------------------------------------------------------------------------------------------
 
-# What a job does before an end of its hosts that is known: it says so, and then leaves their block while they live.
+# Before a known end of its hosts (a time limit), a job gives notice, and then leaves their block while they live.
 
 _log: Final = logging.getLogger("trimesh")
 _REASON: Final = "time limit"

@@ -1,4 +1,4 @@
-"""An environment of a host: one folder for each content, made once for all jobs of a user.
+"""`HostMesh.install`: Python environments on hosts, each made once for all jobs of a user.
 
     ~/.cache/trimesh/environments/<digest>/           as venv or uv make it
                                   <digest>/whole      where its packages are; written last
@@ -7,9 +7,9 @@
 EP-1 An environment is used once it is whole. One that is not, and is locked by none, is what a killed job has left: it
      is made anew.
 EP-2 It is made where it is used, as its programs name their interpreter by its whole path.
-EP-3 What is removed was not used for `limits.ENVIRONMENT_KEPT_SECONDS`, and is locked by none.
+EP-3 Only environments unused for `limits.ENVIRONMENT_KEPT_SECONDS`, and locked by no process, are removed.
 
-What is to be installed, as hosts get it: a file of requirements with those that it takes in, or the lock of uv.
+Requirements as sent to hosts: a requirements file with the files that it includes, or uv's lock file.
 
     requirements.txt --> 0.txt, with `-r 1.txt` in place of `-r base.txt`; 1.txt
     uv.lock          --> uv.lock, pyproject.toml, for the uv of a host; and 0.txt, which the uv of this machine makes of
@@ -93,14 +93,14 @@ class Environment(LockedByFile):
 
     @property
     def paths(self) -> tuple[str, ...] | None:
-        """Where its packages are, entries of `sys.path`; None where it is not whole."""
+        """Entries of `sys.path` for its packages; None if it is not whole."""
         try:
             return msgspec.json.decode((self.place / _WHOLE).read_bytes(), type=tuple[str, ...])
         except (OSError, msgspec.DecodeError):
             return None
 
     def begin(self) -> None:
-        """Remove what is there, to make it anew; locked alone."""
+        """Remove its folder, to make it anew; needs the exclusive lock."""
         shutil.rmtree(self.place, ignore_errors=True)
 
     def finish(self, paths: tuple[str, ...]) -> None:
@@ -383,7 +383,7 @@ async def _make(hosts: HostMesh, proc: Proc, installers: Installer, found: Requi
 
 # ---- requirements ----------------------------------------------------------------------------------------------------
 
-# What is to be installed, as hosts get it: a file of requirements with those that it takes in, or the lock of uv.
+# Requirements as sent to hosts: a requirements file with the files that it includes, or uv's lock file.
 
 FIRST: Final = "0.txt"
 LOCK: Final = "uv.lock"
@@ -396,7 +396,7 @@ _IS_HERE: Final = re.compile(r"\s*(?:-e\b|--editable\b|\.{1,2}(?:/|\s|$)|(?:-f|-
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """Files that say what is to be installed.
+    """Files that list the packages to install.
 
     Attributes:
         files: Texts by their names.
@@ -417,7 +417,7 @@ def read_requirements(file: str | os.PathLike[str]) -> Requirements:
 
     Raises:
         OSError: One cannot be read, or uv fails.
-        ValueError: It is too much, or names what is only on this machine.
+        ValueError: The files are too large, or name something that is only on this machine.
     """
     path = Path(file)
     if path.name != LOCK:

@@ -1,4 +1,4 @@
-"""Sessions between hosts without TLS: what has to be said for that, and what is said of it on every start."""
+"""`OwnPKI`: certificates of a user's own authority; and the opt-in to sessions without TLS, with its warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 UNDERSTOOD: Final = "I understand"
-"""What `insecure=` of a job must be."""
+"""Value of `insecure=` that a job requires."""
 
 
 def checked_insecure(insecure: Any, pki: object = None) -> str:
@@ -33,7 +33,7 @@ def checked_insecure(insecure: Any, pki: object = None) -> str:
 
 
 def plain_warning(whose: str) -> str:
-    """Return what is said on every start."""
+    """Return the warning that every start logs."""
     return (
         f"sessions between the hosts of {whose} are INSECURE, without TLS: whoever is in the network reads all of it, "
         "and can change it and run code"
@@ -97,6 +97,6 @@ class OwnPKI:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What says the same to `trimesh host join`."""
+        """The same as options of `trimesh host join`."""
         files = ("--certificate", self.certificate, "--key", self.key, "--authority", self.authority)
         return (*files, *(word for name in self.peers for word in ("--peer", name)))

@@ -1,4 +1,4 @@
-"""Slurm jobs: agents on the nodes of an allocation that is asked for, or of the one in which the program runs.
+"""Slurm jobs: agents on the nodes of a new allocation, or of the one in which the program runs.
 
     salloc, with a standard input that the program holds --> queue, told of by squeue --> number, nodes
     srun --overlap, one for each node, its standard input the lifeline of the agent
@@ -6,7 +6,7 @@
 
 NL-1 The allocation ends with the block, and with the program, however that ends: whatever holds it reads the end of its
      standard input, also while it waits in the queue.
-NL-2 A job that is not known to live is dead; what was lost by it says so in the words of Slurm.
+NL-2 A job that is not known to live is dead; errors about its hosts quote Slurm.
 NL-3 The jobs are interactive ones, which Slurm never puts into its queue again.
 """
 
@@ -96,7 +96,7 @@ def _checked_seconds(_job: object, _attribute: object, seconds: Any) -> None:
 
 
 class Component(msgspec.Struct, frozen=True):
-    """What Slurm gives at once with equal resources: an allocation, or a component of a heterogeneous job.
+    """Part of a grant with equal resources: an allocation, or a component of a heterogeneous job.
 
     Attributes:
         ranks: The hosts that are its nodes, in order.
@@ -169,7 +169,7 @@ class SlurmJob(Job):
 
     @property
     def is_heterogeneous(self) -> bool:
-        """Whether a part has resources of its own."""
+        """True if a part has resources of its own."""
         return isinstance(self.hosts, Mapping) and any(isinstance(part, Mapping) for part in self.hosts.values())
 
     def components(self, name: str) -> Sequence[Component]:
@@ -274,7 +274,7 @@ class SlurmLauncher(Launcher):
             await self._give_back(holder, name)
 
     async def _wait_granted(self, holder: _Holder, name: str) -> tuple[str, tuple[str, ...]] | None:
-        """Wait in the queue, and say what is waited for; return number and nodes, or None where there is none."""
+        """Wait in the queue and show the reason; return job number and nodes, or None if no job was granted."""
         found: tuple[str, tuple[str, ...]] | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow_queue, name, self._say)
@@ -339,7 +339,7 @@ class SlurmLauncher(Launcher):
 
     async def wait_end(self, ahead: float = 0.0) -> str:
         grace = reread().grace
-        own = grace if math.isfinite(grace) else 0.0  # a block without an end of its own gets what is left
+        own = grace if math.isfinite(grace) else 0.0  # a block without a finite grace gets the rest
         return await self._wait_left(lambda _: own + limits.SLURM_LEAVE_SECONDS + ahead)
 
     def _notice_seconds(self, left: float) -> float:

@@ -1,4 +1,4 @@
-"""What the commands of Slurm write, and which states of a job mean that it lives; PURE.
+"""PURE: parsers of the output of Slurm's commands, and the job states in which a job lives.
 
 Text is asked for, one line a record (`scontrol -o`), which is the same from 22.05 to today. Where JSON comes instead,
 by a command that a site has wrapped, it is read too (`slurm_json`): its fields have changed twice since.
@@ -9,7 +9,7 @@ JSON that commands of Slurm write (`squeue --json`, `sinfo --json`), of any vers
     23.02     job_state "PENDING"      {"set": true, "number": 120}  node state ["DOWN", "DRAIN"]
     23.11 on  job_state ["PENDING"]    the same, with "infinite"     the same
 
-What is not of any known form counts as unknown: a state of "", which no job lives in.
+Output of an unknown form counts as unknown: a state of "", in which no job lives.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _DURATION: Final = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _UNKNOWN: Final = ("", "None", "(null)", "N/A", "Unknown")
 
 QUEUE_FORMAT: Final = "%i|%P|%T|%r|%S"
-"""What squeue is asked to write of a job: number, partition, state, reason, expected start."""
+"""Output format of squeue: number, partition, state, reason, expected start."""
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """What Slurm says of a job.
+    """State of a job as Slurm reports it.
 
     Attributes:
         state: In its word: "RUNNING", "NODE_FAIL"; "" where it does not know the job.
@@ -62,7 +62,7 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        """What a host is lost by that this job has ended on; see `HostLost.reason`."""
+        """Reason of the loss of this ended job's hosts; see `HostLost.reason`."""
         return _REASONS.get(self.state, "agent exit")
 
     @property
@@ -114,7 +114,7 @@ def seconds_of(text: str) -> float | None:
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """What squeue says of a job that waits.
+    """Waiting job as squeue reports it.
 
     Attributes:
         number: Of the job, without its component.

@@ -425,7 +425,7 @@ class ReplayBuffer(Generic[T]):
         self._wake()
 
     async def _soon(self, attempt: Callable[[], R | None]) -> R:
-        """Retry an attempt until it succeeds; no checkpoint if it succeeds at once: the lock before it was one."""
+        """Retry an attempt until it succeeds; no checkpoint if that is at once: the lock before it was one."""
         while True:
             if self._is_closed:
                 raise MeshStopped("the block of this replay buffer is being left, or was")

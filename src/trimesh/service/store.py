@@ -1,11 +1,11 @@
 """Key-value store: `open_store`, the handle, and the actor that keeps the keys of one shard.
 
-Small values are sent in messages. For large ones only the description is sent: a writer copies the bytes into memory of
-the shard, a reader copies them from there, and the shard's Python takes no part.
+Small values are sent in messages. For large ones only a description is sent: a writer copies the bytes into the
+shard's memory, a reader copies them from there, and the shard's Python takes no part.
 
 KS-1 Memory is written by one `admit`, before its version is put; from then on no process writes it.
-KS-2 Memory that an `admit` or a `hold` has taken is released when its stream ends, however that ends: a writer or reader
-     that is cancelled or dies leaves nothing.
+KS-2 Memory that an `admit` or a `hold` has taken is released when its stream ends, however that ends: a writer or
+     reader that is cancelled or dies leaves nothing.
 """
 
 from __future__ import annotations

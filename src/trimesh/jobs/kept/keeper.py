@@ -1,24 +1,24 @@
-"""The program that keeps the hosts of a job: detached, until a lease ends.
+"""Keeper: detached program that holds the hosts of a kept job until its lease ends.
 
     the job's block: agents of the hosts
         seats: an actor on each, with an agent that waits for a program
-            who attaches: a connection; orders go to the seats, ends of agents come back
+            an attached program: a connection; orders go to the seats, ends of agents come back
 
-KK-1 What is held is held as by any program: whatever ends this process ends it, also on hosts and in schedulers.
-KK-2 One program at a time has the hosts. They are the next one's when each agent of the one before has ended, and
-     nothing of it is left; its death is the end of its connection, which the kernel tells at once.
-KK-3 The lease counts while the machine sleeps. Its end ends all that is attached, and this process; where that does not
-     come to an end in `limits.KEPT_END_SECONDS`, a thread without Python ends it.
-KK-4 Before the job is kept, the end of standard input takes all back: nothing is left of a `keep` that was given up.
+KK-1 The keeper holds the job as any program does: however this process ends, the job ends, on hosts and in schedulers.
+KK-2 One program at a time has the hosts. The next one gets them when each agent of the one before has ended, and
+     nothing of it is left; its death is the end of its connection, which the kernel reports at once.
+KK-3 The lease counts while the machine sleeps. Its end ends the attached program and this process; if that takes longer
+     than `limits.KEPT_END_SECONDS`, a thread without Python ends it.
+KK-4 Before the job is kept, the end of standard input undoes everything: nothing is left of a `keep` that was given up.
 
-Where a kept host waits for programs: an actor that has an agent ready, and gives it the order of who attaches.
+Seat: an actor on each kept host that has an agent ready, and passes it the order of an attaching program.
 
     keeper --its own session--> agent of the host --> seat --standard input--> agent for one program --> its processes
 
 KT-1 An agent serves one program, and then ends with all that it has started. The next one is ready before it is asked
      for, also by a program that attaches as soon as the one before has left: it is started while that runs. It and its
-     spawner have loaded their modules, and nothing of a program has ever been in them.
-KT-2 The standard input of that agent is held here: with this process it ends, also when both are killed.
+     spawner have loaded their modules, and have never held anything of a program.
+KT-2 This process holds the standard input of that agent, which so ends with this process, also when both are killed.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ from trimesh.jobs.opening import JobRun, open_job_run
 
 _BYTES_MAX: Final = 1 << 24
 _RESTARTS: Final = 16
-"""Losses of hosts in an hour that are made good; more mean that the hosts are no use."""
+"""Host losses that are replaced within an hour; more mean that the hosts are unusable."""
 
 
 class KeepOrder(msgspec.Struct, frozen=True):
-    """What a keeper is told by its standard input.
+    """Order of a keeper, on its standard input.
 
     Attributes:
-        name: Of the kept job.
-        lease: In seconds from when the hosts are there.
-        job: Pickled, by who starts the keeper.
+        name: Name of the kept job.
+        lease: Seconds from when the hosts are ready.
+        job: The job, pickled by the program that starts the keeper.
     """
 
     name: str
@@ -76,13 +76,13 @@ class KeepOrder(msgspec.Struct, frozen=True):
 
 
 class KeeperTold(msgspec.Struct, frozen=True):
-    """What a keeper tells who has started it, a line of JSON each: that it has begun, then how that has ended.
+    """Report of a keeper to its starter, a line of JSON each: that it has begun, then the outcome of the start.
 
     Attributes:
-        pid: Of the keeper.
-        state: Of what is kept now.
-        failure: Why nothing is.
-        is_taken: Whether that is because the name is taken.
+        pid: Process id of the keeper.
+        state: State of the kept job.
+        failure: Why no job is kept.
+        is_taken: True if that is because the name is taken.
     """
 
     pid: int
@@ -217,7 +217,7 @@ class Keeper:
             states.remove(self._state)
             _tell(KeeperTold(os.getpid(), failure=words))
 
-    # ---- who asks --------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------
 
     async def _serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection; what it sends ends nothing but itself."""
@@ -301,7 +301,7 @@ def _read_job(order: KeepOrder) -> Job:
 
 
 def main() -> NoReturn:
-    """Be the keeper that standard input orders. Ends by `os._exit`: nothing of the interpreter is needed any more."""
+    """Run a keeper by the order on standard input. Ends by `os._exit`: the interpreter needs no clean-up."""
     code = 0
     _tell(KeeperTold(os.getpid()))
     try:
@@ -322,7 +322,7 @@ def main() -> NoReturn:
 
 
 class HeldHosts:
-    """The hosts, and who is attached.
+    """The hosts, and the program attached to them.
 
     Args:
         seats: Actors, one on each host.
@@ -330,7 +330,7 @@ class HeldHosts:
         has_spares: Tells whether the job has a host to replace another one by.
 
     Attributes:
-        attached: Who has them; None while they are free.
+        attached: The program that has them; None while they are free.
     """
 
     def __init__(
@@ -492,7 +492,7 @@ def _words_of(error: Exception) -> tuple[str, str, str]:
 
 # ---- seat ------------------------------------------------------------------------------------------------------------
 
-# Where a kept host waits for programs: an actor that has an agent ready, and gives it the order of who attaches.
+# An actor on each kept host that has an agent ready, and passes it the order of an attaching program.
 
 
 class Seat(Actor):

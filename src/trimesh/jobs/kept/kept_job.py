@@ -1,4 +1,4 @@
-"""Kept jobs, as programs and commands start, extend, stop and attach to them."""
+"""Kept jobs: start, list, extend, stop and attach."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Of the job."""
+        """Name of the job."""
         return self.state.name
 
     @property
@@ -78,13 +78,13 @@ async def keep(name: str, job: Job, *, lease: float) -> KeptJob:
 
     Args:
         name: Of the kept job, free among those of this user.
-        job: What is kept; its class must be importable by another process.
+        job: The job; its class must be importable by another process.
         lease: Seconds, from when the hosts are there, after which all of it ends; see `extend`.
 
     Raises:
         TypeError, ValueError: The name, the job or the lease is none.
         ConnectError: The name is taken.
-        SpawnError: The hosts cannot be had; the text has the words of whoever refused.
+        SpawnError: The hosts cannot be started; the message includes the reason of the refusal.
     """
     states.checked_kept_name(name)
     if not isinstance(job, Job):
@@ -227,13 +227,13 @@ async def reached(name: str) -> tuple[states.KeptState, states.Lines]:
 
 
 async def asked(lines: states.Lines, question: states.Question, name: str, *, seconds: float = 0.0) -> Any:
-    """Ask a keeper, and return its answer.
+    """Send a request to a keeper, and return its reply.
 
     Args:
-        lines: To it.
-        question: What is asked.
-        name: Of the job.
-        seconds: That it may take for what is asked, beside those for an answer.
+        lines: Connection to the keeper.
+        question: The request.
+        name: Name of the job.
+        seconds: Time limit of the requested work, added to that of a reply.
 
     Raises:
         ConnectError: It refuses, does not answer, or has ended.
@@ -307,7 +307,7 @@ async def _extend(name: str, lease: float) -> KeptJob:
 
 
 async def stop(name: str) -> str:
-    """End a kept job, with the program that is attached; return what was done in words.
+    """End a kept job and the attached program; return a description of the outcome.
 
     Of one that is not kept any more, the name is freed.
 
@@ -380,7 +380,7 @@ class ForeseenEnd:
         return await _first(partial(self._wait_lease, seconds), partial(self._launcher.wait_end, seconds))
 
     async def _wait_lease(self, seconds: float) -> str:
-        """Wait until so many seconds are left, or half of what is left now; the lease may be extended meanwhile."""
+        """Wait until `seconds` are left, or half of the present remainder; the lease may be extended meanwhile."""
         ahead = min(seconds, self._seconds_left() / 2)
         while (left := self._seconds_left()) > ahead:  # noqa: ASYNC110 - a clock that counts sleep has no event
             await trio.sleep(min(left - ahead, limits.KEPT_LOOK_SECONDS))
@@ -411,7 +411,7 @@ def _checked_name(_: object, __: object, name: Any) -> None:
 
 @attrs.frozen
 class AttachedJob(Job):
-    """The hosts of a kept job, made by `attach`. Entered, it has them; leaving leaves them clean, for the next one.
+    """Hosts of a kept job, made by `attach`. Entering acquires them; leaving gives them back clean.
 
     Attributes:
         name: Of the kept job.

@@ -2,9 +2,9 @@
 
     jobs in $XDG_STATE_HOME/trimesh, or in ~/.local/state/trimesh
 
-KF-1 A file is written whole, beside its place, and then moved there: who reads it reads one state.
-KF-2 A name is taken by who creates its file first; it is free again when the file is gone.
-KF-3 No file has a secret: who may reach a keeper is asked of the kernel.
+KF-1 A file is written whole, beside its place, and then moved there: a reader sees one state.
+KF-2 The first process that creates the file of a name takes the name; it is free again when the file is gone.
+KF-3 No file has a secret: the kernel identifies the users that connect to a keeper.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Status = Literal["starting", "kept", "ended"]
 
 
 class KeptState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state file says of a kept job.
+    """Contents of the state file of a kept job.
 
     Attributes:
         version: Grows when a field is taken away or gets another meaning.
@@ -89,7 +89,7 @@ def file_of(name: str) -> Path:
 
 
 def log_of(name: str) -> Path:
-    """Return where the keeper of a name writes what is to be said when it fails."""
+    """Return the path of a keeper's log, which is shown when the keeper fails."""
     return folder() / f"{name}.log"
 
 
@@ -305,7 +305,7 @@ class ReplaceHost(msgspec.Struct, frozen=True, tag="replace"):
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """Who has the hosts of a kept job.
+    """The program that has the hosts of a kept job.
 
     Attributes:
         host, pid: Of the program.
@@ -372,11 +372,11 @@ class HostsNoticed(msgspec.Struct, frozen=True, tag="noticed"):
 
 
 class HostReplaced(msgspec.Struct, frozen=True, tag="replaced"):
-    """What has come of `ReplaceHost`.
+    """Outcome of `ReplaceHost`.
 
     Attributes:
-        rank: The place.
-        name: Of the machine that is there.
+        rank: Place of the host.
+        name: Name of the new machine.
         failure: Why there is none.
     """
 
@@ -386,7 +386,7 @@ class HostReplaced(msgspec.Struct, frozen=True, tag="replaced"):
 
 
 class KeeperRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """What was asked is not done."""
+    """The keeper refused a request."""
 
     text: str
 

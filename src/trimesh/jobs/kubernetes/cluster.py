@@ -1,7 +1,7 @@
-"""The API server of a cluster, by kr8s with the configuration of kubectl or of a pod; the pods of one run there.
+"""Client of a cluster's API server, by kr8s with the configuration of kubectl or of a pod; watch of a run's pods.
 
-PW-1 The first pod of a place is its host. Another one of the same place is none, and is deleted with the rest.
-PW-2 A watch that breaks is begun again, by a new list: what has happened meanwhile is in it.
+PW-1 The first pod of a place is its host. Further pods of the same place are ignored, and deleted with the rest.
+PW-2 A watch that breaks is restarted with a new list, which includes the changes meanwhile.
 """
 
 from __future__ import annotations
@@ -355,8 +355,8 @@ class PodWatch:
 
 # ---- what Kubernetes says of a pod, and which of it means that its agent lives ---------------------------------------
 
-# A pod is a value of JSON, as the API server writes it. What is not known to live has ended: a phase that nothing here
-# knows, a pod that is being deleted, one of whose node nothing is heard.
+# A pod is a value of JSON, as the API server writes it. A pod counts as ended unless it is known to live: so do unknown
+# phases, a pod that is being deleted, and one whose node is not reachable.
 
 Pod = Mapping[str, Any]
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -394,7 +394,7 @@ _REASONS: Final = {
 
 
 class PodEnd(msgspec.Struct, frozen=True):
-    """How a pod has ended, or is about to.
+    """End of a pod, past or imminent.
 
     Attributes:
         text: In the words of Kubernetes.

@@ -1,6 +1,4 @@
-"""Hosts that are pods, as their user writes them.
-
-What a run of a `KubernetesJob` applies: the pods of its hosts, what makes them, what their tokens come in; PURE.
+"""`KubernetesJob`: hosts that are pods, and the manifests that a run applies; PURE.
 
     JobSet --> one Indexed Job, a pod for each host      (Service of its own, for the names of the pods)
     Job + Service                                        where the cluster has no JobSet
@@ -11,7 +9,7 @@ KM-1 No token is in a manifest: the Secret is empty until the pods wait for it.
 KM-2 A pod that fails is not made again by its Job, and takes no other pod with it: its host is lost, and the mesh
      decides. So all hosts are indices of one Job with a limit of failures for each index; a Job of a JobSet that fails
      ends the others.
-KM-3 What is finished deletes itself after a while, where the program is not there to do it.
+KM-3 Finished objects are deleted by Kubernetes after a while, if the program is not there to do it.
 KM-4 Pods that come later, as more hosts or in the place of lost ones, are those of a Job of their own, which nothing
      owns: the JobSet or Job of the beginning may have finished, and deleted itself, before they do.
 """
@@ -40,8 +38,8 @@ class KubernetesJob(Job):
     """Hosts that are pods: `async with KubernetesJob(4, image="...", resources={"nvidia.com/gpu": 8}) as hosts:`.
 
     The cluster is that of the current context of kubectl, or the one in which this program is a pod. Entering applies
-    `manifests()` and waits until all pods run, for as long as queues and images take. Leaving deletes what was applied,
-    and a cancel of the entry does, too. Pods dial this program by TCP, so they have to reach `interface`.
+    `manifests()` and waits until all pods run, for as long as queues and images take. Leaving, or a cancel
+    while entering, deletes the applied objects. Pods dial this program by TCP, so they have to reach `interface`.
 
     Attributes:
         hosts: How many pods, or a mapping of mesh names to numbers.
@@ -103,7 +101,7 @@ class KubernetesJob(Job):
 
 # ---- manifests -------------------------------------------------------------------------------------------------------
 
-# What a run of a `KubernetesJob` applies: the pods of its hosts, what makes them, what their tokens come in; PURE.
+# Manifests that a run of a `KubernetesJob` applies: the pods of its hosts, their Jobs and the Secret of tokens; PURE.
 
 Manifest = dict[str, Any]
 
@@ -179,7 +177,7 @@ def checked_template(template: Mapping[str, Any] | None, image: str | None) -> M
     """Return the template of a job's pods.
 
     Raises:
-        TypeError, ValueError: It is none, or says what is the agent's to say; or there is no image.
+        TypeError, ValueError: It is not a pod template, or sets fields reserved for the agent; or there is no image.
     """
     if template is None:
         if image is None:
@@ -211,7 +209,7 @@ def checked_template(template: Mapping[str, Any] | None, image: str | None) -> M
 def manifests_of(
     pods: PodsOfRun, *, name: str, run: str, address: tuple[str, ...], has_jobset: bool = True
 ) -> Manifests:
-    """Return what is applied for one run.
+    """Return the manifests of one run.
 
     Args:
         pods: Of it.
@@ -240,7 +238,7 @@ def manifests_of(
 
 
 def more_manifests(pods: PodsOfRun, *, name: str, run: str, address: tuple[str, ...], first: int) -> Manifests:
-    """Return what is applied for pods of a run that come later (KM-4); the Job owns the Secret.
+    """Return the manifests for pods of a run that come later (KM-4); the Job owns the Secret.
 
     Args:
         pods: Those that come.

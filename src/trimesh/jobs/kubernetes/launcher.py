@@ -1,4 +1,4 @@
-"""Agents in pods: applied, waited for, given their tokens, watched, deleted.
+"""Launcher of agents in pods of Kubernetes.
 
     open      reach the cluster
     allocate  apply the manifests; wait until the agents of all pods wait for their tokens: in a queue, for images
@@ -6,8 +6,8 @@
     grow      as allocate, for pods that come later: more hosts, or one in the place of a pod that has ended
     left      all is deleted
 
-KL-1 What is deleted has the label of this run, and the uid that was read with it. What has another is left alone.
-KL-2 An object that may have been made, by a call that was cut off, is looked for by its name.
+KL-1 Only objects with the label of this run, and the uid that was read with it, are deleted.
+KL-2 An object that an interrupted call may have made is found by its name.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class KubernetesLauncher(Launcher):
     @trio.lowlevel.enable_ki_protection
     async def _create(self, manifest: Manifest) -> dict[str, Any]:
         made = dict[str, Any]()
-        with trio.CancelScope(shield=True):  # to its end, so that it is known what was made
+        with trio.CancelScope(shield=True):  # to its end, so that all objects made are known
             made = await self._cluster.create(manifest)
         return made  # noqa: RET504 - type checkers say that a scope may end its block early
 

@@ -1,4 +1,4 @@
-"""What the methods of a mesh of hosts do beside spawning: commands, a shell, ports, code of the program, packages."""
+"""Implementations of `HostMesh.run`, `shell` and `forward`: commands, terminals and ports on hosts."""
 
 from trimesh.jobs.code import sync
 from trimesh.jobs.on_hosts.commands import run

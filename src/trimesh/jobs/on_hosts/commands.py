@@ -1,13 +1,11 @@
-"""The program's side of `HostMesh.run`: a process on each host, a command in it, its output by lines.
-
-The host's side of `HostMesh.run`: the actor that has one command.
+"""`HostMesh.run`: runs a command on each host, in a separate process, and returns its output by lines.
 
     command --pipes--> LineCutter --> port --> the program
 
-HC-1 What the command writes waits in its pipes, and in `limits.COMMAND_BATCHES` items of the port, while the program
-     does not take it: nothing is lost, and memory is bounded.
-HC-2 The command leads a process group, which ends with it (`run_process`). What has left the group ends with this
-     process, by the mark in its environment.
+HC-1 Output waits in the command's pipes, and in `limits.COMMAND_BATCHES` items of the port, until the program takes it:
+     nothing is lost, and memory is bounded.
+HC-2 The command leads a process group, which ends with it (`run_process`). Processes that left the group end with this
+     process, by the mark in their environment.
 """
 
 from __future__ import annotations
@@ -166,7 +164,7 @@ STDOUT: Final = 1
 STDERR: Final = 2
 
 Lines = tuple[int, int, list[bytes]]
-"""The rank of the host, the stream, and what has come."""
+"""Rank of the host, stream, and lines."""
 
 _THREADS: Final = "OMP_NUM_THREADS"
 
@@ -298,7 +296,7 @@ def _bytes_in(pipe: int) -> int:
 
 
 def host_environment() -> dict[str, str]:
-    """Return the environment that a command gets: that of this process, but for what is set for workers alone.
+    """Return the environment of a command: that of this process, without the variables set only for workers.
 
     Workers that have others beside them compute with one thread each, unless their host was started with a number.
     """

@@ -1,4 +1,4 @@
-"""The program's side of `HostMesh.forward`: a port of this machine that leads to one of a host.
+"""`HostMesh.forward`: forwards a local port to a port of a host.
 
 A TCP connection whose other half is in another process: its bytes go by two channels.
 
@@ -53,7 +53,7 @@ class Forwarding:
 
     @property
     def address(self) -> str:
-        """Where it listens, as `127.0.0.1:8888`."""
+        """Listening address, as `127.0.0.1:8888`."""
         return f"{_ADDRESS}:{self.port}"
 
     async def serve(self, listener: trio.SocketListener) -> None:
@@ -167,7 +167,7 @@ class PortTunnel(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Keep the connections; what is open at the end is reset."""
+        """Keep the connections; reset the open ones at the end."""
         async with trio.open_nursery() as self._nursery:
             yield
             self._nursery.cancel_scope.cancel(reason="the block of the forwarded port is left")

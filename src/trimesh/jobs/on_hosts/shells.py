@@ -1,6 +1,4 @@
-"""The program's side of `HostMesh.shell`: a terminal of this machine as that of a shell on a host.
-
-The host's side of `HostMesh.shell`: the actor that has a shell, and the terminal of it.
+"""`HostMesh.shell`: connects a local terminal to a shell on a host.
 
     keys --port--> terminal --> shell, leader of a session          what it writes --> terminal --port--> the program
 
@@ -93,7 +91,7 @@ class Screen:
 
 @asynccontextmanager
 async def _open_terminal(given: str | os.PathLike[str] | None) -> AsyncGenerator[Screen, None]:
-    """Open a terminal anew, so that what is said of it is not said of the standard input of others."""
+    """Open a terminal anew, so that its flags are not shared with the standard input of other processes."""
     fd = os.open(_name_of(given), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     screen = Screen(fd)
     async with screen.stream:
@@ -164,7 +162,7 @@ class ShellRunner(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Have a terminal, and hang up what is left on it at the end."""
+        """Open a terminal, and hang up the processes left on it at the end."""
         self._terminal, self._shell_side = os.openpty()
         try:
             async with trio.open_nursery() as self._nursery:
@@ -247,11 +245,11 @@ class ShellRunner(Actor):
             output.close()
 
     async def _show(self, terminal: trio.lowlevel.FdStream, output: Port[bytes]) -> None:
-        """Send what is written until no process has the terminal; or the shell has ended, and the rest is silent."""
+        """Send output until no process has the terminal, or the shell has ended and the rest is silent."""
         with suppress(trio.BrokenResourceError):  # how a terminal ends
             while data := await terminal.receive_some(limits.FORWARD_CHUNK_BYTES):
                 self._patience.deadline = trio.current_time() + limits.TERMINAL_SILENCE_SECONDS
-                with trio.CancelScope(shield=True):  # what was read would be lost
+                with trio.CancelScope(shield=True):  # a cancel would lose the output that was read
                     await output.send(bytes(data))
         self._shown.set()
 
