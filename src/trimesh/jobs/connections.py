@@ -199,7 +199,7 @@ class SecureSocket:
 
 
 def words_of_host(first: bytes) -> str | None:
-    """Return the reason why a host cannot join, sent (maybe by a stranger) instead of a hello; None if it is one."""
+    """Return why a host cannot join, as it (or a stranger) reported instead of a hello; None without a report."""
     if not first.startswith(CANNOT_JOIN):
         return None
     text = first[len(CANNOT_JOIN) :].partition(b"\n")[0].decode("utf-8", "replace")

@@ -8,8 +8,8 @@ A template process imports the agent's modules once and forks the agents, so tha
 
 AF-1 A copy becomes what an executed agent is, with a session and a process group of its own and the standard input that
      is its lifeline, before it does anything; then it runs the same function.
-AF-2 Copies begin as an agent that the program executes: if inherited state of the program (environment, directory) has
-     changed since the template started, the agent is executed instead.
+AF-2 Copies begin as an agent that the program executes: if its inherited state (environment, working directory,
+     `sys.path`, interpreter) has changed since the template started, the agent is executed instead.
 AF-3 The template, as the parent, reports how an agent ended. If the template is killed, the system kills its copies.
 AF-4 An agent is also executed if the template has ended; if the template could not start, the agent reports why.
 AF-5 The template ends when the program has closed its end of the socket: at once if no copy is left, else when the last

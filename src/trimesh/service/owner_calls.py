@@ -28,7 +28,7 @@ _numbers = count()
 
 
 def hand_over(thing: Any) -> int:
-    """Register an object and return its number: an actor's arguments are copied, so a number stands for the object."""
+    """Register an object while it lives and return its number, to pass to an actor, whose arguments are copied."""
     number = next(_numbers)
     _things[number] = thing
     return number

@@ -83,7 +83,7 @@ class PoolCall(PoolRequest, eq=False, kw_only=True):
         news: Set when it is admitted to the queue, then when it has a replica; None unless its task waits for that.
         error: Error to raise for its cancel.
         is_unrouted: True if that is the error of its route.
-        tries: Number of replicas that died before it ended.
+        tries: Number of replicas that died while they ran it, or before they began it.
     """
 
     name: str
