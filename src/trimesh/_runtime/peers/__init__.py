@@ -1,4 +1,4 @@
-"""Other processes: the link to one, an actor of one, its calls here, how they ended, what they may send."""
+"""Other processes: links, outboxes, incoming calls, recorded deaths, permitted senders."""
 
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.peers.peer import Parcel, Peer, Target

@@ -1,14 +1,14 @@
-r"""How other processes have ended, for as long as a process may ask.
+r"""Deaths of other processes, and calls that were abandoned before their end was known.
 
-DT-1 of the last `limits.DEATHS` the whole diagnosis is remembered, of the last `limits.GONE_PEERS` that they are gone.
+DT-1 the last `limits.DEATHS` deaths keep their whole diagnosis, the last `limits.GONE_PEERS` only that they are gone.
 
-Calls that were given up before their end was known: what is remembered of them, and said.
+Abandoned calls:
 
     cancelled --the caller's patience--> abandoned --terminal frame, or death of the process--> forgotten
-                                              \--limits.CANCEL_ACK_SECONDS after the cancel--> silent: said once
+                                              \--limits.CANCEL_ACK_SECONDS after the cancel--> silent: reported once
 
-Whoever has made the call is gone. The callee may still run, hold its slot and change things; its answer is dropped. So
-it counts as load of its member, and `trimesh.dump` shows it, until its end is known.
+No task waits for an abandoned call. The callee may still run, hold its slot and have side effects; its reply is
+dropped. So the call counts as load of its member, and `trimesh.dump` shows it, until its end is known.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 
 class ProcDeath(msgspec.Struct, frozen=True):
-    """The end of one process, made once and handed on; called, it makes the error of one call to it.
+    """Diagnosis of the death of one process, created once and shared; calling it creates the error of one call.
 
     Attributes:
-        text: Of the errors.
-        kind: Their class.
+        text: Text of the errors.
+        kind: Class of the errors.
         exit: The exit report: which process, how, its last output, when; None where none came.
-        reason: See `ProcDied.reason`; "" for what the exit report says.
-        by: "grace" when it was killed for want of grace, "kill" when the user wanted that.
+        reason: See `ProcDied.reason`; "" for what the exit report contains.
+        by: "grace" when it was killed because it exceeded its grace, "kill" when the user killed it.
         record: File of its flight record, or "".
-        loss: The loss of its host, which makes the errors then.
-        cause: What has ended the runtime of this very process.
+        loss: Loss of its host, if that was the cause; it then creates the errors.
+        cause: Exception that ended the runtime of this process itself.
     """
 
     text: str
@@ -85,12 +85,12 @@ _NO_PROC: Final = ProcId(0)
 
 
 def stopped(message: str) -> ProcDeath:
-    """Return the end of a process that has ended as it should."""
+    """Return the death record of a process that stopped normally."""
     return ProcDeath(message, MeshStopped)
 
 
 def left(message: str) -> ProcDeath:
-    """Return the end of a process that was taken out of its mesh."""
+    """Return the death record of a process that was removed from its mesh."""
     return ProcDeath(message, MembershipChanged)
 
 
@@ -103,7 +103,7 @@ def diagnosed(
     note: str = "",
     record: str = "",
 ) -> ProcDeath:
-    """Return the death that an exit report tells of; `silent` names the limit of silence that the process broke."""
+    """Return the death that an exit report describes; `silent` names the silence limit that the process exceeded."""
     if report is not None and report.lost_host is not None:
         loss = HostLoss.of(report.lost_host)
         return ProcDeath(loss.text, HostLost, report, loss=loss)
@@ -122,7 +122,7 @@ def diagnosed(
 
 
 class Deaths:
-    """The deaths that one process has heard of."""
+    """Deaths that one process knows of, up to a bound."""
 
     def __init__(self) -> None:
         self._of: dict[ProcId, ProcDeath] = {}
@@ -132,7 +132,7 @@ class Deaths:
         return len(self._of)
 
     def add(self, proc_id: ProcId, death: ProcDeath) -> None:
-        """Remember a death, forget the oldest."""
+        """Record a death and drop the oldest."""
         self._of[proc_id] = death
         self._diagnosed.append(proc_id)
         if len(self._diagnosed) > limits.DEATHS:
@@ -141,7 +141,7 @@ class Deaths:
             del self._of[next(iter(self._of))]
 
     def of(self, proc_id: ProcId) -> ProcDeath | None:
-        """Return how a process has ended; None if it is not gone, or too long ago."""
+        """Return the death of a process; None if it is alive or its death was dropped."""
         return self._of.get(proc_id)
 
 
@@ -152,16 +152,16 @@ _ENDED_LONG_AGO: Final = ProcDeath(
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 
-# How a host was lost, with all that ran there: one failure, and what each of its processes has died of.
+# Loss of a host: one failure, and the cause of death of every process that ran there.
 
 
 class HostLoss(msgspec.Struct, frozen=True):
-    """The loss of one host; called, it makes the error of a call to a process there, or of a block.
+    """Loss of one host; calling it creates the error of a call to one of its processes, or of a block.
 
     Attributes:
         reason: See `HostLost.reason`.
-        text: The same in words.
-        point: Its place among the hosts of its job.
+        text: The reason as a sentence.
+        point: Its coordinates among the hosts of its job.
     """
 
     host: str
@@ -172,18 +172,18 @@ class HostLoss(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, lost: LostHost) -> HostLoss:
-        """Return the loss that another process has been told of."""
+        """Rebuild the loss that another process reported."""
         point = Extent(hosts=lost.hosts).point(lost.rank) if lost.rank < lost.hosts else None
         return cls(lost.host, lost.reason, lost.text, point)
 
     @property
     def record(self) -> LostHost:
-        """What other processes are told."""
+        """The loss as sent to other processes."""
         hosts, rank = (0, 0) if self.point is None else (self.point.extent.nelements, self.point.rank)
         return LostHost(self.host, self.reason, self.text, hosts, rank)
 
     def __call__(self, *, maybe_executed: bool = True) -> Exception:
-        """Return an error of its own for one call, or for a block."""
+        """Return a new error for one call or block."""
         place = "" if self.point is None else f" {place_name(self.job, self.point)}"
         error = HostLost(
             f"the host {self.host}{place} was lost with all that ran there: {self.text}",
@@ -196,13 +196,13 @@ class HostLoss(msgspec.Struct, frozen=True):
 
 
 class ToldLosses:
-    """The hosts whose loss a block has been told of: that is one failure, not one for each process there."""
+    """Host losses already reported to a block: each is one failure, however many processes ran there."""
 
     def __init__(self) -> None:
         self._told = set[tuple[str, Point | None]]()
 
     def is_told(self, error: Exception) -> bool:
-        """Return whether an error is the loss of a host that was told before; it is from now on."""
+        """Return whether `error` is a host loss that was reported before, and mark it as reported."""
         if not isinstance(error, HostLost):
             return False
         lost = (error.host, error.point)
@@ -211,23 +211,23 @@ class ToldLosses:
         return is_told
 
 
-# ---- calls that were given up before their end was known: what is remembered of them, and said -----------------------
+# ---- calls that were abandoned before their end was known ------------------------------------------------------------
 
 _log = logging.getLogger("trimesh")
 
 
 class AbandonedCall(msgspec.Struct, eq=False):
-    """One call to one member that no task waits for any more.
+    """A call to one member that no task waits for any more.
 
     Attributes:
         call_id: Its number.
-        box: What it was sent by, of which it is a load.
-        what: `mesh.endpoint`, for people.
-        where: Gives the coordinates of the member.
+        box: Outbox that sent it; the call counts as its load.
+        what: `mesh.endpoint`, for messages.
+        where: Returns the coordinates of the member.
         started_at: When it was sent (Trio time).
-        cancelled_at: When its cancel was (the same).
-        on_silent: Tells the owner of the member.
-        is_said: Whether its silence has been told.
+        cancelled_at: When its cancel was sent (Trio time).
+        on_silent: Notifies the owner of the member.
+        is_said: Whether its silence has been reported.
     """
 
     call_id: int
@@ -246,7 +246,7 @@ class AbandonedCall(msgspec.Struct, eq=False):
 
 
 class AbandonedCalls:
-    """Those to one process, until their ends are known."""
+    """Abandoned calls to one process, until their ends are known."""
 
     __slots__ = ("_calls", "_is_watched", "peer")
 
@@ -256,27 +256,27 @@ class AbandonedCalls:
         self._is_watched = False
 
     def __iter__(self) -> Iterator[AbandonedCall]:
-        """Iterate over them, oldest first."""
+        """Iterate over the calls, oldest first."""
         return iter(list(self._calls.values()))
 
     def add(self, call: AbandonedCall) -> None:
-        """Remember a call that is given up; say so once, when it has been silent for long (rule C2)."""
+        """Record an abandoned call; report it once if it stays silent for too long (rule C2)."""
         self._calls[call.call_id] = call
         if call.silent_at <= trio.current_time():
             self._say(call)
         elif not self._is_watched:
             self._is_watched = self.peer.proc.serve(self._watch)
-            if not self._is_watched:  # nothing more is to come
+            if not self._is_watched:  # this process serves nothing any more
                 self._say(call)
 
     def ended(self, call_id: int) -> None:
-        """Learn that a call which is not waited for has ended there: its member has one call less."""
+        """Remove a call that has ended on the peer, and its load on the member."""
         found = self._calls.pop(call_id, None)
         if found is not None:
             found.box.load -= 1
 
     def clear(self) -> None:
-        """Forget all: the process has ended."""
+        """Drop all calls: the process has ended."""
         self._calls.clear()
 
     @trio.lowlevel.enable_ki_protection

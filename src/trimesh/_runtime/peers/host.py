@@ -1,4 +1,4 @@
-"""Where processes come from, as the runtime sees it: a real host with its spawner, or a simulated one."""
+"""Interface of a host that starts processes: a real machine with its spawner, or a simulated one."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     """One process to start.
 
     Attributes:
-        proc_id: Its id, drawn by the owner.
+        proc_id: Its id, chosen by the owner.
         mesh: Name of its process mesh.
         whole: The mesh as spawned.
-        rank: Its place there.
-        incarnation: 0 for the first process at this place.
-        env: Environment variables set over those of the caller.
+        rank: Its rank in the mesh.
+        incarnation: 0 for the first process at this rank.
+        env: Environment variables that override the caller's.
         output: "forward", "inherit", "discard", or a path.
         python: Another interpreter, or None.
         preload: Modules to import first, unless the host has them.
         grace: Seconds for clean-up.
-        cpus: It runs on these alone; empty for those of the host.
+        cpus: CPUs that it is restricted to; empty for all of the host's.
         pickled: Whether values are pickled in the family.
         record: Folder of the flight records of the run; empty for none.
-        entry: `module:function` that it runs instead of serving its owner: what a test lets fail; None serves.
+        entry: `module:function` to run instead of serving the owner, for fault-injecting tests; None serves.
     """
 
     proc_id: ProcId
@@ -55,7 +55,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
 
 
 class NoLinkError(SpawnError):
-    """This process has not got what a link takes, memory or descriptors; the other one may live."""
+    """This process lacks the memory or descriptors for a link; the other process may be alive."""
 
 
 class HostChild(Protocol):
@@ -66,17 +66,17 @@ class HostChild(Protocol):
 
     @property
     def loss(self) -> HostLoss | None:
-        """How its host was lost; None while it is not, and for a host that cannot be lost without this process."""
+        """Loss of its host; None while the host is up, or if it cannot fail without this process."""
         ...
 
     @property
     def lease(self) -> str:
-        """Name of the limit of its silence."""
+        """Name of the limit that bounds its silence."""
         ...
 
     @property
     def report_seconds(self) -> float:
-        """From the end of its link until its exit report, or the loss of its host, at the latest."""
+        """Maximum seconds from the end of its link to its exit report or the loss of its host."""
         ...
 
     @property
@@ -84,17 +84,17 @@ class HostChild(Protocol):
 
     @property
     def link(self) -> Link:
-        """The owner's end of the link to it."""
+        """Owner's end of the link to the process."""
         ...
 
     async def spawner_state(self) -> str | None:
-        """Return the same of its spawner, whose parent it is."""
+        """Return the kernel state of its spawner, as `kernel_state` does."""
         ...
 
     async def kernel_state(self) -> str | None:
-        """Return its state by the kernel of its host, a letter, "" where it is gone; None where that does not answer.
+        """Return its process state from the host's kernel: a letter, "" if it is gone, None if the host does not reply.
 
-        Waits for an answer of its host.
+        Waits for the host's reply.
         """
         ...
 
@@ -110,11 +110,11 @@ class Host(Protocol):
     def name(self) -> str: ...
 
     async def launch(self, request: LaunchRequest, on_exit: Callable[[ExitReport], None]) -> HostChild:
-        """Start a process; a cancel leaves none.
+        """Start a process; if cancelled, no process is left.
 
         Args:
             request: What to start.
-            on_exit: Called once, from a task of the host, when it has ended.
+            on_exit: Called once, from a task of the host, when the process has ended.
 
         Raises:
             SpawnError: It could not be started; the text names the point and the cause.
@@ -122,11 +122,11 @@ class Host(Protocol):
         ...
 
     async def connect(self, target: ProcId) -> Link:
-        """Make a link to a process of the family that this one has none to.
+        """Open a link to a process of the family that this process has no link to.
 
         Raises:
-            SpawnError: There is no such process any more.
-            NoLinkError: It may be there, and the system refuses what the link takes.
+            SpawnError: The process is gone.
+            NoLinkError: It may be alive, but the system refuses memory or descriptors for the link.
         """
         ...
 
@@ -135,10 +135,10 @@ class Host(Protocol):
         ...
 
     def retire(self) -> None:
-        """Learn that nothing is launched any more: the host may end with the last process that it has started."""
+        """Note that no more launches follow: the host may end with the last process that it started."""
 
     async def flush_output(self) -> None:
-        """Wait, not for long, until what its processes have written so far is shown."""
+        """Wait, for a bounded time, until output written so far by its processes is forwarded."""
         ...
 
 

@@ -1,12 +1,14 @@
-"""One call from elsewhere: queued, running, ended by exactly one terminal frame.
+"""Incoming calls: queued, running, ended by exactly one terminal frame.
 
-Its record exists from the moment the frame is read, before any task runs, so a cancel that comes early is kept. Its
-cancel scope is that of the slot that runs it, for as long as it does.
+A call's record exists from the moment its frame is read, before any task runs, so an early cancel is kept. While the
+call runs, its cancel scope is that of its slot.
 
-    EY-1 a call waits until its actor is made, at most `limits.SPAWN_SECONDS`; then it is refused.
-    EY-2 calls of one caller to one actor keep their order: those that come later find the actor, after these.
-    EY-3 what waits is bounded; what comes beyond that, or to an actor that has ended here, is refused at once.
-    EY-4 what ends before its actor is made counts as taken out of the mailbox, as the sender counts those to come.
+Calls that arrive before their actor exists:
+
+    EY-1 a call waits until its actor is created, at most `limits.SPAWN_SECONDS`; then it is refused.
+    EY-2 calls of one caller to one actor keep their order: later ones find the actor, after these.
+    EY-3 waiting calls are bounded; excess calls, and calls to an actor that has ended here, are refused at once.
+    EY-4 a call that ends before its actor is created counts as taken from the mailbox, as the sender counts it.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ if TYPE_CHECKING:
 
 
 class ItemSender:
-    """The producer's end of one stream.
+    """Producer's end of one stream.
 
     Attributes:
-        window: Items that have been sent and not been taken.
+        window: Items sent and not yet taken by the consumer.
         is_bounded: Whether the generator had a deadline when it began to wait for its consumer.
     """
 
@@ -56,19 +58,19 @@ class ItemSender:
         self.is_bounded = False
 
     def taken(self, total: int) -> None:
-        """Learn how many items the consumer has taken.
+        """Update how many items the consumer has taken.
 
         Raises:
-            ProtocolError: More than were sent.
+            ProtocolError: The count exceeds the items sent.
         """
         if self.window.acknowledged(total) and self._task is not None:
             task, self._task = self._task, None
             wake(task)
 
     async def send(self, call: IncomingCall, value: Encoded) -> None:
-        """Send one item; return when the generator may go on to the next.
+        """Send one item; return when the generator may produce the next.
 
-        The buffers of the item are the generator's again when this returns or raises.
+        The item's buffers may be reused when this returns or raises.
         """
         nbytes = value.nbytes
         while not self.window.has_room(nbytes):
@@ -84,7 +86,7 @@ class ItemSender:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the generator waits for its consumer."""
+        """True while the generator waits for its consumer."""
         return self._task is not None
 
     async def _wait(self, call: IncomingCall) -> None:
@@ -100,7 +102,7 @@ class ItemSender:
 
 
 async def _wait_until_left(lent: trio.Event) -> None:
-    """Wait until the bytes of an item have left; for a moment also when cancelled, lest clean-up writes into them."""
+    """Wait until an item's bytes are sent; if cancelled, wait briefly so that clean-up does not overwrite them."""
     try:
         await lent.wait()
     except trio.Cancelled:
@@ -116,27 +118,27 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
     """A message for an actor of this process.
 
     Attributes:
-        peer: Who sent it.
-        link: Where it came from and where the reply goes.
+        peer: Its sender.
+        link: Link that it arrived on and that the reply takes.
         call_id: 0 for a broadcast.
         payload, bodies: The arguments, still encoded.
-        nbytes: Of the whole message, as its sender counts them.
-        count: What the actor has taken out of what its sender has sent it.
+        nbytes: Size of the whole message, as the sender counts it.
+        count: Count of this sender's messages that the actor has taken out.
         deadline: When its budget ends (Trio time).
-        received_at: Trio time.
+        received_at: When its frame was read (Trio time).
         carried: Keeps the ports among the arguments alive until those are decoded.
-        view, caller: What its sender says of where it goes to and where it comes from.
-        scope: What it runs in: cancelled by the caller, by the budget, or by the stop of the actor.
-        cancelled_by: "caller" or "other" once it was.
-        asked_at: When they did (Trio time).
+        view, caller: Target view and caller, as stated by the sender.
+        scope: Scope that it runs in; cancelled by the caller, the budget, or the stop of the actor.
+        cancelled_by: "caller" or "other" once it was cancelled.
+        asked_at: When it was cancelled (Trio time).
         running: Whether the endpoint has been started.
         ended: Whether its terminal frame has been sent.
-        number: Of a broadcast that was asked for in a search for deadlocks; 0 before.
+        number: Number given to a broadcast by a deadlock search; 0 before.
         items: Sends what a generator endpoint yields; None for any other endpoint.
-        answering: What answers it, if that may happen after the endpoint has returned.
+        answering: Replier of a call that may be answered after its endpoint returned, or None.
         started: Calls that the endpoint has started and that outlast it: cancelled with it while it runs.
-        error_text: What it has raised, in words; empty if it has not.
-        error_line: The line of the program that has raised it, if that is known.
+        error_text: Text of the error that it raised; empty if none.
+        error_line: Line of the program that raised it, if known.
         thread: Identifier of the thread in which the endpoint runs; 0 for none.
     """
 
@@ -170,32 +172,32 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def is_broadcast(self) -> bool:
-        """Whether no reply is expected."""
+        """True for a broadcast, which expects no reply."""
         return self.call_id == 0
 
     @property
     def is_expired(self) -> bool:
-        """Whether its budget has run out."""
+        """True once its budget has run out."""
         return self.deadline != math.inf and self.deadline <= trio.current_time()
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was asked to end, or its budget has run out."""
+        """True once it was cancelled or its budget has run out."""
         return self.cancelled_by is not None or self.is_expired
 
     @property
     def cancelled_at(self) -> float:
-        """When it was asked to end, or its budget runs out (Trio time); `math.inf` if neither."""
+        """When it was cancelled or its budget runs out (Trio time); `math.inf` if neither."""
         return min(self.asked_at, self.deadline)
 
     def set_deadline(self, deadline: float) -> None:
-        """Let it end by itself at `deadline` (Trio time)."""
+        """Cancel the call at `deadline` (Trio time)."""
         self.deadline = deadline
         if self.scope is not None:
             self.scope.deadline = deadline
 
     def cancel(self, by: str, reason: str) -> None:
-        """Ask it to end; the first asker is the one that is named."""
+        """Cancel the call; errors name the first canceller."""
         if self.cancelled_by is None:
             self.cancelled_by = by
             self.cancel_reason = reason
@@ -235,17 +237,17 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
             self.peer.prepare(value.definitions, value.attachments)
         payload, bodies = place_payload(value)
         head = messages.encode(kind(self.call_id, self.mesh, self.count.report(), payload))
-        # Items of a stream go with order to all others, so nothing that ends a call passes them.
+        # Items of a stream are ordered with all other messages, so a terminal frame does not overtake them.
         return self._end(head, bodies, flow=0 if value.attachments else self.call_id)
 
     def failed(self, error: Encoded) -> None:
-        """Reply with an error of the actor: the endpoint did not run, or not to its end."""
+        """Reply with an error of the actor: the endpoint did not run or did not finish."""
         if not self.running:
             self._take()
         self.raised(error)
 
     def cancelled(self) -> None:
-        """Reply that it has unwound, or never ran."""
+        """Reply that the call has unwound or never ran."""
         if not self.running:
             self._take()
         if self.is_broadcast:  # what no frame tells must not count as told
@@ -258,12 +260,12 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         )
 
     def unwound(self) -> None:
-        """Reply that it has unwound, unless a `Reply` has answered it while its endpoint went on."""
+        """Reply that the call has unwound, unless a `Reply` answered it while its endpoint still ran."""
         if not self.ended:
             self.cancelled()
 
     def refused(self, kind: str, text: str) -> None:
-        """Reply that it was not accepted."""
+        """Reply that the call was not accepted."""
         self._take()
         if self.is_broadcast:
             self._end(b"")
@@ -286,33 +288,33 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         return link.send(head, bodies, flow=number if flow is None else flow)
 
     def forget_arguments(self) -> None:
-        """Let go of the arguments: they have been decoded, or never will be."""
+        """Drop the encoded arguments: they were decoded or never will be."""
         self.payload = b""
         if self.bodies or self.carried is not None:
             self.bodies, self.carried = (), None
 
 
 def take_one(link: Link, mesh: MeshId, count: ReceiveCount, nbytes: int) -> None:
-    """Count a message that left the mailbox; tell the sender when no terminal frame has told it for long."""
+    """Count a message that left the mailbox; report to the sender if no recent terminal frame has."""
     count.take(nbytes)
     if count.is_due:
         report_taken(link, mesh, count)
 
 
 def report_taken(link: Link, mesh: MeshId, count: ReceiveCount) -> None:
-    """Tell the sender how many of its messages have left the mailbox."""
+    """Report to the sender how many of its messages have left the mailbox."""
     link.send(messages.encode(messages.Credit(mesh, count.report())), lane=Lane.CONTROL)
 
 
 def refuse(link: Link, call_id: int, mesh: MeshId, count: ReceiveCount, nbytes: int, kind: str, text: str) -> None:
-    """Answer a message that nothing here can take."""
+    """Refuse a message that no actor here can take."""
     take_one(link, mesh, count, nbytes)
     if call_id:
         link.send(messages.encode(messages.Refused(call_id, mesh, count.report(), kind, text)))
 
 
 def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
-    """Answer a message to an actor that is not here: nothing is kept of it, so nothing is counted."""
+    """Refuse a message to an actor that is not here, without counting it: no state is kept for that actor."""
     if not call_id:
         peer.refuse_credit(mesh)
     elif peer.link is not None:
@@ -322,13 +324,12 @@ def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
 
 # ---- calls to an actor that is still being spawned: they wait for it, in the order in which they came ----------------
 
-# The members of a mesh are made side by side. One that serves already may call a sibling whose own spawn is still on
-# its way to this process. That is no call to a mesh that has stopped: of those whose actor has ended here this process
-# knows.
+# The members of a mesh are created concurrently. One that already serves may call a sibling whose spawn has not yet
+# reached this process. That must not look like a call to a stopped mesh: this process knows which of its actors ended.
 
 
 class _EarlyCall(msgspec.Struct, frozen=True, eq=False):
-    """One of them, as it has come, and with the context in which it was read; `came_at` is in Trio time."""
+    """A call that arrived before its actor, with the context in which it was read; `came_at` is in Trio time."""
 
     peer: Peer
     link: Link
@@ -345,7 +346,7 @@ class _EarlyCall(msgspec.Struct, frozen=True, eq=False):
 
 
 class EarlyCalls:
-    """Those of one process."""
+    """Calls to one process that arrived before their actors."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -368,7 +369,7 @@ class EarlyCalls:
         carried: CarriedPorts | None,
         cancel: str | None,
     ) -> None:
-        """Keep a call to an actor that is not here until it is, or refuse it (EY-3); `cancel` has overtaken it."""
+        """Keep a call until its actor is here, or refuse it (EY-3); `cancel` is a cancel that overtook it."""
         call = _EarlyCall(peer, link, message, size, bodies, carried, self._proc.now(), contextvars.copy_context())
         is_full = self._count >= limits.EARLY_CALLS_MAX or self._nbytes + call.nbytes > limits.MAILBOX_BYTES
         if not message.mesh or message.mesh in self._ended or is_full or not self._watch():
@@ -382,7 +383,7 @@ class EarlyCalls:
         self._nbytes += call.nbytes
 
     def made(self, mesh: MeshId) -> None:
-        """Deliver the calls that have waited for an actor, which is there now."""
+        """Deliver the calls that waited for an actor that now exists."""
         self._ended.pop(mesh, None)
         for call in self._take(mesh):
             message = call.message
@@ -394,7 +395,7 @@ class EarlyCalls:
             call.context.run(self._proc.take_call, call.peer, call.link, message, call.size, call.bodies)
 
     def ended(self, mesh: MeshId) -> None:
-        """Learn that an actor has ended for good, or will not come: what waits for it is refused."""
+        """Refuse the calls that wait for an actor that has ended for good or will not be created."""
         self._ended[mesh] = None
         if len(self._ended) > limits.ENDED_ACTORS:
             del self._ended[next(iter(self._ended))]
@@ -402,7 +403,7 @@ class EarlyCalls:
             refuse_unaddressed(call.peer, call.message.call, mesh)
 
     def cancel(self, peer: Peer, number: int, reason: str) -> bool:
-        """End a call that waits, for its caller; return False when there is none of that number."""
+        """Cancel a waiting call for its caller; return False if no call has that number."""
         for calls in self._waiting.values():
             for call in calls:
                 if call.peer is peer and call.message.call == number:
@@ -431,7 +432,7 @@ class EarlyCalls:
         self._nbytes -= call.nbytes
 
     def _watch(self) -> bool:
-        """See to it that nothing waits for ever; return False when this process serves no links any more."""
+        """Start the task that expires waiting calls; return False if this process no longer serves links."""
         if not self._is_watched:
             self._is_watched = self._proc.serve(self._expire)
         return self._is_watched
@@ -457,7 +458,7 @@ class EarlyCalls:
 
 
 def _acknowledge(call: _EarlyCall, reason: str) -> None:
-    """Tell the caller that its cancel has ended a call that no actor has seen."""
+    """Acknowledge the cancel of a call that never reached an actor."""
     peer, message = call.peer, call.message
     count = peer.count_of(message.mesh)
     take_one(call.link, message.mesh, count, call.nbytes)

@@ -1,7 +1,7 @@
-"""Everything one process keeps about one other process: link, credits, calls both ways.
+"""State that one process keeps about another: link, credits, calls in both directions.
 
-A `Peer` outlives its link: after a death whoever holds it, and whoever asks for one later, finds the death in it, so
-that messages to the same incarnation fail at once and with the diagnosis.
+A `Peer` outlives its link: after a death, current and later users of it find the death in it, so that messages to the
+same incarnation fail at once, with the diagnosis.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class Parcel(msgspec.Struct, frozen=True, eq=False):
-    """One encoded message, shared by all the peers that it goes to; never changed.
+    """An encoded message, immutable, shared by all peers that it is sent to.
 
     Attributes:
         head: The control struct.
         bodies: Buffers lent by the sender.
-        definitions: What goes by value and must be known to the peer first.
-        nbytes: For the credit window.
-        attachments: What the payload refers to (`Encoded.attachments`): the ports among them are lent to the peer.
-        flow: Order that it needs beside other messages, as `Link.send` takes it; 0 with attachments, which are told
-            of by messages that must come right before it.
+        definitions: Code sent by value that the peer must have first.
+        nbytes: Size, for the credit window.
+        attachments: Objects that the payload refers to (`Encoded.attachments`); ports among them are lent to the peer.
+        flow: Order relative to other messages, as `Link.send` takes it; 0 with attachments, because messages that
+            announce those must arrive right before it.
     """
 
     head: bytes
@@ -53,12 +53,12 @@ class Parcel(msgspec.Struct, frozen=True, eq=False):
 
 
 class SpreadParcel(Parcel, frozen=True, eq=False):
-    """A message that is another one for each target.
+    """A message that differs for each target.
 
     Attributes:
-        nbytes: Of the largest.
-        attachments: Of all.
-        each: By the index of the target.
+        nbytes: Size of the largest.
+        attachments: Attachments of all.
+        each: Parcels by the index of the target.
     """
 
     each: Sequence[Parcel] = ()
@@ -71,7 +71,7 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
     """A message that waits for room in a mailbox.
 
     Attributes:
-        on_sent: Called with the position on the link, and the event of `Link.send`, when it goes out.
+        on_sent: Called with the position on the link and the event of `Link.send` when the message is sent.
     """
 
     parcel: Parcel
@@ -79,17 +79,17 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
 
 
 _UNBOUNDED: Final = (2**31, 2**62)
-"""Messages and bytes on their way to a receiver that lets none of them wait."""
+"""Credit (messages, bytes) towards a receiver that queues none."""
 
 
 class Outbox:
-    """Messages of this process for one actor elsewhere, in order, within its credits.
+    """Outgoing queue of this process to one remote actor: in order, within its credits.
 
     Attributes:
         peer, mesh: The actor.
-        load: Calls that were sent to it and have not ended.
-        alone, index: What a call to this actor alone has as its outboxes, and as the indices of its peers.
-        batch: Calls that were counted and are about to leave, before whatever else is sent.
+        load: Calls sent to it that have not ended.
+        alone, index: Prebuilt outboxes and peer indices of a call to this actor alone.
+        batch: Calls that are counted and will be sent before anything else.
     """
 
     __slots__ = ("_queue", "alone", "batch", "index", "load", "mesh", "peer", "window")
@@ -106,16 +106,16 @@ class Outbox:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether messages wait for room."""
+        """True while messages wait for room."""
         return bool(self._queue)
 
     @property
     def waiting(self) -> int:
-        """Messages that wait for room."""
+        """Number of messages that wait for room."""
         return len(self._queue)
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether a message of `nbytes` would go out at once."""
+        """Return whether a message of `nbytes` would be sent at once."""
         if self.batch is not None:
             self.batch.leave()
         return not self._queue and self.window.has_room(nbytes)
@@ -127,7 +127,7 @@ class Outbox:
         return self.peer.calls_sent
 
     def try_send(self, parcel: Parcel) -> tuple[int, trio.Event | None] | None:
-        """Send a message if there is room for it, as `send`; else return None."""
+        """Send a message like `send` if there is room for it; else return None."""
         if self.batch is not None:
             self.batch.leave()
         if self._queue or not self.window.try_sent(parcel.nbytes):
@@ -142,12 +142,12 @@ class Outbox:
         return position, link.send(parcel.head, parcel.bodies, flow=parcel.flow)
 
     def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
-        """Send a message for which there is room; return its position on the link, and what `Link.send` does."""
+        """Send a message for which there is room; return its position on the link and the result of `Link.send`."""
         position = self.count(parcel.nbytes)
         return position, self.peer.send(parcel)
 
     def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
-        """Send now if there is room (None), else queue; `on_sent` is called when it goes out."""
+        """Send now if there is room (returns None), else queue; `on_sent` is called when it is sent."""
         pending = Pending(parcel, on_sent)
         if self.has_room(parcel.nbytes):
             self._send(pending)
@@ -156,7 +156,7 @@ class Outbox:
         return pending
 
     def acknowledged(self, total: int) -> None:
-        """Take the actor's count of messages taken out; send what now has room. 0 says that the actor has ended."""
+        """Process the actor's count of messages taken out; send what now has room. 0 means that the actor has ended."""
         if self.window.acknowledged(total):
             if self._queue:
                 self._send_queued()
@@ -164,23 +164,23 @@ class Outbox:
             self.end()
 
     def told(self, total: int) -> None:
-        """Take a count that may be about an outbox before this one, whose actor has ended: it can be too high then."""
+        """Process a count that may belong to an earlier outbox whose actor has ended, and so may be too high."""
         if total <= self.window.sent_total:
             self.acknowledged(total)
 
     def end(self) -> None:
-        """Learn that no actor takes these messages any more: what waits goes out, and is refused. Idempotent."""
+        """End the outbox: its actor is gone. Waiting messages are sent, and will be refused. Idempotent."""
         self.window.messages_max, self.window.bytes_max = _UNBOUNDED
         self.peer.drop_outbox(self)
         self._send_queued()
 
     def drop_unused(self) -> None:
-        """Be forgotten if nothing was ever sent: then no message will tell of the end of the actor."""
+        """Drop this outbox if it never sent a message: no message will then report the end of the actor."""
         if not (self._queue or self.window.sent_total):
             self.peer.drop_outbox(self)
 
     def withdraw(self, pending: Pending) -> None:
-        """Take back a message that waits; it may have kept later, smaller ones waiting."""
+        """Withdraw a waiting message; later, smaller ones may be sent then."""
         self._queue.remove(pending)
         self._send_queued()
 
@@ -193,19 +193,19 @@ class Outbox:
 
 
 class Peer:
-    """One other process incarnation, or this one by its loopback link.
+    """Another process incarnation, or this one by its loopback link.
 
     Attributes:
-        link: The link that messages to it take, or None before there is one and after it is gone.
-        death: How it has ended, which makes the errors of messages to it; None while it is not gone.
-        no_link: The same while there is no link for want of memory or descriptors here; the next message tries again.
-        calls: Unended calls of this process in which it takes part, oldest first.
-        inbound: Its unended calls here.
-        abandoned: Calls of this process to it that were given up and may still run.
-        is_stalled: Whether its Trio loop did not run when it was last heard of.
+        link: Link for messages to it; None before there is one and after it is gone.
+        death: Its death, which creates the errors of messages to it; None while it is not gone.
+        no_link: Error while this process lacks memory or descriptors for a link; the next message tries again.
+        calls: Unfinished calls of this process that involve it, oldest first.
+        inbound: Its unfinished calls here.
+        abandoned: Abandoned calls of this process to it that may still run.
+        is_stalled: Whether its last report said that its Trio loop was stalled.
         early_cancels: Cancels that overtook their calls, by call id.
-        calls_received, calls_sent: `Call` frames so far.
-        boxes: By mesh, the outboxes for its actors that anything was ever sent to; see `outbox`.
+        calls_received, calls_sent: Number of `Call` frames so far.
+        boxes: Outboxes, by mesh, of its actors that a message was ever sent to; see `outbox`.
         carried: Ports that its next message carries; see `take_carried`.
     """
 
@@ -248,35 +248,35 @@ class Peer:
 
     @property
     def is_owner(self) -> bool:
-        """Whether it is the process that has started this one, or this one itself."""
+        """True for the process that started this one, and for this process itself."""
         family = self.proc.family
         return self.proc_id == self.proc.proc_id or (family is not None and self.proc_id == family.parent)
 
     @property
     def waiting(self) -> int:
-        """Messages that wait here for room in mailboxes of its actors."""
+        """Number of messages that wait here for room in its actors' mailboxes."""
         return sum(box.waiting for box in self.boxes.values())
 
     def find_outbox(self, mesh: MeshId) -> Outbox | None:
-        """Return the outbox for one of its actors if anything was ever sent to it."""
+        """Return the outbox of one of its actors, or None if no message was ever sent to it."""
         return self.boxes.get(mesh)
 
     def outbox(self, mesh: MeshId) -> Outbox:
         found = self.boxes.get(mesh)
         if found is None:
-            # The agent obeys its owner only and never lets a message wait, so nothing has to be bounded.
+            # The agent obeys its owner only and never lets a message wait, so it needs no bound.
             messages_max, bytes_max = (limits.MAILBOX_MESSAGES, limits.MAILBOX_BYTES) if mesh != AGENT else _UNBOUNDED
             found = Outbox(self, mesh, SendWindow(messages_max, bytes_max, limits.MAILBOX_REPORT_BYTES))
             self.boxes[mesh] = found
         return found
 
     def drop_outbox(self, box: Outbox) -> None:
-        """Forget an outbox whose actor has ended; messages to the same actor get another one. Idempotent."""
+        """Drop an outbox whose actor has ended; later messages to that actor get a new one. Idempotent."""
         if self.boxes.get(box.mesh) is box:
             del self.boxes[box.mesh]
 
     def shed(self) -> None:
-        """Let go of what only a living process needs."""
+        """Release state that only a living process needs."""
         self.boxes = {}
         self._counts = {}
         self._defined = set()
@@ -294,7 +294,7 @@ class Peer:
         return found
 
     def find_count(self, mesh: MeshId) -> ReceiveCount | None:
-        """Return the same if it has sent any message to that actor."""
+        """Return that count, or None if it has sent no message to that actor."""
         return self._counts.get(mesh)
 
     def counts(self) -> Sequence[MeshId]:
@@ -302,24 +302,24 @@ class Peer:
         return list(self._counts)
 
     def end_count(self, mesh: MeshId) -> None:
-        """Forget the count of an actor that has ended for good, and let it forget its outbox."""
+        """Drop the count of an actor that has ended for good, and let the peer drop its outbox."""
         if self._counts.pop(mesh, None) is not None:
             self.refuse_credit(mesh)
 
     def refuse_credit(self, mesh: MeshId) -> None:
-        """Tell it that messages to an actor are not counted any more, because there is none."""
+        """Notify it that messages to an actor are no longer counted, because the actor does not exist."""
         if self.link is not None:
             self.link.send(messages.encode(messages.Credit(mesh, 0)), lane=Lane.CONTROL)
 
     def stalled(self, seconds: float) -> None:
-        """Learn for how long its Trio loop has not run; 0 when it runs again."""
+        """Record how many seconds its Trio loop has been stalled; 0 when it runs again."""
         self.is_stalled = seconds > 0
         if self.is_stalled:
             for call in list(self.calls):
                 call.peer_stalled()
 
     def send(self, parcel: Parcel) -> trio.Event | None:
-        """Send a message, and before it what it needs there; dropped when the link is gone."""
+        """Send a message, preceded by its definitions and ports; dropped when the link is gone."""
         link = self.link
         if link is None:
             return None
@@ -328,25 +328,25 @@ class Peer:
         return link.send(parcel.head, parcel.bodies, flow=parcel.flow)
 
     def prepare(self, definitions: Sequence[DefinitionId], attachments: Sequence[object]) -> None:
-        """Send what the peer must know before a payload: definitions, then the ports that it carries.
+        """Send what the peer needs before a payload: definitions, then the ports that it carries.
 
-        The payload must be the next message on this lane, by the peer's one link for sending.
+        The payload must be the next message on this lane of the peer's sending link.
         """
         self.define(definitions)
         if attachments and self.link is not None:
             self.proc.channels.send(self, self.link, attachments)
 
     def take_carried(self) -> CarriedPorts | None:
-        """Return what keeps the ports of the message that is being read alive until it has been decoded.
+        """Return the object that keeps the ports of the message being read alive until it is decoded.
 
-        Whoever keeps the payload of a message keeps this, and drops it when the payload has been decoded or will
-        never be: then the ports of which no object was made are given back.
+        Keep it with the message's payload, and drop it when the payload was decoded or never will be. Ports of which
+        no object was created are then given back.
         """
         carried, self.carried = self.carried, None
         return carried
 
     def define(self, definitions: Sequence[DefinitionId]) -> None:
-        """Send the definitions among `definitions` that the peer has not got yet."""
+        """Send those of `definitions` that the peer does not have yet."""
         if self.link is None:
             return
         for definition in definitions:
@@ -360,11 +360,11 @@ class Peer:
                     self.link.send(messages.encode(messages.Define(definition, b"")), [data.payload])
 
     def knows(self, definitions: Sequence[DefinitionId]) -> None:
-        """Note definitions that came from the peer, which therefore need not be sent back."""
+        """Record definitions that the peer sent, so that they are not sent back."""
         self._defined.update(definitions)
 
     def take_definition(self, message: messages.Define, bodies: list[memoryview]) -> None:
-        """Take a definition of the peer: a `Route`."""
+        """Receive a definition from the peer: a `Route`."""
         payload, _ = take_payload(message.payload, bodies)
         self.knows([message.definition])
         carried = self.take_carried()
@@ -373,13 +373,13 @@ class Peer:
         )
 
     def cancel(self, call: CallId, position: int, reason: str, *, is_leaving: bool = False) -> None:
-        """Ask the peer to cancel one of our calls.
+        """Request that the peer cancel one of our calls.
 
         Args:
-            call: Its number.
-            position: Of its message among the calls of the link.
-            reason: For people.
-            is_leaving: Some of the message is still here: others pass it, so its position says less than the last one.
+            call: Id of the call.
+            position: Position of its message among the calls of the link.
+            reason: Text for errors.
+            is_leaving: Part of the message is still here; others overtake it, so its position proves less.
         """
         if self.link is not None:
             position = self.calls_sent if is_leaving else position
@@ -387,7 +387,7 @@ class Peer:
 
 
 Route = Callable[[Peer, Any, list[memoryview]], None]
-"""Takes one message from a peer, of the kind that it is for; the bodies are the receiver's own.
+"""Handler of one kind of message from a peer; it owns the bodies.
 
 It raises `ProtocolError` when a message breaks the rules. If messages carry user values, it takes `peer.take_carried()`
 with each and keeps that as long as the payload.
@@ -398,7 +398,7 @@ with each and keeps that as long as the payload.
 
 
 class Target(msgspec.Struct, frozen=True):
-    """One actor: its process and its mesh."""
+    """Address of one actor: its process and its mesh."""
 
     peer: Peer
     mesh: MeshId
@@ -408,7 +408,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class LoopbackLink(Link):
-    """Delivers to the handler of this very process, from a task of its own, CONTROL first."""
+    """Link of a process to itself: a task delivers to its own handler, CONTROL first."""
 
     def __init__(self, handler: LinkHandler) -> None:
         self._handler = handler
@@ -420,7 +420,7 @@ class LoopbackLink(Link):
     def send(
         self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
     ) -> trio.Event | None:
-        """Queue a copy; credits of the floors above bound the queue."""
+        """Queue a copy; credits of higher layers bound the queue."""
         del flow
         copies = [bytearray(body) for body in bodies]
         self._lanes[lane].append((head, copies))
@@ -435,12 +435,12 @@ class LoopbackLink(Link):
         """Do nothing: the link lives as long as its process."""
 
     def abort(self) -> None:
-        """Drop what is queued."""
+        """Drop queued messages."""
         for lane in self._lanes:
             lane.clear()
 
     def statistics(self) -> LinkStatistics:
-        """Return the counters; what was sent is what was received."""
+        """Return the counters; sent and received are equal."""
         return LinkStatistics(self._messages, self._messages, self._bytes, self._bytes, 0, 0)
 
     @trio.lowlevel.enable_ki_protection

@@ -1,13 +1,13 @@
-"""Who may send what: one table for the kinds of messages, one for the endpoints of the agent, checked in one place.
+"""Permissions: which peers may send each kind of message and call each endpoint of the agent.
 
-Any process of a family may have a link to any other, so what stands in a message says nothing of who has sent it. The
-link does. `Proc.received` looks here before a message has any effect; a sender that may not is a `ProtocolError`, which
-ends its link.
+Any process of a family may have a link to any other, so the sender is known by the link, not by the message's content.
+`Proc.received` checks the sender before a message has any effect. A forbidden one raises `ProtocolError`, which ends
+the link.
 
-    any         what it says is looked up among what this process has asked that peer, or was asked by it
-    owner       the process that has started this one; the controller is its own
-    member      a process that this one has started; for its own actors, this one
-    controller  of the family
+    any         any peer; the handler matches the message to a request of this process to that peer, or of the peer
+    owner       the process that started this one; the controller is its own owner
+    member      a process that this one started; for this process's own actors, itself
+    controller  the controller of the family
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Sender(Enum):
-    """Who may send."""
+    """Class of processes that may send a message."""
 
     ANY = "any process of the family"
     OWNER = "the process that has started the receiver"
@@ -34,7 +34,7 @@ class Sender(Enum):
 _ANY, _OWNER, _MEMBER, _CONTROLLER = Sender.ANY, Sender.OWNER, Sender.MEMBER, Sender.CONTROLLER
 
 SENDERS: Final[dict[type[messages.Message], Sender]] = {
-    # calls: of the agent see below; of other actors whoever has a handle; answers are for what the peer was asked
+    # calls: the agent's are below; other actors' need only a handle; replies must match a request to the peer
     messages.Call: _ANY,
     messages.Calls: _ANY,
     messages.TracedCall: _ANY,
@@ -47,11 +47,11 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Define: _ANY,  # none with pickle="off"
     messages.Item: _ANY,
     messages.Taken: _ANY,
-    # news of members; of a silent one whoever has waited for it
+    # membership news; of a silent member, from any process that waited for it
     messages.ActorFailure: _MEMBER,
     messages.Finished: _MEMBER,
     messages.Silent: _ANY,
-    # channels: by the numbers of what was sent and accepted
+    # channels: checked by the numbers of messages sent and accepted
     messages.Carried: _ANY,
     messages.InTransit: _ANY,
     messages.Accepted: _ANY,
@@ -70,11 +70,11 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     messages.Break: _CONTROLLER,
     messages.Broken: _ANY,
     messages.Circle: _CONTROLLER,
-    # who looks on: the owner asks
+    # observers: the owner queries
     messages.Observe: _OWNER,
     messages.Observed: _MEMBER,
     messages.Interrupt: _OWNER,
-    # debuggers: up and down the owners; that calls wait for one only lengthens what the receiver has asked for
+    # debuggers: along the chain of owners; a pause of calls only extends the receiver's own requests
     messages.HoldNews: _MEMBER,
     messages.Steer: _OWNER,
     messages.Pause: _ANY,
@@ -85,7 +85,7 @@ SENDERS: Final[dict[type[messages.Message], Sender]] = {
     # transfers without a carrier: by the secret of a grant; answers for what the peer was asked
     messages.MovePiece: _ANY,
     messages.PieceMoved: _ANY,
-    # packages above: each looks itself who may command it; that it is imported at all: `may_open_service`
+    # higher packages check senders themselves; `may_open_service` decides whether they are imported at all
     messages.Service: _ANY,
     # programs that were connected
     messages.Disconnect: _CONTROLLER,
@@ -100,14 +100,14 @@ AGENT_CALLERS: Final[dict[str, Sender]] = {
     "setup": _OWNER,
     "spawn": _OWNER,
     "spawn_kept": _OWNER,
-    "replacement": _ANY,  # whoever has a handle on a mesh asks its owner
+    "replacement": _ANY,  # any holder of a handle on a mesh may query its owner
     "current_info": _ANY,  # as replacement
     "cancel_background": _OWNER,
     "drain": _OWNER,
     "stop": _OWNER,
     "exit": _OWNER,
-    "lend": _ANY,  # what is asked for is looked up among the meshes that are shared
-    "give_back": _ANY,  # by the number of what was lent
+    "lend": _ANY,  # the requested mesh is looked up among the shared ones
+    "give_back": _ANY,  # checked by the number of the loan
     "get_shared": _ANY,  # as lend
 }
 """Every endpoint of the agent."""
@@ -125,7 +125,7 @@ def check_sender(peer: Peer, kind: type[messages.Message]) -> None:
 
 
 def check_agent_caller(peer: Peer, endpoint: str) -> None:
-    """Check that a peer may call an endpoint of the agent; one that it has not may be called by any, to be refused.
+    """Check that a peer may call an endpoint of the agent; unknown endpoints pass, and are refused later.
 
     Raises:
         ProtocolError: It may not.
@@ -136,7 +136,7 @@ def check_agent_caller(peer: Peer, endpoint: str) -> None:
 
 
 def may_open_service(peer: Peer) -> bool:
-    """Return whether a peer's message is enough to have the package of a service imported: that of the owner is."""
+    """Return whether a peer's message may cause the import of a service's package: only the owner's may."""
     return peer.is_owner
 
 

@@ -1,4 +1,4 @@
-"""Messages of the packages above, and memory granted to other processes."""
+"""Services: messages of higher packages, and memory granted to other processes."""
 
 from trimesh._runtime.services.bulk import Bulk, Granted, NotByAdapter, Registration, describe
 from trimesh._runtime.services.registry import TENSORS, Handler, known_services

@@ -1,18 +1,17 @@
-"""Memory that a process has granted to others, and how it reaches what they have granted.
+"""Granted memory: grants of this process, and transfers on memory that other processes granted.
 
     granted --revoke--> revoked --no access is open, or limits.REVOKE_SECONDS--> dropped
 
-BK-1 What an actor has granted is revoked when it has ended, the rest when its process ends; nothing else revokes.
-BK-2 A transfer that finds its process ended says how that has ended, as a call to it does. A process that counts as
-     gone here is not reached, even if it lives.
+BK-1 An actor's grants are revoked when it has ended, the others when their process ends; nothing else revokes.
+BK-2 A transfer from an ended process reports that process's death, as a call to it does. A process that counts as
+     gone here is not accessed, even if it lives.
 BK-3 Memory is kept until its grant is dropped; if an access is still open then, until the process ends.
-BK-4 What is kept of others is read as long as they live by transfers as ever, and once they have ended where it is
-     mapped.
+BK-4 Kept memory is read by ordinary transfers while its owner lives, and through its mapping once the owner has ended.
 
-KP-1 It is mapped here without a claim: its owner may revoke and reuse it at any time, as if it were not kept. So
-only who knows by other means that it has not changed keeps it: a pinned version of a publication has not.
-KP-2 It is read, and never written, and only once its owner has ended. The kernel frees it with the last mapping,
-however the processes that have one end.
+KP-1 Kept memory is mapped without a claim: its owner may revoke and reuse it at any time. So memory is kept only if
+it is known by other means to be unchanged, as a pinned version of a publication is.
+KP-2 Kept memory is only read, and only once its owner has ended. The kernel frees it with the last mapping, however
+the processes that map it end.
 """
 
 from __future__ import annotations
@@ -70,17 +69,16 @@ _POLL_SECONDS_MAX: Final = 0.05
 
 
 class NotByAdapter(LinkLost):
-    """Memory of a device is at one end, and no adapter moves it; through memory of the host it may go."""
+    """No adapter moves this device memory; the transfer may still go through host memory."""
 
 
 class Granted(msgspec.Struct, frozen=True, eq=False):
-    """Memory in some process, as those know it that were told of it.
+    """Granted memory of some process, as the processes that may access it describe it.
 
     Attributes:
-        block: Number of the block that it lies in there; 0 for none.
-        device: The grant on the memory of a device, if `grant` is on what describes that, and an adapter there reaches
-            it.
-        why_no_device: Why none does.
+        block: Number of its block in that process; 0 for none.
+        device: Grant on device memory, if `grant` covers a description of such memory and an adapter there reaches it.
+        why_no_device: Why no adapter reaches it.
     """
 
     home: ProcessAddress
@@ -92,10 +90,10 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def on_device(self) -> Granted:
-        """The memory of the device itself, as readers with an adapter reach it.
+        """The device memory itself, as readers with an adapter reach it.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no device memory.
         """
         if self.device is None:
             raise ValueError("memory of a device is granted to adapters first, got none")
@@ -103,17 +101,17 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
 
 
 class Registration:
-    """One piece of memory of this process that others may reach.
+    """A piece of memory of this process that others may access.
 
     Attributes:
-        block: Number of the block that it lies in; 0 for none.
-        rights: What others may do at most.
-        device: The memory of a device that the memory describes; None for other memory.
-        why_no_device: Why adapters do not reach it.
-        cell: The actor that has made it; None outside of actors.
-        origin: The same, as errors say it.
-        grants: Of it, and of the memory of the device, by their rights.
-        is_revoked: Whether nothing new begins.
+        block: Number of its block; 0 for none.
+        rights: Rights that others may be granted at most.
+        device: Device memory that it describes; None for other memory.
+        why_no_device: Why adapters do not reach the device memory.
+        cell: Actor that created it; None outside of actors.
+        origin: The same actor, as text for errors.
+        grants: Grants on it and on the device memory, by their rights.
+        is_revoked: Whether new accesses are refused.
         is_over: Set when it is dropped.
     """
 
@@ -138,11 +136,11 @@ class Registration:
         self.is_over = trio.Event()
 
     def granted(self, rights: Right) -> Granted:
-        """Return what others need to reach it, with some of its rights.
+        """Return the grant that others need to access it with some of its rights.
 
         Raises:
             trio.ClosedResourceError: It is revoked.
-            LimitExceeded: `limits.GRANTS_MAX` grants are there.
+            LimitExceeded: `limits.GRANTS_MAX` grants exist.
         """
         if self.is_revoked:
             raise trio.ClosedResourceError("this buffer is revoked")
@@ -168,7 +166,7 @@ class Registration:
         return None
 
     def revoke(self) -> None:
-        """Let nothing new begin; wait in the background for what runs. Idempotent."""
+        """Refuse new accesses; wait in the background for running ones. Idempotent."""
         if self.is_revoked:
             return
         self.is_revoked = True
@@ -181,8 +179,8 @@ class Bulk:
     """The grants of one process, and its attachments to others.
 
     Attributes:
-        kept: Memory of others that outlives them here.
-        publications: Called by a look at this process, also in another thread: what is published by such grants.
+        kept: Memory of other processes that outlives them here.
+        publications: Returns the publications that use these grants, for snapshots; also called in other threads.
     """
 
     def __init__(self, proc: Proc) -> None:
@@ -201,7 +199,7 @@ class Bulk:
 
     @property
     def mover(self) -> Mover:
-        """The mover of this process, which is served from now on.
+        """The mover of this process; the first access starts serving it.
 
         Raises:
             RuntimeError: The caller runs in another thread than the Trio loop.
@@ -223,7 +221,7 @@ class Bulk:
 
     @property
     def host(self) -> int:
-        """Identity of this host, as handles name it."""
+        """Identity of this host, as stored in handles."""
         if self._host is None:
             self._host = self.mover.home.host
         return self._host
@@ -231,14 +229,14 @@ class Bulk:
     # ---- granting --------------------------------------------------------------------------------------------
 
     def register(self, span: Span, rights: Right, device: Span | None = None) -> Registration:
-        """Let others reach memory of this process, until the actor that asks for it has ended, or this process.
+        """Let others access memory of this process until the calling actor, or this process, has ended.
 
         Args:
-            rights: What they may do.
-            device: Memory of a device that it describes; adapters reach it, if this process has such.
+            rights: Rights that they get.
+            device: Device memory that it describes; adapters of this process, if any, reach it.
 
         Raises:
-            LimitExceeded: `limits.GRANTS_MAX` grants are there.
+            LimitExceeded: `limits.GRANTS_MAX` grants exist.
         """
         cell = find_cell()
         if cell is not None and cell.proc.proc_id != self.proc.proc_id:
@@ -254,14 +252,14 @@ class Bulk:
         return made
 
     def registrations(self) -> list[Registration]:
-        """Return what is granted now, and what is revoked and not yet dropped."""
+        """Return granted memory, including revoked grants that are not yet dropped."""
         return list(self._registrations)
 
     def retire(self, registration: Registration) -> None:
-        """Revoke the grants of a registration and drop them when no access to them is open, or when the time is up."""
+        """Revoke the grants of a registration; drop them when no access is open or the time limit is reached."""
         try:
             is_in_use = self._revoke(registration)
-        except trio.ClosedResourceError:  # it has ended with its process
+        except trio.ClosedResourceError:  # already ended with its process
             registration.grants.clear()
             is_in_use = False
         if not (is_in_use and self.proc.serve(self._wait_and_drop, registration)):
@@ -305,7 +303,7 @@ class Bulk:
     # ---- reaching --------------------------------------------------------------------------------------------
 
     def backend(self, granted: Granted) -> str:
-        """Return the name of what carries bytes between here and there, or "none"."""
+        """Return the name of the carrier between this process and the memory, or "none"."""
         if self.proc.death_of(ProcId(granted.home.epoch)) is not None:
             return "none"
         attachment = self._attachment(granted.home)
@@ -315,7 +313,7 @@ class Bulk:
         return "link" if self.is_elsewhere(granted) else "none"
 
     def why_no_adapter(self, granted: Granted) -> str:
-        """Return why no adapter moves memory of a device, between there and memory of this host; "" if one does."""
+        """Return why no adapter moves this device memory to or from this host's memory; "" if one does."""
         if granted.device is None:
             return f"its owner says: {granted.why_no_device or 'no adapter has registered it'}"
         if Carrier.UCX in self._attachment(granted.home).carriers:
@@ -323,17 +321,17 @@ class Bulk:
         return f"here: {self.mover.why_no_device or 'ucx is not used'}"
 
     def adapter(self, granted: Granted) -> str:
-        """Return the name of the adapters that move memory of a device between here and there, or "none"."""
+        """Return the name of the adapters that move this device memory to or from here, or "none"."""
         if self.proc.death_of(ProcId(granted.home.epoch)) is not None or self.why_no_adapter(granted):
             return "none"
         return self._attachment(granted.home).name_of(Carrier.UCX)
 
     def goes_by_adapter(self, granted: Granted) -> bool:
-        """Return whether an adapter is the best of what moves bytes between here and there."""
+        """Return whether an adapter is the best carrier for this memory."""
         return _best(self._attachment(granted.home), granted) is Carrier.UCX
 
     def is_elsewhere(self, granted: Granted) -> bool:
-        """Return whether memory is of another host, which messages reach in any case."""
+        """Return whether the memory is on another host, which messages always reach."""
         return granted.home.host != (self._host or self.host)
 
     async def move(self, granted: Granted, transfer: Transfer) -> TransferDone:
@@ -342,11 +340,11 @@ class Bulk:
         Raises:
             ProcDied, MeshStopped: The process has ended, before or meanwhile.
             trio.ClosedResourceError: It was revoked, before or meanwhile, or this process is ending.
-            PermissionError: The process knows no such grant.
-            LinkLost: Nothing carries bytes between the two processes.
-            Unresponsive: The process lives, but does not answer.
-            OSError: The system has refused something.
-            LimitExceeded: Too many processes are attached to at one time.
+            PermissionError: The process has no such grant.
+            LinkLost: No carrier connects the two processes.
+            Unresponsive: The process lives but does not reply.
+            OSError: A system call failed.
+            LimitExceeded: Too many processes are attached at the same time.
 
         Blocking: a checkpoint, cancellable.
         """
@@ -374,16 +372,16 @@ class Bulk:
         return await self._linked.move(owner, transfer)
 
     def _begin_within(self, transfer: Transfer) -> TransferDone | UnderWay | None:
-        """Begin a transfer on memory of this process, for another one; see `Attachment.begin`."""
+        """Begin a transfer on memory of this process for another process; see `Attachment.begin`."""
         try:
             return self._attachment(self.mover.home).begin(transfer)
-        except TrimeshInternalError:  # an address that no handle of ours asks for
+        except TrimeshInternalError:  # an address that no handle of ours contains
             raise TransferError(End.DENIED) from None
 
     async def view(
         self, granted: Granted, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False
     ) -> memoryview:
-        """Return granted memory where it lies, see `Attachment.view`; raises as `move` does."""
+        """Return a zero-copy view of granted memory, see `Attachment.view`; raises as `move` does."""
         try:
             attachment = await self._enter(granted)
             await trio.lowlevel.checkpoint()
@@ -398,10 +396,10 @@ class Bulk:
             return kept[offset : offset + nbytes]  # BK-4
 
     def keep(self, granted: Granted, nbytes: int) -> memoryview | None:
-        """Return granted memory, from its beginning, as it stays readable when its process ends; see `Attachment.keep`.
+        """Map granted memory so that it stays readable after its process ends; see `Attachment.keep`.
 
         Returns:
-            None if it cannot be mapped here: it is of another host, of this process, or no block; or too much is.
+            None if it cannot be mapped: another host's, this process's own, not a block, or too much is mapped.
         """
         if self.is_elsewhere(granted) or granted.home.epoch == self.proc.proc_id or not granted.block:
             return None
@@ -413,7 +411,7 @@ class Bulk:
     async def _enter(self, granted: Granted) -> Attachment:
         death = self.proc.death_of(ProcId(granted.home.epoch))
         if death is not None:
-            await trio.lowlevel.checkpoint()  # who is inside of the block that the death has cancelled leaves by that
+            await trio.lowlevel.checkpoint()  # a task inside the block that the death cancelled leaves by that cancel
             raise _located(death(maybe_executed=False), granted)
         return self._attachment(granted.home)
 
@@ -427,7 +425,7 @@ class Bulk:
         return found
 
     def _leave_one(self) -> None:
-        """End the oldest attachment that is not needed now."""
+        """End the oldest attachment that is not in use."""
         for home, attachment in self._attachments.items():
             if not attachment.is_busy:
                 del self._attachments[home]
@@ -440,9 +438,9 @@ class Bulk:
             self._attachments.pop(home).close()
 
     async def _raise(self, granted: Granted, attachment: Attachment, end: End) -> NoReturn:
-        """Raise what the end of a transfer means."""
+        """Raise the error for the end status of a transfer."""
         death = await self._death(ProcId(granted.home.epoch), end)
-        # A death is told to the block that owns the process first; who is inside of it leaves by its cancel (X3).
+        # A death is reported to the owning block first; tasks inside the block leave by its cancel (X3).
         await trio.lowlevel.checkpoint()
         if death is not None:
             raise _located(death(maybe_executed=True), granted) from None
@@ -470,7 +468,7 @@ class Bulk:
         raise _located(LinkLost(text), granted) from None
 
     async def _death(self, proc_id: ProcId, end: End) -> ProcDeath | None:
-        """Return how the owner has ended, if the end of a transfer says, or lets suspect, that it has."""
+        """Return the owner's death, if the end status of a transfer shows or suggests one."""
         family = self.proc.family
         assert family is not None, "a process that reaches others has a family"
         if end is End.GONE:
@@ -481,15 +479,15 @@ class Bulk:
 
 
 def _best(attachment: Attachment, granted: Granted) -> Carrier:
-    """Return the best of what carries bytes of some memory; NONE if nothing does."""
+    """Return the best carrier for some memory; NONE if there is none."""
     needs = {Carrier.SHM: granted.block, Carrier.UCX: granted.grant.exported}
-    carriers = attachment.carriers  # asked of the native library
+    carriers = attachment.carriers  # a call of the native library
     usable = (one for one in BEST_FIRST if one in carriers and needs.get(one, True))
     return next(usable, Carrier.NONE)
 
 
 def describe(granted: Granted) -> str:
-    """Say whose memory it is."""
+    """Describe the owner of the memory."""
     origin = granted.origin
     where = f"{place_name(origin.mesh, origin.point)}, " if origin.point is not None else ""
     return f"{where}pid {origin.pid} on {origin.host}"
@@ -504,14 +502,14 @@ def _located(error: Exception, granted: Granted) -> Exception:
 
 
 class KeptMemory:
-    """What one process keeps of others."""
+    """Memory of other processes that this process keeps mapped after they end."""
 
     def __init__(self) -> None:
         self._views: dict[tuple[int, int, int, bytes], list[memoryview]] = {}
 
     @contextmanager
     def holding(self, granted: Granted, view: memoryview) -> Generator[None]:
-        """Let transfers find some memory for as long as a block."""
+        """Make some memory available to transfers for the duration of a block."""
         key = _key(granted)
         views = self._views.setdefault(key, [])
         views.append(view)
@@ -527,7 +525,7 @@ class KeptMemory:
         return views[0] if views else None
 
     async def move(self, granted: Granted, transfer: Transfer) -> TransferDone | None:
-        """Make a transfer whose owner has ended; return None if it cannot be made.
+        """Make a transfer from memory whose owner has ended; return None if it is not kept.
 
         Blocking: a checkpoint, cancellable, after each piece.
         """

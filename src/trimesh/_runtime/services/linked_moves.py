@@ -1,17 +1,17 @@
-"""Transfers between two processes that no carrier connects: their owner makes them, asked by messages.
+"""Transfers by messages, for two processes without a common carrier: the memory's owner performs them on request.
 
-So buffers work between any two hosts, as safe as all that goes between these, and without a setting. They cost the
-owner some of the time in which it takes messages, which a carrier does not.
+So buffers work between any two hosts without configuration, and as securely as their other traffic. Unlike a carrier,
+this costs the owner time in which it would handle messages.
 
-    asked, piece by piece --> made by the owner's own mover --> answered
+    requested, piece by piece --> made by the owner's own mover --> answered
 
-LM-1 Secret, rights, range and revocation are checked by the owner's mover, as of any transfer (N4).
-LM-2 At most `limits.LINKED_PIECES` pieces are asked of a process at one time by another one; the rest waits here, in
-     order. Who asks for larger ones, or leaves many more answers untaken, breaks the rules.
-LM-3 A piece is made once: it is asked for once, and sessions lose and double nothing.
-LM-4 A piece is made and answered where its message is taken, so also while the owner's Trio loop does not turn because
-     it waits for the value of a tensor. An atomic operation on a word at which another process is waits for a turn.
-LM-5 What is given up is written no more; its pieces count until they are answered.
+LM-1 The owner's mover checks secret, rights, range and revocation, as for any transfer (N4).
+LM-2 A process has at most `limits.LINKED_PIECES` pieces requested from another at a time; the rest waits here, in
+     order. A peer that requests larger ones, or leaves many more replies untaken, breaks the protocol.
+LM-3 A piece is made exactly once: it is requested once, and sessions neither lose nor duplicate messages.
+LM-4 A piece is made and answered in the message handler, so even while the owner's Trio loop is blocked waiting for the
+     value of a tensor. An atomic operation on a word that another process is using waits for a turn of the loop.
+LM-5 An abandoned transfer writes no local memory; its pieces count until they are answered.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 _WORD_BYTES: Final = 8
 _UNTAKEN_MAX: Final = 4 * limits.LINKED_PIECES
-"""That an answer was taken is known later than the next question comes: with room for those."""
+"""Bound of untaken replies: an acknowledgement may arrive after the next request, so there is room for those."""
 
 _WITH_BYTES: Final = (TransferKind.READ, TransferKind.WRITE)
 
 
 class _Piece:
-    """A part of a transfer that is asked for.
+    """A requested part of a transfer.
 
     Attributes:
-        peer: The owner of the memory over there.
-        room: Of that; a place is given back when the piece has ended.
-        local: The memory here that a read fills; None when nothing is to be written any more (LM-5).
-        nbytes: Of a read; 0 of anything else.
+        peer: Owner of the remote memory.
+        room: The peer's limit of pieces in flight; released when the piece has ended.
+        local: Local memory that a read fills; None when it must no longer be written (LM-5).
+        nbytes: Size of a read; 0 for other operations.
         answered: Set when it has ended.
-        value: The old value of an atomic operation.
-        end: Why it has failed.
+        value: Old value of an atomic operation.
+        end: Why it failed.
     """
 
     __slots__ = ("answered", "end", "local", "nbytes", "peer", "room", "value")
@@ -68,21 +68,21 @@ class _Piece:
         self.end: End | None = None
 
     def close(self, end: End | None) -> None:
-        """Note that it has ended, and let the next one go."""
+        """Mark the piece as ended and admit the next one."""
         self.end = end
         self.answered.set()
         self.room.release()
 
 
 class LinkedMoves:
-    """Both sides of such transfers, in one process."""
+    """Both sides of transfers by messages, in one process."""
 
     def __init__(self, proc: Proc, make: Callable[[Transfer], TransferDone | UnderWay | None]) -> None:
-        """Take the messages of a process.
+        """Register the message handlers of a process.
 
         Args:
-            make: Begins a transfer of at most `limits.INLINE_BYTES_MAX` within this process, which is mostly done
-                at once; see `Attachment.begin`.
+            make: Begins a transfer of at most `limits.INLINE_BYTES_MAX` within this process; it is mostly done at
+                once; see `Attachment.begin`.
         """
         self._proc = proc
         self._make = make
@@ -97,12 +97,12 @@ class LinkedMoves:
     # ---- who asks --------------------------------------------------------------------------------------------
 
     async def move(self, peer: Peer, transfer: Transfer) -> TransferDone:
-        """Have a transfer made by the owner of the memory, to which there is a link.
+        """Request a transfer from the owner of the memory, over the link to it.
 
         Raises:
-            TransferError: It has failed.
+            TransferError: The transfer failed.
 
-        Blocking: until all is answered; cancellable at once.
+        Blocking: until all pieces are answered; cancellable at once.
         """
         room = self._room.get(peer)
         if room is None:
@@ -140,7 +140,7 @@ class LinkedMoves:
             transfer.operand,
             transfer.expected,
         )
-        if peer.link is None:  # it has gone, or does so now
+        if peer.link is None:  # the peer is gone or is going
             piece.close(End.LOST)
         else:
             self._asked[number] = piece
@@ -196,7 +196,7 @@ class LinkedMoves:
             self._untaken[peer].append(lent)
 
     async def _answer_later(self, peer: Peer, number: int, under_way: UnderWay) -> None:
-        """Answer for an atomic operation on a word at which another process is."""
+        """Reply when an atomic operation on a word that another process holds is done."""
         await under_way.ended.wait()
         error = under_way.error
         end = "" if error is None else error.end.name if isinstance(error, TransferError) else End.REVOKED.name
@@ -227,7 +227,7 @@ class LinkedMoves:
 
 
 def _cut(transfer: Transfer) -> list[tuple[int, Span]]:
-    """Return the pieces of a transfer: offset over there, memory here."""
+    """Return the pieces of a transfer: remote offset and local memory."""
     if transfer.kind not in _WITH_BYTES:
         return [(transfer.offset, Span(0, 0))]
     address, nbytes, keep = transfer.local.address, transfer.local.nbytes, transfer.local.keep

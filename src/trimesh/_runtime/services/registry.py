@@ -1,7 +1,7 @@
-"""Messages between the packages above the runtime, in two processes, that know nothing of actors.
+"""Services: messages of packages above the runtime, between two processes, independent of actors.
 
-Such a package hands in what loads it, and is imported when the first of its messages comes: a process that never takes
-part in it pays nothing. What comes while it is being imported waits, in order.
+A package registers a loader and is imported when its first message arrives, so other processes do not pay for it.
+Messages that arrive during the import wait, in order.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ TENSORS: Final = "tensors"
 
 
 class Handler(Protocol):
-    """What a package makes of its messages in one process."""
+    """Handler of a service's messages in one process."""
 
     def received(self, peer: Peer, payload: Buffer, bodies: list[memoryview], carried: CarriedPorts | None) -> None:
-        """Take one message; it must not wait, nor run user code. `ProtocolError` when it breaks the rules.
+        """Handle one message; must not wait or run user code. Raises `ProtocolError` for an invalid one.
 
         Args:
-            peer: Who has sent it.
+            peer: Sender.
             payload: Valid until this returns.
-            bodies: The receiver's own.
+            bodies: Owned by the receiver.
             carried: See `Peer.take_carried`.
         """
 
     def refused(self, peer: Peer, why: str) -> None:
-        """Learn that a process cannot take messages of this service."""
+        """Note that a process cannot handle messages of this service."""
 
     def rebuild(self, *fields: Any) -> Any:
-        """Return what stands in the arguments of a call for something that this service has here.
+        """Rebuild an object of this service that the arguments of a call refer to.
 
         Raises:
-            NotYet: It is not here yet.
+            NotYet: The object is not here yet.
             TypeError: It never will be.
         """
 
 
 Load = Callable[[], Callable[["Proc"], Handler]]
-"""Imports a service, perhaps in a thread; returns what makes the handler of a process."""
+"""Imports a service, possibly in a thread; returns the factory of a process's handler."""
 
 known_services: Final[dict[str, Load]] = {}
-"""What loads each service, by name; `trimesh._assembly` fills it in."""
+"""Loaders of services by name; `trimesh._assembly` fills it in."""
 
 _Early = tuple[Peer, bytes, list[memoryview], "CarriedPorts | None"]
-"""A message that has come before its service: who sent it, payload, bodies, carried ports."""
+"""A message that arrived before its service: sender, payload, bodies, carried ports."""
 
 
 class Services:
     """The services of one process.
 
     Attributes:
-        known: What loads each service that there is, by name.
+        known: Loader of each existing service, by name.
     """
 
     def __init__(self, proc: Proc, known: Mapping[str, Load]) -> None:
@@ -81,7 +81,7 @@ class Services:
         self.proc.routes[messages.Service] = self._received
 
     def put(self, name: str, handler: Handler) -> None:
-        """Let `handler` take the messages of a service."""
+        """Register the handler of a service's messages."""
         self._handlers[name] = handler
         for peer, payload, bodies, carried in self._take_early(name):
             link = peer.link
@@ -95,11 +95,11 @@ class Services:
     def cast(
         self, peers: Sequence[Peer], name: str, payload: bytes, bodies: Sequence[Buffer] = ()
     ) -> trio.Event | None:
-        """Send one message of a service to some processes, each of which has a link.
+        """Send one message of a service to some linked processes.
 
         Args:
-            peers: Those that are gone get nothing.
-            payload: At most what a body may hold.
+            peers: Receivers; those that are gone are skipped.
+            payload: At most the size of a body.
             bodies: Lent until the event is set.
 
         Returns:
