@@ -1,4 +1,4 @@
-"""Actors of this process: mailboxes, endpoints at work, the agent that spawns them, what is said of their failures."""
+"""Actors of this process: mailboxes, servers of endpoints, the agent that spawns them, failure reports."""
 
 from trimesh._runtime.actors.cell import LIVE, Cell, ServeSlot, find_cell, lifespan_of
 from trimesh._runtime.actors.context import (

@@ -1,6 +1,6 @@
-"""The built-in actor of every process: its owner spawns and stops the other actors by calling it.
+"""Agent: the built-in actor of every process, which its owner calls to spawn and stop the other actors.
 
-So a spawn is a call like any other: it has a deadline, can be cancelled, fails with coordinates.
+A spawn is therefore an ordinary call: it has a deadline, can be cancelled, and fails with coordinates.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer
 
 _UNLIMITED: Final = 2**31
-"""Slots of the agent: it serves its owner only, who bounds what it asks for."""
+"""Slots of the agent: it serves only its owner, which bounds its own requests."""
 
 
 class Agent:
     """Spawns, drains and stops actors of this process on behalf of their owners.
 
     Attributes:
-        stack_fd: Where the stack of the main thread is written on request; -1 for a simulated process.
-        lent: What this process lends now, by borrower and the number that it gave.
-        exit_requested: Set when the owner wants the process to end.
+        stack_fd: Descriptor that the main thread's stack is written to on request; -1 for a simulated process.
+        lent: Current loans of this process, by borrower and its number for the loan.
+        exit_requested: Set when the owner requests that the process end.
     """
 
     def __init__(self, proc: Proc, stack_fd: int = -1) -> None:
@@ -49,13 +49,13 @@ class Agent:
         self.lent: dict[tuple[ProcId, int], Lent] = {}
 
     async def setup(self, function: Callable[[], Any] | None, info: MeshInfo) -> int:
-        """Run the user's `setup` function, sync or async; the answer says that the process is ready.
+        """Run the user's `setup` function, sync or async; the reply means that the process is ready.
 
         Args:
-            function: To be run.
+            function: Function to run, or None.
 
         Returns:
-            The descriptor that its stack is written to.
+            The descriptor that the process writes its stack to.
         """
         assert self.proc.family is not None
         self.proc.family.own_mesh = info
@@ -79,7 +79,7 @@ class Agent:
         kwargs: dict[str, Any],
         is_held: bool = False,  # noqa: FBT001, FBT002 - travels as an argument
     ) -> None:
-        """Make an actor; return when it serves. Cancelling this unwinds what was reached of its set-up (C08)."""
+        """Create an actor; return when it serves. A cancel unwinds its partial set-up (C08)."""
         rank, mesh = self._rank_in(info), info.mesh
         make = partial(cls, *args, **kwargs)
         owner, family = self.proc.peer(info.owner), self.proc.family
@@ -96,7 +96,7 @@ class Agent:
         except BaseException:
             if before is None:
                 cell.release()
-                if self.proc.cells.get(mesh) is cell:  # who stops it meanwhile may have taken it away
+                if self.proc.cells.get(mesh) is cell:  # a concurrent `stop` may have removed it
                     self.proc.end_cell(mesh)
             raise
 
@@ -107,7 +107,7 @@ class Agent:
         kept: Kept,
         is_held: bool,  # noqa: FBT001 - travels as an argument
     ) -> None:
-        """Make an actor from what its owner has kept of the first spawn: class and arguments, encoded."""
+        """Create an actor from the class and arguments that its owner kept, encoded, from the first spawn."""
         cls, args, kwargs = make_from(self.proc.values, info.name, kept)
         await self.spawn(info, cls, args, kwargs, is_held)
 
@@ -116,33 +116,33 @@ class Agent:
 
     @trio.lowlevel.enable_ki_protection
     async def replacement(self, mesh: MeshId, rank: int, incarnation: int) -> Place | None:
-        """Tell, as the owner of a mesh, what replaces an incarnation that has ended; wait for that to be decided."""
+        """Return, as the owner of a mesh, the replacement of an ended incarnation; wait until it is decided."""
         membership = self.proc.memberships.get(mesh)
         return None if membership is None else await membership.answer(rank, incarnation)
 
     @trio.lowlevel.enable_ki_protection
     async def current_info(self, mesh: MeshId) -> MeshInfo | None:
-        """Tell, as the owner of a mesh, what it is now; None for one that has been stopped."""
+        """Return, as the owner of a mesh, its current state; None for a stopped mesh."""
         membership = self.proc.memberships.get(mesh)
         return None if membership is None else membership.info
 
     @trio.lowlevel.enable_ki_protection
     async def cancel_background(self, mesh: MeshId, reason: str) -> None:
-        """Cancel what an actor does without a caller: the block that owns it has been cancelled."""
+        """Cancel an actor's work that has no caller: its owning block has been cancelled."""
         cell = self.proc.cells.get(mesh)
         if cell is not None:
             cell.cancel_background(reason)
 
     @trio.lowlevel.enable_ki_protection
     async def drain(self, mesh: MeshId, grace: float) -> None:
-        """Let an actor run what it has accepted from its owner; `grace` is for what was given up."""
+        """Let an actor finish the calls accepted from its owner; cancelled calls have `grace` seconds."""
         cell = self.proc.cells.get(mesh)
         if cell is not None:
             await cell.drain(grace)
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self, mesh: MeshId, grace: float, by: str = "other", hold: bool = False) -> None:  # noqa: FBT001, FBT002
-        """End an actor; raise what its clean-up raised. With `hold`, messages wait for the one that follows."""
+        """End an actor; raise errors of its clean-up. With `hold`, messages wait for its successor."""
         cell = self.proc.cells.get(mesh)
         if cell is not None:
             try:
@@ -152,12 +152,12 @@ class Agent:
                 if not hold:
                     cell.release()
                     self.proc.end_cell(mesh)
-        elif not hold:  # it was not made here: who has called it already waits in vain
+        elif not hold:  # it was never created here: refuse early calls to it
             self.proc.end_cell(mesh)
 
     @trio.lowlevel.enable_ki_protection
     async def exit(self) -> None:
-        """Ask the process to end, once what its actors have sent to channels has left."""
+        """Request that the process end, once items that its actors sent to channels have left."""
         await self.proc.channels.flush()
         self.exit_requested.set()
 
@@ -177,19 +177,19 @@ class Agent:
         return self._shared(mesh, "spawn").lend(self.lent, (borrower, lease), region, name, kept, policy)
 
     async def give_back(self, borrower: ProcId, lease: int) -> None:
-        """Let what was lent be drained and stopped; the call of `lend` ends when it is."""
+        """Drain and stop lent actors; the call of `lend` ends when that is done."""
         lent = self.lent.get((borrower, lease))
         if lent is not None:
             lent.given_back.set()
 
     async def get_shared(self, mesh: MeshId, region: Region, name: str, kept: Kept) -> MeshInfo:
-        """Return the actor of a name; see `NamedActors.get`."""
+        """Get or create a named actor; see `NamedActors.get`."""
         procs = self._shared(mesh, "get_or_spawn")
         cls, args, kwargs = make_asked(self.proc.values, name, kept)
         return (await procs.named.get(procs.checked(region), name, cls, args, kwargs)).info
 
     def _shared(self, mesh: MeshId, what: str) -> OwnedProcs:
-        """Return a mesh on which others may spawn.
+        """Return a shared mesh, on which other processes may spawn.
 
         Raises:
             RuntimeError: It is not shared.
@@ -208,7 +208,7 @@ class Agent:
 
 @contextmanager
 def _located(where: Origin) -> Generator[None, None, None]:
-    """Give what user code raises its own coordinates, not those of the agent."""
+    """Give errors of user code their own coordinates instead of the agent's."""
     try:
         yield
     except BaseException as error:
@@ -253,9 +253,9 @@ async def run_with_agent(
     *,
     task_status: trio.TaskStatus[Agent] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Run `proc`, with its agent, which obeys `owner`, until cancelled."""
+    """Run `proc` with its agent, which obeys `owner`, until cancelled."""
     agent = Agent(proc, stack_fd)
     cell = Cell(proc, ActorSpec(AGENT, "agent", Agent, lambda: agent, point), owner)
-    # It is there before the first frame is read: the owner does not wait for us to be ready.
+    # Created before the first frame is read: the owner does not wait for this process to be ready.
     proc.cells[AGENT] = cell
     await proc.run(cell, lambda: task_status.started(agent))

@@ -1,18 +1,18 @@
-r"""One actor in its process: set-up, mailbox, service, clean-up, as one structured task.
+r"""Life of one actor in its process, as one structured task: set-up, mailbox, service, clean-up.
 
     starting --ready--> serving --drain--> draining --stop--> ending --> ended
                             \------------------------stop----/
 
 CE-1 `__init__` and the first half of `lifespan` run before any endpoint; an error there is raised by `start`.
 CE-2 endpoints run inside `lifespan`; an error of `lifespan` while serving ends the actor and goes to its owner.
-CE-3 clean-up runs after every endpoint has unwound, and is given `grace` seconds.
+CE-3 clean-up runs after every endpoint has unwound, and has `grace` seconds.
 CE-4 once draining, only messages of the owner that were accepted before are served; others are refused.
-CE-5 an actor that is to be restarted in this process holds the messages that come after its end, in order.
+CE-5 an actor that will be restarted in this process holds messages that arrive after its end, in order.
 
-DR-1 a call that was not cancelled is waited for, however long it takes (rule M3).
-DR-2 a call that was cancelled has `grace` seconds from then to unwind. When that is over for all calls that run in a
-     group without a free slot, what is queued for it is cancelled; when it is over for all that is left, nothing more
-     is waited for.
+DR-1 draining waits for a call that was not cancelled, however long it takes (rule M3).
+DR-2 a cancelled call has `grace` seconds from its cancel to unwind. When that time is over for all running calls of a
+     group without a free slot, the calls queued for the group are cancelled. When it is over for all remaining calls,
+     draining ends.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _current: ContextVar[Cell | None] = ContextVar("trimesh_cell", default=None)
 
 
 class ActorSpec(msgspec.Struct, frozen=True):
-    """What is needed to make one actor.
+    """Specification of one actor.
 
     Attributes:
-        make: Makes the object, in the actor's process.
+        make: Creates the object, in the actor's process.
         point: Its coordinates in the mesh as spawned.
         incarnation: 0 at first, one more for each restart.
-        is_held: Whether messages wait when it has ended by itself, for the actor that follows it here.
+        is_held: Whether messages wait for its successor in this process if it ends by itself.
         home: The meshes that it belongs to; None for the agent.
     """
 
@@ -75,17 +75,17 @@ class ActorSpec(msgspec.Struct, frozen=True):
 
 
 class Cell:
-    """An actor and everything that belongs to it in this process.
+    """An actor and all its state in this process.
 
     Attributes:
-        spec: What it was made from.
-        owner: The process that has spawned it.
-        endpoints: What can be called, by name.
-        ended: Set when it has ended, however.
-        cause: The failure by which it has ended by itself, or None.
-        on_end: Called when it has ended: what it has made for others ends with it.
-        started: Calls that it has started and awaits later.
-        task: What it lives in, once it has begun.
+        spec: Its specification.
+        owner: Process that spawned it.
+        endpoints: Its endpoints, by name.
+        ended: Set when it has ended for any reason.
+        cause: Failure that ended it, or None.
+        on_end: Callbacks at its end, which release objects that it created for others.
+        started: Calls that it started and awaits later.
+        task: Task that it lives in, once it has begun.
     """
 
     __slots__ = (
@@ -156,16 +156,16 @@ class Cell:
         if self.proc.recorder is None:
             return None
         point = self.spec.point
-        mesh = "" if self.spec.home is None else self.spec.name  # what the agent is asked is of no mesh
+        mesh = "" if self.spec.home is None else self.spec.name  # requests to the agent belong to no mesh
         return self.proc.recorder.of_actor(mesh, {label: point[label] for label in point})
 
     # ---- messages --------------------------------------------------------------------------------------------
 
     def deliver(self, call: IncomingCall) -> None:
-        """Take a message; it is refused when the actor is stopping."""
+        """Accept a message, or refuse it if the actor is stopping."""
         if self._is_holding:
             self._held.append(call)
-        elif self._draining:  # to its end, and after it
+        elif self._draining:  # until its end, and afterwards
             if self.ended.is_set():
                 self._answer(call)
             else:
@@ -176,7 +176,7 @@ class Cell:
             self.mailbox.put(call)
 
     def deliver_all(self, calls: Sequence[IncomingCall]) -> None:
-        """Take several messages for one endpoint."""
+        """Accept several messages for one endpoint."""
         if self._is_holding or self._draining or self._is_ending:
             for call in calls:
                 self.deliver(call)
@@ -184,13 +184,13 @@ class Cell:
             self.mailbox.put_all(calls)
 
     def waiting(self) -> Iterator[IncomingCall]:
-        """Yield the messages that have come and that no slot has taken."""
+        """Yield the accepted messages that no slot has taken."""
         yield from self.mailbox.queued()
         yield from self._held
         yield from (call for call in self._interrupted if not call.running)
 
     def _answer(self, call: IncomingCall) -> None:
-        """End a call that the end of the actor has cut short, or that has come too late."""
+        """End a call that the actor's end interrupted, or that arrived too late."""
         if self.cause is not None and not call.is_broadcast:
             first = next(leaves(self.cause))
             error = ActorFailed(f"{self.spec.name} has failed: {type(first).__name__}: {text_of(first)}")
@@ -223,12 +223,12 @@ class Cell:
                 self.cancel(call, "other", reason)
 
     def take_held(self) -> list[IncomingCall]:
-        """Take out, for the actor that follows, the messages that came after the end of this one."""
+        """Take out the messages that arrived after this actor's end, for its successor."""
         held, self._held = self._held, []
         return held
 
     def release(self) -> None:
-        """Hold no messages any more: no actor follows."""
+        """Stop holding messages: the actor has no successor."""
         self._is_holding = False
         for call in self.take_held():
             self._answer(call)
@@ -236,7 +236,7 @@ class Cell:
     def _start_slot(self, slot: Callable[[], Coroutine[Any, Any, None]]) -> None:
         assert self._nursery is not None
         assert self._context is not None
-        # A slot sees the context variables that lifespan has set, not those of the task that read the frame.
+        # A slot sees context variables set by `lifespan`, not those of the task that read the frame.
         live = slot if self._serve_slot is None else partial(self._serve_slot, slot)
         self._context.copy().run(self._nursery.start_soon, live)
 
@@ -245,7 +245,7 @@ class Cell:
         return ExecutionContext(spec.point, spec.name, self._actor, endpoint, spec.incarnation, spec.home)
 
     def origin(self, endpoint: str | None) -> Origin:
-        """Return the coordinates that an error of this actor carries."""
+        """Return the coordinates for errors of this actor."""
         spec = self.spec
         return Origin(
             spec.point, spec.name, spec.cls.__qualname__, endpoint, self.proc.host_name, self.proc.pid, spec.incarnation
@@ -261,14 +261,14 @@ class Cell:
         self._report(call.spec.name, error, ended=False)
 
     def _report(self, endpoint: str, error: Exception, *, ended: bool) -> None:
-        """Tell the owner of a failure that has no caller."""
+        """Report a failure without a caller to the owner."""
         encoded = self.proc.values.encode_error(error, self.origin(endpoint or None))
         report_failure(self.owner, self.spec.mesh, endpoint, encoded, ended=ended)
 
     # ---- life ------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Live: from `__init__` to the end of `lifespan`. Reports `started` when the actor serves.
+        """Run the actor from `__init__` to the end of `lifespan`; report `started` when it serves.
 
         Raises:
             LocatedError: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
@@ -292,7 +292,7 @@ class Cell:
         finally:
             if self.spec.is_held and not self._stopping:
                 self._is_holding = True
-                if self._nursery is None:  # it has never served: what waited for it waits for the next attempt
+                if self._nursery is None:  # it never served: waiting messages wait for the next attempt
                     self._held += self.mailbox.take_queued()
             self._draining = self._stopping = True
             for end in tuple(self.on_end):
@@ -330,11 +330,11 @@ class Cell:
             raise ExceptionGroup(f"calls that {self.spec.name} has started and not awaited have failed", errors)
 
     def _failed_start(self, error: BaseException) -> BaseException:
-        """Return an error of the set-up as one of ours: Trio writes to it, and the class of another may refuse that."""
+        """Wrap an error of the set-up: Trio sets attributes on it, which the user's class may refuse."""
         return error if split_cancelled(error)[1] is None else LocatedError(error, self.origin(None))
 
     def _fail(self, error: Exception) -> None:
-        """End by an error that none of its tasks has raised."""
+        """End the actor with an error that none of its tasks raised."""
         assert self._nursery is not None
         self._nursery.start_soon(_raise, error)
 
@@ -342,14 +342,14 @@ class Cell:
         self._actor = actor
         self.spec = msgspec.structs.replace(
             self.spec, make=_make_again
-        )  # the arguments are the actor's own from here on
+        )  # from here on only the actor holds the arguments
         set_context(self._where(None))
 
     def _let_go(self) -> None:
-        """Let go of the actor and of whatever leads to it; called in the task of `run`.
+        """Drop all references that lead to the actor; called in the task of `run`.
 
-        This cell and its mailbox refer to each other, and an actor that keeps its nursery refers to this task: they
-        last until cycles are collected. Memory of the actor must not.
+        The cell and its mailbox refer to each other, and an actor that keeps its nursery refers to this task, so they
+        live until cycles are collected. The actor's memory must be freed now.
         """
         self._actor = self._nursery = self._context = self._server = None
         set_context(self._where(None))
@@ -360,7 +360,7 @@ class Cell:
             raise error
         failure = self.proc.values.local_error(rest, self.origin(None))
         if self._stopping:
-            self._failure = failure  # told by `stop`, whose caller waits for it
+            self._failure = failure  # raised by `stop`, whose caller waits for it
         else:
             self.cause = failure
             self._report("", failure, ended=True)
@@ -368,7 +368,7 @@ class Cell:
             raise cancelled from None
 
     async def drain(self, grace: float) -> None:
-        """Refuse new messages, let those of the owner run to their end (rule M3); what was given up has `grace`."""
+        """Refuse new messages and finish the owner's (rule M3); cancelled calls have `grace` seconds."""
         self._draining = True
         home = self.spec.home
         borrower = None if home is None or home.actors is None else home.actors.borrower
@@ -385,17 +385,17 @@ class Cell:
         self.cancel(call, "stopped", text)
 
     async def stop(self, grace: float, by: str = "other", *, hold: bool = False) -> None:
-        """End the actor: cancel what runs, then clean up, for at most `grace` seconds.
+        """End the actor: cancel running calls, then clean up, for at most `grace` seconds.
 
         Args:
             grace: Seconds.
-            by: What the callers of what runs are told; "stopped" for an actor that is to be restarted,
+            by: Reason given to callers of running calls: "stopped" for an actor that will be restarted,
                 "left" for one whose process leaves its mesh.
-            hold: Let new messages wait for the actor that follows.
+            hold: Let new messages wait for its successor.
 
         Raises:
             Exception: Clean-up failed.
-            ActorFailed: It did not end in time, so that it was cancelled.
+            ActorFailed: It did not end in time and was cancelled.
         """
         self._draining = self._stopping = True
         self._is_holding = hold
@@ -419,12 +419,12 @@ class Cell:
 
 
 def find_cell() -> Cell | None:
-    """Return the actor that the running task belongs to, or None when it belongs to none."""
+    """Return the actor that the running task belongs to, or None."""
     return _current.get()
 
 
 def cell_in(task_context: contextvars.Context) -> Cell | None:
-    """Return the actor that was set in the context of some task, or None."""
+    """Return the actor set in a task's context, or None."""
     return task_context.get(_current)
 
 
@@ -438,16 +438,16 @@ def _make_again() -> NoReturn:
 
 # ---- draining --------------------------------------------------------------------------------------------------------
 
-# The end of service of one actor: all that it has accepted runs to its end, unless it waits behind what was given up.
+# Draining one actor: accepted calls run to their end, unless they are queued behind cancelled calls that do not end.
 
 
 async def drain(mailbox: Mailbox, grace: float, cancel: Callable[[IncomingCall], None]) -> None:
-    """Wait until a mailbox is idle, or has nothing left but what was given up more than `grace` seconds ago.
+    """Wait until a mailbox is idle, or holds only calls cancelled more than `grace` seconds ago.
 
     Args:
-        mailbox: Of an actor that takes no new messages.
+        mailbox: Mailbox of an actor that accepts no new messages.
         grace: Seconds.
-        cancel: Takes a call that is queued behind such ones out of the mailbox.
+        cancel: Removes a call that is queued behind such calls.
     """
     while not mailbox.is_idle():
         groups = [group for group in mailbox.groups() if group.running]
@@ -469,21 +469,21 @@ def _is_over(until: float) -> bool:
 
 
 def _given_up_until(calls: Iterable[IncomingCall], grace: float) -> float:
-    """Return when calls that run have had their grace since they were cancelled; never, if one was not."""
+    """Return when the grace of all running, cancelled calls is over; `math.inf` if one is not cancelled."""
     return max(call.cancelled_at for call in calls) + grace
 
 
 # ---- life ------------------------------------------------------------------------------------------------------------
 
-# How an actor is made and what is around its service, by its class: in Trio, unless the class says otherwise.
+# Creation of an actor and the block around its service, by its class; by default in Trio.
 
 ServeSlot = Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
-"""Is the task of a slot of the mailbox: given what serves it, has that done as the actor needs it."""
+"""Body of a slot's task: gets the function that serves the slot and runs it as the actor needs."""
 
 Live = Callable[[Callable[[], Any], Callable[[Any], None]], AbstractAsyncContextManager[ServeSlot | None]]
-"""Makes an actor and enters its `lifespan`: a block around all that it serves. Gives what serves slots, if not Trio.
+"""Creates an actor and enters its `lifespan`, around all its service. Yields the `ServeSlot`, or None for Trio.
 
-Its arguments: what makes the object, and what is told of it once it is made, before its `lifespan` begins.
+Arguments: the factory of the object, and a callback that gets the object before its `lifespan` begins.
 """
 
 LIVE: Final = "__trimesh_live__"
@@ -494,21 +494,21 @@ LIVE: Final = "__trimesh_live__"
 async def _live_in_trio(make: Callable[[], Any], made: Callable[[Any], None]) -> AsyncGenerator[None, None]:
     actor = make()
     made(actor)
-    del make  # it has the arguments, which are the actor's own from here on
+    del make  # it holds the arguments, which only the actor may hold from here on
     async with lifespan_of(actor):
         del actor
         yield
 
 
 def live_of(cls: type) -> Live:
-    """Return how actors of a class are made and live."""
+    """Return the `Live` of an actor class."""
     live: Live = getattr(cls, LIVE, _live_in_trio)
     return live
 
 
 def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
-    """Return what the class of an actor has as `lifespan`; without one, a block that does nothing."""
-    # Of the class, as Python looks up `__enter__`: an object may have a `__getattr__` that answers any name.
+    """Return the `lifespan` of an actor's class; a null context manager if it has none."""
+    # Looked up on the class, as Python does for `__enter__`: the object's `__getattr__` may return anything.
     mro: tuple[type, ...] = type(actor).__mro__
     found: Any = next((vars(base)["lifespan"] for base in mro if "lifespan" in vars(base)), None)
     if found is None:
@@ -521,18 +521,18 @@ def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
 # ---- what an actor is made from, kept as it was when it was first spawned: its replacements get the same -------------
 
 Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]
-"""A recipe on its way."""
+"""A recipe as it is sent."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """A class and the arguments of its `__init__`, encoded: what the caller changes later does not reach them.
+    """A class and the arguments of its `__init__`, encoded, so later changes by the caller have no effect.
 
     Attributes:
         payload: The encoded triple (class, args, kwargs).
-        buffers: Memory beside it, copied.
-        definitions: What goes by value and must be known to the process first.
-        ports: Ports of channels among the arguments. They stay open here, so that each replacement gets them, too; one
-            that its owner has closed cannot be sent any more (`TypeError`).
+        buffers: Copies of out-of-band buffers.
+        definitions: Code sent by value that the process must have first.
+        ports: Ports of channels among the arguments. They stay open here so that each replacement gets them, too; a
+            port that its owner has closed can no longer be sent (`TypeError`).
     """
 
     payload: bytes
@@ -542,12 +542,12 @@ class Recipe(msgspec.Struct, frozen=True):
 
     @property
     def value(self) -> Kept:
-        """What travels to the process."""
+        """The recipe as sent to a process."""
         return self.payload, self.buffers, self.ports
 
 
 def keep(values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
-    """Encode what an actor is made from.
+    """Encode the class and arguments of an actor.
 
     Raises:
         TypeError: An argument cannot be serialised; the text names it.
@@ -560,22 +560,22 @@ def keep(values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: di
 def argument_named(
     error: BaseException, values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> BaseException:
-    """Return the error of a spawn that was not sent; one of an argument names that, or the actor class."""
+    """Return the error of a spawn that was not sent; for an argument's error it names the argument or class."""
     if isinstance(error, TypeError):
         try:
             values.encode_construction(cls, args, kwargs, name=name)
         except TypeError as named:
-            named.__suppress_context__ = True  # it says all that `error` does
+            named.__suppress_context__ = True  # it repeats all of `error`
             return named
     return error
 
 
 def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-    """As `make_from`, for a process that is not the owner of this one: it can have nothing imported here.
+    """Decode like `make_from`, for a process that is not this one's owner and so may not cause imports here.
 
     Raises:
         PayloadError: They cannot be rebuilt here.
-        ProtocolError: It is no class of actors.
+        ProtocolError: The class is not an actor class.
     """
     payload, buffers, _ = kept
     memory = [memoryview(one) for one in buffers]
@@ -591,5 +591,5 @@ def make_from(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, .
     Raises:
         PayloadError: They cannot be rebuilt here.
     """
-    payload, buffers, _ = kept  # the ports are held until those among the arguments have been made
+    payload, buffers, _ = kept  # held until the ports among the arguments have been rebuilt
     return values.decode_construction(payload, [memoryview(one) for one in buffers], name=name)

@@ -1,7 +1,7 @@
-"""Where the running code is: its process, and inside an actor its mesh, coordinates and call.
+"""Execution context of the running code: its process and, inside an actor, its mesh, coordinates and call.
 
-Two look-ups make one process able to hold several `Proc` objects (simulation): a context variable, set for
-everything that a simulated process runs, comes before the one `Proc` of the Trio run. `life/current.py` looks them up.
+One operating system process can hold several `Proc` objects (simulation): a context variable, set in all tasks of a
+simulated process, takes precedence over the `Proc` of the Trio run. `life/current.py` looks them up.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _message: ContextVar[tuple[SentView | None, CallerPlace | None]] = ContextVar("t
 
 
 class OwnMeshes:
-    """The meshes that an actor, or a `setup` function, belongs to.
+    """Meshes that an actor or a `setup` function belongs to.
 
     Attributes:
-        actors: Its actor mesh, as it was when it was made; None for `setup`.
+        actors: Its actor mesh at the time of its creation; None for `setup`.
         cls: Class of the actors.
-        procs: The mesh of its process; None where that has none, as the controller.
-        handles: What a package above has made of them.
+        procs: Mesh of its process; None if it has none, as in the controller.
+        handles: Handles that a higher package made of them.
     """
 
     __slots__ = ("actors", "cls", "handles", "procs")
@@ -59,7 +59,7 @@ def _place_of(context: ExecutionContext) -> CallerPlace:
 
 @attrs.frozen
 class ExecutionContext:
-    """What user code runs in.
+    """Context of running user code.
 
     Attributes:
         point: Own coordinates in the mesh as spawned.
@@ -68,7 +68,7 @@ class ExecutionContext:
         endpoint: Name of the endpoint that runs, or None in `__init__`, `lifespan` and `setup`.
         incarnation: 0 for the first process at this point, one more for each restart.
         home: The meshes that it belongs to.
-        place: What is sent of it with the calls that it makes.
+        place: Its place, as sent with the calls that it makes.
     """
 
     point: Point
@@ -81,7 +81,7 @@ class ExecutionContext:
 
 
 def execution_context() -> ExecutionContext:
-    """Return what the running code is in.
+    """Return the context of the running code.
 
     Raises:
         RuntimeError: The caller is not part of an actor or worker process.
@@ -96,13 +96,13 @@ def execution_context() -> ExecutionContext:
 
 
 def caller_here() -> CallerPlace | None:
-    """Return what is sent, with a call, of the code that makes it; None outside of actors and `setup`."""
+    """Return the caller's place to send with a call; None outside of actors and `setup`."""
     found = _context.get()
     return None if found is None else found.place
 
 
 def message_here() -> tuple[SentView | None, CallerPlace | None]:
-    """Return what the sender of the message that runs here has said of where it goes to and comes from."""
+    """Return the target view and caller place that the running message's sender stated."""
     return _message.get()
 
 
@@ -120,14 +120,14 @@ def current_size(dim: str | None = None) -> int:
     """Return the number of members of the running member's mesh as spawned, or its size along `dim`.
 
     Raises:
-        ShapeError: `dim` is no dimension of the mesh.
+        ShapeError: `dim` is not a dimension of the mesh.
     """
     point = execution_context().point
     return point.extent.nelements if dim is None else point.size(dim)
 
 
 def set_proc_of_run(proc: Proc | None) -> None:
-    """Make `proc` the one of this Trio run; None when it is over."""
+    """Set the `Proc` of this Trio run; None when the run is over."""
     proc_of_run.set(proc)
     token = trio.lowlevel.current_trio_token()
     if proc is None:
@@ -142,7 +142,7 @@ def runs_with_meshes() -> Sequence[trio.lowlevel.TrioToken]:
 
 
 def _forget_in_child() -> None:
-    """In a forked child: what the code that has forked it does now, and starts, is part of no process with meshes."""
+    """Clear the context in a forked child: code there, and tasks that it starts, belong to no `Proc`."""
     if not _runs:
         return
     _runs.clear()
@@ -154,10 +154,10 @@ def _forget_in_child() -> None:
 
 
 def refuse_if_forked() -> None:
-    """Refuse what needs the meshes of the process that the running code was forked from.
+    """Refuse to use meshes of the process that the running code was forked from.
 
     Raises:
-        RuntimeError: It was.
+        RuntimeError: The running code is in a forked child.
     """
     if _has_forgotten.get():
         raise RuntimeError(
@@ -171,15 +171,15 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def set_proc_of_task(proc: Proc) -> Token[Proc | None]:
-    """Make `proc` the one of the running task and of all tasks that it will start."""
+    """Set the `Proc` of the running task and of all tasks that it will start."""
     return proc_of_task.set(proc)
 
 
 def set_context(value: ExecutionContext | None) -> None:
-    """Set what the running task runs in."""
+    """Set the execution context of the running task."""
     _context.set(value)
 
 
 def set_message(view: SentView | None, caller: CallerPlace | None) -> None:
-    """Set what the sender of the message says that runs in this context."""
+    """Set the view and caller stated by the sender of the message that runs in this context."""
     _message.set((view, caller))

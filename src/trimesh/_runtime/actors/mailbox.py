@@ -1,10 +1,10 @@
-"""The bounded mailbox of one actor: calls wait here, in order, for a slot of their group.
+"""Mailbox of one actor: bounded queues in which calls wait, in order, for a slot of their group.
 
-A group of slots runs at most `concurrency` endpoints at once; each slot is one long-lived task, started when it is
-first needed, which takes the next call from the queue. Bounds are kept by the credits of the senders.
+A group of slots runs at most `concurrency` endpoints at once. Each slot is a long-lived task, started when first
+needed, that takes the next call from the queue. The senders' credits enforce the bounds.
 
-    MB-1 a slot has one cancel scope for many calls: it is that of the call that runs, and is replaced when it has been
-         cancelled. So nothing of one call, neither its cancel nor its deadline, is left for the next.
+    MB-1 a slot reuses one cancel scope, that of the running call, for many calls, and replaces it once it has been
+         cancelled. So neither the cancel nor the deadline of one call affects the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-# By name: to find anything in the module `trio`, which knows of deprecated names, costs as much as a call.
+# Imported by name: an attribute of `trio`, which handles deprecated names, costs as much as a call.
 from trio.lowlevel import checkpoint_if_cancelled, current_task, wait_task_rescheduled
 
 from trimesh._runtime.peers.incoming import IncomingCall
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from trimesh._runtime.recording import CallRecorder
 
 _BATCH = 16
-"""Calls that one slot serves before it lets other tasks run, when the endpoints themselves never wait."""
+"""Calls that a slot serves before it yields to other tasks, if the endpoints themselves never wait."""
 
 
 class SlotGroup:
     """The queue of one group and the tasks that serve it.
 
     Attributes:
-        is_watched: Whether `mailbox.on_crowded` has been told of a call that has to wait for a slot.
-        queue: The calls that wait.
-        running: The calls that hold slots, and the tasks that run them.
+        is_watched: Whether `mailbox.on_crowded` was notified of a call that has to wait for a slot.
+        queue: Waiting calls.
+        running: Calls that hold slots, and the tasks that run them.
     """
 
     __slots__ = ("_idle", "_is_waiting_here", "_tasks", "concurrency", "is_watched", "mailbox", "queue", "running")
@@ -53,14 +53,14 @@ class SlotGroup:
 
     @property
     def is_full(self) -> bool:
-        """Whether every slot runs a call."""
+        """True while every slot runs a call."""
         return len(self.running) >= self.concurrency
 
     def put(self, call: IncomingCall) -> None:
-        """Queue a call and see to it that a slot takes it when one is free."""
+        """Queue a call and wake or start a slot if one is free."""
         self.queue.append(call)
         if self._is_waiting_here:
-            self._is_waiting_here = False  # its slot takes this one, and another slot the next
+            self._is_waiting_here = False  # its slot takes this call, another slot the next one
         elif self._idle:
             wake(self._idle.pop())
         elif self._tasks < self.concurrency:
@@ -92,14 +92,14 @@ class SlotGroup:
         return trio.lowlevel.Abort.SUCCEEDED
 
     def _wait_here(self) -> bool:
-        """Wait for a call that comes at once, without a turn of Trio's loop. Return whether the slot can go on."""
+        """Wait briefly for a call without a turn of Trio's loop. Return whether the slot can go on."""
         self._is_waiting_here = True
         has_come = self.mailbox.wait_here()
         self._is_waiting_here = False
         return has_come or bool(self.queue)
 
     async def _serve_until_cancelled(self) -> None:
-        """Serve calls until one of them has been cancelled, and with it the scope (MB-1)."""
+        """Serve calls until one of them, and with it the scope, is cancelled (MB-1)."""
         call: IncomingCall | None = None
         mailbox, task = self.mailbox, current_task()
         began, ended = mailbox.began, mailbox.ended
@@ -109,7 +109,7 @@ class SlotGroup:
                 served = 0
                 while True:
                     while self.queue:
-                        await checkpoint_if_cancelled()  # then nothing is started any more
+                        await checkpoint_if_cancelled()  # if cancelled, no further call is started
                         call = self.queue.popleft()
                         self.running[call] = task
                         call.scope = scope
@@ -128,7 +128,7 @@ class SlotGroup:
                                 mailbox.tell_change()
                         if (call.cancelled_by is not None or call.deadline != math.inf) and _is_spent(scope):
                             return
-                        call = None  # if it is still to be answered, that is not the slot's to do
+                        call = None  # the slot is not responsible for its reply from here on
                         served += 1
                         if served % _BATCH == 0:
                             await trio.lowlevel.checkpoint()
@@ -136,7 +136,7 @@ class SlotGroup:
                         self._idle.append(task)
                         await wait_task_rescheduled(abort)
         except BaseException:
-            # Cancelled from outside of the call: the actor ends, and then tells its callers why.
+            # Cancelled from outside the call: the actor is ending and reports the reason to its callers.
             if call is not None and not call.ended:
                 mailbox.on_interrupted(call)
             raise
@@ -158,25 +158,25 @@ def _not_here() -> bool:
 
 
 def _is_spent(scope: trio.CancelScope) -> bool:
-    """Forget the deadline of a call; return whether its scope has been cancelled, so that no other may run in it."""
+    """Clear the deadline of a call; return whether its scope was cancelled and must not be reused."""
     scope.deadline = math.inf
     return scope.cancel_called
 
 
 class Mailbox:
-    """All calls that one actor has accepted and not ended.
+    """Unfinished calls that one actor has accepted.
 
     Attributes:
         serve: Runs one call, to its terminal frame (None) or as far as it goes without waiting; returns the rest.
         start_task: Starts a task in the context of the actor.
-        on_interrupted: Told of a call that is not answered, because the actor itself is ending.
-        on_crowded: Told of the first call of a group that has to wait for a slot, and again once its `is_watched` is
-            False.
-        on_early: Told of the first call that comes before the actor serves, and again once `is_watched` is False.
+        on_interrupted: Called with a call that is not answered because the actor itself is ending.
+        on_crowded: Called with the first call of a group that has to wait for a slot, and again once its `is_watched`
+            is False.
+        on_early: Called with the first call before the actor serves, and again once `is_watched` is False.
         is_open: Whether slots take calls; before that they queue (the actor is starting).
-        changed: Set by `tell_change`; None while no task waits for that.
+        changed: Set by `tell_change`; None while no task waits for it.
         wait_here: Waits for messages in the running task; see `Transport.wait_here`.
-        began, ended: Keep which calls slots have taken, and how they ended; see `CallRecorder`.
+        began, ended: Record which calls slots took and how they ended; see `CallRecorder`.
     """
 
     __slots__ = (
@@ -238,7 +238,7 @@ class Mailbox:
         elif calls and (group := self.group_of(calls[0])) is not None:
             group.put_all(calls)
         else:
-            for call in calls:  # the first makes the group
+            for call in calls:  # the first creates the group
                 self.put(call)
 
     def _tell_early(self) -> None:
@@ -251,7 +251,7 @@ class Mailbox:
         return call in self._early
 
     def open(self) -> None:
-        """Let slots take calls, those that came early first."""
+        """Let slots take calls, early arrivals first."""
         self.is_open = True
         while self._early:
             self.put(self._early.popleft())
@@ -274,9 +274,9 @@ class Mailbox:
             yield from group.running
 
     def call_of(self, task: trio.lowlevel.Task | None) -> IncomingCall | None:
-        """Return the running call that a task is part of: its slot's task, or one in a nursery that the call waits for.
+        """Return the running call that a task belongs to: as its slot, or in a nursery that the call waits for.
 
-        Cost: grows with the number of calls that run.
+        Cost: linear in the number of running calls.
         """
         running = {slot: call for group in self._groups.values() for call, slot in group.running.items()}
         while task is not None and task not in running:
@@ -284,7 +284,7 @@ class Mailbox:
         return None if task is None else running[task]
 
     def remove(self, call: IncomingCall) -> bool:
-        """Take a call out of its queue; return False when it has left it already."""
+        """Remove a call from its queue; return False if it has already left it."""
         for queue in (self._early, *(group.queue for group in self._groups.values())):
             if call in queue:
                 queue.remove(call)
@@ -293,7 +293,7 @@ class Mailbox:
         return False
 
     def take_queued(self) -> list[IncomingCall]:
-        """Take all calls out that wait."""
+        """Remove and return all waiting calls."""
         taken = list(self.queued())
         for queue in (self._early, *(group.queue for group in self._groups.values())):
             queue.clear()
@@ -316,7 +316,7 @@ class Mailbox:
         return not self._early and not any(group.queue or group.running for group in self._groups.values())
 
     def tell_change(self) -> None:
-        """Let those look again who wait for a change."""
+        """Wake the tasks that wait for a change."""
         if self.changed is not None:
             self.changed.set()
             self.changed = None

@@ -1,6 +1,6 @@
-"""What the owner of a mesh is told of its members: one has failed, has ended by itself, or is silent.
+"""Reports about members to the owner of their mesh: failed, ended by itself, or silent.
 
-And what all are told of a program that is connected no more.
+Also the report, to all processes, that a connected program has disconnected.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def serve_reports(proc: Proc) -> None:
-    """Let a process take these reports, and ask who follows the members of others that have ended."""
+    """Register the handlers of these reports; also query replacements of other owners' ended members."""
     proc.routes[messages.ActorFailure] = partial(_failure, proc)
     proc.routes[messages.Finished] = partial(_ended, proc)
     proc.routes[messages.Silent] = partial(_silent, proc)
@@ -49,14 +49,14 @@ def serve_reports(proc: Proc) -> None:
 
 
 def report_failure(owner: Peer, mesh: MeshId, endpoint: str, error: Encoded, *, ended: bool) -> None:
-    """Tell the owner of an actor of a failure that has no caller."""
+    """Report a failure without a caller to the owner of an actor."""
     head = messages.encode(messages.ActorFailure(mesh, endpoint, ended, b""))
     bodies: list[Buffer] = [error.payload, *error.buffers]
     owner.send(Parcel(head, bodies, error.definitions, attachments=error.attachments))
 
 
 def report_ended(owner: Peer, mesh: MeshId) -> None:
-    """Tell the owner of an actor that it has ended by itself, without an error."""
+    """Report to the owner of an actor that it ended by itself, without an error."""
     owner.send(Parcel(messages.encode(messages.Finished(mesh))))
 
 
@@ -89,20 +89,20 @@ def _disconnect(proc: Proc, _: Peer, message: messages.Disconnect, __: list[memo
 
 # ---- supervision log -------------------------------------------------------------------------------------------------
 
-# The log of what a policy keeps from being raised: deaths, failures and restarts, a line each, so many a second.
+# Log of deaths, failures and restarts that a policy does not raise: one line each, rate-limited.
 
 _log = logging.getLogger("trimesh")
 
 
 class SupervisionLog:
-    """Writes to the logger `trimesh` at WARNING, at most `limits.SUPERVISION_LOG_LINES` lines a second."""
+    """Rate-limited log to `trimesh` at WARNING: at most `limits.SUPERVISION_LOG_LINES` lines a second."""
 
     def __init__(self) -> None:
         self._since = -math.inf
         self._lines = 0
 
     def say(self, mesh: str, error: BaseException, what_next: str) -> None:
-        """Write a line: the mesh, where the failure was, which it is, and what the policy does about it."""
+        """Log the mesh, the failure, its coordinates, and the policy's reaction."""
         first = next(leaves(error))
         where = origin(first)
         place = "" if where is None else f" ({describe(where)})"
@@ -110,7 +110,7 @@ class SupervisionLog:
         self.write(f"{mesh}: {text}{place}; {what_next}")
 
     def write(self, text: str) -> None:
-        """Write a record, or leave it out when there were too many."""
+        """Write a record, or drop it if there were too many."""
         now = trio.current_time()
         if now >= self._since + 1.0:
             self._since, self._lines = now, 0
@@ -127,7 +127,7 @@ def log_kept_back(proc: Proc, mesh: str, error: BaseException, what_next: str) -
 
 
 def log_line(proc: Proc, text: str) -> None:
-    """Log other news that nothing raises, under the same bound."""
+    """Log another event that is not raised, under the same rate limit."""
     _log_of(proc).write(text)
 
 
@@ -140,16 +140,16 @@ def _log_of(proc: Proc) -> SupervisionLog:
 
 # ---- agent results ---------------------------------------------------------------------------------------------------
 
-# What the agents of a mesh have answered to its owner: which of it is an error, and which of that is news.
+# Errors in the replies of a mesh's agents to its owner, without those already reported elsewhere.
 
 
 def is_silent(result: Result) -> bool:
-    """Return whether a rank has not answered in time."""
+    """Return whether a rank did not reply in time."""
     return isinstance(result, Err) and isinstance(result.error, Unresponsive) and not result.is_raised
 
 
 def news_of(results: Sequence[Result]) -> list[Exception]:
-    """Return the errors that are told nowhere else: a lost process is its block's, a silent one is killed."""
+    """Return errors not reported elsewhere: a block reports its lost processes, and silent ones are killed."""
     known = (ProcDied, HostLost, LinkLost, MeshStopped, Unresponsive)
     return [
         result.error

@@ -1,15 +1,15 @@
-r"""Run the endpoints of one actor, and turn whatever comes of a call into its one terminal frame.
+r"""Server of one actor: runs endpoints and turns each outcome into the call's one terminal frame.
 
-An endpoint that ends without waiting, a plain `def` above all, costs no coroutine of ours, no task switch and no
-scope: the slot that has taken the call from the mailbox calls it.
+An endpoint that never waits, such as a plain `def`, costs no extra coroutine, task switch or scope: the slot that took
+the call from the mailbox calls it directly.
 
-Calls that are answered after their endpoint has returned, by a `Reply`.
+Calls answered by a `Reply` after their endpoint has returned:
 
     unanswered --send, fail--> answered
           \----cancel of the caller, end of the actor, loss of the reply----> over
 
-RP-1 each call is answered once, by exactly one terminal frame, whoever comes first.
-RP-2 a reply that is lost answers by an error: no caller waits for what cannot come.
+RP-1 each call is answered once, by exactly one terminal frame, whichever comes first.
+RP-2 a lost reply answers with an error, so no caller waits for a reply that cannot arrive.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from trimesh.errors import MeshError, Origin
 
 
 class LocatedError(Exception):
-    """An exception of user code that an endpoint of ours has run, with the coordinates of that code."""
+    """An exception of user code that a built-in endpoint ran, with that code's coordinates."""
 
     def __init__(self, error: BaseException, where: Origin) -> None:
         super().__init__(error, where)
@@ -52,16 +52,16 @@ class LocatedError(Exception):
 
 
 class Server:
-    """Runs what is called on one actor.
+    """Runs the calls of one actor.
 
     Attributes:
-        context: Where its `lifespan` runs: each call begins with a copy, and what it sets there is gone with it.
-        where: What `context()` is for an endpoint.
-        origin: Coordinates that an error of an endpoint carries.
-        values: Decodes the arguments, encodes the results.
-        on_lost_error: Told of an exception that has no caller.
-        hold_error: Lets a debugger look at an error before it travels; None where none is asked for.
-        unanswered: Calls that are to be answered by a `Reply`, and whose endpoint has returned.
+        context: Context variables of `lifespan`; each call runs in its own copy.
+        where: Execution context of an endpoint, as `context()` returns it.
+        origin: Coordinates for errors of an endpoint.
+        values: Decodes arguments and encodes results.
+        on_lost_error: Called with an exception that has no caller.
+        hold_error: Holds an error for a debugger before it is sent; None if that is off.
+        unanswered: Calls whose endpoint has returned and that await a `Reply`.
     """
 
     __slots__ = (
@@ -96,16 +96,16 @@ class Server:
         self.hold_error = hold_error
         self.unanswered: dict[IncomingCall, LateAnswer] = {}
         self._contexts: dict[str, contextvars.Context] = {}
-        # What the last message of each endpoint has said of itself, and a context that says so: mostly the next has,
-        # too, and a variable is set by three calls.
+        # Per endpoint, view and caller of the last message and a context with them set: the next message mostly has
+        # the same, and setting a variable takes three calls.
         self._told: dict[str, tuple[SentView | None, CallerPlace | None, contextvars.Context]] = {}
 
     def serve(self, call: IncomingCall) -> Awaitable[None] | None:
-        """Run the endpoint of `call`, which a slot has taken from the mailbox, as far as it goes without waiting.
+        """Run the endpoint of `call`, which a slot took from the mailbox, until it has to wait.
 
         Returns:
-            None when the call has ended, else what runs the rest. That raises `Cancelled` when the call, or the actor
-            itself, is cancelled; then the call has not ended.
+            None if the call has ended, else an awaitable that runs the rest. It raises `Cancelled` if the call or the
+            actor is cancelled; the call has not ended then.
         """
         if call.cancelled_by is not None or (call.deadline != math.inf and call.is_expired):
             call.cancelled()  # an expired or cancelled call never starts (D04, C11)
@@ -136,12 +136,12 @@ class Server:
                     return self._finish(call, _rest(context, coroutine, trap))
             lent = self._answer(call, result)
         except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
-            # In a function of its own: no frame of the traceback holds the error, so all goes when it has been told.
+            # In a separate function: no frame of the traceback holds the error, so all is freed once it is sent.
             lent = self._tell(call, raised)
         return None if lent is None or lent.is_set() else _wait_until_left(lent)
 
     async def _finish(self, call: IncomingCall, result: Awaitable[Any]) -> None:
-        """Wait for what the endpoint comes to, and end the call with it."""
+        """Wait for the endpoint's outcome and end the call with it."""
         try:
             lent = self._answer(call, await result)
         except trio.Cancelled:
@@ -152,7 +152,7 @@ class Server:
             await _wait_until_left(lent)
 
     async def _run_slowly(self, call: IncomingCall) -> Any:
-        """Run an endpoint that is waited for in any case, or whose arguments are."""
+        """Run an endpoint that has to be awaited, or whose arguments do."""
         try:
             arguments = await self._arguments(call)
         finally:
@@ -169,7 +169,7 @@ class Server:
         return Reply(answer)
 
     def _leave_unanswered(self, call: IncomingCall) -> None:
-        """End the service of a call that is answered later; the actor may end before that."""
+        """Free the slot of a call that is answered later; the actor may end before the reply."""
         answer = call.answering
         assert isinstance(answer, LateAnswer)
         if call.is_broadcast and not answer.is_used:
@@ -194,7 +194,7 @@ class Server:
         return told[2].copy()
 
     async def _arguments(self, call: IncomingCall) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Decode the arguments, when all that they stand for is there."""
+        """Decode the arguments once all objects that they refer to are here."""
         while True:
             try:
                 return self.values.decode_call(call.payload, call.bodies, call.spec, call.peer)
@@ -242,7 +242,7 @@ class Server:
         return None
 
 
-# What users write can be interrupted anywhere: these are the frames that say so.
+# User code can be interrupted anywhere: these frames allow KeyboardInterrupt.
 
 
 @trio.lowlevel.disable_ki_protection
@@ -251,7 +251,7 @@ def _call_now(
 ) -> Any:
     try:
         result = context.run(spec.fn, actor, *args, **kwargs)
-    except StopIteration as error:  # a coroutine cannot end by it
+    except StopIteration as error:  # a coroutine cannot raise it
         raise RuntimeError(f"{spec.name} raised StopIteration") from error
     if type(result) is types.CoroutineType:
         cast("Coroutine[Any, Any, Any]", result).close()
@@ -288,29 +288,29 @@ async def _invoke(
         return await run_in_context(context, spec.fn(actor, *args, **kwargs))
     if spec.kind is INLINE:
         return context.run(spec.fn, actor, *args, **kwargs)
-    # The slots of the group bound the threads, not Trio's limiter, which other code of the process uses, too.
+    # The group's slots bound the threads, not Trio's limiter, which other code of the process also uses.
     work = partial(_run_in_thread, call, os.getpid(), partial(spec.fn, actor, *args, **kwargs))
     running = trio.to_thread.run_sync(work, limiter=trio.CapacityLimiter(1))
     return (await run_in_context(context, running)).unwrap()
 
 
 def _run_in_thread(call: IncomingCall, pid: int, function: Callable[[], Any]) -> outcome.Outcome[Any]:
-    """Run an endpoint in this thread, and note which it is, for snapshots of the run.
+    """Run an endpoint in this thread; record the thread's id for snapshots of the run.
 
-    What it comes to is a value: Trio would write to an error that it raises, and its class may refuse that.
+    Returns an outcome instead of raising: Trio sets attributes on a raised error, which its class may refuse.
     """
     call.thread = threading.get_ident()
     try:
         result: outcome.Outcome[Any] = outcome.capture(function)
     finally:
         call.thread = 0
-    if os.getpid() != pid:  # the function has forked: the child is no second worker
+    if os.getpid() != pid:  # the function has forked: the child must not act as a second worker
         end_child(result.error if isinstance(result, outcome.Error) else None)
     return result
 
 
 async def _wait_until_left(lent: trio.Event) -> None:
-    """Wait until a reply has left: the next message may write into its buffers."""
+    """Wait until a reply is sent: the next message may write into its buffers."""
     with trio.CancelScope(shield=True):
         await lent.wait()
 
@@ -325,8 +325,8 @@ def _text_of(error: BaseException) -> str:
 
 # ---- run a generator endpoint: what it yields goes to the consumer, as far ahead as its window allows ----------------
 
-# A `yield` is a checkpoint of the endpoint like any `await`. A cancel, or an item that cannot be serialised, is raised
-# at the `yield`; so a cancel scope or a nursery around it works as it does around an `await`.
+# A `yield` is a checkpoint of the endpoint, as an `await` is. A cancel, or the error of an item that cannot be
+# serialised, is raised at the `yield`, so a cancel scope or nursery around it works as around an `await`.
 
 
 @trio.lowlevel.enable_ki_protection
@@ -352,7 +352,7 @@ async def produce(
             steps.append(generator.athrow(error))
 
 
-@trio.lowlevel.disable_ki_protection  # what users write can be interrupted anywhere
+@trio.lowlevel.disable_ki_protection  # user code can be interrupted anywhere
 async def _advance(context: contextvars.Context, steps: list[Coroutine[Any, Any, Any]]) -> Any:
     return await run_in_context(context, steps.pop())
 
@@ -364,15 +364,15 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class LateAnswer:
-    """The answer to one call, as its actor sees it.
+    """State behind the `Reply` to one call, in the actor's process.
 
     Args:
-        origin: Coordinates that an error carries.
-        on_lost_error: Told of the error of a call that has no caller, or none any more.
+        origin: Coordinates for errors.
+        on_lost_error: Called with the error of a call that has no caller, or whose caller is gone.
 
     Attributes:
-        over: Set once no answer is wanted any more.
-        is_lost: Whether the `Reply` has been dropped unused.
+        over: Set once no reply is expected any more.
+        is_lost: Whether the `Reply` was dropped unused.
     """
 
     def __init__(
@@ -394,18 +394,18 @@ class LateAnswer:
         self._token = trio.lowlevel.current_trio_token()
 
     def cut(self) -> None:
-        """Learn that the caller, or the actor, waits for it no more."""
+        """Note that the caller or the actor no longer waits for the reply."""
         self.over.set()
 
     def returned(self) -> bool:
-        """Learn that the endpoint has returned; return whether an answer is to come."""
+        """Note that the endpoint has returned; return whether a reply is still expected."""
         self.has_returned = True
         if self.is_lost:
             self._fail_lost()
         return not self.call.ended
 
     def send(self, value: object) -> None:
-        """Answer by a value, in Trio."""
+        """Reply with a value; in Trio's thread."""
         self._check_unused()
         call = self.call
         if not call.ended and not call.is_broadcast:
@@ -413,7 +413,7 @@ class LateAnswer:
         self._answered()
 
     def fail(self, error: BaseException) -> None:
-        """Answer by an error, in Trio."""
+        """Reply with an error; in Trio's thread."""
         self._check_unused()
         call = self.call
         if call.is_broadcast and isinstance(error, Exception):
@@ -434,18 +434,18 @@ class LateAnswer:
             self.on_answered()
 
     def seconds_left(self) -> float:
-        """Return for how long the caller will wait."""
+        """Return how many seconds the caller will still wait."""
         deadline = self.call.deadline
         return math.inf if deadline == math.inf else max(0.0, deadline - trio.current_time())
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function of this object in the thread of Trio."""
+        """Call a function of this object in Trio's thread."""
         if trio.lowlevel.in_trio_run():
             return function(*args)
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
     def drop(self) -> None:
-        """Learn, in any thread and at any moment, that there is no `Reply` any more."""
+        """Note that the `Reply` was garbage-collected; any thread, at any moment."""
         if not self.is_used:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._lost)
@@ -456,7 +456,7 @@ class LateAnswer:
             self._fail_lost()
 
     def _fail_lost(self) -> None:
-        """Answer by an error, unless the call has ended or has no caller."""
+        """Reply with an error, unless the call has ended or has no caller."""
         if not self.is_used and not self.call.ended:
             name = self.call.spec.name
             self.fail(MeshError(f"{name} was not answered: its Reply was dropped; keep it until `reply.send(...)`"))
@@ -465,9 +465,9 @@ class LateAnswer:
 class Reply(Generic[T_contra]):
     """Answers one call of an endpoint with `reply="later"`, from any task or thread of the actor's process.
 
-    It is used once: `send` or `fail`. Dropped unused, it answers by a `MeshError`. Once the caller has cancelled, or
-    the actor has ended, an answer is ignored. It stays in its process: to be answered from elsewhere, send a
-    `Port`.
+    Use it once: `send` or `fail`. If it is dropped unused, the caller gets a `MeshError`. A reply is ignored once the
+    caller has cancelled or the actor has ended. A `Reply` cannot be sent to other processes: send a `Port` to be
+    answered from there.
     """
 
     __slots__ = ("_answer",)
@@ -476,36 +476,36 @@ class Reply(Generic[T_contra]):
         self._answer = answer
 
     def send(self, value: T_contra) -> None:
-        """Answer with the result of the call; what it shares memory with must not be written to afterwards.
+        """Reply with the result of the call. Do not write to memory that it shares afterwards.
 
         Raises:
             TypeError: The value cannot be serialised; the call can still be answered.
-            RuntimeError: It has been answered.
+            RuntimeError: The call has been answered.
         """
         self._answer.run(self._answer.send, value)
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error, which the caller gets as if the endpoint had raised it.
+        """Reply with an error, which the caller gets as if the endpoint had raised it.
 
-        Of a broadcast it fails the block that owns the actor, as every error without a caller does.
+        For a broadcast it fails the block that owns the actor, as every error without a caller does.
 
         Raises:
-            RuntimeError: It has been answered.
+            RuntimeError: The call has been answered.
         """
         self._answer.run(self._answer.fail, error)
 
     @property
     def is_over(self) -> bool:
-        """Whether no answer is wanted: it was given, the caller has cancelled, or the actor has ended."""
+        """True once no reply is expected: the call was answered or cancelled, or the actor has ended."""
         return self._answer.over.is_set()
 
     @property
     def seconds_left(self) -> float:
-        """How long the caller will wait, `math.inf` without a deadline."""
+        """Seconds that the caller will still wait; `math.inf` without a deadline."""
         return self._answer.run(self._answer.seconds_left)
 
     async def wait_over(self) -> None:
-        """Wait until no answer is wanted; a checkpoint."""
+        """Wait until no reply is expected; a checkpoint."""
         await in_trio(self._answer.over.wait)()
 
     def __del__(self) -> None:

@@ -1,6 +1,6 @@
-"""Calls that this process makes: one to many actors, streams, maps, calls that were given up; which members they reach.
+"""Outgoing calls: one call to many actors, streams, maps, started calls, and the membership tables of meshes.
 
-`membership` is here because it asks the owner of a mesh by a call who lives at a rank.
+`membership` is here because it queries the owner of a mesh by a call.
 """
 
 from trimesh._runtime.calls.call_set import CallSet, RepliedCall, SendCall, SetCall, begin_replied

@@ -1,6 +1,6 @@
-"""Many calls of this process, each to one actor, that one task waits for without a task for each.
+"""Call sets: many calls, each to one actor, awaited by a single task.
 
-The task that drains the links notes the end of a call and wakes the waiting task, which decodes what came.
+The task that drains the links records the end of a call and wakes the waiting task, which decodes the result.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 SendCall: TypeAlias = Callable[[Any, Arguments], None]
-"""Sends a call: the key by which the user of the set knows it, and its arguments."""
+"""Sends a call, given the key by which the set's user identifies it, and its arguments."""
 
 
 class SetCall(OutgoingCall):
     """One call of a set.
 
     Attributes:
-        key: What the set's user knows it by.
+        key: Identifies the call to the set's user.
     """
 
     __slots__ = ("_has_ended", "_set", "key")
@@ -61,7 +61,7 @@ class SetCall(OutgoingCall):
 
     @property
     def consumer(self) -> trio.lowlevel.Task:
-        """The task that waits for it and the other calls of the set."""
+        """The task that waits for the calls of the set."""
         return self._set.consumer
 
     @property
@@ -73,25 +73,25 @@ class SetCall(OutgoingCall):
         return self._set.consumer
 
     def counted(self, box: Outbox, position: int) -> None:
-        """Learn that it is about to leave with others, at this position on the link; the credits have been counted."""
+        """Note that the call will be sent in a batch, at this position on the link; its credits are counted."""
         self.collector.positions[0] = position
         box.load += 1
 
     def left(self, position: int, lent: trio.Event | None) -> None:
-        """Learn that it has left with others; see `Link.send`."""
+        """Note that the call was sent in a batch; see `Link.send`."""
         self.collector.positions[0] = position
         if lent is not None:
             self._lent = (lent,)
 
     def check_end(self) -> None:
-        """Tell the set when the call is complete, once."""
+        """Notify the set once when the call is complete."""
         if not (self.collector.remaining or self._has_ended):
             self._has_ended = True
             self.forget()
             self._set.end(self)
 
     def give_up(self) -> None:
-        """Forget the call; a late reply is dropped and counted."""
+        """Abandon the call; a late reply is dropped and counted."""
         self._has_ended = True
         self.forget()
 
@@ -102,13 +102,13 @@ class SetCall(OutgoingCall):
 
 
 class CallBatch:
-    """Calls to one actor that leave as one message (docs/design/calls.md).
+    """Calls to one actor that are sent as one message (docs/design/calls.md).
 
-    CB-1 it is open only while its task runs on without waiting, and leaves before anything else is sent to the actor.
-    CB-2 a call is counted by the credits of its actor when it is added, and has its place on the link when it leaves.
+    CB-1 it is open only while its task runs without waiting, and is sent before any other message to the actor.
+    CB-2 a call uses credits of its actor when it is added, and gets its place on the link when the batch is sent.
 
     Attributes:
-        box: What they are sent by.
+        box: Outbox that sends them.
         budget: Seconds left of the caller's deadline, or None.
     """
 
@@ -127,14 +127,14 @@ class CallBatch:
         return len(self._parts) < limits.CALLS_PER_MESSAGE and self._nbytes + nbytes <= limits.CALLS_PER_MESSAGE_BYTES
 
     def add(self, call: SetCall, number: int, payload: bytes) -> int:
-        """Take in a call for which there is room; return the position that it will have on the link."""
+        """Add a call for which there is room; return its future position on the link."""
         self._parts.append((number, payload))
         self._calls.append(call)
         self._nbytes += len(payload)
         return self._begin + len(self._parts)
 
     def leave(self) -> None:
-        """Send them, if that has not been done."""
+        """Send the calls if they were not sent yet."""
         box, request, parts = self.box, self.request, self._parts
         if box.batch is not self:
             return
@@ -143,28 +143,28 @@ class CallBatch:
         position = peer.calls_sent
         peer.calls_sent = position + len(parts)
         lent = None
-        if peer.link is not None:  # else the process is gone, and the calls have heard of it
+        if peer.link is not None:  # else the process is gone, and the calls were failed
             head = Calls(box.mesh, request.endpoint, self.budget, tuple(parts), request.view, request.caller)
             lent = peer.link.send(messages.encode(head), flow=box.mesh)
-        if lent is not None or position != self._begin:  # others were sent to the process meanwhile
+        if lent is not None or position != self._begin:  # other messages were sent to the process meanwhile
             for call in self._calls:
                 position += 1
                 call.left(position, lent)
 
 
 class CallSet:
-    """Calls that run, and calls that have ended and were not looked at.
+    """Running calls, and ended calls that were not yet collected.
 
     Attributes:
-        consumer: The task that has made the set or, later, has last waited.
-        running: Calls that have not ended, in the order in which they began.
-        ended: Those that have, in that order.
-        on_failure: Called with each that fails, by the task that drains the links.
-        cancelled_at: When what runs was cancelled (Trio time).
-        silent_at: When calls that were cancelled count as silent (Trio time).
-        is_all: Says whether the consumer waits, and nothing but what runs can end its wait.
+        consumer: Task that created the set or, later, waited last.
+        running: Calls that have not ended, in the order of their start.
+        ended: Calls that have ended, in the order of their end.
+        on_failure: Called with each call that fails, by the task that drains the links.
+        cancelled_at: When the running calls were cancelled (Trio time).
+        silent_at: When cancelled calls count as silent (Trio time).
+        is_all: Returns whether the consumer waits and only the running calls can end its wait.
         is_bounded: Whether the consumer had a deadline when it began to wait.
-        number: Once it was asked for in a search for deadlocks; 0 before.
+        number: Number given by a deadlock search; 0 before.
     """
 
     __slots__ = (
@@ -200,7 +200,7 @@ class CallSet:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether what runs has been cancelled, so that nothing more may begin."""
+        """True once the running calls were cancelled; no further call may begin."""
         return self.silent_at != math.inf
 
     @property
@@ -219,10 +219,10 @@ class CallSet:
         """Send a call.
 
         Args:
-            request: What is called; many calls may share one.
-            key: What the user of the set knows it by.
+            request: Endpoint and defaults; many calls may share one.
+            key: Identifies the call to the set's user.
             deadline: When its budget ends (Trio time).
-            arguments: In place of those of the request.
+            arguments: Replace those of the request.
 
         Raises:
             TypeError: An argument cannot be serialised; nothing was sent.
@@ -233,15 +233,15 @@ class CallSet:
         self._begin(SetCall(proc, call_id, request, (target,), key, self, budget, proc.now()), parcel)
 
     def sender(self, proc: Proc, target: Target, request: Request, deadline: float) -> SendCall:
-        """Return what sends calls to one actor as `begin` does, but together with those that are sent next.
+        """Return a function that sends calls to one actor as `begin` does, but batched with the following ones.
 
-        It holds until the task waits, or lets code run that may take long: `leave` has to be called before that.
+        Call `leave` before the task waits or runs code that may take long.
         """
         box, targets, spec = target.peer.outbox(target.mesh), (target,), request.spec
         budget = None if deadline == math.inf else budget_until(proc, deadline)
         if spec is None or request.definitions or target.peer.link is None:
             return self.sender_alone(proc, target, request, deadline)
-        # On the way of every item: a closure takes a third of the time of methods.
+        # Hot path of every item: a closure takes a third of the time of methods.
         new_call_id, calls = proc.new_call_id, proc.calls
         encode = proc.values.encode_call
         running, pending, try_sent = self.running, box.peer.calls, box.window.try_sent
@@ -271,7 +271,7 @@ class CallSet:
         return send
 
     def sender_alone(self, proc: Proc, target: Target, request: Request, deadline: float) -> SendCall:
-        """Return what sends each call to one actor as a message of its own."""
+        """Return a function that sends each call to one actor as a separate message."""
 
         def send(key: Any, arguments: Arguments) -> None:
             self.begin(proc, target, request, key, deadline, arguments)
@@ -279,7 +279,7 @@ class CallSet:
         return send
 
     def leave(self) -> None:
-        """Send the calls that were added and have not left."""
+        """Send the calls that were added and not sent yet."""
         if self._open:
             for batch in self._open:
                 batch.leave()
@@ -296,7 +296,7 @@ class CallSet:
             call.check_end()
 
     def end(self, call: SetCall) -> None:
-        """Learn that a call has ended."""
+        """Record the end of a call."""
         self.running.pop(call, None)
         self.ended.append(call)
         if call.collector.failures:
@@ -305,19 +305,19 @@ class CallSet:
             self.wake()
 
     def wake(self) -> None:
-        """Let the waiting tasks look again."""
+        """Wake the waiting task."""
         if self._news is not None:
             self._news.set()
             self._news = None
 
     def tell_wait(self) -> None:
-        """Let those who look for deadlocks know that the wait for these calls may have become the last edge of one."""
+        """Notify the deadlock search that the wait for these calls may be the last edge of a cycle."""
         for call in self.running:
             call.proc.deadlocks.awaits_any(self)
             break
 
     async def wait(self) -> None:
-        """Wait until a call ends, `wake` is called, or calls that were cancelled count as silent."""
+        """Wait until a call ends, `wake` is called, or cancelled calls count as silent."""
         self.tell_wait()
         with trio.CancelScope(deadline=self.silent_at):
             await self._wait_for_news()
@@ -328,7 +328,7 @@ class CallSet:
         await self._news.wait()
 
     def cancel(self, reason: str) -> None:
-        """Cancel what runs; it has to answer within a bound from now (rule C2). Idempotent."""
+        """Cancel the running calls, which must acknowledge within a bound from now (rule C2). Idempotent."""
         if self.is_cancelled:
             return
         self.cancelled_at = trio.current_time()
@@ -340,13 +340,13 @@ class CallSet:
         self.wake()
 
     def look_at_silence(self) -> None:
-        """Find out how long what was cancelled is waited for."""
+        """Compute until when to wait for cancelled calls."""
         if self.is_cancelled and self.running:
             self.silent_at = self.cancelled_at + max(call.patience for call in self.running)
             self.wake()
 
     async def join(self) -> None:
-        """Wait, shielded, until what was cancelled has ended, or give it up. No checkpoint when nothing runs."""
+        """Wait, shielded, until cancelled calls have ended, or abandon them. No checkpoint when nothing runs."""
         try:
             with trio.CancelScope(shield=True) as scope:
                 while self.running:
@@ -359,14 +359,14 @@ class CallSet:
 
 # ---- replied call ----------------------------------------------------------------------------------------------------
 
-# A call whose outcomes are taken one by one, as they come, each exactly once: the collector settles a rank once.
+# A call whose outcomes are taken one by one as they arrive, each exactly once: the collector settles a rank once.
 
 
 class RepliedCall(OutgoingCall):
-    """A call that has been sent, and whose outcomes are taken by one task.
+    """A sent call whose outcomes are taken by one task as they arrive.
 
     Args:
-        on_sent: Called once when no message of it waits for room.
+        on_sent: Called once, when none of its messages waits for room.
     """
 
     __slots__ = ("_on_sent", "_untaken")
@@ -408,7 +408,7 @@ class RepliedCall(OutgoingCall):
         return is_first
 
     def take_settled(self) -> list[int]:
-        """Return the indices of the ranks that have settled and were not taken before."""
+        """Return the indices of ranks that have settled and were not returned before."""
         outcomes = self.collector.outcomes
         found = [index for index in self._untaken if outcomes[index] is not None]
         for index in found:
@@ -416,13 +416,13 @@ class RepliedCall(OutgoingCall):
         return found
 
     def take_rest(self) -> list[int]:
-        """Return the indices of all ranks that were not taken before."""
+        """Return the indices of all ranks that were not returned before."""
         found = list(self._untaken)
         self._untaken.clear()
         return found
 
     async def wait_settled(self) -> list[int]:
-        """Wait until ranks have settled that were not taken before, and take them; none when all were."""
+        """Wait for newly settled ranks and return them; an empty list once all were returned."""
         while self._untaken:
             found = self.take_settled()
             if found:
@@ -431,7 +431,7 @@ class RepliedCall(OutgoingCall):
         return []
 
     async def end(self, reason: str) -> None:
-        """Cancel what runs, and wait, shielded, until it has unwound or was given up. Idempotent."""
+        """Cancel running ranks; wait, shielded, until they have unwound or were abandoned. Idempotent."""
         if not self.collector.is_complete:
             self.cancel_rest(reason)
             await self._wait_for_acknowledgements()

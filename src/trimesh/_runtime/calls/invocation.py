@@ -1,6 +1,6 @@
-"""Call an endpoint of many actors and bring back one result a rank: the one road of every verb.
+"""Invocation of an endpoint on many actors, with one result for each rank; all verbs use it.
 
-The verbs above differ only in what they make of the results.
+The verbs differ only in how they combine the results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Ok(msgspec.Struct, frozen=True):
-    """A rank returned this value, which is never changed."""
+    """A rank returned this value; immutable."""
 
     value: Any
 
@@ -57,7 +57,7 @@ class Err(msgspec.Struct, frozen=True):
 
     Attributes:
         error: The exception, which carries its coordinates.
-        is_raised: Whether the endpoint raised it; else the call has failed on its way.
+        is_raised: Whether the endpoint raised it; else the call failed in transit.
     """
 
     error: Exception
@@ -71,7 +71,7 @@ class Cut(msgspec.Struct, frozen=True):
 Result = Ok | Err | Cut
 
 _POSTED: Final = Ok(None)
-"""A broadcast has left."""
+"""Result of a broadcast that was sent."""
 
 
 def encode_request(
@@ -88,12 +88,12 @@ def encode_request(
     """Encode a call once for all ranks, or for each if their arguments differ.
 
     Args:
-        request: What to call.
+        request: Endpoint and arguments.
         call_id: 0 for a broadcast.
         budget: Seconds left, or None.
-        window: For a generator endpoint.
-        arguments: In place of those of the request.
-        value: The arguments, when they have been encoded.
+        window: Items that a generator endpoint may be ahead.
+        arguments: Replace those of the request.
+        value: The arguments, if they are already encoded.
 
     Raises:
         TypeError: An argument cannot be serialised; the text names the endpoint.
@@ -118,7 +118,7 @@ def encode_request(
         nbytes += sum(memoryview(body).nbytes for body in bodies)
         if nbytes >= limits.LARGE_VALUE_BYTES:
             note_large(proc, request.what, "arguments", nbytes)
-    # Calls of one actor keep their order, those of the agent (0) with all others: it is told to stop after the rest.
+    # Calls of one actor keep their order; those of the agent (flow 0) with all others, so that its stop comes last.
     flow = 0 if value.attachments else mesh
     return Parcel(head, bodies, definitions, nbytes, value.attachments, flow)
 
@@ -147,15 +147,15 @@ async def invoke(
     """Call every target and return one result each, in order.
 
     Args:
-        targets: All of one mesh.
-        request: What to call.
+        targets: Members of one mesh.
+        request: Endpoint and arguments.
         fail_fast: The first failure cancels the other ranks.
         errors_win: When the caller is cancelled while a rank raises, return the results instead of raising
             `Cancelled`, so that the error is not masked.
 
     Raises:
         TypeError: An argument cannot be serialised; nothing was sent.
-        trio.Cancelled: The caller's scope was cancelled; the ranks have unwound, or were abandoned (rule C2).
+        trio.Cancelled: The caller's scope was cancelled; the ranks have unwound or were abandoned (rule C2).
     """
     await checkpoint_if_cancelled()
     call = begin(proc, targets, request, effective_deadline(), fail_fast=fail_fast)
@@ -174,11 +174,11 @@ def begin(
     """Send a call, which the caller has to `finish`.
 
     Args:
-        targets: All of one mesh.
-        request: What to call.
-        deadline: Of the caller (Trio time).
+        targets: Members of one mesh.
+        request: Endpoint and arguments.
+        deadline: Deadline of the caller (Trio time).
         fail_fast: The first failure cancels the other ranks.
-        awaiters: The tasks that want the outcome, as they change, if they are not the one that finishes it.
+        awaiters: Tasks that want the outcome (a live collection), if they are not the one that finishes it.
 
     Raises:
         TypeError: An argument cannot be serialised; nothing was sent.
@@ -196,7 +196,7 @@ def begin(
 
 @trio.lowlevel.enable_ki_protection
 async def finish(call: OutgoingCall, *, errors_win: bool = True) -> list[Result]:
-    """Wait for a call that has begun, and return one result each; see `invoke`."""
+    """Wait for a call that has begun; return one result for each target; see `invoke`."""
     try:
         await call.wait()
         if call.collector.failures:
@@ -213,14 +213,14 @@ async def finish(call: OutgoingCall, *, errors_win: bool = True) -> list[Result]
 
 
 async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
-    """Let a cancel of the caller take precedence over failures that are its twins.
+    """Let a cancel of the caller take precedence over failures with the same cause.
 
     Args:
-        outcomes: Of the ranks that failed.
+        outcomes: Outcomes of the failed ranks.
 
     Raises:
-        trio.Cancelled: The budget ended the call over there just before the caller's own scope expires; or a process
-            died, for which the owning block has cancelled the caller, while it waited for acknowledgements (X3).
+        trio.Cancelled: The budget ended the call remotely just before the caller's scope expired. Or a process died,
+            and the owning block cancelled the caller for it while the caller waited for acknowledgements (X3).
     """
     if any(isinstance(outcome, messages.CancelAck) and outcome.by == "budget" for outcome in outcomes):
         await absorb_budget()
@@ -232,7 +232,7 @@ async def yield_to_cancel(outcomes: Sequence[Outcome]) -> None:
 async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, deadline: float) -> list[Result]:
     """Call every target while leaving a block: wait at most until `deadline` (Trio time), never cancel.
 
-    Ranks that have not answered by then give an `Unresponsive` error; their owner will end them.
+    Ranks that have not replied by then yield an `Unresponsive` error; their owner will end them.
     """
     call_id = proc.new_call_id()
     parcel = encode_request(proc, request, call_id, targets[0].mesh if targets else AGENT, None)
@@ -244,9 +244,9 @@ async def invoke_until(proc: Proc, targets: Sequence[Target], request: Request, 
 
 @trio.lowlevel.enable_ki_protection
 async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
-    """Send a message without a reply to every target; return when all of them have left (Ok or Err each).
+    """Broadcast to every target; return an Ok or Err for each when all messages have left.
 
-    It has no budget: it belongs to the block that owns the mesh, and may run on when the caller's scope is over.
+    It has no budget: it belongs to the block that owns the mesh, and may outlast the caller's scope.
     """
     await checkpoint_if_cancelled()
     parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
@@ -261,7 +261,7 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
 
 @trio.lowlevel.enable_ki_protection
 def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list[Result]:
-    """Send a message without a reply to every target now.
+    """Broadcast to every target now.
 
     Raises:
         trio.WouldBlock: A mailbox is full; nothing was sent.
@@ -279,12 +279,12 @@ def post_nowait(proc: Proc, targets: Sequence[Target], request: Request) -> list
 
 
 def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool:
-    """Send a message without a reply if nothing of it has to wait and no failure is to be told; else do nothing.
+    """Broadcast if no message has to wait and no target has failed; else do nothing and return False.
 
-    Nothing is kept of a message that has left: this is a broadcast without the record of one.
+    This fast path keeps no record of the broadcast.
     """
     if parcel.bodies or parcel.attachments or type(parcel) is SpreadParcel:
-        return False  # buffers may have to wait, and some attachments may not be sent
+        return False  # buffers may have to wait, and attachments may be refused
     boxes: list[Outbox] = []
     for target in targets:
         peer = target.peer
@@ -298,26 +298,26 @@ def _post_at_once(proc: Proc, targets: Sequence[Target], parcel: Parcel) -> bool
         boxes.append(box)
     for box in boxes:
         box.peer.prepare(parcel.definitions, ())
-    proc.cast([box.peer for box in boxes], parcel)  # it lends nothing: the head is never changed
+    proc.cast([box.peer for box in boxes], parcel)  # lends no buffers: the head is immutable
     for box in boxes:
         box.count(parcel.nbytes)
     return True
 
 
 def has_deadline() -> bool:
-    """Return whether the running task's waits end by themselves."""
+    """Return whether the running task has a deadline."""
     return effective_deadline() != math.inf
 
 
 def remaining_budget(proc: Proc) -> float | None:
-    """Return the seconds left of the running task's deadline, or None when it has none."""
+    """Return the seconds until the running task's deadline, or None without one."""
     return budget_until(proc, effective_deadline())
 
 
 def budget_until(proc: Proc, deadline: float) -> float | None:
     """Return the seconds left until `deadline` (Trio time; `math.inf` for none), or None.
 
-    The seconds of a virtual clock mean nothing to another process, so they are not sent there (rule C3).
+    Virtual seconds have no meaning in another process, so they are not sent (rule C3).
     """
     if deadline == math.inf:
         return None
@@ -327,7 +327,7 @@ def budget_until(proc: Proc, deadline: float) -> float | None:
 
 
 async def absorb_budget() -> None:
-    """The budget ended the call over there: our own scope is about to expire too, so let it (rule C3)."""
+    """Wait until the caller's own scope expires, as the budget already ended the call remotely (rule C3)."""
     deadline = effective_deadline()
     if deadline - trio.current_time() <= limits.DEADLINE_SKEW_SECONDS:
         await trio.sleep_until(deadline)
@@ -335,11 +335,11 @@ async def absorb_budget() -> None:
 
 
 def results_of(call: OutgoingCall, *, cancelled: bool = False) -> list[Result]:
-    """Return what each rank of a call has come to.
+    """Return the result of each rank of a call.
 
     Args:
-        call: Complete, or given up.
-        cancelled: Whether the caller is cancelled, so that only what endpoints have raised is news to it.
+        call: Complete or abandoned call.
+        cancelled: Whether the caller is cancelled, so that only errors raised by endpoints are reported.
     """
     results: list[Result] = []
     for index, outcome in enumerate(call.collector.outcomes):
@@ -351,7 +351,7 @@ def results_of(call: OutgoingCall, *, cancelled: bool = False) -> list[Result]:
 
 
 def result_of(call: OutgoingCall, index: int) -> Result:
-    """Return what the rank at an index has come to; see `results_of`."""
+    """Return the result of the rank at an index; see `results_of`."""
     outcome = call.collector.outcomes[index]
     if type(outcome) is Returned:
         return value_of(call, outcome, index)
@@ -365,16 +365,16 @@ def _unreturned(call: OutgoingCall, outcome: Outcome | None, index: int, *, canc
 
 
 def is_news(result: Err, where: Origin) -> bool:
-    """Return whether a caller that was cancelled anyway must be told of an error: an endpoint has raised it.
+    """Return whether a cancelled caller must still get an error, because an endpoint raised it.
 
-    The end of a process, or of an actor, is told by its owner; that something was stopped, which was cancelled together
-    with the caller, is no news.
+    The end of a process or actor is reported by its owner, and a stop that was cancelled together with the caller is
+    not reported.
     """
     return result.is_raised and not _is_victim(result.error, where) and without_consequences(result.error) is not None
 
 
 def _is_victim(error: Exception, where: Origin) -> bool:
-    """Return whether `error` only says that the actor itself has failed while it ran the call."""
+    """Return whether `error` is only a follow-on error: the actor itself failed while it ran the call."""
     found = origin(error)
     return (
         isinstance(error, ActorFailed)
@@ -384,7 +384,7 @@ def _is_victim(error: Exception, where: Origin) -> bool:
 
 
 def value_of(call: OutgoingCall, outcome: Returned | MergedItem, index: int) -> Ok | Err:
-    """Decode what a rank has sent: its result, or an item of its stream."""
+    """Decode a rank's result, or an item of its stream."""
     proc, request = call.proc, call.request
     if outcome is POSTED:
         return _POSTED
@@ -448,16 +448,16 @@ def _located(error: Exception, where: Origin, request: Request) -> Err:
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
-    """What to call.
+    """Endpoint and arguments of a call.
 
     Attributes:
-        args, kwargs: Already bound against the signature.
-        origin: Coordinates of the rank at an index of the targets.
-        spec: The endpoint; None for those of agents, which are known by name.
-        definitions: What the callee must know besides, for values that are encoded within `args`.
-        each: The arguments of each target, in place of `args` and `kwargs`, when they differ.
-        view, caller: What the head says of where it goes to and where it comes from.
-        abandon_after: Seconds for which a caller that gives up waits for acknowledgements; None for the usual bound.
+        args, kwargs: Arguments, already bound against the signature.
+        origin: Returns the coordinates of the rank at an index of the targets.
+        spec: The endpoint; None for an agent's, which are identified by name.
+        definitions: Further code that the callee needs, for values that are encoded within `args`.
+        each: Arguments of each target, instead of `args` and `kwargs`, when they differ.
+        view, caller: Target view and caller place for the message head.
+        abandon_after: Seconds that a cancelled caller waits for acknowledgements; None for the usual bound.
     """
 
     mesh: str
@@ -474,7 +474,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def what(self) -> str:
-        """The endpoint's name for people."""
+        """Name of the endpoint, for messages."""
         return f"{self.mesh}.{self.endpoint}"
 
     def __str__(self) -> str:
@@ -487,7 +487,7 @@ _log = logging.getLogger("trimesh")
 
 
 class LargeValues:
-    """Endpoints that a process has logged."""
+    """Endpoints whose large values a process has logged."""
 
     def __init__(self) -> None:
         self.logged: set[tuple[str, str]] = set()

@@ -1,16 +1,16 @@
-r"""Who lives at each rank of one mesh, as one process knows it.
+r"""Membership of a mesh: the incarnation and standing of each rank, as one process knows them.
 
     LIVE --> RESTARTING --> LIVE of the next incarnation
       \           \-------> GONE --> LIVE (by `replace`, `resize`)
        \--------------------^
 
-The process that owns the mesh decides; its handles, wherever they came from, share its table. Other processes begin
-with what travelled in the handle. When the member they know has ended they ask the owner, who answers when the next
-incarnation serves, or when there will be none.
+The process that owns the mesh decides; all handles in that process share its table. Other processes start with the
+table that the handle carried. When a member has ended they query the owner, which replies when the next incarnation
+serves, or when there will be none.
 
-MS-1 the incarnation at a rank only grows: news that are older than what is known change nothing.
-MS-3 ranks are never renumbered, and never taken away: one that has left its mesh is GONE, and calls to it say so.
-MS-2 only the caller's own scope, and the end of the mesh, bound the wait for a member that is being restarted.
+MS-1 the incarnation at a rank only grows: older updates are ignored.
+MS-3 ranks are never renumbered or removed: one that has left its mesh is GONE, and calls to it raise that.
+MS-2 the wait for a member that is being restarted is bounded only by the caller's scope and the end of the mesh.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Standing(enum.Enum):
-    """Whether a rank of a mesh can be called."""
+    """State of a rank with regard to calls."""
 
     LIVE = "live"
     RESTARTING = "restarting"
@@ -49,11 +49,11 @@ Place = tuple[int, str, int, int]
 the mesh."""
 
 
-_LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
+_LIVE: Final = Standing.LIVE  # looked up for each message; class access is slow
 
 
 class Line:
-    """Calls to one mesh that were started while they could not be sent, in that order."""
+    """Ordered queue of started calls to one mesh that cannot be sent yet."""
 
     def __init__(self) -> None:
         self._places: list[object] = []
@@ -61,42 +61,42 @@ class Line:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none waits."""
+        """True while no call waits."""
         return not self._places
 
     def join(self) -> object:
-        """Return a place at the end."""
+        """Append a place and return it."""
         place = object()
         self._places.append(place)
         return place
 
     def leave(self, place: object) -> None:
-        """Let the next one go on; nothing for a place that was left."""
+        """Remove a place and wake the next one; no effect for a removed place."""
         if place in self._places:
             self._places.remove(place)
             self._changed.set()
             self._changed = trio.Event()
 
     async def wait_turn(self, place: object) -> None:
-        """Wait until a place is the first; no checkpoint when it is."""
+        """Wait until a place is first; no checkpoint if it is."""
         while self._places[0] is not place:
             await self._changed.wait()
 
     async def wait_empty(self) -> None:
-        """Wait until none waits."""
+        """Wait until no call waits."""
         while self._places:
             await self._changed.wait()
 
 
 class Membership:
-    """The members of one mesh.
+    """Members of one mesh, as this process knows them.
 
     Attributes:
-        info: The mesh as it is now: what travels in references, and what the errors of a call cite.
-        standings: By rank.
-        news: How often something was noted of each rank: what began before the last time may be out of date.
-        targets: By rank, those that were asked for and have not ended since; see `target`.
-        line: Calls that were started and could not be sent yet, whose turn comes before all others; None for none.
+        info: Current state of the mesh, as sent in references and cited in errors of calls.
+        standings: Standing of each rank.
+        news: Number of updates of each rank; work that began before the last update may be out of date.
+        targets: Cached targets by rank, dropped when they end; see `target`.
+        line: Started calls that could not be sent yet and precede all others; None for none.
     """
 
     def __init__(self, proc: Proc, info: MeshInfo) -> None:
@@ -111,32 +111,32 @@ class Membership:
 
     @property
     def members(self) -> Sequence[MemberInfo]:
-        """The latest incarnations, by rank."""
+        """Latest incarnations, by rank."""
         return self.info.members
 
     @property
     def is_owned_here(self) -> bool:
-        """Whether this process decides."""
+        """True if this process owns the mesh and decides."""
         return self.info.owner == self.proc.proc_id
 
     def peer(self, rank: int) -> Peer:
-        """Return the process that the member of a rank lives in, or has lived in."""
+        """Return the process of a rank's member, alive or dead."""
         return self.proc.peer(self.members[rank].proc_id)
 
     def target(self, rank: int) -> Target:
         if rank in self._left:
             return self._left[rank]
         found = self.targets.get(rank)
-        if found is None or found.peer.death is not None:  # of those that have ended nothing is kept
+        if found is None or found.peer.death is not None:  # targets that have ended are not cached
             found = self.targets[rank] = Target(self.peer(rank), self.info.mesh)
         return found
 
     def is_live(self, rank: int) -> bool:
-        """Return whether nothing is known of the end of a member."""
+        """Return whether no end of a member is known."""
         return self.standings[rank] is Standing.LIVE and self.peer(rank).death is None
 
     def living(self, ranks: Sequence[int]) -> list[int]:
-        """Return those of `ranks` of whose end nothing is known."""
+        """Return those of `ranks` whose end is not known."""
         standings, targets = self.standings, self.targets
         found: list[int] = []
         for rank in ranks:
@@ -152,7 +152,7 @@ class Membership:
         return any(self.standings[rank] is Standing.RESTARTING for rank in ranks)
 
     def may_return(self, rank: int) -> bool:
-        """Return whether a member that does not live may be followed by one that does."""
+        """Return whether a dead member may be replaced."""
         if self.is_owned_here:
             return self.standings[rank] is Standing.RESTARTING
         return self.info.is_healing and self.standings[rank] is not Standing.GONE
@@ -163,7 +163,7 @@ class Membership:
     # ---- news ------------------------------------------------------------------------------------------------
 
     def set(self, rank: int, standing: Standing, member: MemberInfo | None = None) -> None:
-        """Note what the owner has decided; `member` follows the one before."""
+        """Apply a decision of the owner; `member` replaces the previous one."""
         if member is not None:
             members = [*self.info.members]
             members[rank] = member
@@ -177,7 +177,7 @@ class Membership:
         self._changed = trio.Event()
 
     def leave(self, rank: int) -> None:
-        """Note that a member leaves the mesh: calls that are made from now on are not sent to it."""
+        """Record that a member leaves the mesh: later calls are not sent to it."""
         peer = self.peer(rank)
         where = place_name(self.info.name, self.info.whole.point(rank))
         text = f"{where} has left the mesh, which was resized: trimesh.current_view(mesh) shows who is in it"
@@ -185,29 +185,29 @@ class Membership:
         self._left[rank] = Target(Peer(peer.proc, peer.proc_id, death=left(text)), self.info.mesh)
 
     def has_left(self, rank: int) -> bool:
-        """Return whether the member of a rank has left the mesh and none has come since."""
+        """Return whether a rank's member has left the mesh and was not replaced."""
         return rank in self._left
 
     @property
     def present(self) -> Region:
-        """The mesh as it is now, without those that have left it."""
+        """Region of the current mesh, without members that have left."""
         whole, first = self.info.whole, self.info.first
         now = whole if first < 0 else whole.resized(whole.base.labels[0], first)
         return now.exclude_ranks(self._left)
 
     def resized(self, first: int) -> None:
-        """Note, as the owner, how many places along the first dimension are in the mesh now."""
+        """Record, as the owner, the current size of the mesh's first dimension."""
         self.info = msgspec.structs.replace(self.info, epoch=self.info.epoch + 1, first=first)
 
     def extend(self, whole: Region, members: Sequence[MemberInfo], standing: Standing) -> None:
-        """Take more ranks, which come after those that there are."""
+        """Append ranks after the existing ones."""
         count = len(members) - len(self.members)
         self.info = msgspec.structs.replace(self.info, whole=whole, members=(*self.members, *members[-count:]))
         self.standings += [standing] * count
         self.news += [0] * count
 
     def learn(self, info: MeshInfo) -> None:
-        """Take what has travelled in a handle (MS-1)."""
+        """Merge the state that a handle carried (MS-1)."""
         if len(info.members) > len(self.members):
             self.extend(info.whole, info.members, Standing.LIVE)
         if info.epoch > self.info.epoch:
@@ -219,13 +219,13 @@ class Membership:
     # ---- waiting ---------------------------------------------------------------------------------------------
 
     def join_line(self) -> object:
-        """Return the place of a call that was started and cannot be sent yet."""
+        """Return a place in the line, for a started call that cannot be sent yet."""
         if self.line is None:
             self.line = Line()
         return self.line.join()
 
     def leave_line(self, place: object) -> None:
-        """Let those go on that wait behind a place."""
+        """Remove a place from the line, so that those behind it proceed."""
         if self.line is not None:
             self.line.leave(place)
             if self.line.is_empty:
@@ -234,7 +234,7 @@ class Membership:
     async def settle(self, ranks: Sequence[int]) -> None:
         """Wait until none of `ranks` is being restarted. No checkpoint when none is.
 
-        A member that is gone for good is left as it is: a call to it says how it has ended.
+        A member that is gone for good is not waited for: a call to it raises its death.
         """
         if self.is_owned_here:
             while self.is_restarting(ranks):
@@ -245,9 +245,9 @@ class Membership:
                     await self.ask(rank)
 
     async def answer(self, rank: int, incarnation: int) -> Place | None:
-        """Wait, as the owner, for the replacement of an incarnation that the asker knows to be over; None for none.
+        """Return, as the owner, the replacement of an incarnation that ended; wait for it. None for none.
 
-        The asker may know of the death before the owner does, who therefore waits a while before it calls that wrong.
+        The requester may know of the death before the owner does, so the owner waits a while before it rejects that.
         """
         with trio.move_on_after(limits.REPLACEMENT_SECONDS):
             while self.standings[rank] is Standing.LIVE and self.members[rank].incarnation <= incarnation:
@@ -262,10 +262,10 @@ class Membership:
         return found.proc_id, found.host, found.pid, found.incarnation
 
     async def ask_all(self) -> None:
-        """Learn what the mesh is now; from its owner, if that is another process.
+        """Update the state of the mesh from its owner, if that is another process.
 
         Raises:
-            MeshError: The owner has ended, or does not know the mesh any more.
+            MeshError: The owner has ended or no longer knows the mesh.
         """
         if self.is_owned_here:
             return
@@ -282,7 +282,7 @@ class Membership:
         self.learn(result.value)
 
     async def ask(self, rank: int) -> None:
-        """Ask the owner which member replaces that of a rank, and wait while that is being decided."""
+        """Query the owner for the replacement of a rank's member; wait until it is decided."""
         info, known = self.info, self.members[rank]
         owner = self.proc.peer(info.owner)
         assert self.proc.family is not None
@@ -311,12 +311,12 @@ def family_of(proc: Proc) -> ProcId:
 
 
 def is_reached(proc: Proc, family: ProcId) -> bool:
-    """Return whether handles on meshes of a program work here: it is this one, or one that this has connected to."""
+    """Return whether meshes of a program can be reached: it is this program, or one it is connected to."""
     return family == family_of(proc) or (proc.family is not None and family in proc.family.neighbours)
 
 
 def membership_of(proc: Proc, info: MeshInfo) -> Membership:
-    """Return what a process knows of a mesh, with what has travelled in a handle added.
+    """Return a process's table of a mesh, updated with the state that a handle carried.
 
     Raises:
         RuntimeError: The mesh belongs to another program, whose processes this one cannot reach.
@@ -336,7 +336,7 @@ def membership_of(proc: Proc, info: MeshInfo) -> Membership:
 
 
 def ask_for_replacements(proc: Proc, peer: Peer) -> None:
-    """When a process has ended, find out what replaces it in the meshes that others heal, before the next call."""
+    """Query replacements of an ended process in meshes that others own, before the next call."""
 
     @trio.lowlevel.enable_ki_protection
     async def ask(membership: Membership, rank: int) -> None:
@@ -345,5 +345,5 @@ def ask_for_replacements(proc: Proc, peer: Peer) -> None:
     for membership in list(proc.memberships.values()):
         if membership.info.is_healing and not membership.is_owned_here:
             for rank in membership.ranks_in(peer.proc_id):
-                with suppress(RuntimeError):  # this process is ending, and has no use for replacements
+                with suppress(RuntimeError):  # this process is ending and needs no replacements
                     proc.actors.start_soon(ask, membership, rank)  # links are served for as long as actors run
