@@ -327,7 +327,7 @@ def budget_until(proc: Proc, deadline: float) -> float | None:
 
 
 async def absorb_budget() -> None:
-    """Wait until the caller's own scope expires, as the budget already ended the call remotely (rule C3)."""
+    """Wait for the caller's own scope if it is about to expire: the budget ended the call remotely (rule C3)."""
     deadline = effective_deadline()
     if deadline - trio.current_time() <= limits.DEADLINE_SKEW_SECONDS:
         await trio.sleep_until(deadline)

@@ -1,7 +1,7 @@
-"""One call of this process to one or many actors: send, wait, cancel, wait for the acknowledgements.
+"""Outgoing call to one or many actors: send, wait, cancel, wait for the acknowledgements.
 
-The waiting task parks once and is woken once, when the call is complete or when it has to act. What came is decoded
-by that task, never by the task that drains the links.
+The waiting task parks once and is woken once, when the call is complete or when the task has to act. That task decodes
+the replies, never the task that drains the links.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ class AnyWait(Protocol):
 
     @property
     def waiting_task(self) -> trio.lowlevel.Task | None:
-        """The task that waits, unless what it waits for has come."""
+        """The waiting task, or None if its result has arrived."""
         ...
 
 
 class OutgoingCall:
-    """A call that has been sent and has not ended, or a broadcast that waits for room.
+    """A call that was sent and has not ended, or a broadcast that waits for room.
 
     Attributes:
         call_id: 0 for a broadcast.
         is_broadcast: Whether there are no replies.
         collector: The outcomes so far.
-        aborted: True once the waiting task has been cancelled; a death is then no news to it (rule X3).
-        started_at: Trio time.
-        cancelled_at: When its ranks were asked to cancel (Trio time), or None.
+        aborted: Whether the waiting task was cancelled; a death is then not reported to it (rule X3).
+        started_at: When it was sent (Trio time).
+        cancelled_at: When cancels were sent to its ranks (Trio time), or None.
         is_bounded: Whether the waiting task had a deadline when it began to wait.
-        awaiters: Of a call that was started: the tasks that await its outcome, while its own task waits for it.
-        number: Of a call that was asked for in a search for deadlocks; 0 before.
+        awaiters: Tasks that await the outcome of a started call, while the call's own task waits for it.
+        number: Number given by a deadlock search; 0 before.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class OutgoingCall:
         self.budget = budget
         self.is_bounded = is_bounded
         self.number = 0
-        # Thousands may be in flight: what few calls need is made when it is needed, and weighs nothing before.
+        # Thousands may be in flight: state that few calls need is created on demand.
         self._pending: dict[int, Pending] | None = None
         self._lent: tuple[trio.Event, ...] = ()
         if count == 1:
@@ -125,7 +125,7 @@ class OutgoingCall:
 
     @property
     def what(self) -> str:
-        """`mesh.endpoint`, for people."""
+        """`mesh.endpoint`, for messages."""
         return self.request.what
 
     @property
@@ -135,26 +135,26 @@ class OutgoingCall:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether its cancel is under way."""
+        """True while its cancel is in progress."""
         return self.cancelled_at is not None or self.aborted
 
     @property
     def waiter(self) -> trio.lowlevel.Task | None:
-        """The task that waits for the outcome, unless it is giving up."""
+        """The task that waits for the outcome; None once it has been cancelled."""
         return None if self.is_given_up else self._task
 
     @property
     def any_wait(self) -> AnyWait | None:
-        """The wait that this call is one of several for; None when it is waited for by itself."""
+        """The wait for several calls that this one is part of; None if it is awaited alone."""
         return None
 
     @property
     def part_of(self) -> trio.lowlevel.Task | None:
-        """The task that wants the outcome, whether or not it waits for it now."""
+        """The task that wants the outcome, whether or not it is waiting now."""
         return self._task
 
     def is_open_at(self, peer: Peer) -> bool:
-        """Return whether the rank in `peer` has not settled."""
+        """Return whether the rank in `peer` is not settled yet."""
         return self in peer.calls
 
     def is_unsent_to(self, peer: Peer) -> bool:
@@ -163,19 +163,19 @@ class OutgoingCall:
 
     @property
     def is_unsent(self) -> bool:
-        """Whether a message of it still waits for room."""
+        """True while one of its messages waits for room."""
         return bool(self._pending)
 
     def taken_before_it(self) -> int:
-        """Return how many messages the actors have taken, so far, whose mailboxes have no room for those of it."""
+        """Return how many messages its blocked targets have taken so far; blocked: no room for this call."""
         return sum([self._boxes[index].window.acknowledged_total for index in self._pending or ()])
 
     def index_of(self, peer: Peer) -> int:
-        """Return the index, in what was addressed, of the member in `peer`."""
+        """Return the target index of the member in `peer`."""
         return self._index[peer]
 
     def fail_unsent(self, peer: Peer, error: Exception) -> None:
-        """Take back the message to `peer`, which waits for room, with an error instead of an outcome."""
+        """Withdraw the message to `peer`, which waits for room, and settle its rank with an error."""
         index = self._index[peer]
         self._withdraw(index)
         self._settle(index, LocalFailure(error))
@@ -184,7 +184,7 @@ class OutgoingCall:
         return self._index.keys()
 
     def _hold(self, attachments: Sequence[object]) -> None:
-        """Keep what the arguments refer to until the call has ended."""
+        """Keep objects that the arguments refer to until the call has ended."""
         self._attachments = attachments
         try:
             for thing in attachments:
@@ -198,7 +198,7 @@ class OutgoingCall:
         """Send to every target that has room, queue for the others, settle the dead ones.
 
         Raises:
-            TypeError: The arguments refer to what these actors cannot be sent.
+            TypeError: The arguments refer to objects that cannot be sent to these actors.
         """
         if parcel.attachments:
             self._hold(parcel.attachments)
@@ -230,7 +230,7 @@ class OutgoingCall:
                 self.collector.settle(index, LocalFailure(unreachable(maybe_executed=False)))
             else:
                 alive.append(index)
-        if self.collector.wants_cancel:  # some are dead: the others need not begin
+        if self.collector.wants_cancel:  # some targets are dead: the others need not begin
             self.collector.withdraw_unsent()
             self._drop_unused()
             return
@@ -276,10 +276,10 @@ class OutgoingCall:
             self._boxes[index].load += 1
 
     def terminal(self, peer: Peer, outcome: Outcome, dequeued: int) -> None:
-        """Take a terminal frame: the outcome of a rank, and how many messages its actor has taken out.
+        """Process a terminal frame: a rank's outcome, and how many messages its actor has taken out.
 
         Raises:
-            ProtocolError: The peer was not asked, or has answered before.
+            ProtocolError: The peer is not a target, or has already replied.
         """
         index = self._index.get(peer)
         if index is None or not self._settle(index, outcome):
@@ -287,7 +287,7 @@ class OutgoingCall:
         self._boxes[index].acknowledged(dequeued)
 
     def peer_gone(self, peer: Peer) -> None:
-        """Settle the rank of a process that is gone, with the error that its `death` makes."""
+        """Settle the rank of a dead process with the error that its `death` creates."""
         index = self._index[peer]
         assert peer.death is not None
         is_pending = self._pending is not None and index in self._pending
@@ -295,7 +295,7 @@ class OutgoingCall:
         self._settle(index, LocalFailure(peer.death(maybe_executed=not is_pending)))
 
     def _withdraw(self, index: int) -> None:
-        """Take back the message of a rank that was not sent, if it was not."""
+        """Withdraw a rank's message if it was not sent yet."""
         pending = self._pending.pop(index, None) if self._pending else None
         if pending is not None:
             box = self._boxes[index]
@@ -303,7 +303,7 @@ class OutgoingCall:
             box.withdraw(pending)
 
     def _settle(self, index: int, outcome: Outcome) -> bool:
-        """Note the outcome of a rank, and wake the waiting task if it has to act; False for a rank that had one."""
+        """Record a rank's outcome and wake the waiting task if it has to act; False if it was settled before."""
         collector = self.collector
         if not collector.settle(index, outcome):
             return False
@@ -319,13 +319,13 @@ class OutgoingCall:
         return True
 
     def forget(self) -> None:
-        """Drop the call, which has ended or is given up; its late replies are dropped and counted."""
+        """Drop the call, which has ended or is abandoned; late replies are dropped and counted."""
         if self.collector.remaining and not self.is_broadcast:
             self._abandon()
         self.proc.calls.pop(self.call_id, None)
 
     def _abandon(self) -> None:
-        """Leave the ranks that run; those that were asked to cancel are remembered until they have answered."""
+        """Abandon the running ranks; cancelled ones are recorded until they reply."""
         for index in self.collector.running():
             box = self._boxes[index]
             peer = box.peer
@@ -341,7 +341,7 @@ class OutgoingCall:
             box.peer.calls.pop(self, None)
 
     def cancel_rest(self, reason: str) -> None:
-        """Take back what was not sent and ask the ranks that run to cancel. Idempotent."""
+        """Withdraw unsent messages and send cancels to the running ranks. Idempotent."""
         if self.cancelled_at is not None:
             return
         self.cancelled_at = self.proc.now()
@@ -360,9 +360,9 @@ class OutgoingCall:
                 wake(task)
 
     def _wait_here(self) -> bool:
-        """Wait in the running task, while no other can run and answers come at once. Return whether the wait is over.
+        """Poll for replies in the running task while no other task can run. Return whether the wait is over.
 
-        Whoever asks meanwhile finds a task that waits, as it does.
+        Meanwhile snapshots and searches see the task as waiting.
         """
         task = self._task = current_task()
         wait_here = self.proc.transport.wait_here
@@ -387,10 +387,10 @@ class OutgoingCall:
         return trio.lowlevel.Abort.SUCCEEDED
 
     async def wait(self) -> None:
-        """Wait until the call is complete; on cancellation cancel it over there first (rule C2).
+        """Wait until the call is complete; if cancelled, cancel it remotely first (rule C2).
 
         Raises:
-            trio.Cancelled: The caller's scope was cancelled; every rank has unwound or was given up.
+            trio.Cancelled: The caller's scope was cancelled; every rank has unwound or was abandoned.
         """
         try:
             if not self.collector.remaining:
@@ -411,7 +411,7 @@ class OutgoingCall:
             self.forget()
 
     async def wait_until(self, deadline: float) -> None:
-        """Wait until the call is complete; at `deadline` (Trio time) give it up without a cancel."""
+        """Wait until the call is complete; at `deadline` (Trio time) abandon it without a cancel."""
         try:
             with trio.CancelScope(deadline=deadline):
                 while not self.collector.is_complete:
@@ -424,25 +424,25 @@ class OutgoingCall:
         with trio.CancelScope(shield=True, deadline=self.cancelled_at + self.patience) as scope:
             while not self.collector.is_complete:
                 await self._park()
-                if not self.collector.is_complete:  # what may be silent has changed
+                if not self.collector.is_complete:  # the set of silent ranks may have changed
                     scope.deadline = self.cancelled_at + self.patience
             if self.is_broadcast:
                 scope.deadline = self.cancelled_at + self.patience
                 await self._wait_until_buffers_return()
 
     async def _wait_until_buffers_return(self) -> None:
-        """A broadcast ends only when the caller may write into its buffers again."""
+        """Wait until a broadcast's buffers may be written to again."""
         if self.is_broadcast:
             for event in self._lent:
                 await event.wait()
 
     @property
     def patience(self) -> float:
-        """Seconds for which the caller waits for acknowledgements of its cancel (rule C2)."""
+        """Seconds that the caller waits for acknowledgements of its cancel (rule C2)."""
         return patience_of(self.request, [self._boxes[index].peer for index in self.collector.running()])
 
     def peer_stalled(self) -> None:
-        """Learn that the loop of a process that is addressed does not run: perhaps no acknowledgement can come."""
+        """Note that the loop of a target process is stalled, so acknowledgements may not arrive."""
         if self.cancelled_at is not None:
             self._wake()
 
@@ -454,11 +454,11 @@ class OutgoingCall:
 _ARE_COUNTED: Final = {"_cancel_points", "_schedule_points"} <= {
     field.name for field in getattr(trio.lowlevel.Task, "__attrs_attrs__", ())
 }
-"""Whether this release of Trio counts checkpoints, for `trio.testing.assert_checkpoints`, where they are known here."""
+"""Whether this release of Trio counts checkpoints (`trio.testing.assert_checkpoints`) in the attributes known here."""
 
 
 def _count_checkpoint(task: trio.lowlevel.Task) -> None:
-    """Count, as Trio does, that a task could be cancelled, and that all who could run before it have."""
+    """Count a cancel point and a schedule point of a task, as Trio does."""
     counts: Any = task
     if _ARE_COUNTED:
         counts._cancel_points += 1  # noqa: SLF001 - they have no public name
@@ -466,7 +466,7 @@ def _count_checkpoint(task: trio.lowlevel.Task) -> None:
 
 
 def patience_of(request: Request, peers: Collection[Peer]) -> float:
-    """Return the seconds for which a caller waits for the acknowledgements of `peers` to its cancel."""
+    """Return the seconds that a caller waits for `peers` to acknowledge its cancel."""
     chosen = current().abandon_after if request.abandon_after is None else request.abandon_after
     if chosen is not None:
         return chosen
@@ -476,17 +476,17 @@ def patience_of(request: Request, peers: Collection[Peer]) -> float:
 
 
 def reason_of(cut: BaseException, what: str) -> str:
-    """Say why a call was cancelled, in the words of what has cut its caller short."""
+    """Return why a call was cancelled, from the exception that interrupted its caller."""
     reason = getattr(cut, "reason", None) if isinstance(cut, trio.Cancelled) else type(cut).__name__
     text = f"caller cancelled @{what}"
     return (f"{text}: {reason}" if reason else text)[: limits.REASON_CHARS_MAX]
 
 
-# ---- a member that does not acknowledge a cancel in time: its owner is told (rule C2) --------------------------------
+# ---- reports to the owner of a member that does not acknowledge a cancel in time (rule C2) ---------------------------
 
 
 def report_silent(proc: Proc, peer: Peer, mesh: MeshId, what: str) -> None:
-    """Tell the owner of an actor that it did not acknowledge a cancel in time (rule C2)."""
+    """Report to the owner of an actor that it did not acknowledge a cancel in time (rule C2)."""
     known = proc.memberships.get(mesh)
     if known is not None:
         proc.peer(known.info.owner).send(Parcel(messages.encode(messages.Silent(mesh, peer.proc_id, what))))
@@ -494,17 +494,16 @@ def report_silent(proc: Proc, peer: Peer, mesh: MeshId, what: str) -> None:
 
 # ---- circle ----------------------------------------------------------------------------------------------------------
 
-# Calls that wait for themselves until a deadline ends them: said once, and noted on the error that comes of it.
+# Call cycles broken by a deadline: logged once and noted on the resulting error.
 #
-# A deadline is no reason to end a deadlock before it: the deadline does that. So the judge only tells of it: the log of
-# the controller, and whoever has made one of the calls. What their cancel leaves behind, a `TooSlowError` say, shows
-# it.
+# A deadlock that a deadline will end is not broken earlier. The deadlock search only reports it: to the controller's
+# log, and to the processes that made the calls. A resulting error, such as a `TooSlowError`, carries it as a note.
 
 _HEADING = "a deadline has ended a deadlock: "
 
 
 class Circles:
-    """The calls of one process of which it has been told that they wait for themselves."""
+    """Calls of one process that are reported to wait for themselves."""
 
     def __init__(self, proc: Proc) -> None:
         self._texts: dict[int, str] = {}
@@ -521,14 +520,14 @@ class Circles:
             self._texts[call] = text
 
     def explain(self, cut: trio.Cancelled, call_id: int) -> None:
-        """Note on the cancel of a call that it has waited for itself, if it is known to have."""
+        """Add a note to the cancel of a call that is known to have waited for itself."""
         text = self._texts.pop(call_id, None)
         if text is not None:
             add_note(cut, _HEADING + text)
 
 
 def pass_on(error: BaseException) -> None:
-    """Note on each `TooSlowError` in `error` what its cancel says of a deadlock."""
+    """Copy deadlock notes from the cancel behind each `TooSlowError` in `error` to that error."""
     for leaf in leaves(error):
         if isinstance(leaf, trio.TooSlowError) and (context := context_of(leaf)) is not None:
             known = notes_on(leaf)
@@ -544,12 +543,12 @@ def _notes(error: BaseException) -> Iterator[str]:
 
 
 def error_of(reports: Sequence[NodeReport]) -> DeadlockError:
-    """Return the error that draws a cycle: from what holds the victim, down to the victim.
+    """Return the error that shows a cycle, from the call that blocks the victim down to the victim.
 
     Raises:
-        ProtocolError: The reports have no place.
+        ProtocolError: No report has a place.
     """
-    if reports and reports[-1].place is None:  # a message without room, which the mailbox that has none stands for
+    if reports and reports[-1].place is None:  # a message without room; the full mailbox represents it
         reports = [*reports[1:], reports[0]]
     cycle = [(report, report.place) for report in reports if report.place is not None]
     if not cycle:

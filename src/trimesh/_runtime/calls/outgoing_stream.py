@@ -1,9 +1,9 @@
-r"""One stream of this process: a call whose ranks send many values before their one terminal frame.
+r"""Outgoing stream: a call whose ranks send many values before their one terminal frame.
 
     open --next()--> ... --every rank has settled--> at its end
        \--------------close()----------------------> closed
 
-OS-1 what a rank sent before its terminal frame is returned by `next` before the stream is at its end.
+OS-1 `next` returns all items that a rank sent before its terminal frame before the stream is at its end.
 OS-2 with `fail_fast` the first failure cancels the other ranks, at once and whether or not a task waits in `next`.
 OS-3 `close` returns when every rank has unwound, or was silent for `patience` seconds after its cancel.
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 class OutgoingStream(OutgoingCall):
-    """A stream that has been opened and has not ended.
+    """A stream that was opened and has not ended.
 
     Attributes:
         window: Items that each rank may be ahead, or 0 when each has one result.
-        consumer: The task that has opened it or, later, has last waited for an item.
+        consumer: Task that opened it or, later, last waited for an item.
         is_closed: Whether the consumer has left.
     """
 
@@ -80,18 +80,18 @@ class OutgoingStream(OutgoingCall):
 
     @property
     def only_consumer(self) -> trio.lowlevel.Task | None:
-        """The task without which no item will be taken, or None when a task that it has started may take some."""
+        """The only task that can take items, or None if a task that it started may take some."""
         task = self.consumer
         if task is not self._opener or any(nursery.child_tasks for nursery in task.child_nurseries[self._depth :]):
             return None
         return task
 
     def received_from(self, peer: Peer) -> int:
-        """Return how many items of a rank have come."""
+        """Return how many items of a rank have arrived."""
         return self._merge.received(self._index[peer])
 
     def reported_to(self, peer: Peer) -> int:
-        """Return how many items a rank was told were taken."""
+        """Return how many taken items were reported to a rank."""
         return self._merge.reported(self._index[peer])
 
     @property
@@ -101,10 +101,10 @@ class OutgoingStream(OutgoingCall):
     # ---- what comes ------------------------------------------------------------------------------------------
 
     def item(self, peer: Peer, payload: bytes, bodies: list[memoryview], carried: object = None) -> None:
-        """Take one item of a rank.
+        """Receive one item of a rank.
 
         Raises:
-            ProtocolError: The rank was not asked for items, has ended, or is too far ahead.
+            ProtocolError: The rank is not part of the stream, has ended, or is too far ahead.
         """
         index = self._index.get(peer)
         if not self.window or index is None or not self.collector.is_running(index):
@@ -113,7 +113,7 @@ class OutgoingStream(OutgoingCall):
         self._wake()
 
     def terminal(self, peer: Peer, outcome: Outcome, dequeued: int) -> None:
-        """Take a terminal frame; the result of an endpoint that is no generator is its one item."""
+        """Process a terminal frame; the result of a non-generator endpoint is its one item."""
         if not isinstance(outcome, Returned):
             super().terminal(peer, outcome, dequeued)
             return
@@ -127,7 +127,7 @@ class OutgoingStream(OutgoingCall):
         return is_first
 
     def cancel_rest(self, reason: str) -> None:
-        """See `OutgoingCall.cancel_rest`; the ranks have to answer within a bound from now on."""
+        """Cancel as `OutgoingCall.cancel_rest`; the ranks must acknowledge within a bound from now."""
         super().cancel_rest(reason)
         self._set_silent_at()
 
@@ -143,7 +143,7 @@ class OutgoingStream(OutgoingCall):
     # ---- the consumer ----------------------------------------------------------------------------------------
 
     def take(self) -> MergedItem | None:
-        """Return the next item, if it has come and the consumer has not left."""
+        """Return the next item if one has arrived and the consumer has not left, else None."""
         if self.is_closed or not self._merge:
             return None
         item, total = self._merge.take()
@@ -152,7 +152,7 @@ class OutgoingStream(OutgoingCall):
         return item
 
     async def next(self) -> MergedItem | None:
-        """Return the next item, or None when every rank has settled, or has not answered a cancel in time.
+        """Return the next item; None when every rank has settled or failed to acknowledge a cancel in time.
 
         One task at a time may call it.
 
@@ -181,7 +181,7 @@ class OutgoingStream(OutgoingCall):
             link.send(messages.encode(messages.Taken(self.call_id, total)), lane=Lane.CONTROL)
 
     async def close(self, reason: str) -> None:
-        """Cancel what runs, and wait, shielded, until it has unwound. Idempotent; no checkpoint when it is complete."""
+        """Cancel running ranks; wait, shielded, until they unwind. Idempotent; no checkpoint if complete."""
         self.is_closed = True
         self._merge.close()
         self._wake()
@@ -197,7 +197,7 @@ class OutgoingStream(OutgoingCall):
 
 
 def serve_streams(proc: Proc) -> None:
-    """Let a process take the messages of streams."""
+    """Register the message handlers of streams."""
 
     def take_item(peer: Peer, message: messages.Item, bodies: list[memoryview]) -> None:
         stream = proc.calls.get(message.call)
@@ -213,7 +213,7 @@ def serve_streams(proc: Proc) -> None:
         del bodies
         call = peer.inbound.get(message.call)
         if call is None:
-            return  # it has ended meanwhile
+            return  # the stream has ended meanwhile
         if call.items is None:
             raise ProtocolError(f"only items of a stream are taken, call {message.call} has none")
         call.items.taken(message.count)

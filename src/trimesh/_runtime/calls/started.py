@@ -1,12 +1,12 @@
-r"""Calls that are sent by one task and awaited later, and what owns them meanwhile.
+r"""Started calls: sent by one task, awaited later, and owned by a block, an actor or a nursery meanwhile.
 
     running --> returned | failed | cancelled
                               \--unclaimed--> claimed (awaited), or told to the owner
 
 SD-1 each is a task of its owner: a block, an actor, or a nursery. The owner does not end before it.
-SD-2 an error is raised where the call is awaited. One that no task has awaited when none can any more, because the
-     handle is gone or the owner ends, fails the owner: it is never lost, and told to the owner once.
-SD-3 what the owner's own end, `cancel` or the deadline has cut short is no error.
+SD-2 an error is raised where the call is awaited. An error that can no longer be awaited, because the handle is gone
+     or the owner ends, fails the owner: it is never lost, and reported to the owner once.
+SD-3 a call that the owner's end, `cancel` or the deadline interrupted does not count as an error.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from trimesh._runtime.tasks.background import BUDGET_REASON, split_cancelled
 
 
 class StartedWork:
-    """One call that has been started.
+    """A started call.
 
     Args:
-        what: The endpoint, for people.
-        deadline: When it is cancelled (Trio time): the deadline of the task that has started it.
+        what: Name of the endpoint, for messages.
+        deadline: When it is cancelled (Trio time): the deadline of the task that started it.
 
     Attributes:
-        scope: Around it.
-        ended: Set when it has.
-        cut_reason: Why it was cut short; None if it was not.
-        awaiters: Tasks that await it and have no deadline.
+        scope: Cancel scope around it.
+        ended: Set when it has ended.
+        cut_reason: Why it was interrupted; None if it was not.
+        awaiters: Tasks without a deadline that await it.
         finish: Waits for the outcome; None for a call that was never sent.
     """
 
@@ -50,22 +50,22 @@ class StartedWork:
         self._owner: StartedCalls | None = None
 
     def cancel(self, reason: str) -> None:
-        """Ask it to end; nothing when it has ended."""
+        """Cancel the call; no effect if it has ended."""
         if not self.ended.is_set():
             self._asked = self._asked or reason
             self.scope.cancel(reason=reason)
 
     def belongs_to(self, owner: StartedCalls) -> None:
-        """Note who is to be told of an error that no task has awaited."""
+        """Set the owner that gets an error that no task has awaited."""
         self._owner = owner
 
     def claim(self) -> None:
-        """Learn that its error is raised where it is awaited."""
+        """Note that its error is raised where it is awaited."""
         if self._owner is not None:
             self._owner.claimed(self)
 
     def drop(self) -> None:
-        """Learn, in any thread and at any moment, that no task can await it any more."""
+        """Note that no task can await the call any more; any thread, at any moment."""
         owner = self._owner
         if owner is not None:
             with suppress(trio.RunFinishedError):
@@ -73,7 +73,7 @@ class StartedWork:
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> BaseException | None:
-        """Be the task of it; return the `Cancelled` of a cancel of the owner, if that has ended it."""
+        """Run the call in its task; return the `Cancelled` if a cancel of the owner ended it."""
         finish, self.finish = self.finish, None
         try:
             if finish is None:
@@ -98,25 +98,25 @@ class StartedWork:
 
 
 class Owner(Protocol):
-    """What started calls belong to."""
+    """Owner of started calls: a block, an actor or a nursery."""
 
     def check_open(self) -> None:
-        """Refuse calls once it ends.
+        """Refuse calls once the owner is ending.
 
         Raises:
-            RuntimeError: It does.
+            RuntimeError: The owner is ending.
         """
 
     def start(self, work: StartedWork) -> None:
-        """Make the task of a call."""
+        """Start the task of a call."""
 
 
 class StartedCalls:
-    """The calls that a block, or an actor, owns.
+    """Started calls that a block or an actor owns.
 
     Args:
-        name: Of the owner, for people.
-        fail: Takes, while the owner is open, an error that no task can await any more.
+        name: Name of the owner, for messages.
+        fail: Called, while the owner is open, with an error that no task can await any more.
     """
 
     def __init__(self, name: str, fail: Callable[[Exception], None]) -> None:
@@ -132,7 +132,7 @@ class StartedCalls:
         self._nursery = nursery
 
     def close(self, reason: str) -> None:
-        """Take no more calls, and cancel those that run."""
+        """Refuse further calls and cancel the running ones."""
         self._nursery = None
         for work in list(self._running):
             work.cancel(reason)
@@ -150,7 +150,7 @@ class StartedCalls:
     @trio.lowlevel.enable_ki_protection
     async def _run(self, work: StartedWork) -> None:
         try:
-            # A block raises why it was cancelled, and its nursery must not raise the cancel before that.
+            # A block raises the reason of its cancel; its nursery must not raise the cancel first.
             await work.run()
         finally:
             self._ended(work)
@@ -168,11 +168,11 @@ class StartedCalls:
             self._unclaimed[work] = work.error
 
     def claimed(self, work: StartedWork) -> None:
-        """Learn that the error of a call is raised where it is awaited."""
+        """Note that the error of a call is raised where it is awaited."""
         self._unclaimed.pop(work, None)
 
     def dropped(self, work: StartedWork) -> None:
-        """Learn that no task can await a call any more."""
+        """Note that no task can await a call any more."""
         if work in self._running:
             self._dropped.add(work)
         elif self._nursery is not None:
@@ -181,20 +181,20 @@ class StartedCalls:
                 self._fail(error)
 
     async def wait_ended(self) -> None:
-        """Wait until none runs; no checkpoint when none does."""
+        """Wait until no call runs; no checkpoint if none does."""
         while self._running:
             self._all_ended = trio.Event()
             await self._all_ended.wait()
 
     def take_errors(self) -> list[Exception]:
-        """Take the errors that no task has awaited, in the order in which they came."""
+        """Remove and return the errors that no task has awaited, in order of arrival."""
         errors = [*self._unclaimed.values()]
         self._unclaimed.clear()
         return errors
 
 
 class NurseryOwner:
-    """A nursery of the user's as the owner of a call, which is a task of it as any other."""
+    """A user's nursery as the owner of a call, which is an ordinary task of it."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self._nursery = nursery

@@ -1,4 +1,4 @@
-"""Channels: who has a port, what waits at the two ends."""
+"""Channels: ports, receivers, and the items that wait at both ends."""
 
 from trimesh._runtime.channels.ports import CarriedPorts, Port
 from trimesh._runtime.channels.receiver import Receiver

@@ -1,4 +1,4 @@
-"""The sending end of a channel: an object that may be sent anywhere, and keeps its channel open while it lives."""
+"""Sending end of a channel: a port can be sent to any process and keeps its channel open while it lives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
 
     @property
     def holding(self) -> Holding | None:
-        """What this process holds of the channel, or None when this port is closed."""
+        """State of the channel in this process, or None if this port is closed."""
         return None if self._is_closed else self._holding
 
     @property
@@ -170,8 +170,8 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
         )
 
     def __del__(self) -> None:
-        # Anywhere, also in the middle of any other code: it is only noted here.
-        with contextlib.suppress(AttributeError):  # half-made
+        # May run in the middle of any other code, so it only records the release.
+        with contextlib.suppress(AttributeError):  # not fully initialised
             if not self._is_closed and self._holding is not None:
                 self._is_closed = True
                 self._holding.channels.note_release(self._holding)
@@ -183,22 +183,22 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
 
 # ---- holding ---------------------------------------------------------------------------------------------------------
 
-# What one process holds of a channel whose receiver may be elsewhere: one window for all its ports of the channel.
+# State of a channel in one sending process: one window for all its ports of the channel.
 #
-# Senders wait here, in order, for the credits of the receiver's process; what waits here has not been sent, so a cancel
-# takes it back. An item of a channel without room has been sent and waits over there until it is taken; a cancel
-# recalls it, and `send` ends when the answer is in.
+# Senders wait here, in order, for credits of the receiver's process. A waiting item has not been sent, so a cancel
+# withdraws it. With capacity 0 an item is sent at once and waits in the receiver's process until it is taken; a cancel
+# recalls it, and `send` ends when the reply has arrived.
 
 
 class Sending:
     """One `send` that has not returned.
 
     Attributes:
-        port: Who sends: closing it ends this.
-        task: Parked here, or None when it has been woken.
-        cancel: Raises what has cancelled it, once its item has been recalled.
-        raising: Raises what it ends with, if it fails.
-        over: Set when it has been woken.
+        port: Port that sends; closing it ends this.
+        task: The parked task, or None once it was woken.
+        cancel: Raises the cancel, once the item has been recalled.
+        raising: Raises the error that it ends with, if it fails.
+        over: Set when it was woken.
         began_at: When it was called.
     """
 
@@ -214,7 +214,7 @@ class Sending:
         self.began_at: float = trio.current_time()
 
     async def park(self, abort: Callable[[Callable[[], NoReturn]], trio.lowlevel.Abort]) -> None:
-        """Wait until `wake`, and raise what that says."""
+        """Wait for `wake`; raise the error that it passes."""
         self.task = trio.lowlevel.current_task()
         await trio.lowlevel.wait_task_rescheduled(abort)
         if self.raising is not None:
@@ -230,16 +230,16 @@ class Sending:
 
 
 class Holding:
-    """The ports of one channel in one process.
+    """State of one channel in one process, shared by its ports there.
 
     Attributes:
-        home: Where the receiver is.
-        channel: The channel's number there.
-        number: This process's number for this holding.
-        capacity: Items that may wait there for the receiver.
-        item_type: What they are, where nothing is pickled and the channel was opened for a type.
-        share: Whether anything here refers to it.
-        is_ended: Whether the receiver takes no items any more.
+        home: Process of the receiver.
+        channel: Number of the channel there.
+        number: Number that this process gave to this holding.
+        capacity: Items that may wait at the receiver.
+        item_type: Type of the items, if nothing is pickled and the channel was opened for a type.
+        share: Counts the references to it in this process.
+        is_ended: Whether the receiver accepts no more items.
     """
 
     __slots__ = (
@@ -271,13 +271,13 @@ class Holding:
 
     @property
     def key(self) -> tuple[ProcId, int]:
-        """The channel in the whole family."""
+        """Key of the channel, unique in the family."""
         return self.home.proc_id, self.channel
 
     # ---- sending ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse to send to a receiver that is no more.
+        """Check that the receiver still exists.
 
         Raises:
             trio.BrokenResourceError: It is closed, or its process is gone; then the cause says how.
@@ -289,14 +289,14 @@ class Holding:
             raise trio.BrokenResourceError("the receiver of this channel is closed")
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether an item would go out at once, and be kept there."""
+        """Return whether an item would be sent at once and queued at the receiver."""
         return self.capacity > 0 and self._has_room(nbytes)
 
     def _has_room(self, nbytes: int) -> bool:
         return self.home.link is not None and not self._waiting and self._window.has_room(nbytes)
 
     async def send(self, port: object, parcel: Parcel) -> None:
-        """Send an item as soon as there is room; without any, return when it has been taken."""
+        """Send an item as soon as there is room; with capacity 0, return when it has been taken."""
         one = Sending(port, parcel)
         if not self._has_room(parcel.nbytes):
             self._waiting.append(one)
@@ -313,7 +313,7 @@ class Holding:
             self._offered = one
 
     def transmit(self, parcel: Parcel) -> None:
-        """Send an item; what it was made from may be changed again at once."""
+        """Send a copy of an item; its buffers may be changed at once."""
         self._window.sent(parcel.nbytes)
         copied = msgspec.structs.replace(parcel, bodies=[bytes(body) for body in parcel.bodies])
         left = self.home.send(copied)
@@ -321,7 +321,7 @@ class Holding:
             self.channels.sent(left)
 
     def send_waiting(self) -> None:
-        """Send what waits, as far as there is room."""
+        """Send waiting items as far as there is room."""
         while self.home.link is not None and self._waiting and self._window.has_room(self._waiting[0].parcel.nbytes):
             one = self._waiting.popleft()
             self._send_one(one)
@@ -329,16 +329,16 @@ class Holding:
                 one.wake()
 
     def blocked(self) -> Iterator[Sending]:
-        """Yield the senders that wait: first the one whose item is over there and not taken, if there is one."""
+        """Yield the waiting senders; first the one whose sent item is not yet taken, if any."""
         if self._offered is not None:
             yield self._offered
         yield from self._waiting
 
     def _abort(self, one: Sending, cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """Cancel a sender: what waits here is taken back, what waits at home is asked for; the answer ends the wait."""
+        """Cancel a sender: withdraw a waiting item, or recall a sent one; then the reply ends the wait."""
         if one in self._waiting:
             self._waiting.remove(one)
-            self.send_waiting()  # it may have kept later, smaller ones waiting
+            self.send_waiting()  # it may have blocked later, smaller ones
             return trio.lowlevel.Abort.SUCCEEDED
         one.cancel = cancel
         self.channels.tell(self.home, messages.Recall(self.channel))
@@ -347,7 +347,7 @@ class Holding:
 
     @trio.lowlevel.enable_ki_protection
     async def _give_up(self, one: Sending) -> None:
-        """Leave a recall that is not answered, as a cancelled call is left (rule C2)."""
+        """Abandon an unanswered recall, as a cancelled call is abandoned (rule C2)."""
         try:
             with trio.move_on_after(limits.CANCEL_ACK_SECONDS):
                 await one.over.wait()
@@ -357,10 +357,10 @@ class Holding:
     # ---- news of the receiver --------------------------------------------------------------------------------
 
     def room(self, message: messages.Room) -> None:
-        """Take the receiver's count.
+        """Update the credits by the receiver's count.
 
         Raises:
-            ProtocolError: It counts more than was sent.
+            ProtocolError: The count exceeds the items sent.
         """
         if not self._window.acknowledged(message.taken):
             return
@@ -370,7 +370,7 @@ class Holding:
         self.send_waiting()
 
     def end(self) -> None:
-        """Learn that the receiver takes nothing any more, or that its process is gone: every sender learns it."""
+        """End all senders: the receiver is closed or its process is gone."""
         self.is_ended = True
         one, self._offered = self._offered, None
         if one is not None:
@@ -391,7 +391,7 @@ class Holding:
 
 
 class CarriedPorts:
-    """The ports of a message that has come: a reference to each, until this object is dropped."""
+    """References to the ports of a received message, held until this object is dropped."""
 
     __slots__ = ("channels", "holdings")
 

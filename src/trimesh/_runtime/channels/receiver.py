@@ -1,4 +1,4 @@
-"""The receiving end of a channel, which stays at home: what has come, who may yet send."""
+"""Receiving end of a channel, in the process that opened it: queued items and remaining senders."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One process that sends, for as long as it holds the channel.
+    """A sending process, for as long as it holds ports of the channel.
 
     Attributes:
-        holding: Its number for what it holds.
+        holding: Number that it gave to its holding.
     """
 
     peer: Peer
@@ -39,7 +39,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class WaitingItem(msgspec.Struct, frozen=True):
-    """An item that has come and was not taken; still encoded."""
+    """An item that has arrived and was not taken; still encoded."""
 
     source: Source
     payload: Buffer
@@ -49,19 +49,19 @@ class WaitingItem(msgspec.Struct, frozen=True):
 
 
 class ReturnedItem(msgspec.Struct, frozen=True):
-    """An item that was taken, for code outside of Trio that was cancelled just then."""
+    """An item that was taken for code outside of Trio that was cancelled at that moment."""
 
     value: Any
 
 
 class Home:
-    """A channel, in the process that has opened it.
+    """A channel, in the process that opened it.
 
     Attributes:
         capacity: Items of one process that may wait.
-        item_type: What they are, where nothing is pickled and the channel was opened for a type.
-        holders: Who may send.
-        is_closed: Whether the receiver is.
+        item_type: Type of the items, if nothing is pickled and the channel was opened for a type.
+        holders: Processes that may send.
+        is_closed: Whether the receiver is closed.
     """
 
     __slots__ = (
@@ -96,12 +96,12 @@ class Home:
     # ---- holders ---------------------------------------------------------------------------------------------
 
     def begin(self, me: Peer, holding: int) -> None:
-        """Let the process itself be the first holder."""
+        """Register the process itself as the first holder."""
         self.holders.begin(me.proc_id)
         self._sources[me.proc_id] = Source(me, holding, Intake(self.capacity))
 
     def taken(self, peer: Peer, message: messages.Accepted, *, is_gone: bool) -> bool:
-        """Count a port that has come to `peer`; return False when the channel is over."""
+        """Count a port that has arrived at `peer`; return False if the channel is over."""
         is_new = not self.holders.holds(peer.proc_id)
         if not self.holders.taken(ProcId(message.sender), message.transit, peer.proc_id, is_gone=is_gone):
             return False
@@ -117,14 +117,14 @@ class Home:
         self.look()
 
     def gone(self, peer: Peer) -> None:
-        """Forget a process, and ask those that it had sent ports to."""
+        """Remove a dead process and query the processes that it had sent ports to."""
         self._sources.pop(peer.proc_id, None)
         for holder in self.holders.gone(peer.proc_id):
             self.channels.tell(self.channels.proc.peer(holder), messages.Settle(self.number, peer.proc_id))
         self.look()
 
     def look(self) -> None:
-        """Let the receivers see the end."""
+        """Wake the receivers if the channel is at its end."""
         if self.holders.is_over:
             self._receivers.unpark_all()
 
@@ -133,7 +133,7 @@ class Home:
     def arrived(
         self, peer: Peer, message: messages.PortItem, bodies: list[memoryview], carried: CarriedPorts | None
     ) -> None:
-        """Take an item.
+        """Receive an item.
 
         Raises:
             ProtocolError: Its sender holds no port, or had no room.
@@ -151,7 +151,7 @@ class Home:
         self._receivers.unpark()
 
     def recall(self, peer: Peer) -> None:
-        """Give the item of a process back that still waits, if one does."""
+        """Return a process's waiting item to it, if there is one."""
         for item in self._items:
             if isinstance(item, WaitingItem) and item.source.peer is peer:
                 self._items.remove(item)
@@ -187,7 +187,7 @@ class Home:
         return self._decode(self._take())
 
     def put_back(self, value: Any) -> None:
-        """Take an item back that has not come to whom it was taken for; the next one gets it."""
+        """Requeue an item that did not reach its receiver; the next receiver gets it."""
         if not self.is_closed:
             self._items.appendleft(ReturnedItem(value))
             self._receivers.unpark()
@@ -208,7 +208,7 @@ class Home:
         return self.channels.proc.values.decode_sent(item.payload, item.bodies, self.item_type)
 
     def close(self) -> None:
-        """Take nothing any more and tell every holder so. Idempotent."""
+        """Close the channel and notify every holder. Idempotent."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -221,7 +221,7 @@ class Home:
 
 
 class Receiver(trio.abc.ReceiveChannel[T_co], Generic[T_co]):
-    """The receiving end of a channel; it stays in the process that has opened it.
+    """The receiving end of a channel; it stays in the process that opened it.
 
     `async for item in receiver` ends when no port is left anywhere, after the last item.
     """

@@ -1,7 +1,7 @@
-"""The channels of one process, and its ports of channels elsewhere: what moves their messages.
+"""Registry of one process's channels, and of its ports of remote channels; routes their messages.
 
-Which process holds a port is counted by `_routing/channel_accounts.py`. All messages of a holder to a home take the
-DATA lane of one link, so that what it gives up comes after the ports and items that it has sent.
+`_routing/channel_accounts.py` counts which processes hold a port. All messages of a holder to a home take the DATA lane
+of one link, so that the release of a port arrives after the ports and items sent before it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from trimesh._wire.memory import Sink
 
 _REBUILD = ("trimesh._runtime.channels.registry", "rebuild_port")
-"""What stands for a port in a payload; the decoder of each process gives it its meaning."""
+"""Placeholder of a port in a payload; the decoder of each process resolves it."""
 
 
 def rebuild_port(*_: object) -> Port[Any]:
-    """Refuse: there is no port without the process that it is in."""
+    """Refuse: a port cannot be rebuilt outside of a process."""
     raise TypeError("a port can be rebuilt only by the process that a message with it was sent to")
 
 
@@ -82,16 +82,16 @@ class Channels:
         home.begin(me, holding.number)
         holding.share.take()
         port: Port[Any] = Port(holding)
-        holding.share.release()  # what the first unit came with; the port is another reference
+        holding.share.release()  # reference of the first unit; the port holds its own
         return port, home
 
     @property
     def open_channels(self) -> int:
-        """Channels whose receiver is here and open."""
+        """Number of channels whose receiver is here and open."""
         return len(self._homes)
 
     def closed(self, home: Home) -> None:
-        """Forget a channel that receives no more; the senders of this process learn it at once."""
+        """Remove a closed channel and end the senders of this process at once."""
         del self._homes[home.number]
         holding = self._holdings.get((self.proc.proc_id, home.number))
         if holding is not None:
@@ -107,7 +107,7 @@ class Channels:
         return holding
 
     def release(self, holding: Holding) -> None:
-        """Give up one reference; with the last one, what this process holds."""
+        """Release one reference; with the last one, give up this process's hold on the channel."""
         units = holding.share.release()
         if units:
             del self._holdings[holding.key]
@@ -115,7 +115,7 @@ class Channels:
             self.tell(holding.home, messages.Dropped(holding.channel, units))
 
     def note_release(self, holding: Holding) -> None:
-        """Give up one reference soon. From any thread, in the middle of anything."""
+        """Schedule the release of one reference; from any thread, at any moment."""
         self._released.append(holding)
         if self._token is not None:
             with contextlib.suppress(trio.RunFinishedError):
@@ -126,12 +126,12 @@ class Channels:
             self.release(self._released.popleft())
 
     def sent(self, left: trio.Event) -> None:
-        """Note something that has been sent and is still on its way out."""
+        """Record a message that was sent and has not left yet."""
         self._leaving = {event for event in self._leaving if not event.is_set()}
         self._leaving.add(left)
 
     async def flush(self) -> None:
-        """Wait until what has been sent has left this process, for at most `limits.FLUSH_SECONDS`."""
+        """Wait until sent messages have left this process, for at most `limits.FLUSH_SECONDS`."""
         with trio.move_on_after(limits.FLUSH_SECONDS):
             for home in list(self._mail):
                 await self.connect(home)
@@ -141,11 +141,11 @@ class Channels:
     # ---- values ----------------------------------------------------------------------------------------------
 
     def reducers(self) -> dict[type, Callable[[Any, Sink], Any]]:
-        """Return how ports leave in a payload."""
+        """Return the reducers that encode ports in a payload."""
         return {Port: self._reduce}
 
     def bindings(self) -> dict[tuple[str, str], Any]:
-        """Return how they are rebuilt."""
+        """Return the bindings that rebuild ports."""
         return {_REBUILD: self._rebuild}
 
     def _reduce(self, port: Port[Any], sink: Sink) -> Any:
@@ -158,13 +158,13 @@ class Channels:
         return rebuild_port, (holding.home.proc_id, holding.channel)
 
     def _rebuild(self, home: object, channel: object) -> Port[Any]:
-        # A port that was closed between its encoding and its sending has not been sent, and arrives closed.
+        # A port that was closed between encoding and sending was not sent, and arrives closed.
         return Port(self._holdings.get((home, channel)))  # type: ignore[arg-type]
 
     # ---- messages that carry ports ---------------------------------------------------------------------------
 
     def send(self, peer: Peer, link: Link, attachments: Sequence[object]) -> None:
-        """Say that the next message to `peer` carries the ports among `attachments`."""
+        """Announce that the next message to `peer` carries the ports among `attachments`."""
         transits: list[messages.Transit] = []
         for holding in dict.fromkeys(self._held(thing) for thing in attachments):
             if holding is None:
@@ -176,7 +176,7 @@ class Channels:
             link.send(messages.encode(messages.Carried(tuple(transits[first : first + limits.TRANSITS_PER_FRAME]))))
 
     def _held(self, thing: object) -> Holding | None:
-        """Return what this process holds of a channel that a message refers to, or None."""
+        """Return this process's holding of a channel that a message refers to, or None."""
         if isinstance(thing, Port):
             return thing.holding
         return self._holdings.get(thing.key) if isinstance(thing, Holding) else None
@@ -205,17 +205,17 @@ class Channels:
             self._mail.setdefault(peer, []).append(head)
 
     def tell_ended(self, peer: Peer, channel: int) -> None:
-        """Tell a holder that its port leads nowhere."""
+        """Notify a holder that its port has no receiver."""
         if peer.link is not None:
             peer.link.send(messages.encode(messages.Ended(channel)), lane=Lane.CONTROL)
 
     async def connect(self, peer: Peer) -> None:
-        """Make a link to a home, unless it is gone."""
+        """Open a link to a home, unless it is gone."""
         if self.proc.family is not None:
             await self.proc.family.connect([peer])
 
     def start_connecting(self, peer: Peer) -> None:
-        """Make a link to a process that ports are about to reach, or that an answer is due from."""
+        """Open a link to a process that will receive ports, or that has to reply."""
         if peer.link is None and peer.death is None and peer not in self._connecting:
             self._connecting.add(peer)
             self.proc.nursery.start_soon(self._connect, peer)
@@ -253,7 +253,7 @@ class Channels:
         if home is not None:
             holder = self.proc.peer(ProcId(message.holder))
             home.holders.sent(peer.proc_id, message.transit, holder.proc_id, is_gone=holder.death is not None)
-            self.start_connecting(holder)  # by that link its word comes, and its end is seen
+            self.start_connecting(holder)  # its reply arrives by that link, and so does its end
 
     def _taken(self, peer: Peer, message: messages.Accepted, bodies: list[memoryview]) -> None:
         del bodies
@@ -322,6 +322,6 @@ class Channels:
                 yield holding, one
 
     def left(self) -> Iterable[str]:
-        """Say what is not over."""
+        """Describe channels and holdings that are not over."""
         yield from (f"channel {number}" for number in self._homes)
         yield from (f"port of channel {channel} of process {home}" for home, channel in self._holdings)
