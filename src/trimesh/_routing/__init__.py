@@ -1,1 +1,1 @@
-"""Who gets what, and when a call is complete. Pure state machines."""
+"""Pure state machines of message routing: credits, completion of calls, channel accounts, deadlock search."""

@@ -1,23 +1,23 @@
-"""Who holds the port of one channel: what decides when its receiver has seen the last sender.
+"""Accounts of a channel's ports, which decide when the channel is at its end, and credits of its items.
 
-The home of a channel keeps `Holders`, every process that has a port of it a `Share`:
+The home of a channel keeps `Holders`; every process that has a port of it keeps a `Share`:
 
     sender --InTransit--> home       a message that carries the port is about to leave
     sender --(message)-> holder      and does
     holder --Accepted--> home        the transit is over, the holder has one unit more
     holder ---Dropped--> home        its last port object is gone: all units that it took so far
 
-HO-1 Messages of one process to another arrive in the order in which they were sent; nothing else is ordered. So
-     `Accepted` may overtake `InTransit`; the transit is then remembered as one that has been taken early.
-HO-2 A process sends only what it holds, so what it dropped comes after what it sent: from the first unit on there is
+HO-1 Messages from one process to another arrive in the order of sending; nothing else is ordered. So `Accepted` may
+     overtake `InTransit`; the transit is then recorded as taken early.
+HO-2 A process sends only ports that it holds, so its drops arrive after its sends. From the first unit on there is
      always a unit or a transit for each port that a process has, or may yet get, and the channel does not end early.
-HO-3 A process that is gone holds nothing, gets nothing, and sends nothing that has not been told. What it has sent to a
-     living process may still be read there: that process is asked (`Settle`), and answers when nothing can come any
-     more. So each transit ends, and the channel does.
-HO-4 Once over, over: who takes a port after that is told that it leads nowhere.
+HO-3 A dead process holds nothing, gets nothing, and sends nothing that was not announced. A living process may still
+     read ports that it sent: that process gets a `Settle`, and replies when nothing more can arrive. So each transit
+     ends, and so does the channel.
+HO-4 The end is final: a process that takes a port afterwards is notified that the port has no receiver.
 
 IN-1 The sender's window is never wider than this one, so a sender that keeps its credits is never refused.
-IN-2 A sender that has used up its window is told of every item that is taken, so it never waits while there is room.
+IN-2 A sender without credit gets a report of every item that is taken, so it never waits while there is room.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Transit = tuple[ProcId, int, ProcId]
 
 
 class Share:
-    """What one process holds of one channel.
+    """References and units that one process holds of one channel.
 
     Attributes:
         references: Port objects, and undecoded messages that carry one.
@@ -53,12 +53,12 @@ class Share:
         self.units += 1
 
     def refer(self) -> None:
-        """Count one port object more."""
+        """Count another port object."""
         assert self.units, "a port is made of a unit"
         self.references += 1
 
     def release(self) -> int:
-        """Count one reference less; return the units to give back, 0 while others are left."""
+        """Release a reference; return the units to give back, 0 while references remain."""
         assert self.references, "each reference is released once"
         self.references -= 1
         if self.references:
@@ -71,7 +71,7 @@ class Holders:
     """All holders of one channel, as its home knows them.
 
     Attributes:
-        is_over: Whether there are none any more, and never will be.
+        is_over: Whether no holder is left; final.
     """
 
     __slots__ = ("_early", "_transits", "_units", "is_over")
@@ -94,15 +94,15 @@ class Holders:
         self._units[holder] = 1
 
     def sent(self, sender: ProcId, transit: int, holder: ProcId, *, is_gone: bool) -> None:
-        """Take the news of a transit.
+        """Record an announced transit.
 
         Args:
             transit: Its number.
-            holder: Where to.
+            holder: Target of the transit.
             is_gone: Whether the holder has ended, so that it gets nothing.
 
         Raises:
-            ProtocolError: The transit is known, or the sender holds nothing that it could send.
+            ProtocolError: The transit is known, or the sender holds no port.
         """
         if self.is_over:
             return
@@ -118,12 +118,12 @@ class Holders:
             self._transits.add(key)
 
     def taken(self, sender: ProcId, transit: int, holder: ProcId, *, is_gone: bool) -> bool:
-        """Take the news of a message that has come; return False when the channel is over.
+        """Record the arrival of a transit; return False if the channel is over.
 
         Args:
-            sender: Who has sent it.
+            sender: Its sender.
             transit: Its number.
-            is_gone: Whether the sender has ended, so that it tells nothing any more.
+            is_gone: Whether the sender has ended, so that it announces nothing more.
 
         Raises:
             ProtocolError: The transit was taken before.
@@ -149,7 +149,7 @@ class Holders:
         """Take units back.
 
         Raises:
-            ProtocolError: The holder has not that many.
+            ProtocolError: The holder has fewer units.
         """
         if self.is_over:
             return
@@ -163,7 +163,7 @@ class Holders:
         self._look()
 
     def gone(self, process: ProcId) -> Collection[ProcId]:
-        """Forget a process that has ended; return those to be asked what they still got from it."""
+        """Remove a dead process; return the processes to query for ports that they still got from it."""
         self._units.pop(process, None)
         self._early = {key for key in self._early if process not in (key[0], key[2])}
         self._transits = {key for key in self._transits if key[2] != process}
@@ -171,7 +171,7 @@ class Holders:
         return sorted({holder for sender, _, holder in self._transits if sender == process})
 
     def settled(self, sender: ProcId, holder: ProcId) -> None:
-        """Forget what a process that is gone had sent to `holder`: nothing of it will come any more."""
+        """Drop the transits of a dead process to `holder`: none of them can arrive any more."""
         self._transits = {key for key in self._transits if (key[0], key[2]) != (sender, holder)}
         self._look()
 
@@ -187,12 +187,12 @@ class Holders:
 
 
 def port_window(capacity: int) -> SendWindow:
-    """Return the window of one sending process; a channel without room lets one item wait to be handed over."""
+    """Return the window of one sending process; with capacity 0 one item may wait to be handed over."""
     return SendWindow(max(capacity, 1), limits.MAILBOX_BYTES, limits.MAILBOX_REPORT_BYTES)
 
 
 class Intake:
-    """Counts what one process has sent and what was taken of it."""
+    """Counts items that one process sent and items that were taken."""
 
     __slots__ = ("_count", "_window")
 
@@ -201,7 +201,7 @@ class Intake:
         self._count = ReceiveCount(max(self._window.messages_max // 2, 1), limits.MAILBOX_REPORT_BYTES)
 
     def arrived(self, nbytes: int) -> None:
-        """Count an item that has come.
+        """Count an item that has arrived.
 
         Raises:
             ProtocolError: There was no room for it.
@@ -219,12 +219,12 @@ class Intake:
 
     @property
     def is_due(self) -> bool:
-        """Whether the sender should be told now."""
+        """True when a report to the sender is due."""
         is_full = self._window.waiting >= self._window.messages_max
         return self._count.is_due or (is_full and self._count.has_news)
 
     def report(self) -> int:
-        """Return the total to tell the sender."""
+        """Return the total to report to the sender."""
         total = self._count.report()
         self._window.acknowledged(total)
         return total

@@ -1,22 +1,22 @@
-r"""One call to many ranks, as a table of outcomes.
+r"""Collector of the outcomes of one call to many ranks, merge of a stream's items, credits of mailboxes.
 
-A nursery that raises in each child reports one error when several fail at once, because the first cancels the others
-before they are seen. The collector keeps every terminal frame instead, and says what its owner has to do:
+With one nursery task for each rank, the first error would cancel the others before their errors are seen. The collector
+keeps every terminal frame instead, and decides the next step:
 
     unsent --sent()--> sent --settle()--> settled
        \------------withdraw()-----------/
 
 CO-1 every rank settles exactly once; later frames for it are refused (`settle` returns False).
 CO-2 the call is complete when every rank is settled.
-CO-3 with `fail_fast`, the first failure asks for the cancellation of the others, once.
-CO-4 a rank that was withdrawn, or cancelled on our request, is no failure.
+CO-3 with `fail_fast`, the first failure requests the cancellation of the others, once.
+CO-4 a rank that was withdrawn, or cancelled on our request, does not count as failed.
 
 MG-1 items of one rank are taken in the order in which they were sent; none is dropped while the stream is open.
-MG-2 a rank that sends more than `window` items ahead of what it was told was taken breaks the protocol.
+MG-2 a rank that sends more than `window` items ahead of the taken items reported to it breaks the protocol.
 MG-3 a rank does not wait for a consumer that has taken everything: its reports are due before the window is full.
 
-CR-1 a sender does not wait for a receiver that has taken everything: what has not been reported then (fewer than
-     `report_every` messages, at most `report_bytes`) never fills the window, however large the next message is.
+CR-1 a sender does not wait for a receiver that has taken everything: the unreported rest (fewer than `report_every`
+     messages, at most `report_bytes`) never fills the window, however large the next message is.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from trimesh.errors import ProtocolError
 
 
 class RankState(enum.IntEnum):
-    """How far one rank of a call is."""
+    """State of one rank of a call."""
 
     UNSENT = 0
     SENT = 1
@@ -43,7 +43,7 @@ class RankState(enum.IntEnum):
 
 
 class Returned(msgspec.Struct, frozen=True):
-    """A value came back; it is decoded by the caller's own task, and never changed.
+    """A rank returned a value; immutable, decoded by the caller's own task.
 
     Attributes:
         payload, bodies: The value.
@@ -56,7 +56,7 @@ class Returned(msgspec.Struct, frozen=True):
 
 
 POSTED: Final = Returned(b"")
-"""Stands for the value of what has none: a broadcast. What a peer sends is never this, whatever it is."""
+"""Outcome of a broadcast, which has no value. A value from a peer is never this object."""
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 class LocalFailure(msgspec.Struct, frozen=True):
-    """The call failed on this side of the wire: the process died, the link was lost, the mesh has stopped."""
+    """The call failed locally: the process died, the link was lost, or the mesh has stopped."""
 
     error: Exception
 
@@ -81,7 +81,7 @@ Outcome = Returned | Raised | LocalFailure | Withdrawn | messages.CancelAck | me
 
 
 def is_failure(outcome: Outcome) -> bool:
-    """Return whether `outcome` is an error of its own, not a consequence of our cancel."""
+    """Return whether `outcome` is a failure, not a result of our cancel."""
     match outcome:
         case Returned() | Withdrawn():
             return False
@@ -92,14 +92,14 @@ def is_failure(outcome: Outcome) -> bool:
 
 
 class Collector:
-    """The outcomes of one call, by the index of the rank in the view that was called.
+    """Outcomes of one call, by the index of the rank in the called view.
 
     Attributes:
-        size: Ranks addressed.
+        size: Number of target ranks.
         fail_fast: Whether the first failure cancels the others.
         remaining: Ranks that have not settled.
-        outcomes: What each rank came to, None while it runs; to be read only.
-        positions: Place of the message of each rank among those on its link, from 1; 0 before it is sent.
+        outcomes: Outcome of each rank, None while it runs; read-only.
+        positions: Position of each rank's message on its link, from 1; 0 before it is sent.
         failures: Indices of the failed ranks in the order in which they were seen.
     """
 
@@ -115,22 +115,22 @@ class Collector:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every rank has settled (CO-2)."""
+        """True once every rank has settled (CO-2)."""
         return self.remaining == 0
 
     @property
     def wants_cancel(self) -> bool:
-        """Whether the ranks that run should be cancelled because one has failed (CO-3)."""
+        """True if the running ranks should be cancelled because one has failed (CO-3)."""
         return self.fail_fast and bool(self.failures) and self.remaining > 0
 
     def sent(self, index: int, position: int = 1) -> None:
-        """Note that the message of rank `index` has been handed to its link."""
+        """Record that the message of rank `index` was handed to its link."""
         assert not self.positions[index], index
         assert self.outcomes[index] is None, (index, self.outcomes[index])
         self.positions[index] = position
 
     def settle(self, index: int, outcome: Outcome) -> bool:
-        """Note the outcome of rank `index`; return False, and change nothing, when it had one (CO-1)."""
+        """Record the outcome of rank `index`; return False, without effect, if it has one (CO-1)."""
         if self.outcomes[index] is not None:
             return False
         self.outcomes[index] = outcome
@@ -146,7 +146,7 @@ class Collector:
                 self.settle(index, Withdrawn())
 
     def states(self) -> Sequence[RankState]:
-        """Return how far each rank is."""
+        """Return the state of each rank."""
         return tuple(
             RankState.SETTLED if outcome is not None else RankState.SENT if position else RankState.UNSENT
             for position, outcome in zip(self.positions, self.outcomes, strict=True)
@@ -174,10 +174,10 @@ class Collector:
 
 
 class MergedItem(msgspec.Struct, frozen=True):
-    """One value that has come; it is decoded by the consumer's own task, and never changed.
+    """One received item; immutable, decoded by the consumer's own task.
 
     Attributes:
-        index: Of the rank, in the view that was called.
+        index: Index of the rank in the called view.
         payload, bodies: The value.
         carried: Kept as long as the payload is.
     """
@@ -189,16 +189,16 @@ class MergedItem(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """As the sender's window counts it."""
+        """Size as counted by the sender's window."""
         return len(self.payload) + (sum(body.nbytes for body in self.bodies) if self.bodies else 0)
 
 
 class Merge:
-    """What has come from the ranks of one stream and has not been taken.
+    """Received items of one stream that the consumer has not taken.
 
     Attributes:
-        size: Ranks addressed.
-        window: Items that each may be ahead.
+        size: Number of target ranks.
+        window: Items that each rank may be ahead.
     """
 
     __slots__ = ("_counts", "_is_closed", "_queue", "_received", "_reported", "size", "window")
@@ -214,19 +214,19 @@ class Merge:
         self._counts: list[ReceiveCount] = [ReceiveCount(every, limits.STREAM_REPORT_BYTES) for _ in range(self.size)]
 
     def __len__(self) -> int:
-        """Return the number of items that wait."""
+        """Return the number of waiting items."""
         return len(self._queue)
 
     def received(self, index: int) -> int:
-        """Return how many items of a rank have come."""
+        """Return how many items of a rank have arrived."""
         return self._received[index]
 
     def reported(self, index: int) -> int:
-        """Return how many a rank was told were taken."""
+        """Return how many taken items were reported to a rank."""
         return self._reported[index]
 
     def put(self, item: MergedItem) -> None:
-        """Take in an item; after `close` it is dropped.
+        """Add an item; after `close` it is dropped.
 
         Raises:
             ProtocolError: The rank is further ahead than its window (MG-2).
@@ -239,7 +239,7 @@ class Merge:
             self._queue.append(item)
 
     def take(self) -> tuple[MergedItem, int | None]:
-        """Return the next item, and how many of its rank have been taken when the rank should be told (MG-3)."""
+        """Return the next item, and the rank's count of taken items if a report is due (MG-3), else None."""
         item = self._queue.popleft()
         count = self._counts[item.index]
         count.take(item.nbytes)
@@ -249,25 +249,24 @@ class Merge:
         return item, self._reported[item.index]
 
     def close(self) -> None:
-        """Drop what waits and what comes: the consumer has left."""
+        """Drop waiting and later items: the consumer has left."""
         self._is_closed = True
         self._queue.clear()
 
 
 # ---- credits of one mailbox for one sender: how a full mailbox makes its sender wait ---------------------------------
 
-# The sender counts what it sends; the receiver counts what it takes out and reports the total now and then, on every
-# terminal frame and, when those are rare, by a frame of its own. Totals only grow, so a report can be late, lost or
-# repeated.
+# The sender counts the messages it sends. The receiver counts those it takes out and reports the total on every terminal
+# frame and, when those are rare, by a separate frame. Totals only grow, so a report can be late, lost or repeated.
 
 
 class SendWindow:
-    """The sender's side.
+    """Sender's side of the credits.
 
     Attributes:
         messages_max: Messages that may wait at the receiver.
-        bytes_max: Bytes that may; a single message may exceed them when little else waits.
-        report_bytes: How much the receiver may have taken without having reported it.
+        bytes_max: Bytes that may wait; a single message may exceed them when little else waits.
+        report_bytes: Bytes that the receiver may have taken without a report.
     """
 
     __slots__ = ("_acknowledged", "_sizes", "_waiting_bytes", "bytes_max", "messages_max", "report_bytes")
@@ -282,7 +281,7 @@ class SendWindow:
 
     @property
     def waiting(self) -> int:
-        """Messages that have been sent and not been taken out, as far as is known here."""
+        """Messages sent and not reported as taken out."""
         return len(self._sizes)
 
     @property
@@ -302,7 +301,7 @@ class SendWindow:
         return self._waiting_bytes <= self.report_bytes or self._waiting_bytes + nbytes <= self.bytes_max
 
     def try_sent(self, nbytes: int) -> bool:
-        """Count a message that goes out if there is room for it; else return False."""
+        """Count a message to send if there is room for it; else return False."""
         sizes, waiting_bytes = self._sizes, self._waiting_bytes
         if len(sizes) >= self.messages_max:
             return False
@@ -313,12 +312,12 @@ class SendWindow:
         return True
 
     def sent(self, nbytes: int) -> None:
-        """Count a message that goes out."""
+        """Count a sent message."""
         self._sizes.append(nbytes)
         self._waiting_bytes += nbytes
 
     def acknowledged(self, total: int) -> bool:
-        """Take the receiver's total; return whether it has made room.
+        """Update the receiver's total; return whether it has made room.
 
         Raises:
             ProtocolError: The receiver claims more than was sent.
@@ -340,13 +339,13 @@ class SendWindow:
 
 
 class ReceiveCount:
-    """The receiver's side.
+    """Receiver's side of the credits.
 
     Attributes:
-        report_every: Unreported messages from which a frame of its own is due.
-        report_bytes: Unreported bytes above which it is.
+        report_every: Unreported messages at which a separate report is due.
+        report_bytes: Unreported bytes above which one is due.
         dequeued: Messages taken out so far.
-        is_due: Whether the sender should be told by a frame of its own.
+        is_due: Whether a separate report to the sender is due.
     """
 
     __slots__ = ("_due_at", "_reported", "_unreported_bytes", "dequeued", "is_due", "report_bytes", "report_every")
@@ -362,12 +361,12 @@ class ReceiveCount:
 
     @property
     def reported(self) -> int:
-        """The total that the sender was told last."""
+        """Total of the last report to the sender."""
         return self._reported
 
     @property
     def has_news(self) -> bool:
-        """Whether the sender has not been told of the last one."""
+        """True if the total has grown since the last report."""
         return self.dequeued > self._reported
 
     def take(self, nbytes: int) -> None:
@@ -378,7 +377,7 @@ class ReceiveCount:
             self.is_due = True
 
     def report(self) -> int:
-        """Return the total to put into a frame, and remember that it was told."""
+        """Return the total to put into a frame, and record it as reported."""
         self._reported = self.dequeued
         self._due_at = self.dequeued + self.report_every
         self._unreported_bytes = 0

@@ -1,32 +1,32 @@
-r"""One search for a deadlock: questions go out, answers come in, at the end there is a verdict or none.
+r"""Deadlock search: sends queries to processes, collects replies, and reaches a verdict or none.
 
     first look ----all answered----> second look ----all answered----> done
          \------nothing is stuck---------------------------------------->/
 
-The first look follows the edges from where the suspicion arose, process by process, at different times. What seems
-stuck is looked at again, and with it whether the callers still wait. What has not changed was so, everywhere at once,
-at the moment between the two looks (`waits.steady`); what is stuck in that picture is a deadlock.
+The first look follows the wait edges from the suspected nodes, process by process, at different times. Nodes that seem
+stuck are queried again, together with whether their callers still wait. Edges that are in both looks existed everywhere
+at the moment between the two looks (`steady`). Nodes that are stuck in that consistent snapshot are a deadlock.
 
 SE-1 No false alarm: at one moment after the search has begun the victim's cycle was closed, and no call in it was
      being cancelled, directly or by a cancel on its way from above.
-SE-2 No miss: a deadlock that is reached from the starts and stands when the search begins is found, however much else
-     changes meanwhile, for its own edges do not.
-SE-3 What is not answered (a process that has ended, a call that is on its way or over) can end.
+SE-2 No miss: a deadlock that is reachable from the starts and exists when the search begins is found, whatever else
+     changes meanwhile, because its own edges do not.
+SE-3 A node without a reply (a process that has ended, a call in transit or over) counts as able to end.
 
-The graph of who waits for whom, and what in it can never end (rule C8).
+The wait graph, and its nodes that can never end (rule C8):
 
     running call --all of--> the calls, and the full mailboxes, that its tasks wait for
     queued call  --any of--> the calls that hold the slots of its group
     full mailbox --any of--> the calls that hold the slots for which its messages wait
 
-WA-1 A node *can end* when it waits for nothing, or when enough of what it waits for can end. What is not in the graph
-     can end. A node is *stuck* when it cannot end even so: the least fixpoint, so every doubt speaks against an alarm.
-WA-2 To be stuck is stable: whatever it would take to end must have ended before. Only a cancel, a death or an error
-     from outside undoes it.
-WA-3 Every stuck node reaches a *knot*: a strongly connected part of the stuck nodes that no edge leaves. It is a
+WA-1 A node *can end* when it waits for nothing, or when enough of the nodes it waits for can end. Nodes outside the
+     graph can end. All others are *stuck*: the least fixpoint, so every doubt counts against an alarm.
+WA-2 A stuck node stays stuck: the nodes that it waits for would have to end first. Only a cancel, a death or an error
+     from outside changes that.
+WA-3 Every stuck node reaches a *knot*: a strongly connected component of stuck nodes that no edge leaves. A knot is a
      deadlock by itself, whatever else is stuck because of it.
 WA-4 The victim is the queued call of a knot with the greatest (call id, caller, process); where no call is queued, the
-     unsent message with the greatest. So those who look at one knot choose one victim.
+     unsent message with the greatest. So all searches of one knot choose the same victim.
 WA-5 A call is *held* when its caller waits for it, is not being cancelled, and is held itself. A running or queued
      call that is not held will be cancelled, so it can end.
 """
@@ -44,10 +44,10 @@ from trimesh.errors import ProtocolError
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Ask a process for some of its nodes.
+    """A query to a process for some of its nodes.
 
     Attributes:
-        look: Comes back with the answer.
+        look: Number of the look; returned with the reply.
     """
 
     proc: int
@@ -58,7 +58,7 @@ class Question(msgspec.Struct, frozen=True):
 def answer(
     refs: Iterable[NodeRef], look_up: Callable[[NodeRef], NodeReport | None], nodes_max: int = limits.DEADLOCK_NODES_MAX
 ) -> list[NodeReport]:
-    """Return what a process has to say of `refs`, and of all that is reached from them without leaving it."""
+    """Return a process's reports on `refs` and all nodes reachable from them within the process."""
     found: list[NodeReport] = []
     asked = dict.fromkeys(refs)
     queue = deque(asked)
@@ -76,21 +76,21 @@ def answer(
 
 
 class Search:
-    """A search.
+    """One deadlock search.
 
     Attributes:
-        number: Of the first look; the second has the next.
-        questions: To be sent; whoever sends takes them out.
-        verdict: Once done.
-        stuck: What was found unable to end, once done; a deadlock among it is the verdict.
-        callers: The calls whose callers wait for what is stuck, by process and number, once done.
+        number: Number of the first look; the second has the next.
+        questions: Queries to send; the sender removes them.
+        verdict: The verdict, once done.
+        stuck: Stuck nodes, once done; a deadlock among them is the verdict.
+        callers: Calls whose callers wait for stuck nodes, by process and number, once done.
 
     Args:
-        number: Of the first look.
-        starts: Where the suspicion arose.
+        number: Number of the first look.
+        starts: Nodes under suspicion.
         bounded: Whether waits that a deadline will end count, too.
-        known: Nodes whose deadlock is no news, so not the verdict.
-        nodes_max: How many nodes are looked at.
+        known: Nodes of deadlocks already reported, which are not the verdict.
+        nodes_max: Maximum number of nodes to query.
     """
 
     def __init__(
@@ -122,19 +122,19 @@ class Search:
 
     @property
     def look(self) -> int:
-        """Number of the look that is under way."""
+        """Number of the current look."""
         return self.number if self._first is None else self.number + 1
 
     @property
     def silent(self) -> Sequence[int]:
-        """The processes that have not answered."""
+        """Processes that have not replied."""
         return [proc for proc, count in self._open.items() if count]
 
     def answered(self, proc: int, look: int, reports: Iterable[NodeReport]) -> None:
-        """Take one answer; one to another look is dropped.
+        """Process one reply; a reply to another look is dropped.
 
         Raises:
-            ProtocolError: The process speaks of nodes that are not its own.
+            ProtocolError: The process reports nodes that are not its own.
         """
         if look != self.look or not self._open[proc] or self.is_done:
             return
@@ -146,14 +146,14 @@ class Search:
             if report.ref not in self._seen and len(self._seen) < self.nodes_max:
                 self._seen[report.ref] = report
                 news.append(report)
-        self._asked.update(report.ref for report in news)  # those that were not asked for come with the others
-        # The second look asks for what the first has found; only the callers of callers are news.
+        self._asked.update(report.ref for report in news)  # nodes that were not queried come with the others
+        # The second look queries the nodes of the first; only callers of callers are new.
         follow = news if self._first is None else [report for report in news if report.ref.kind is NodeKind.CALLER]
         self._ask(edge for report in follow for edge in report.waits_for)
         self._progress()
 
     def gone(self, proc: int) -> None:
-        """Do without a process that has ended, or does not answer: nothing in it waits (SE-3)."""
+        """Skip a process that has ended or does not reply: its nodes count as able to end (SE-3)."""
         if not self._open[proc] or self.is_done:
             return
         self._open[proc] = 0
@@ -201,10 +201,10 @@ class Deadlock(msgspec.Struct, frozen=True):
     """One deadlock.
 
     Attributes:
-        victim: The call, or the unsent message, that is to fail.
-        holders: What it waits for.
-        cycle: From what holds the victim up to the victim itself, each waiting for the next.
-        stuck: All that was found unable to end.
+        victim: The call, or the unsent message, that has to fail.
+        holders: Nodes that it waits for.
+        cycle: From the node that blocks the victim to the victim itself, each waiting for the next.
+        stuck: All stuck nodes.
     """
 
     victim: NodeRef
@@ -217,7 +217,7 @@ def stuck_nodes(nodes: Graph, unknown: Collection[NodeRef] = ()) -> set[NodeRef]
     """Return the nodes that cannot end (WA-1).
 
     Args:
-        unknown: Nodes outside of the graph that are taken for stuck.
+        unknown: Nodes outside of the graph that count as stuck.
     """
     waiters: defaultdict[NodeRef, list[NodeRef]] = defaultdict(list)
     missing: dict[NodeRef, int] = {}
@@ -240,7 +240,7 @@ def stuck_nodes(nodes: Graph, unknown: Collection[NodeRef] = ()) -> set[NodeRef]
 
 
 def steady(first: Graph, second: Graph, suspects: Iterable[NodeRef]) -> dict[NodeRef, NodeReport]:
-    """Return what was the same in two looks, and therefore all the time in between.
+    """Return nodes and edges that are the same in two looks, and so existed all the time in between.
 
     Every node goes through its states once, and an edge that has gone does not come back. So the edges of a running
     call that are in both looks were there in between, and so were the holders of slots that are the same in both.
@@ -257,12 +257,12 @@ def steady(first: Graph, second: Graph, suspects: Iterable[NodeRef]) -> dict[Nod
 
 
 def caller_of(ref: NodeRef) -> NodeRef | None:
-    """Return the node of the caller of a call; None for what has none."""
+    """Return the node of a call's caller, or None."""
     return NodeRef(NodeKind.CALLER, ref.a, ref.b, ref.proc) if ref.kind is NodeKind.CALL else None
 
 
 def is_held(ref: NodeRef, nodes: Graph) -> bool:
-    """Return whether those who have asked for `ref` still wait for it (WA-5)."""
+    """Return whether the callers of `ref` still wait for it (WA-5)."""
     caller = caller_of(ref)
     seen: set[NodeRef] = set()
     while caller is not None and caller not in seen:
@@ -278,7 +278,7 @@ def find_verdict(nodes: Graph, known: Collection[NodeRef] = ()) -> Deadlock | No
     """Return the victim of one deadlock of `nodes`, or None when there is none (WA-3, WA-4).
 
     Args:
-        known: Nodes whose deadlock is passed over.
+        known: Nodes whose deadlock is skipped.
     """
     stuck = stuck_nodes(nodes)
     best: tuple[tuple[int, ...], NodeRef, set[NodeRef]] | None = None
@@ -304,7 +304,7 @@ def _precedence(ref: NodeRef) -> tuple[int, ...]:
 
 
 def _knots(edges: Mapping[NodeRef, Sequence[NodeRef]]) -> Iterator[set[NodeRef]]:
-    """Yield the strongly connected parts that no edge leaves (Tarjan's algorithm, without recursion)."""
+    """Yield the strongly connected components that no edge leaves (Tarjan's algorithm, iterative)."""
     index: dict[NodeRef, int] = {}
     low: dict[NodeRef, int] = {}
     open_nodes: list[NodeRef] = []
@@ -344,7 +344,7 @@ def _close(node: NodeRef, open_nodes: list[NodeRef], part: dict[NodeRef, int], n
 
 
 def _cycle(victim: NodeRef, nodes: Graph, knot: Collection[NodeRef]) -> list[NodeRef]:
-    """Return a shortest way from what holds the victim back to it."""
+    """Return a shortest path from a node that blocks the victim to the victim."""
     came_from: dict[NodeRef, NodeRef] = {}
     queue = deque([victim])
     while queue:

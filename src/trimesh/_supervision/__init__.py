@@ -1,1 +1,1 @@
-"""Who failed and who must know. Pure policies."""
+"""Supervision: restart policies, verdicts on failures, rosters. Pure."""

@@ -1,4 +1,4 @@
-"""What a failure does: policies as the user states them, and the verdict of one over one failure. Pure.
+"""Failure policies: what users configure, and the verdict of a policy on one failure. Pure.
 
 |               | named in `on`                        | not named, a member has ended | not named, it lives |
 |---------------|--------------------------------------|-------------------------------|---------------------|
@@ -6,13 +6,13 @@
 | `Isolate`     | (takes no `on`)                      | the member is given up        | an event            |
 | `Restart`     | by `when`: restarted, or given up    | the block fails               | an event            |
 
-Who is in an elastic mesh: numbered changes, and what a reader has not seen of them. Pure.
+Roster of an elastic mesh: numbered membership changes, and those that a reader has not seen yet. Pure.
 
     epoch 0 --join(ranks)--> 1 --leave(ranks, why)--> 2 ...
 
 RO-1 the epoch grows by one with each change, and with nothing else.
-RO-2 a rank that has left is not named again before it has joined again: the first reason stays.
-RO-3 what a reader missed is told at once: between two looks, each incarnation joins once at most and leaves once.
+RO-2 a rank that has left is not reported again before it has joined again: the first reason stays.
+RO-3 a reader gets all missed changes at once: between two reads, each incarnation joins and leaves at most once.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ def _check_jitter(_: object, __: attrs.Attribute[Any], value: Any) -> None:
 
 @attrs.frozen
 class Backoff:
-    """The wait before each restart of one unit: `initial`, then `factor` times as long each time, at most `cap`.
+    """Delay before each restart of a unit: `initial`, then `factor` times longer each time, at most `cap`.
 
     Attributes:
         initial: Seconds before the first restart.
-        cap: Seconds that no wait exceeds.
-        factor: From one wait to the next.
-        jitter: Part of the wait, 0 to 1, that chance may take off it, so that what failed together does not start
-            together.
+        cap: Maximum delay in seconds.
+        factor: Ratio of each delay to the previous one.
+        jitter: Fraction of the delay, 0 to 1, that may be subtracted at random, so that units that failed together do
+            not restart together.
 
     Raises:
-        ValueError: A number is outside of its range.
+        ValueError: A number is out of range.
     """
 
     initial: float = attrs.field(default=0.1, converter=plain_real, validator=_check_seconds)
@@ -67,11 +67,11 @@ class Backoff:
     jitter: float = attrs.field(default=0.1, converter=plain_real, validator=_check_jitter)
 
     def delay(self, attempt: int, luck: float = 0.0) -> float:
-        """Return the seconds to wait.
+        """Return the delay in seconds.
 
         Args:
             attempt: 1 for the first failure of the period.
-            luck: Between 0 and 1, drawn by the caller.
+            luck: Random number between 0 and 1, from the caller.
         """
         try:
             wait = self.initial * self.factor ** (attempt - 1)
@@ -87,24 +87,24 @@ When = Literal["permanent", "transient", "temporary"]
 On = tuple[type[Exception], ...]
 
 FAILURES: On = (ProcDied, HostLost, LinkLost, Unresponsive, ActorFailed)
-"""What a policy can name. `ActorFailed` stands for every failure of an actor that has no caller."""
+"""Failures that a policy can name. `ActorFailed` stands for every failure of an actor without a caller."""
 
 
 class Ending(enum.Enum):
-    """How a member has failed, or ended (the columns of the table of OTP)."""
+    """Way in which a member has failed or ended (the columns of OTP's table)."""
 
     NORMAL = "normal"
-    """It has ended by itself, without an error: a process with exit code 0, an actor whose `lifespan` returned."""
+    """Ended by itself, without an error: a process with exit code 0, an actor whose `lifespan` returned."""
 
     CANCELLED = "cancelled"
-    """It was asked to end: a process that SIGTERM or SIGINT has ended, an actor that cancelled itself."""
+    """Requested to end: a process ended by SIGTERM or SIGINT, an actor that cancelled itself."""
 
     ERROR = "error"
     """Anything else."""
 
 
 class Verdict(enum.Enum):
-    """What is to be done about a failure."""
+    """Reaction to a failure."""
 
     FAIL = "fail"
     """The owning block fails."""
@@ -113,10 +113,10 @@ class Verdict(enum.Enum):
     """The unit of the member is restarted."""
 
     GIVE_UP = "give up"
-    """The member is gone for good; everything else goes on."""
+    """The member is gone for good; everything else continues."""
 
     NOTE = "note"
-    """The member lives; it is an event and nothing more."""
+    """The member lives; the failure is only an event."""
 
 
 def _checked_on(value: Any) -> On:
@@ -164,11 +164,11 @@ class FailFast:
     """A failure cancels the owning block, which raises it. The default.
 
     Attributes:
-        on: The failures that do; others are events, and what they have ended stays ended. By default all but
-            `Unresponsive`.
+        on: Failures that cancel the block; others are events, and members that they ended stay ended. Default: all
+            but `Unresponsive`.
 
     Raises:
-        TypeError: `on` names something that is no failure.
+        TypeError: `on` contains something other than a failure class.
     """
 
     on: On = attrs.field(default=(ProcDied, HostLost, LinkLost, ActorFailed), converter=_checked_on)
@@ -176,27 +176,27 @@ class FailFast:
 
 @attrs.frozen
 class Isolate:
-    """A failure is an event; the block goes on without what has ended, and calls that address it raise."""
+    """A failure is an event; the block continues without the ended member, and calls to it raise."""
 
 
 @attrs.frozen
 class Restart:
-    """What has ended is started again, up to a limit.
+    """Members that have ended are restarted, up to a limit.
 
     Attributes:
-        strategy: What is restarted with the unit that failed: "one_for_one" nothing, "one_for_all" every other unit,
-            "rest_for_one" those after it in spawn order.
+        strategy: Units restarted with the failed one: "one_for_one" none, "one_for_all" all others, "rest_for_one" those
+            after it in spawn order.
         along: The unit is the slice along this dimension: all members with the same coordinate there. None makes each
             member a unit.
-        intensity: So many failures in `period` are healed; one more raises `RestartLimit`.
+        intensity: Number of failures in `period` that are healed; one more raises `RestartLimit`.
         period: Seconds; `math.inf` counts all failures.
-        backoff: The wait before a restart.
-        on: The failures that are healed.
-        when: "permanent" restarts however it has ended, "transient" after an error only, "temporary" never.
+        backoff: Delay before a restart.
+        on: Failures that are healed.
+        when: "permanent" restarts after any end, "transient" after an error only, "temporary" never.
 
     Raises:
-        ValueError: A number is outside of its range, or a name is none of those above.
-        TypeError: `along` is no label, `on` names something that is no failure.
+        ValueError: A number is out of range, or a name is none of those above.
+        TypeError: `along` is not a label, or `on` contains something other than a failure class.
     """
 
     strategy: Strategy = attrs.field(default="one_for_one", validator=_one_of(Strategy))
@@ -212,10 +212,10 @@ Policy = FailFast | Isolate | Restart
 
 
 def checked_policy(policy: Any) -> Policy:
-    """Return `policy`.
+    """Return `policy` after checking its type.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a policy.
     """
     if isinstance(policy, type) and issubclass(policy, FailFast | Isolate | Restart):
         raise TypeError(f"supervision must be a policy, got the class: write {policy.__name__}()")
@@ -225,12 +225,12 @@ def checked_policy(policy: Any) -> Policy:
 
 
 def replaces_all(policy: Policy) -> bool:
-    """Return whether a failure of one member restarts every other one, too."""
+    """Return whether a failure of one member restarts all others, too."""
     return isinstance(policy, Restart) and policy.strategy == "one_for_all"
 
 
 def is_healing(policy: Policy) -> bool:
-    """Return whether a member that has ended may be followed by another one at its place."""
+    """Return whether a member that has ended may be replaced at its rank."""
     return not isinstance(policy, FailFast)
 
 
@@ -251,7 +251,7 @@ class MemberFailure(msgspec.Struct, frozen=True):
 
 
 def judge(failure: MemberFailure, policy: Policy) -> Verdict:
-    """Return what `policy` wants to be done about a failure."""
+    """Return the verdict of `policy` on a failure."""
     unnamed = Verdict.GIVE_UP if failure.has_ended else Verdict.NOTE
     if isinstance(policy, Isolate):
         return unnamed
@@ -259,18 +259,18 @@ def judge(failure: MemberFailure, policy: Policy) -> Verdict:
     if isinstance(policy, FailFast):
         return Verdict.FAIL if is_named else unnamed
     if not is_named:
-        # To end without an error is no failure (R11), even where it was not asked for.
+        # An end without an error does not count as a failure (R11), even if it was not requested.
         return Verdict.FAIL if failure.has_ended and failure.ending is Ending.ERROR else unnamed
     is_wanted = policy.when == "permanent" or (policy.when == "transient" and failure.ending is Ending.ERROR)
     return Verdict.RESTART if is_wanted else unnamed
 
 
 class MeshState(msgspec.Struct, frozen=True):
-    """What a decision depends on beside failure and policy.
+    """State of a mesh that a decision depends on, besides failure and policy.
 
     Attributes:
-        is_ending: The member belongs to a round that is being taken down: its end is part of that.
-        is_used_up: No more restarts are made, as there were too many or the block is being left.
+        is_ending: The member belongs to a round that is being taken down, so its end is expected.
+        is_used_up: No more restarts: there were too many, or the block is being left.
         is_stopping: The block is being left.
     """
 
@@ -280,11 +280,11 @@ class MeshState(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct, frozen=True):
-    """What follows from a failure.
+    """Effects of a failure.
 
     Attributes:
-        asks: The failure handlers are asked first; for a failure that one of them handles the verdict does not count.
-        verdict: What is done then.
+        asks: Whether failure handlers run first; if one of them handles the failure, the verdict does not apply.
+        verdict: Reaction to an unhandled failure.
     """
 
     asks: bool
@@ -292,7 +292,7 @@ class Effects(msgspec.Struct, frozen=True):
 
 
 def decide(failure: MemberFailure, policy: Policy, state: MeshState) -> Effects:
-    """Return what follows from the failure of a member."""
+    """Return the effects of a member's failure."""
     is_error = failure.ending is Ending.ERROR
     restarts = isinstance(policy, Restart)
     unnamed = Verdict.GIVE_UP if failure.has_ended else Verdict.NOTE
@@ -307,31 +307,31 @@ def decide(failure: MemberFailure, policy: Policy, state: MeshState) -> Effects:
         verdict = judge(failure, policy)
         asks = (verdict is not unnamed or failure.ending is not Ending.NORMAL) and not state.is_ending
     if restarts and (verdict is Verdict.RESTART or state.is_ending):
-        # Restarts that are used up have failed the block; one that is being left only has no use for a replacement.
+        # Used-up restarts have failed the block; a block that is being left just needs no replacement.
         over = unnamed if state.is_stopping else Verdict.FAIL
         verdict = over if state.is_used_up else Verdict.RESTART
     return Effects(asks, verdict)
 
 
 def ending_of(exit_code: int | None, signal: int | None) -> Ending:
-    """Return how a process has ended that none of ours had asked to."""
+    """Classify the end of a process that trimesh did not request."""
     if signal in _ASKING:
         return Ending.CANCELLED
     return Ending.NORMAL if exit_code == 0 and signal is None else Ending.ERROR
 
 
 _ASKING = (2, 15)
-"""SIGINT and SIGTERM, by which one asks a process to end."""
+"""SIGINT and SIGTERM, which request a process to end."""
 
 
 # ---- the units that a policy restarts as a whole ---------------------------------------------------------------------
 
 
 def check_units(policy: Policy, extent: Extent) -> None:
-    """Refuse a policy whose units are along a dimension that a mesh has not.
+    """Check that a mesh has the dimension of a policy's units.
 
     Raises:
-        ShapeError: It is; the text names the dimensions that there are.
+        ShapeError: It does not; the text names the existing dimensions.
     """
     if isinstance(policy, Restart) and policy.along is not None and policy.along not in extent:
         names = ", ".join(repr(label) for label in extent) or "none"
@@ -357,12 +357,12 @@ def units_of(region: Region, along: str | None) -> Sequence[Sequence[int]]:
 
 
 class RosterChange(msgspec.Struct, frozen=True):
-    """What has changed since a look.
+    """Membership changes since a reader's last read.
 
     Attributes:
-        epoch: Number of the present state.
-        joined: Incarnation by rank of those that are new.
-        left: (rank, incarnation, why) of those that are gone.
+        epoch: Number of the current state.
+        joined: Incarnation by rank of new members.
+        left: (rank, incarnation, reason) of departed members.
     """
 
     epoch: int
@@ -371,7 +371,7 @@ class RosterChange(msgspec.Struct, frozen=True):
 
 
 class Roster:
-    """The members of one mesh.
+    """Current members of one mesh, and their changes.
 
     Attributes:
         epoch: Number of the last change.
@@ -384,7 +384,7 @@ class Roster:
         self._why: dict[int, Exception] = {}
 
     def join(self, members: Mapping[int, int]) -> bool:
-        """Note that members serve; return whether that is news.
+        """Record that members serve; return whether anything changed.
 
         Args:
             members: Incarnation by rank.
@@ -395,7 +395,7 @@ class Roster:
         return bool(news)
 
     def leave(self, ranks: Iterable[int], why: Exception) -> bool:
-        """Note that members do not serve any more; return whether that is news."""
+        """Record that members no longer serve; return whether anything changed."""
         gone = [rank for rank in ranks if rank in self.present]
         for rank in gone:
             del self.present[rank]
@@ -404,10 +404,10 @@ class Roster:
         return bool(gone)
 
     def since(self, seen: Mapping[int, int]) -> RosterChange:
-        """Return what has changed for a reader.
+        """Return the changes since a reader's last read.
 
         Args:
-            seen: `present` as it was at the reader's last look.
+            seen: `present` at the reader's last read.
         """
         joined = {rank: number for rank, number in sorted(self.present.items()) if seen.get(rank) != number}
         left = [(rank, number) for rank, number in sorted(seen.items()) if self.present.get(rank) != number]

@@ -1,20 +1,20 @@
-r"""Which members of a mesh are restarted when one has failed, when, and when to give up. Pure: times are numbers.
+r"""Supervisor: which members to restart after a failure, when, and when to give up. Pure: times are numbers.
 
 Members belong to *units*, which are restarted as a whole. A *round* restarts some units:
 
     DOWN --is_down()--> RESTING --rested()--> STARTING --started()--> over
       ^                                           |
-      \-------- failed(), start_failed() ---------/      (a new round, which takes the place of the old one)
+      \-------- failed(), start_failed() ---------/      (a new round, which replaces the old one)
 
-DOWN      what lives of the units is taken down
+DOWN      living members of the units are taken down
 RESTING   the backoff
 STARTING  all members are started, in spawn order
 
-SU-1 a unit is in at most one round at a time: a round that needs a unit of another takes the place of that one.
+SU-1 a unit is in at most one round at a time: a round that needs a unit of another round replaces that round.
 SU-2 a failure while a round starts counts (R05); while it is still being taken down it is part of the failure that the
      round heals, and only its cause is kept.
 SU-3 more than `intensity` failures in `period` end the supervisor: `GiveUp` has every cause, oldest first (R04, P4).
-SU-4 once it has stopped or given up it asks for nothing.
+SU-4 once it has stopped or given up it decides nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trimesh.errors import RestartLimit
 
 
 class Phase(enum.Enum):
-    """How far a round is."""
+    """Phase of a round."""
 
     DOWN = "down"
     RESTING = "resting"
@@ -42,9 +42,9 @@ class Round:
     """The restart of some units.
 
     Attributes:
-        units: Their numbers, in order.
+        units: Numbers of the units, in order.
         ranks: Their members, in spawn order; a member that another supervisor takes over leaves (`Supervisor.leave`).
-        failed: Those that have failed, and need not be asked to end.
+        failed: Members that have failed and need not be stopped.
         delay: Seconds of backoff.
     """
 
@@ -65,32 +65,32 @@ class Round:
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Run this round, after those that it takes the place of have been stopped."""
+    """Run this round, after the rounds that it replaces have been stopped."""
 
     round: Round
     replaced: tuple[Round, ...]
 
 
 class GiveUp(msgspec.Struct, frozen=True):
-    """Restart nothing any more."""
+    """Stop restarting."""
 
     error: RestartLimit
 
 
 Decision = Begin | GiveUp | None
-"""None asks for nothing: the failure is part of what is being healed, or comes too late."""
+"""None requires no action: the failure belongs to a round in progress, or arrives too late."""
 
 
 class Supervisor:
     """The restarts of one mesh.
 
     Attributes:
-        name: Of the mesh, for errors.
-        policy: What the user wants.
-        units: The members of each unit, in spawn order.
-        rounds: Those that are not over.
-        absent: Members that are not in the mesh: nothing of theirs is restarted.
-        is_stopped: Whether it asks for nothing any more.
+        name: Name of the mesh, for errors.
+        policy: Policy of the user.
+        units: Members of each unit, in spawn order.
+        rounds: Rounds in progress.
+        absent: Members that have left the mesh and are not restarted.
+        is_stopped: Whether it has stopped deciding.
     """
 
     def __init__(self, name: str, policy: Restart, units: Sequence[Sequence[int]]) -> None:
@@ -105,18 +105,18 @@ class Supervisor:
         self.extend(units)
 
     def extend(self, units: Sequence[Sequence[int]]) -> None:
-        """Take more members: units keep their numbers, new ones come after them."""
+        """Add members: units keep their numbers, new ones follow."""
         self.units = units
         self._unit_of = {rank: unit for unit, ranks in enumerate(units) for rank in ranks}
 
     # ---- failures --------------------------------------------------------------------------------------------
 
     def failed(self, rank: int, cause: Exception, now: float, luck: float = 0.0) -> Decision:
-        """Take the failure of a member.
+        """Handle the failure of a member.
 
         Args:
-            now: Seconds, of any clock that does not go back.
-            luck: Between 0 and 1, for the jitter.
+            now: Seconds of a monotonic clock.
+            luck: Random number between 0 and 1, for the jitter.
         """
         if self.is_stopped or rank in self.absent:
             return None
@@ -129,11 +129,11 @@ class Supervisor:
         return self._restart(unit, frozenset({rank}), cause, now, luck)
 
     def start_failed(self, round_: Round, cause: Exception, now: float, luck: float = 0.0) -> Decision:
-        """Take the failure of the start of a round (R05)."""
+        """Handle a failure during the start of a round (R05)."""
         if self.is_stopped or round_ not in self.rounds:
             return None
         self._end(round_)
-        if not round_.ranks:  # all of it was taken over by now (`leave`)
+        if not round_.ranks:  # all its members were taken over (`leave`)
             return None
         return self._restart(round_.units[0], frozenset(), cause, now, luck)
 
@@ -143,7 +143,7 @@ class Supervisor:
             self.is_stopped = True
             return GiveUp(self._limit())
         units = set(self._affected(unit))
-        # A round that starts units of this one is stopped: those units begin anew, and the others of it with them.
+        # A round that is starting units of this one is stopped: all its units begin anew.
         replaced = [other for other in self.rounds if units.intersection(other.units)]
         for other in replaced:
             units.update(other.units)
@@ -180,16 +180,16 @@ class Supervisor:
     # ---- the course of a round -------------------------------------------------------------------------------
 
     def is_down(self, round_: Round) -> float:
-        """Note that nothing of the round lives any more; return the seconds to wait."""
+        """Record that all members of the round are down; return the backoff in seconds."""
         round_.phase = Phase.RESTING
         return round_.delay
 
     def rested(self, round_: Round) -> None:
-        """Note that the backoff is over, and members are being started."""
+        """Record that the backoff is over and members are being started."""
         round_.phase = Phase.STARTING
 
     def started(self, round_: Round) -> None:
-        """Note that every member of the round serves."""
+        """Record that every member of the round serves."""
         self._end(round_)
 
     def _end(self, round_: Round) -> None:
@@ -198,7 +198,7 @@ class Supervisor:
             self.rounds.remove(round_)
 
     def leave(self, rank: int) -> None:
-        """Take a member out of its round: it is started elsewhere."""
+        """Remove a member from its round: it is started elsewhere."""
         for round_ in self.rounds:
             if rank in round_.ranks:
                 round_.ranks.remove(rank)
@@ -208,19 +208,19 @@ class Supervisor:
         return next((round_ for round_ in self.rounds if rank in round_.ranks), None)
 
     def state(self, rank: int, *, is_stopping: bool) -> MeshState:
-        """Return what a decision about a failure of a member depends on."""
+        """Return the mesh state for a decision on a member's failure."""
         round_ = self.round_of(rank)
         is_ending = round_ is not None and round_.phase in (Phase.DOWN, Phase.RESTING)
         return MeshState(is_ending, self.is_stopped, is_stopping)
 
     def stop(self) -> None:
-        """Ask for nothing any more."""
+        """Stop deciding restarts."""
         self.is_stopped = True
         for round_ in list(self.rounds):
             self._end(round_)
 
     def resume(self) -> None:
-        """Go on after giving up: what has failed too often has been handed over, and is forgotten."""
+        """Resume after giving up: the failures were handed up and are dropped."""
         self.is_stopped = False
         self._budget.clear()
 
@@ -236,13 +236,13 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class Budget:
-    """The failures of the last `period` seconds.
+    """Failures of the last `period` seconds.
 
     BU-1 it is exceeded when more than `intensity` counted failures lie within `period`.
-    BU-2 causes are kept in the order in which they came, the last one included, those that were not counted too (P4).
+    BU-2 causes are kept in order of arrival, including the last one and those that were not counted (P4).
 
     Attributes:
-        intensity: Failures that are healed.
+        intensity: Number of failures that are healed.
         period: Seconds.
     """
 
@@ -252,11 +252,11 @@ class Budget:
         self._entries: deque[_Entry] = deque()
 
     def count(self, unit: int, cause: Exception, now: float) -> None:
-        """Note a failure that is to be healed."""
+        """Record a failure to heal."""
         self._add(unit, cause, now, is_counted=True)
 
     def add(self, unit: int, cause: Exception, now: float) -> None:
-        """Note a failure that belongs to one that is being healed already."""
+        """Record a failure that belongs to a round in progress, without counting it."""
         self._add(unit, cause, now, is_counted=False)
 
     def _add(self, unit: int, cause: Exception, now: float, *, is_counted: bool) -> None:
@@ -269,7 +269,7 @@ class Budget:
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the last failure was one too many."""
+        """True if the last failure exceeded the intensity."""
         return sum(entry.is_counted for entry in self._entries) > self.intensity
 
     def attempts(self, unit: int) -> int:
@@ -278,5 +278,5 @@ class Budget:
 
     @property
     def causes(self) -> Sequence[Exception]:
-        """Every failure of the period, oldest first."""
+        """Failures of the period, oldest first."""
         return [entry.cause for entry in self._entries]

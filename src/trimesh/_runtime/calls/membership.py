@@ -45,8 +45,8 @@ class Standing(enum.Enum):
 
 
 Place = tuple[int, str, int, int]
-"""A `MemberInfo` in a reply of the owner: (process, host, pid, incarnation). The process is 0 if the member has left the
-mesh."""
+"""A `MemberInfo` in a reply of the owner: (process, host, pid, incarnation). The process is 0 if the member has left
+the mesh."""
 
 
 _LIVE: Final = Standing.LIVE  # looked up for each message; class access is slow
