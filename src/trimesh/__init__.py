@@ -278,11 +278,11 @@ _TENSORS = (
 )
 
 
-_NAMES: list[str] = globals().pop("__all__")  # which `__getattr__` gives: what is not installed is not in it
+_NAMES: list[str] = globals().pop("__all__")  # names that `__getattr__` provides, without those not installed
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is heavy, or for some programs only, when it is used first."""
+    """Import heavy or rarely used names on first use."""
     if name == "__all__":
         from importlib.util import find_spec  # noqa: PLC0415 - few programs ask
 

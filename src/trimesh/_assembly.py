@@ -1,4 +1,4 @@
-"""Hands in, once, what packages below use of those above, which are imported when that is used first.
+"""Registers lazily imported implementations (tensor, rdma, jobs) with lower layers.
 
 Torch takes seconds to import, and many programs have neither tensors nor buffers: `import trimesh` brings none of it.
 """
@@ -64,7 +64,7 @@ def _run_from_thread(function: Callable[..., Any], /, *args: Any, **kwargs: Any)
 
 
 def assemble() -> None:
-    """Make the package whole; it does so when it is imported."""
+    """Register the implementations; `trimesh` calls this when it is imported."""
     provide(read_sources)
     provide_threads(_run_from_thread)
     known_services[TENSORS] = _load_tensor_service

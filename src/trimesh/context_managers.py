@@ -1,7 +1,7 @@
-"""Context managers from generators that let errors of the user's pass which refuse attributes.
+"""Context managers from generators that also pass user errors whose class refuses attributes.
 
-Those of `contextlib` set `__traceback__` of the error that passes through them, as an attribute. A class that refuses
-that, a frozen dataclass for instance, raises another error there, which the user would get in place of the own one.
+Those of `contextlib` set `__traceback__` on the error that passes through them. A class that refuses attributes, such
+as a frozen dataclass, raises another error there, which would replace the user's own.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class LimitExceeded(TrimeshError):
 
     Attributes:
         limit: Name of the bound.
-        value: What came.
+        value: The rejected value.
     """
 
     def __init__(self, limit: str, value: float, message: str = "") -> None:
@@ -219,7 +219,7 @@ class LimitExceeded(TrimeshError):
 
 
 class ConfigError(TrimeshError, ValueError):
-    """A file, a variable of the environment, or `trimesh.configured` says what is no setting, or no value of one."""
+    """A file, environment variable or `trimesh.configured` names an unknown setting or an invalid value."""
 
 
 class ConnectError(TrimeshError):
@@ -293,7 +293,7 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     are one in `exceptions`, and print once; `failures`, `leaves` and `coords` have one of each member.
 
     Attributes:
-        partial: What came back before the failure, as a `ValueMesh`, or None.
+        partial: Results received before the failure, as a `ValueMesh`, or None.
         mesh: Name of the mesh, or None.
         endpoint: Name of the endpoint, or None.
     """
@@ -418,7 +418,7 @@ def _key(error: Exception) -> object:
 def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
     """Return the first of each set of equal failures; a note on it names the places of the others."""
     if len(exceptions) < 2 or not all(isinstance(error, Exception) for error in exceptions):
-        return exceptions  # what is no exception is refused by the constructor
+        return exceptions  # the constructor refuses members that are not exceptions
     sets: dict[object, list[Exception]] = {}
     for error in exceptions:
         sets.setdefault(_key(error), []).append(error)
@@ -515,7 +515,7 @@ def place_name(mesh: str, point: Mapping[str, object] | None) -> str:
 
 @attrs.frozen
 class Origin:
-    """Where an error came from.
+    """Origin of an error: the coordinates of the code that raised it.
 
     Attributes:
         point: Coordinates in the extent of the mesh as spawned, or None for an error outside any member.

@@ -1,4 +1,4 @@
-"""What happened, as records."""
+"""Event records of meshes, membership views, and the buffer of one reader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class MemberEvent:
-    """Something happened to one member.
+    """Base class of events of one member.
 
     Attributes:
         mesh: Name of the mesh.
@@ -204,7 +204,7 @@ class Departed:
 
 @attrs.frozen(kw_only=True)
 class MembershipView:
-    """The members of a mesh of processes at one moment, and what has changed since the view before it.
+    """Members of a mesh of processes at one moment, and the changes since the previous view.
 
     Points are those of the mesh, so that `exclude` takes them; the rank of a point is never another's.
 
@@ -223,7 +223,7 @@ class MembershipView:
     left: tuple[Departed, ...]
 
 
-# ---- what one reader of events has not read yet: bounded, with a count in place of what was lost ---------------------
+# ---- unread events of one reader: bounded, with a count of the lost ones ---------------------------------------------
 
 
 class EventBuffer:

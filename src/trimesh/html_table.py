@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Final
 
 ROWS_MAX: Final = 64
-"""Rows of a table: what is beyond is counted. A notebook keeps what it shows in its file."""
+"""Maximum rows of a table; further ones are only counted, because a notebook stores its output in its file."""
 
 CELL_CHARS_MAX: Final = 200
-"""Characters of a cell, a result or an error that may be long; what is beyond is cut off."""
+"""Maximum characters of a cell, a result or an error; the rest is cut off."""
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]], count: int, caption: str = "") -> str:

@@ -1,6 +1,6 @@
-"""Numbers that users give, as Python's own: those of numpy count as numbers, truth values and texts do not.
+"""Conversion of users' numbers to Python's own: numpy's count as numbers, truth values and texts do not.
 
-What is sent, and what sizes and loops are made of, is an `int` or a `float`: no message has any other.
+Messages, sizes and loops use only `int` and `float`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def real_number(value: object) -> float | None:
 
 
 def plain_whole(value: Any) -> Any:
-    """Return a whole number as an int, and what is none as it is, to be refused by a check."""
+    """Return a whole number as an int, and any other value unchanged, for a later check to refuse."""
     found = whole_number(value)
     return value if found is None else found
 
 
 def plain_real(value: Any) -> Any:
-    """Return a number as Python's own, and what is none as it is, to be refused by a check."""
+    """Return a number as Python's own, and any other value unchanged, for a later check to refuse."""
     if type(value) is int:
         return value
     found = real_number(value)

@@ -1,4 +1,4 @@
-"""What is there for CUDA devices and was never run on one says so, once in a process."""
+"""Warnings for CUDA features that were never run on a device, once per process."""
 
 from __future__ import annotations
 

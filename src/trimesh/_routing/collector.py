@@ -256,8 +256,9 @@ class Merge:
 
 # ---- credits of one mailbox for one sender: how a full mailbox makes its sender wait ---------------------------------
 
-# The sender counts the messages it sends. The receiver counts those it takes out and reports the total on every terminal
-# frame and, when those are rare, by a separate frame. Totals only grow, so a report can be late, lost or repeated.
+# The sender counts messages that it sends. The receiver counts those that it takes out and reports the total on every
+# terminal frame and, when those are rare, by a separate frame. Totals only grow, so a report can be late, lost or
+# repeated.
 
 
 class SendWindow:

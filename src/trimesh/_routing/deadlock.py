@@ -242,8 +242,8 @@ def stuck_nodes(nodes: Graph, unknown: Collection[NodeRef] = ()) -> set[NodeRef]
 def steady(first: Graph, second: Graph, suspects: Iterable[NodeRef]) -> dict[NodeRef, NodeReport]:
     """Return nodes and edges that are the same in two looks, and so existed all the time in between.
 
-    Every node goes through its states once, and an edge that has gone does not come back. So the edges of a running
-    call that are in both looks were there in between, and so were the holders of slots that are the same in both.
+    Every node goes through its states once, and an edge that is gone does not return. So edges of a running call that
+    are in both looks existed in between, and so did the holders of slots that are the same in both.
     """
     found: dict[NodeRef, NodeReport] = {}
     for ref in suspects:

@@ -1,11 +1,11 @@
-r"""The control socket of a controller: who looks on asks here, while a block is open.
+r"""Control socket of a controller: answers observers while a block is open.
 
     client --Request--> a thread of ours --task--> the Trio loop: asks all processes --Answer--> client
                                          \-- when that does not run: the thread itself, by signals
 
-CS-1 Nothing of it is on the way of a call: a thread waits in `accept`, without the GIL, until a client connects.
-CS-2 Only processes of this user are answered, as the kernel names them; nothing that comes is ever unpickled.
-CS-3 An answer comes also while the loop does not run, as long as Python code can run at all in this process.
+CS-1 It costs calls nothing: a thread waits in `accept`, without the GIL, until a client connects.
+CS-2 Only processes of this user, identified by the kernel, are answered; received bytes are never unpickled.
+CS-3 Requests are answered even while the loop is stalled, as long as Python code can run in this process at all.
 CS-4 When the block is left, socket and threads are gone.
 CS-5 A stop works whatever the program does with SIGINT: where that would not interrupt the run, its loop does.
 """
@@ -153,7 +153,7 @@ class ControlSocket:
                         terminal.serve()
                         return
         except OSError:
-            return  # the client has gone, hangs, or sends what is no request
+            return  # the client is gone, hangs, or sends an invalid request
         finally:
             self._clients.discard(client)
 
@@ -304,7 +304,7 @@ _open: ForgottenInChildren[ControlSocket] = ForgottenInChildren()
 
 
 class SocketTerminal:
-    """What a thread of the control socket is while its client debugs.
+    """Terminal side of a debugging session, in a thread of the control socket.
 
     Args:
         holds: Those of the controller.
@@ -332,7 +332,7 @@ class SocketTerminal:
         self._said.put((kind, text))
 
     def serve(self) -> None:
-        """Hand on what the client says until it has gone, or says what is no line of a terminal."""
+        """Forward the client's lines until it is gone or sends something other than a terminal line."""
         writer = threading.Thread(target=self._write, name="trimesh terminal", daemon=True)
         try:
             self._client.settimeout(None)

@@ -1,24 +1,23 @@
-"""Ends calls that wait for themselves with a `DeadlockError`, at once (rule C8).
+"""Deadlock detection: ends calls that wait for themselves with a `DeadlockError`, at once (rule C8).
 
-A call that has to wait for a slot is looked at `limits.DEADLOCK_SEARCH_SECONDS` later, once. If all the calls that hold
-the slots wait for others, the controller is told, which searches (`judge.py`) and says which call is to fail.
+A call that has to wait for a slot is checked once, `limits.DEADLOCK_SEARCH_SECONDS` later. If all calls that hold the
+slots wait for others, the controller is notified. It searches (`_routing/deadlock.py`) and decides which call fails.
 
-Why one look is enough: let a deadlock stand, and let *c* be the call among its queued ones that came
-last into its mailbox. Every running call of the deadlock waits for one that is queued, by way of running ones, which
-were started for it; so whatever waits in the deadlock waited already when *c* came. The calls that hold the slots
-which *c* waits for are part of the deadlock, so each of them waited when *c* was looked at, and the search that follows
-starts from one of them and reaches all.
+One check is enough. In a deadlock, let *c* be the queued call that entered its mailbox last. Every running call of the
+deadlock waits for a queued one, through running calls that were started for it. So every wait of the deadlock existed
+when *c* arrived. The calls that hold the slots of *c* are part of the deadlock, so each of them was waiting when *c*
+was checked, and the search starts from one of them and reaches all.
 
-Other waits that can be the last edge of a cycle are looked at in the same way: of a call that comes while its actor is
-still in the first half of its `lifespan` (the spawn is waited for), of a generator whose consumer takes
-nothing (its slot is waited for), and of a consumer for the next of several results (each that comes wakes it, so the
-last one that could come is waited for anew). A message that finds no room is looked at by its sender; but room is made
-without a word (`_routing/collector.py`), so it is looked at again as long as it waits, ever more seldom.
+Other waits that can be the last edge of a cycle are checked in the same way: a call that arrives during the first half
+of its actor's `lifespan` (the spawn is awaited), a generator whose consumer takes nothing (its slot is awaited), and a
+consumer of the next of several results (each result wakes it, so its wait for the last possible one is new). A message
+without room is checked by its sender. Room is made without a message (`_routing/collector.py`), so the check is
+repeated while the message waits, at growing intervals.
 
-A deadlock of calls costs those that are not in one: a flag when a call has to wait, and a look at what waits here at
-most every `limits.DEADLOCK_SEARCH_SECONDS`, only while calls do.
+The cost without a deadlock: a flag when a call has to wait, and a check of waiting calls at most every
+`limits.DEADLOCK_SEARCH_SECONDS`, only while calls wait.
 
-Waits that a deadline will end arouse the same suspicion: who judges tells of such a deadlock, and lets it be.
+Waits with a deadline are suspected, too: such a deadlock is reported but not broken.
 """
 
 from __future__ import annotations
@@ -172,7 +171,7 @@ class Deadlocks:
         return found
 
     def in_the_way(self, task: trio.lowlevel.Task, proc_id: ProcId) -> tuple[Sequence[int], Sequence[NodeRef]]:
-        """Return what has to end before a task of this process can go on.
+        """Return the nodes that have to end before a task of this process can go on.
 
         Returns:
             The calls of this process to another one, and what the task waits for if other processes are part of it.
@@ -298,7 +297,7 @@ class Judge:
 
     @property
     def may_ask(self) -> bool:
-        """Whether this process is the controller of its family: only that one is answered."""
+        """True in the controller of the family: processes reply only to its queries."""
         return self._proc.family is not None and self._proc.family.root is None
 
     def new_look(self) -> int:

@@ -1,8 +1,8 @@
-"""What holds the threads of a worker: at `breakpoint()`, and at errors that leave an endpoint, if that is asked for.
+"""Debugger support in a worker: holds its threads at `breakpoint()` and, on request, at errors that leave an endpoint.
 
-DB-1 A thread that is held waits `seconds` for a terminal and goes on if none comes, or what it runs is cancelled.
+DB-1 A held thread waits `seconds` for a terminal; it continues if none attaches or its call is cancelled.
 DB-2 While the main thread is held no task runs in its process, and the clock of its Trio run stands still.
-DB-3 A terminal that has gone lets the thread go on; so does the end of its run.
+DB-3 The thread continues when its terminal disconnects or its run ends.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Debugger:
         proc.holds.debugger = self
 
     def install(self) -> None:
-        """Be what `breakpoint()` calls; a debugger that `PYTHONBREAKPOINT` names, or the program has set, stays."""
+        """Install the hook of `breakpoint()`, unless `PYTHONBREAKPOINT` or the program has set one."""
         if "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
             sys.breakpointhook = self.stop
 
     # ---- in the thread that is held --------------------------------------------------------------------------
 
     def stop(self, *args: Any, **kwargs: Any) -> None:
-        """Hold the calling thread where it stands: what `breakpoint()` does."""
+        """Hold the calling thread at its current line; the hook of `breakpoint()`."""
         del args, kwargs
         frame = sys._getframe(1)  # noqa: SLF001 - as pdb does
         known = next((one for one in self._open.values() if one.ident == threading.get_ident()), None)
@@ -166,7 +166,7 @@ class Debugger:
             self._proc.pump(0)
 
     def stand(self, *, is_main: bool) -> Callable[[], None]:
-        """Learn that a thread stands still; return what is to be called when it goes on."""
+        """Record that a thread is held; return the callback for when it continues."""
         pauses, begun = self._proc.holds.pauses, time.perf_counter()
         if not is_main:
             self._in_trio(False, partial(pauses.hold_here, 1))  # noqa: FBT003 - in which thread
@@ -301,7 +301,7 @@ class HeldThread:
 
     @contextmanager
     def standing(self) -> Generator[None, None, None]:
-        """Be where the thread stands still: what waits for it has its deadlines paused."""
+        """Hold the thread inside the block; deadlines of callers that wait for it are paused."""
         self.is_stopped = True
         resume = self._debugger.stand(is_main=self.is_main)
         try:
@@ -318,7 +318,7 @@ class HeldThread:
         return self.is_attached
 
     def _hear(self) -> str | None:
-        """Return what was said, or an empty text after a while."""
+        """Return the next input, or an empty text after a while."""
         if not self.is_main:
             try:
                 return self._heard.get(timeout=limits.DEBUG_TURN_SECONDS)
@@ -371,7 +371,7 @@ class HeldThread:
 # ---- pdb at the other end of a link. Imported by the first thread that is held ---------------------------------------
 
 _OURS: Final = ("asyncio", "asyncio.*", "selectors", "trio", "trio.*", "outcome", "outcome.*", "trimesh", "trimesh.*")
-"""Steps go over code of these: what is debugged is the program."""
+"""Modules that stepping skips: the user debugs the program, not the runtime."""
 
 _CTRL_D: Final = "\x04"
 
@@ -399,7 +399,7 @@ class Prompt(pdb.Pdb):
             super().interaction(None, error.__traceback__)
 
     def interaction(self, frame: FrameType | None, traceback: Any) -> None:
-        """Be at the prompt while the thread stands; pdb calls this at each stop."""
+        """Run the prompt while the thread is held; pdb calls this at each stop."""
         held = self._held
         if held.is_attached:
             with held.standing():

@@ -1,7 +1,7 @@
-"""The flight record of this process: opened when it begins, looked into once a second, ended in good order.
+"""Feed of this process's flight record: opened at the start, written once a second, closed at the end.
 
-KE-1 A run without a record is no failure, and said once.
-KE-2 Looks take at most `limits.RECORD_SHARE` of the time of the process.
+KE-1 Failing to open a record does not fail the run; it is logged once.
+KE-2 Snapshots take at most `limits.RECORD_SHARE` of the time of the process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CLOCK_READINGS = 5
 
 
 class FlightRecord:
-    """The record of a process, while it is kept."""
+    """The open flight record of a process."""
 
     def __init__(self, proc: Proc, recorder: FlightRecorder) -> None:
         self._proc = proc
@@ -42,7 +42,7 @@ class FlightRecord:
         proc.recorder = proc.journal.recorder = recorder
 
     async def keep_looking(self) -> None:
-        """Write what the process does once a second, or less often where that takes long."""
+        """Write a snapshot of the process once a second, or less often if that is slow."""
         recorder, every, looks = self._recorder, limits.RECORD_SECONDS, 0
         while True:
             await trio.sleep(every)
@@ -59,10 +59,10 @@ class FlightRecord:
                 thin_out(recorder.path.parent)
 
     def end_run(self, error: BaseException | None) -> None:
-        """End the record of a controller: what ended well leaves none.
+        """End the record of a controller; remove it after a run without an error.
 
         Args:
-            error: By which the outermost block was left.
+            error: Error by which the outermost block was left.
         """
         if error is None:
             self._recorder.end()
@@ -72,7 +72,7 @@ class FlightRecord:
         self._recorder.end()
 
     def end_worker(self, config: WorkerConfig) -> None:
-        """End the record of a worker that was asked to end; one whose controller is far removes it itself."""
+        """End the record of a worker that was stopped; with a remote controller the worker removes it itself."""
         self._recorder.end()
         if config.is_far:
             _remove_own(self._recorder.path)
@@ -134,7 +134,7 @@ def _opened(proc: Proc, folder: Path, row: observed.ProcRow, job: observed.JobRo
 
 
 def _clocks() -> tuple[Callable[[], float], float, float, float]:
-    """Return the clock of a record, and what it, Trio's and the system's show at one moment.
+    """Return the clock of a record, and simultaneous readings of it, Trio's and the system's clock.
 
     Trio's own clock is `perf_counter` and a constant, in Python: of the two, the function in C is the record's.
     """

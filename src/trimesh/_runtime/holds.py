@@ -1,18 +1,18 @@
-"""Threads that debuggers hold, in this process and below it, and the one terminal that has one of them.
+"""Threads held by debuggers in this process and its descendants, and the one terminal attached to one of them.
 
     held process --news--> its owner --news--> ... controller --> terminal
                  <--lines-         <--lines-            <-- terminal
 
-HN-1 At most one terminal has one hold at a time, in a whole run.
-HN-2 A hold whose terminal has gone goes on; one whose process has gone has ended.
+HN-1 In a whole run at most one terminal is attached to at most one hold at a time.
+HN-2 A hold continues when its terminal disconnects, and ends with its process.
 
-Deadlines of what waits for a thread that a debugger holds: they wait, too, and go on with what was left of them.
+Pausing of deadlines: while a debugger holds a thread, deadlines of callers that wait for it are paused.
 
     held process --Pause: all calls to me--> caller --Pause: that call of yours--> who waits for the caller ...
 
-PA-1 Of a task that waits for such a call every deadline around it is paused, and that of the call that it is part of.
-PA-2 When it goes on, each has as much time left as it had. One that the program has set meanwhile stays as it is.
-PA-3 Calls of the agent are not paused: what a block does to end its processes keeps its time.
+PA-1 All deadlines around a task that waits for such a call are paused, and that of the call that the task is part of.
+PA-2 When the hold ends, each has the time left that it had. One that the program has set meanwhile stays unchanged.
+PA-3 Calls of the agent are not paused: a block keeps its time limits for ending its processes.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Holds:
 
 # ---- pausing ---------------------------------------------------------------------------------------------------------
 
-# Deadlines of what waits for a thread that a debugger holds: they wait, too, and go on with what was left of them.
+# Deadlines of callers that wait for a held thread are paused, and continue with the time that they had left.
 
 _FAR_SECONDS: Final = 1e9
 """A deadline that does not come, and is still one: a slot forgets that of its call only if there is one."""

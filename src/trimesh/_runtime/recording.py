@@ -1,14 +1,14 @@
-"""Where flight records are: `.records/MILLISECONDS-PID-ID/PROC` in the private folder of this user.
+"""Flight records: folders (`.records/MILLISECONDS-PID-ID/PROC` in this user's private folder) and writing.
 
-The folder of a run is made by its controller and removed when the outermost block is left without an error. Those of
-other runs that have ended are removed, the oldest first, when there are many or they are old.
+A run's controller creates its folder and removes it when the outermost block is left without an error. Folders of
+other, ended runs are removed, oldest first, when there are many or they are old.
 
 RF-1 Only folders of this user, with names of that form, are entered or removed, and links are never followed.
 
-The flight record of this process: a mapped file, which the kernel keeps however the process ends.
+A flight record is a mapped file, which the kernel keeps however the process ends.
 
     a slot takes a call --> its row (`CallRecorder.began`) --> the time of its end (`CallRecorder.ended`)
-    events, looks at the own tables, errors --> the log (`FlightRecorder.note`)
+    events, snapshots, errors --> the log (`FlightRecorder.note`)
 
 RW-1 Nothing here waits, makes a system call, or raises, once the file is open: its pages were reserved.
 RW-2 One thread writes: that of the Trio loop.

@@ -1,11 +1,11 @@
-"""Named places of the runtime where a test can look, or interfere: one branch each, on `Proc.sites`, None otherwise.
+"""Test hooks: points where a test can observe or inject faults. Each is one branch on `Proc.sites`, None by default.
 
 | site | when |
 |---|---|
 | `received` | a message has been read, before anything is done with it |
-| `launching` | a process is about to be started; it may be started otherwise, or not at all |
-| `dispatch` | a slot has taken a call from the mailbox; what is returned is run instead of the endpoint |
-| `moving` | a transfer of a buffer is about to be made; it may have to wait, or fail |
+| `launching` | a process is about to be started; the test may change or refuse it |
+| `dispatch` | a slot has taken a call from the mailbox; the returned endpoint runs instead |
+| `moving` | a transfer of a buffer is about to start; the test may delay or fail it |
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 class Sites(Protocol):
-    """What a test does at each site. Called by the runtime's own tasks; must not block and must not raise."""
+    """Implementation of the hooks by a test. Called by the runtime's own tasks; must not block or raise."""
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: Message) -> bool:
-        """Look at one message that has come to `proc`; False for one that is to be lost."""
+        """Observe a message received by `proc`; return False to drop it."""
         ...
 
     def launching(self, request: LaunchRequest) -> LaunchRequest:
-        """Return what is to be started for `request`: itself, or what ends early.
+        """Return the request to launch: `request`, or one of a process that ends early.
 
         Raises:
-            SpawnError: It is not to be started.
+            SpawnError: Refuse the launch.
         """
         ...
 
     def dispatch(self, cell: Cell, call: IncomingCall) -> EndpointSpec:
-        """Return what is run for `call`, which a slot has taken: its own endpoint, or one that misbehaves."""
+        """Return the endpoint to run for `call`, which a slot took: its own, or a faulty one."""
         ...
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
-        """Return what a transfer of a process waits for before it is made, and fails if that raises; mostly None."""
+        """Return a function to await before a transfer of a process, which fails if it raises; mostly None."""
         ...

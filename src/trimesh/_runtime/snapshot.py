@@ -1,15 +1,15 @@
-r"""One look at the tables of this process: rows for `_wire.observed`.
+r"""Snapshots of this process's tables, as rows of `_wire.observed`, and of a whole run.
 
-Nothing is kept for it while calls run. It may be taken from a signal handler of the main thread, or from another thread
-while the loop does not run: it takes no lock, awaits nothing, asks Trio for nothing, and changes nothing that counts.
+Calls pay nothing for it. A snapshot may be taken in a signal handler of the main thread, or in another thread while the
+loop is stalled: it takes no lock, awaits nothing, does not call Trio, and has no side effects.
 
-What a whole run does: each process asks those that it owns, all at once and for a bounded time.
+For a whole run, each process queries the processes that it owns, concurrently and for a bounded time.
 
     owner --Observe--> child (asks its own children) --Observed: a table for each process--> owner
        \--signal, where no answer comes--> child: writes its tables, or at least the stack of its main thread
 
-AS-1 A question takes no longer than its seconds, whatever the processes do.
-AS-2 Every process that is owned is told of: by itself, else by what its owner knows, with its stack where there is one.
+AS-1 A query ends within its time limit, whatever the processes do.
+AS-2 Every owned process is reported: by itself, else from its owner's knowledge, with its stack if there is one.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ _KINDS: Final = {
 
 
 def look(proc: Proc) -> observed.ProcView:
-    """Return what is known in `proc` of itself, of its children and of its calls."""
+    """Return the tables of `proc`: itself, its children and its calls."""
     return _Look(proc).view()
 
 
 def brief_look(proc: Proc) -> observed.ProcView:
-    """Return the oldest calls, and what is not as it should be, for a flight record; it reads no other process."""
+    """Return the oldest calls and any anomalies, for a flight record; reads no other process."""
     return _Look(proc).brief_view()
 
 
@@ -434,7 +434,7 @@ class Inquiry:
     """One question that is under way.
 
     Attributes:
-        views: What has come, by the child.
+        views: Received views, by child.
         awaited: The children that have not answered.
         news: Set when the last one has.
     """
@@ -587,7 +587,7 @@ class AskedBySignal:
 
     @property
     def is_answered(self) -> bool:
-        """Whether all have written their tables; looks now."""
+        """Check now whether all have written their tables."""
         for member, asked_at in self._asked_at.items():
             found = self._reports.get(member)
             if found is None or found.tables is None:

@@ -1,8 +1,8 @@
-"""Who waits for whom in this process, at one moment: what a search for deadlocks asks for (rule C8).
+"""Wait graph of this process at one moment, for deadlock searches (rule C8).
 
-Nothing is kept while calls run. A look reads the tables, and finds out which call a waiting task is part of by
-walking up the tree of tasks: a task belongs to the call that cannot end before it has. A task that an endpoint has
-started elsewhere (in a nursery of `lifespan`) may outlive the call, so it is no part of it.
+Calls pay nothing for it. A look reads the tables and finds the call of a waiting task by walking up the task tree: a
+task belongs to the call that cannot end before it. A task that an endpoint started elsewhere (in a nursery of
+`lifespan`) may outlive the call, so it does not belong to it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LocalWaits:
     """One look at a process.
 
     Args:
-        numbers: Numbers what has no name yet.
+        numbers: Assigns numbers to nodes without a name.
         bounded: Whether waits that a deadline will end count, too.
     """
 
@@ -257,9 +257,9 @@ class LocalWaits:
         return tuple(self.ref_of(call) for call in group.running)
 
     def _caller(self, ref: NodeRef) -> NodeReport | None:
-        """Whether a task of this process still waits for its call, and the call that the task is part of, too.
+        """Return the node of a call's caller if a task here still waits for the call, with the call of that task.
 
-        A deadline that was sent along is the business of the call over there: what it waits for has it, too.
+        A deadline that was sent with the call is handled by the callee, whose own waits inherit it.
         """
         outgoing, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if outgoing is None or peer is None or not outgoing.is_open_at(peer) or outgoing.is_given_up:
@@ -276,7 +276,7 @@ class LocalWaits:
         return NodeReport(ref, needs_all=True, waits_for=above)
 
     def _consumer(self, ref: NodeRef) -> NodeReport | None:
-        """Who takes items cannot while it waits for something else, and no news of room is on its way."""
+        """Return the node of a consumer that takes no items while it waits for other calls and owes no report of room."""
         stream, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if not isinstance(stream, OutgoingStream) or peer is None or not stream.is_open_at(peer):
             return None

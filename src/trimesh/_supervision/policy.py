@@ -184,8 +184,8 @@ class Restart:
     """Members that have ended are restarted, up to a limit.
 
     Attributes:
-        strategy: Units restarted with the failed one: "one_for_one" none, "one_for_all" all others, "rest_for_one" those
-            after it in spawn order.
+        strategy: Units restarted with the failed one: "one_for_one" none, "one_for_all" all others, "rest_for_one"
+            those after it in spawn order.
         along: The unit is the slice along this dimension: all members with the same coordinate there. None makes each
             member a unit.
         intensity: Number of failures in `period` that are healed; one more raises `RestartLimit`.
@@ -239,9 +239,9 @@ class MemberFailure(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: One of `FAILURES`, or a class that a policy cannot name.
-        has_ended: Whether the member is gone by it.
-        of: Of a process; of an actor, whose normal end no policy but `Restart` looks at (R11); or of a process that
-            lives and whose actor is "handed up": its own policy could not heal it (P1), or it is silent.
+        has_ended: Whether the failure ended the member.
+        of: "process"; "actor", whose normal end matters only to `Restart` (R11); or "handed up": the process lives,
+            but its actor's policy could not heal the actor (P1), or the actor is silent.
     """
 
     kind: type[Exception]

@@ -1,1 +1,1 @@
-"""What users write: actors, endpoints, meshes."""
+"""User-facing API: actors, endpoints, meshes."""

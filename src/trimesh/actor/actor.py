@@ -1,4 +1,4 @@
-"""`Actor`: the base class of what lives in other processes."""
+"""`Actor`: base class of objects that live in other processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MESH_ATTRIBUTES: Final = frozenset(
         "statistics",
     }
 )
-"""What a mesh handle has beside its endpoints; an endpoint cannot have one of these names."""
+"""Attributes of a mesh handle besides its endpoints; an endpoint cannot have one of these names."""
 
 
 class _NotHere:

@@ -1,4 +1,4 @@
-"""`context()`: where the running code is, who has called it, and the meshes that it belongs to."""
+"""`context()`: coordinates, caller and meshes of the running code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ A = TypeVar("A", bound=Actor)
 
 @attrs.frozen
 class Context(Generic[A]):
-    """What an endpoint can know about itself.
+    """Coordinates, caller and meshes of a running endpoint.
 
     Attributes:
         point: Own coordinates in the mesh as spawned.

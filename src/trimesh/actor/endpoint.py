@@ -1,4 +1,4 @@
-"""`@endpoint`, and what an endpoint looks like from outside: the handle with the verbs."""
+"""`@endpoint`, and the handle on an endpoint with its verbs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSIT
 P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W")
-"""What the method itself returns: a coroutine, the result of a plain def, or an async generator."""
+"""Return type of the method itself: a coroutine, the result of a plain def, or an async generator."""
 
 
 class Endpoint(Generic[P, R]):
@@ -109,7 +109,7 @@ class Endpoint(Generic[P, R]):
 
         Raises:
             MeshErrorGroup: The first failure cancelled the other ranks; all failures that happened are in it, with
-                coordinates; `.partial` holds what came back.
+                coordinates; `.partial` holds the results received.
 
         Blocking: a checkpoint, cancellable. On cancellation the endpoints are cancelled and have unwound when this
         raises `Cancelled`, or have been abandoned: see `options(abandon_after=...)`. `call.start(...)` sends now and
@@ -158,7 +158,7 @@ class Endpoint(Generic[P, R]):
         away and gives a `ValueMesh` over the others.
 
         Args:
-            fn: Called here, with what was folded so far and the next result, as `functools.reduce` does.
+            fn: Called in this process with the accumulated value and the next result, like `functools.reduce`.
             along: One or more dimensions of the view; without it all of them, and the bare result.
             commutative: Whether results may be folded as they come. Else they are in the order of the view, each as
                 soon as those before it are there; what comes early is held until then.
@@ -213,7 +213,7 @@ class Endpoint(Generic[P, R]):
         `limits.STREAM_BYTES` bytes ahead of the consumer; it waits in its `yield`.
 
         Leaving the block early cancels the endpoints and waits until they have unwound. A failure is raised by the
-        iteration as one `MeshErrorGroup`, after what was sent before it; with `options(merge="collect")` the others go
+        iteration as one `MeshErrorGroup`, after earlier values; with `options(merge="collect")` the others go
         on first. With `options(choose=True)` one member runs it, the live one with the fewest unended calls.
 
         Raises:
@@ -344,7 +344,7 @@ class EndpointMethod(Generic[P, R, W]):
 if TYPE_CHECKING:
 
     class BoundEndpoint(Endpoint[P, R], Generic[P, R, W]):
-        """What a type checker sees at `object.endpoint`: the verbs of a mesh, and inside the actor a plain method.
+        """Type of `object.endpoint` for type checkers: the verbs of a mesh, and inside the actor a plain method.
 
         There is none at run time: a mesh gives an `Endpoint`, an actor a bound method.
         """
@@ -417,7 +417,7 @@ def endpoint(
 if TYPE_CHECKING:
 
     class _LaterDecorator:
-        """What `endpoint(reply="later")` is to a type checker: callers give no reply."""
+        """Type of `endpoint(reply="later")` for type checkers: callers pass no reply."""
 
         def __call__(
             self, function: Callable[Concatenate[Any, Reply[R], P], Coroutine[Any, Any, None] | None], /

@@ -1,7 +1,7 @@
-"""What type checkers see of a mesh at its actor class; never imported when a program runs.
+"""Mesh attributes of actor classes for type checkers; never imported at run time.
 
-A handle of `trimesh` is an object of the actor class to them, one of `trimesh.blocking` is the class itself: the only
-two types that have the endpoints of that class. So what a mesh has beside endpoints is declared for both.
+To type checkers a handle of `trimesh` is an object of the actor class, and one of `trimesh.blocking` is the class
+itself: the only two types that have the endpoints of that class. So the other mesh attributes are declared for both.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         def __len__(cls) -> int: ...
 
     class HandleAttributes(metaclass=HandleType):
-        """What a mesh has beside its endpoints."""
+        """Attributes of a mesh besides its endpoints."""
 
         @Attribute
         def extent(self) -> Extent:

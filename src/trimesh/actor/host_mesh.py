@@ -142,7 +142,7 @@ class HostMesh:
     ) -> Spawning[ProcMesh]:
         """Start processes: `async with this_host().spawn_procs({"gpus": 4}) as procs:`.
 
-        What is left out or None of `preload`, `grace`, `output` and `pickle` is what `trimesh.config` says.
+        `preload`, `grace`, `output` and `pickle` default to the settings of `trimesh.config` if None or omitted.
 
         Args:
             per_host: Dimensions of the mesh: label to size.
@@ -170,11 +170,11 @@ class HostMesh:
             shared: Let actors that have got a handle on this mesh, `context().procs` for one, spawn on it.
 
         Returns:
-            What is entered (the block owns the mesh) or, on a warm host, awaited (the host's block does).
+            An object to enter (the block owns the mesh) or, on a warm host, to await (the host's block owns it).
 
         Raises:
             ValueError: On entering, when `pickle` is not what the family has.
-            ConfigError: What is said of settings is wrong.
+            ConfigError: A setting is invalid.
             MeshErrorGroup: On entering, when a process could not be started: with its coordinates, and nothing left.
         """
         name, extent = checked_name(name), life.check_per_host(per_host)
@@ -273,7 +273,7 @@ class HostMesh:
     async def grow(self, count: int) -> HostMesh:
         """Have more hosts: `hosts = await hosts.grow(2)`, and the new ones are `hosts.slice(hosts=slice(-2, None))`.
 
-        They come after those that there are, for what is spawned on the mesh that is returned. Meshes of processes
+        They follow the existing hosts and are used by spawns on the returned mesh. Meshes of processes
         stay on the hosts that they have, and this handle shows what it has shown. A `LocalJob` starts more agents, an
         `SSHJob` takes its spares, a `KubernetesJob` makes more pods, a `SlurmJob` takes nodes of its allocation that
         are no hosts yet, and at an open door it waits for as many that join.
@@ -286,7 +286,7 @@ class HostMesh:
 
         Raises:
             SpawnError: The job has no more; the text says what to do.
-            MeshErrorGroup: One of them could not be had, with its last words; nothing of the others is left.
+            MeshErrorGroup: One of them could not be added; contains its last output. The others are released.
             ValueError: The number is none, or too large; or this is a part of the hosts, or no job's.
 
         Blocking: a checkpoint, cancellable, for as long as a queue takes; a cancel leaves nothing queued, and the job
@@ -434,7 +434,7 @@ class HostMesh:
             exclude: Patterns of names to leave out, as `["*.pt", "runs"]`.
 
         Returns:
-            What is entered; `as synced` has `.version`, and `await synced.update()` brings what has changed.
+            A context manager; `as synced` has `.version`, and `await synced.update()` brings changes.
 
         Raises:
             TypeError, ValueError: On entering, also in a `MeshErrorGroup`: there is no such path; two have one name; it
@@ -467,7 +467,7 @@ class HostMesh:
                 beside its `pyproject.toml`: its packages but for the project itself, which `sync` brings.
 
         Returns:
-            What is entered; `as installed` has `.made`, the number of hosts that did not have it.
+            A context manager; `as installed` has `.made`, the number of hosts that did not have it.
 
         Raises:
             OSError, ValueError: On entering: the file cannot be read, or names what is only on this machine.

@@ -1,7 +1,6 @@
-"""`map`: one call for each item, on the members as they are free; results as they come.
+"""`map`: one call for each item, on the least busy members; results as they arrive.
 
-One task takes the items in and sends; no call has a task of its own. An item that is tried again after a wait does,
-while it waits.
+One task reads the items and sends the calls. Calls have no task of their own, except an item that waits for its retry.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ class ItemMap(Results[tuple[int, R]]):
                 f"map calls an endpoint with one argument, the item: {error}; an endpoint that needs more takes a "
                 "tuple, or a record, as its one argument"
             ) from None
-        # What has only `__getitem__` (a dataset, say) is no `Iterable` to isinstance, but a `for` takes it.
+        # An object with only `__getitem__` (e.g. a dataset) is not an `Iterable` to isinstance, but works in a `for`.
         if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
             raise TypeError(f"map needs items to iterate over, got {items!r}")
         if not self._mesh.ranks:
@@ -242,7 +241,7 @@ class ItemMap(Results[tuple[int, R]]):
         """Let other tasks run; what may have changed meanwhile is looked at anew."""
         self._calls.leave()
         await wait()
-        await checkpoint_if_cancelled()  # what has woken it may have come just before a cancel
+        await checkpoint_if_cancelled()  # it may have been woken just before a cancel
         self._forget_candidates()  # a task that sends again may have left one meanwhile
         self._unbroken = 0
         self._break_at = self._now() + limits.MAP_UNBROKEN_SECONDS
@@ -309,7 +308,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._calls.wake()
 
     def _waits_for_calls(self) -> bool:
-        """Whether the consumer waits, and no item is on its way that is not a call yet."""
+        """True if the consumer waits and every item read so far has become a call."""
         return self._is_waited_for and not self._retrying and (self._is_fed or self._outstanding >= self._window)
 
     # ---- what comes ------------------------------------------------------------------------------------------
@@ -532,7 +531,7 @@ class RankCalls(ItemMap[Any]):
     """A map over the ranks of a view: each is called with the same arguments.
 
     Attributes:
-        values: What has come back, by the place of the rank in the view.
+        values: Results by the index of the rank in the view.
     """
 
     def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options, bound: verbs.Bound) -> None:

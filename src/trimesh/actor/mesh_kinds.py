@@ -1,4 +1,4 @@
-"""How handles on meshes travel where nothing is pickled: numbers and names, and of an actor mesh its class by name."""
+"""Encoding of mesh handles without pickle: numbers and names; for an actor mesh its class by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of a call: what travels beside its arguments (rule C6)."""
+"""Options of a call, passed besides its arguments (rule C6)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _types(on: Any) -> tuple[type[Exception], ...]:
 
 @attrs.frozen
 class Retry:
-    """How often, and after which errors, a call of an idempotent endpoint is tried again.
+    """Retry rule for calls of an idempotent endpoint: number of attempts and errors to retry.
 
     Attributes:
         max: How many times it is tried again at most, at least 1.
@@ -90,7 +90,7 @@ def _check_seconds(seconds: Any) -> float:
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What `Endpoint.options` was given; None where it was not.
+    """Arguments of `Endpoint.options`; None where omitted.
 
     Attributes:
         merge: For `stream` and `map`.
@@ -379,7 +379,7 @@ def no_endpoint(cls: type, name: str, known: Iterable[str], attributes: Iterable
 
     Args:
         cls: The actor class.
-        name: What was written.
+        name: The attribute that was used.
         known: Endpoints of the class.
         attributes: Other names that a mesh has.
     """

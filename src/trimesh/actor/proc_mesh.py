@@ -89,7 +89,7 @@ class MakesTensors:
             RuntimeError: This is a reference, or `this_proc()`.
             ImportError: torch is not installed.
 
-        Blocking: no checkpoint; what is issued is sent on its way without waiting for it.
+        Blocking: no checkpoint; issued operations are sent without waiting for them.
         """
         self._check_owned("tensors are made by the block that owns the processes")
         procs = cast("ProcMesh", self)
@@ -430,7 +430,7 @@ class ProcMesh(MakesTensors, Shaped):
             ShapeError: A point is not one of this mesh.
             RuntimeError: This is a reference, or `this_proc()`.
 
-        Blocking: a checkpoint, cancellable; what was killed stays killed.
+        Blocking: a checkpoint, cancellable; killed processes stay killed.
         """
         members = self._own_members("processes are killed by the block that owns them")
         kept = self._shown.exclude(points)
@@ -511,7 +511,7 @@ class ProcMesh(MakesTensors, Shaped):
 
     @property
     def _info(self) -> MeshInfo:
-        """What travels of the whole mesh."""
+        """State of the whole mesh as sent to other processes."""
         if self._owned is not None:
             return self._owned.info
         proc = find_proc_anywhere()

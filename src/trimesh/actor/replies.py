@@ -1,4 +1,4 @@
-"""`call_reduced`: the answers of all members folded into one, or into one for each place along other dimensions."""
+"""`call_reduced`: folds the replies of all members into one, or into one for each point of the other dimensions."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Folding:
 
     Args:
         mesh: The view that is called.
-        fn: Of what was folded and the next answer.
+        fn: Called with the accumulated value and the next reply.
         along: Dimensions that are folded away; None for all, and a bare result.
         commutative: Whether answers are folded as they come; else in the order of the view, each as soon as those
             before it are there.
@@ -239,7 +239,7 @@ class _Broadcast(msgspec.Struct, frozen=True):
         self.replies.check()
 
     async def _put(self, left: list[int], result: Callable[[int], Result]) -> None:
-        """Send outcomes, and take out of `left` what has been sent."""
+        """Send outcomes and remove the sent ones from `left`."""
         while left:
             await self.replies.put(left[0], result(left[0]))
             del left[0]

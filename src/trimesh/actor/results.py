@@ -1,4 +1,4 @@
-"""What `stream` and `map` give: results as they come, inside a block that ends what makes them."""
+"""Results of `stream` and `map`: an iterator of results as they arrive, in a block that ends the calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `spawn` and `spawn_procs` return: awaited it is adopted, entered it is owned (rule M1)."""
+"""Return type of `spawn` and `spawn_procs`: awaiting adopts the mesh, entering owns it (rule M1)."""
 
 from __future__ import annotations
 

@@ -61,16 +61,16 @@ class StartedCall(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, however."""
+        """True once the call has ended, for any reason."""
         return self._work.ended.is_set()
 
     @property
     def was_cut(self) -> bool:
-        """Whether `cancel`, its deadline or the end of its owner has ended it; then `await` raises that."""
+        """True if `cancel`, its deadline or the end of its owner ended the call; `await` raises that."""
         return self._work.cut_reason is not None
 
     def cancel(self, reason: str = "") -> None:
-        """Cancel it, remote side too; nothing when it has ended. `await` waits until that has unwound."""
+        """Cancel the call, also remotely; no effect if it has ended. `await` waits until it has unwound."""
         text = f"{self._work.what} was cancelled by its StartedCall"
         in_trio_now(self._work.cancel)(f"{text}: {reason}" if reason else text)
 
@@ -206,7 +206,7 @@ def send(
 ) -> None:
     """Send to some ranks, in the order in which calls of this process to the mesh are made; let `work` finish it.
 
-    It is sent now, or when all of them have links and what was started before has been sent.
+    It is sent now, or once all of them have links and earlier started calls have been sent.
     """
     addressees = mesh.targets(ranks)
     if addressees is not None:
@@ -310,7 +310,7 @@ P = ParamSpec("P")
 
 
 class _Threads:
-    """What brings the work of threads to Trio, which a package above provides."""
+    """Runs work of other threads in Trio; provided by a higher package."""
 
     run: Callable[..., Any]
 
@@ -417,7 +417,7 @@ class CallVerb(Generic[P, T]):
 
     @property
     def spelling(self) -> str:
-        """How the verb is written, for hints."""
+        """Spelling of the verb, for hints."""
         return f"{self._mesh.name}.{self._spec.name}.{self._verb.name}"
 
     def __repr__(self) -> str:

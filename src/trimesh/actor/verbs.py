@@ -1,4 +1,4 @@
-"""The verbs: bind, send, and make of the results what each verb promises."""
+"""Verbs: bind the arguments, send, and turn the results into the return value of each verb."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def bind(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, *, stre
 
     Raises:
         TypeError: They do not fit, or only `stream` can call the endpoint; the text names it.
-        ShapeError: What is given for each member does not fit the view.
+        ShapeError: The per-member arguments do not fit the view.
     """
     if spec.kind is GENERATOR and not streams:
         raise TypeError(
@@ -293,7 +293,7 @@ def request_to(
     ranks: Sequence[int],
     options: Options = NO_OPTIONS,
 ) -> Request:
-    """Return what is sent to some ranks of a view, whose mesh is now as `info` says."""
+    """Return the request for some ranks of a view, whose mesh is now described by `info`."""
     args, kwargs = ((), {}) if isinstance(bound, Spread) else bound
     return Request(
         info.name,
@@ -376,7 +376,7 @@ class Outcome(Generic[T]):
 
     @property
     def ok(self) -> bool:
-        """Whether there was no error."""
+        """True if there was no error."""
         return self.error is None
 
     def unwrap(self) -> T:

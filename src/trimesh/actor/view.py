@@ -1,4 +1,4 @@
-"""What is behind a mesh handle: the mesh, the part of it that is seen, and, at the owner, the power over it."""
+"""State behind a mesh handle: the mesh, the selected region and, at the owner, control over the mesh."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stoppable(Protocol):
 
     @property
     def is_stopping(self) -> bool:
-        """Whether its block has begun to stop."""
+        """True once its block has begun to stop."""
         ...
 
 
@@ -42,7 +42,7 @@ class MeshView:
 
     Attributes:
         info: The mesh as spawned.
-        region: What is seen of it.
+        region: Selected members.
         ranks: The base ranks that are seen, in view order.
         sent: What messages say of this view; None when it is the mesh as spawned.
         endpoints: By name.
@@ -87,7 +87,7 @@ class MeshView:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages may be sent: the owning block has not begun to stop."""
+        """True until the owning block begins to stop; then no messages may be sent."""
         return self.owner is None or not self.owner.is_stopping
 
     def check_open(self) -> None:

@@ -1,6 +1,6 @@
 """PURE: every setting that a user can make; in layers: default, file, environment, `with trimesh.configured(...)`.
 
-`current()` is what counts for the running task. [docs/settings.md](docs/settings.md) is printed from here by
+`current()` returns the settings of the running task. [docs/settings.md](docs/settings.md) is printed from here by
 `python -m trimesh.config`.
 """
 

@@ -1,4 +1,4 @@
-"""One layer over another: what a file, the environment, or a caller says of settings; anything else is an error."""
+"""Layers of settings from files, the environment and callers; unknown names and values are errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _NO_SETTINGS_PREFIXES: Final = ("TRIMESH_TEST_", "TRIMESH_SERVICE_", "TRIMESH_PO
 
 
 JOBS_TABLE: Final = "jobs"
-"""Of a file: jobs by name, which are no settings; `trimesh.jobs` reads them."""
+"""Table of a file with jobs by name, which are not settings; `trimesh.jobs` reads them."""
 
 
 class Sources(msgspec.Struct, frozen=True):
-    """What the system says, below `configured`.
+    """Settings from file and environment, the layers below `configured`.
 
     Attributes:
-        environment: All variables.
-        table: Of the file; empty if there is none.
-        file: Its name, for errors.
+        environment: All environment variables.
+        table: Settings of the file; empty if there is no file.
+        file: Name of the file, for errors.
     """
 
     environment: Mapping[str, str]
@@ -145,7 +145,7 @@ def reread() -> Settings:
     """Read the environment again, and return what counts here.
 
     Raises:
-        ConfigError: A file or variable says what is no setting.
+        ConfigError: A file or variable names an unknown setting or has an invalid value.
     """
     if not _base.is_given:
         try:
@@ -163,7 +163,7 @@ def current() -> Settings:
     file is looked for once; variables are read again whenever processes are spawned.
 
     Raises:
-        ConfigError: A file or variable says what is no setting.
+        ConfigError: A file or variable names an unknown setting or has an invalid value.
     """
     chosen = _chosen.get()
     if chosen is not None:

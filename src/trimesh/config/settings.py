@@ -214,7 +214,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        """Its name in the environment."""
+        """Name of the setting in the environment."""
         return PREFIX + self.name.upper()
 
 

@@ -21,7 +21,7 @@ Invariants:
     RG-1  The table has `extent.nelements` entries, all different; each is a rank of `base`.
     RG-2  What is excluded is a subset of the table: equal views are equal values, whatever made them.
     RG-3  `exclude` changes neither extent nor table: the others keep their ranks. `slice`, `split`, `flatten` and
-          `rename` of a sparse view keep what is missing missing.
+          `rename` of a sparse view keep missing members missing.
     RG-4  Views may be empty: a slice that selects nothing leaves a dimension of size 0.
 """
 
@@ -170,7 +170,7 @@ class Region:
     # ---- making other views ----------------------------------------------------------------------------------
 
     def slice(self, **selection: int | slice) -> Region:
-        """Select along dimensions: an int removes the dimension, a slice keeps it, what is not named stays whole.
+        """Select along dimensions: an int removes the dimension, a slice keeps it, other dimensions stay whole.
 
         Args:
             selection: Label to index or slice. Negative indices count from the end; a slice may have a step, and is
