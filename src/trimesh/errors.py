@@ -567,7 +567,7 @@ def set_origin(error: BaseException, where: Origin) -> None:
         entries_of(error)[_ORIGIN] = where
 
 
-# What is written to an exception of the user's goes past its class, which may refuse attributes: a frozen dataclass.
+# Attributes of a user's exception are set without its class, which may refuse them, as a frozen dataclass does.
 
 _DICT: Any = BaseException.__dict__["__dict__"]
 _CAUSE: Any = BaseException.__dict__["__cause__"]

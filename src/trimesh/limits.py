@@ -675,7 +675,7 @@ KUBERNETES_LOOK_SECONDS: Final = 0.1
 KUBERNETES_SILENT_SECONDS: Final = 120.0
 """Tolerated outage of an API server while pods are awaited: an upgrade of its machine. A running job needs none."""
 KUBERNETES_END_SECONDS: Final = 30.0
-"""For the objects that a job has applied to be deleted: three times the grace of a pod. What is left then is logged."""
+"""Time to delete the objects that a job applied: three times the grace of a pod. Remaining objects are logged."""
 POD_HURRY_SECONDS: Final = 3.0
 """Interval of notifying a pod whose agent has not joined of its token again: its kubelet may have read too early."""
 POD_WAIT_SECONDS: Final = 300.0

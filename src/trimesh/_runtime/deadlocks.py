@@ -261,7 +261,7 @@ def _in_heads(refs: Sequence[NodeRef]) -> Iterator[tuple[NodeRef, ...]]:
 # ---- the controller's part in ending deadlocks: one search at a time for the whole family (rule C8) ------------------
 
 # A suspicion of any process starts a search (`_routing/deadlock.py`), which asks the processes that it leads to. The
-# victim gets its error before anything else is looked at, so no deadlock gets two victims; then what was stuck is
+# victim gets its error before anything else is checked, so no deadlock gets two victims; then all that was stuck is
 # looked at again, for one call may have closed two cycles.
 #
 # The first search of a suspicion takes waits with a deadline for waits without one, as most suspicions end there. What
@@ -462,7 +462,7 @@ class BlockedSearch:
         self.search = Search(look, [self._function])
 
     def go_on(self) -> IncomingCall | None:
-        """Ask what is to be asked; return the call to this process that the function waits for, once that is known."""
+        """Send pending queries; return the call to this process that the function waits for, once it is known."""
         search = self.search
         while search.questions:
             question = search.questions.pop(0)

@@ -276,7 +276,7 @@ class LocalWaits:
         return NodeReport(ref, needs_all=True, waits_for=above)
 
     def _consumer(self, ref: NodeRef) -> NodeReport | None:
-        """Return the node of a consumer that takes no items while it waits for other calls and owes no report of room."""
+        """Return the node of a consumer that waits for something else, with no report of room in transit."""
         stream, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if not isinstance(stream, OutgoingStream) or peer is None or not stream.is_open_at(peer):
             return None

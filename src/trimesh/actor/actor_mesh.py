@@ -19,8 +19,8 @@ from trimesh.shape.value_mesh import Shaped
 class ActorMesh(Shaped):
     """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
 
-    Type checkers see the actor class instead (`Actor` declares the mesh attributes for them). Sent to another
-    process it becomes a reference: that can call and be sliced, and owns nothing.
+    Type checkers see the actor class instead (`Actor` declares the mesh attributes for them). In other processes it
+    becomes a reference, which can call and be sliced but owns nothing.
     """
 
     def __init__(self, view: MeshView, cls: type) -> None:
@@ -51,7 +51,7 @@ class ActorMesh(Shaped):
         more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of n.
 
         Raises:
-            RuntimeError: This is a reference; only the block that owns a mesh is told what happens to it.
+            RuntimeError: This is a reference; events are read only in the process that owns the mesh.
         """
         members = self._view.owner
         if not isinstance(members, ActorMembers):
@@ -61,7 +61,7 @@ class ActorMesh(Shaped):
         view = self._view
 
         def sees(rank: int) -> bool:
-            return rank in view.region or view.region == view.info.whole  # a handle on all hears of who joins, too
+            return rank in view.region or view.region == view.info.whole  # the whole mesh: new members, too
 
         ranks = [rank for rank in members.ranks if sees(rank) and members.membership.is_live(rank)]
         return members.events.open(members.events.snapshot(ranks), sees)

@@ -1,4 +1,4 @@
-"""`open_channel`: a channel whose sending end travels."""
+"""`open_channel`: a channel whose sending end can be sent to other processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def open_channel(
 def open_channel(
     item_type: type[Any] | None = None, /, *, capacity: int
 ) -> AbstractAsyncContextManager[tuple[Port[Any], Receiver[Any]]]:
-    """Open a channel: whoever is given its port may send, this process receives.
+    """Open a channel: every holder of its port may send, this process receives.
 
     Args:
         item_type: What the items are. Pickled, they are checked by type checkers alone. With `pickle="off"` they travel

@@ -51,9 +51,9 @@ class Context(Generic[A]):
 
     @property
     def caller(self) -> Origin | None:
-        """The actor that has sent the message: its point, mesh, class and endpoint; None when that is no actor.
+        """The actor that sent the message: its point, mesh, class and endpoint; None if the sender is not an actor.
 
-        It is what the sender says of itself: fit for a log or a look-up, not for deciding what it may do.
+        The sender states it itself: use it for logs or look-ups, not to decide permissions.
         """
         return None if self._caller is None else self._caller.origin
 

@@ -119,7 +119,7 @@ class Endpoint(Generic[P, R]):
 
     @cached_property
     def call_settled(self) -> CallVerb[P, ValueMesh[Outcome[R]]]:
-        """Run the endpoint on every member and return what each came to; no remote failure raises or cancels."""
+        """Run the endpoint on every member and return each outcome; no remote failure raises or cancels."""
         return CallVerb(CALL_SETTLED, self._mesh, self._spec, self._options)
 
     @cached_property
@@ -128,7 +128,7 @@ class Endpoint(Generic[P, R]):
 
         Raises:
             ValueError: The mesh, or view, has not exactly one member; nothing was sent.
-            Exception: What the endpoint raised, bare.
+            Exception: The endpoint's own exception, bare.
         """
         return CallVerb(CALL_ONE, self._mesh, self._spec, self._options)
 
@@ -139,7 +139,7 @@ class Endpoint(Generic[P, R]):
         Raises:
             ValueError: The view is empty.
             MeshStopped: All members have ended.
-            Exception: What the endpoint raised, bare.
+            Exception: The endpoint's own exception, bare.
         """
         return CallVerb(CHOOSE, self._mesh, self._spec, self._options)
 
@@ -205,7 +205,7 @@ class Endpoint(Generic[P, R]):
         in_trio_now(verbs.broadcast_nowait)(self._mesh, self._spec, args, kwargs)
 
     def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> Results[tuple[Point, R]]:
-        """Run the endpoint on every member; give results as they come.
+        """Run the endpoint on every member; yield results as they arrive.
 
         `async with mesh.name.stream(...) as results: async for point, value in results`: one value of each member, or
         from a generator endpoint every item that each yields, in its order, members interleaved as they come. Points
@@ -227,7 +227,7 @@ class Endpoint(Generic[P, R]):
         return Stream[R](self._mesh, self._spec, self._options, bound)
 
     def map(self, items: Iterable[Any] | AsyncIterable[Any], *, window: int | None = None) -> Results[tuple[int, R]]:
-        """Run the endpoint once for each item, on the members as they are free; give results as they come.
+        """Run the endpoint once for each item, on the least busy members; yield results as they arrive.
 
         `async with mesh.name.map(items) as results: async for index, value in results`: each item is the one argument
         of one call, to the live member with the fewest unended calls. `index` is the item's place in `items`. A call

@@ -152,11 +152,11 @@ class HostMesh:
             setup: Sync or async function run in each process before any actor.
             python: Another interpreter, which is executed instead of a fork.
             grace: Seconds for clean-up when the block is left; then the process is killed. `math.inf` waits.
-            output: What becomes of standard output and error: "forward" (line by line, with coordinates),
+            output: Destination of standard output and error: "forward" (line by line, with coordinates),
                 "inherit", "discard", or a path object: the file that all of them append to; or a function of the point
                 that returns one of these.
-            supervision: What the end of a process does: `FailFast()`, the default, cancels the block, which raises it;
-                `Isolate()` goes on without it; `Restart(...)` starts it again.
+            supervision: Policy for the end of a process: `FailFast()`, the default, cancels the block, which raises it;
+                `Isolate()` continues without the process; `Restart(...)` restarts it.
             pickle: "off" lets no byte be unpickled in the family: values travel by the annotations of endpoints, and
                 classes by name. Everything that is spawned below, or beside it, has it too.
             seed: Of the random numbers in the processes: with the same one they draw the same again. None draws one.
@@ -254,14 +254,14 @@ class HostMesh:
         return Spawning("warm()", open_, adopt)
 
     async def replace(self, point: Mapping[str, int]) -> None:
-        """Have another host at a place: `await hosts.replace({"hosts": 3})`, or the `.point` of a `HostLost`.
+        """Replace the host at a point: `await hosts.replace({"hosts": 3})`, or the `.point` of a `HostLost`.
 
         A spare host of the job takes the place; where none is left, an agent is started again where the lost one was.
         A host that lives is lost by this, with the reason `replaced`, and so are the processes there; `Restart` starts
         them again, on the new one. A lost host needs no call: the next process that is started there does the same.
 
         Raises:
-            SpawnError: The job has no host for it, or it cannot be had.
+            SpawnError: The job has no host for it, or the host could not be started.
             ShapeError: The point is not that of one host.
 
         Blocking: a checkpoint, cancellable; at most `limits.HOST_JOIN_SECONDS`.
@@ -271,7 +271,7 @@ class HostMesh:
         await in_trio(partial(self._hosts.replace, point))()
 
     async def grow(self, count: int) -> HostMesh:
-        """Have more hosts: `hosts = await hosts.grow(2)`, and the new ones are `hosts.slice(hosts=slice(-2, None))`.
+        """Add hosts: `hosts = await hosts.grow(2)`; the new ones are `hosts.slice(hosts=slice(-2, None))`.
 
         They follow the existing hosts and are used by spawns on the returned mesh. Meshes of processes
         stay on the hosts that they have, and this handle shows what it has shown. A `LocalJob` starts more agents, an
@@ -279,7 +279,7 @@ class HostMesh:
         are no hosts yet, and at an open door it waits for as many that join.
 
         Args:
-            count: How many more.
+            count: Number of hosts to add.
 
         Returns:
             All hosts of the job. Names of parts are those of the hosts that they had.
@@ -397,7 +397,7 @@ class HostMesh:
 
         Each connection to the port of 127.0.0.1 is one from the host to the service, its bytes by the links of the
         mesh: both ways, each ended by itself, and held while they are not read. Where the host cannot connect the
-        connection is reset, and `failures` says why. Leaving the block resets what is open.
+        connection is reset, and `failures` says why. Leaving the block resets open connections.
 
         Args:
             local: Port on 127.0.0.1, for this machine alone; 0 lets the system choose: `as forwarded`, `.port`.
@@ -427,10 +427,10 @@ class HostMesh:
         in `~/.cache/trimesh/code`, so that what any job has brought before is not sent again.
 
         Args:
-            paths: Files and folders. What is below the working directory keeps its place, the rest its last name. What
-                git ignores is left out where a folder belongs to a repository, as are `.git` and `__pycache__`.
-                Symbolic links stay links.
-            watch: Bring each change while the block is open, as a new version, for what is spawned after it.
+            paths: Files and folders. Those below the working directory keep their relative path, others only their last
+                name. In a repository, files that git ignores are left out, as are `.git` and `__pycache__`. Symbolic
+                links stay links.
+            watch: Copy each change while the block is open, as a new version, for processes spawned after it.
             exclude: Patterns of names to leave out, as `["*.pt", "runs"]`.
 
         Returns:
@@ -470,12 +470,12 @@ class HostMesh:
             A context manager; `as installed` has `.made`, the number of hosts that did not have it.
 
         Raises:
-            OSError, ValueError: On entering: the file cannot be read, or names what is only on this machine.
+            OSError, ValueError: On entering: the file cannot be read, or names files that are only on this machine.
             RuntimeError: On entering: another block has installed packages on one of these hosts, and is open.
             MeshErrorGroup: On entering: it cannot be made on a host: a `SpawnError` with the last words of uv or
                 pip, and the coordinates of the host. A host was lost.
 
-        Blocking: no checkpoint; entering and leaving are. A cancel ends what is being made, and leaves nothing of it.
+        Blocking: no checkpoint; entering and leaving are. A cancel stops an installation and removes it.
 
         Cost: a process on each host; the first time what uv or pip need: seconds to minutes.
         """

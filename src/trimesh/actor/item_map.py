@@ -60,18 +60,18 @@ R = TypeVar("R")
 Items = Iterable[Any] | AsyncIterable[Any]
 
 _AT_HAND: Final = frozenset((list, tuple, range, dict, set, frozenset, str, bytes, deque))
-"""Types that give their items without running code of the program, which may take long."""
+"""Types that yield their items without running user code, which may be slow."""
 
 
 class Unit(msgspec.Struct, eq=False):
-    """One item on its way.
+    """An item in progress.
 
     Attributes:
-        index: Its place among the items.
-        item: What it is.
-        rank: Where it was sent to last.
-        errors: Of the attempts that have failed.
-        tried: Ranks of those.
+        index: Index of the item.
+        item: The item.
+        rank: Rank that it was last sent to.
+        errors: Errors of failed attempts.
+        tried: Ranks of failed attempts.
     """
 
     index: int
@@ -152,7 +152,7 @@ class ItemMap(Results[tuple[int, R]]):
         add_note(error, f"it is item {unit.index} of {self.what}.map()")
 
     def _came(self, unit: Unit, value: Any) -> None:
-        """Learn of a result, also of one that comes too late to be given."""
+        """Record a result, even one that is too late to be returned."""
 
     # ---- sending ---------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._progress = self._shown.__enter__()
 
     async def _feed(self) -> None:
-        """Take the items in, one by one; hold the items that wait to be sent again."""
+        """Read the items one by one; hold the items that wait for a retry."""
         try:
             with self._scope:
                 async with trio.open_nursery() as self._retries:
@@ -179,7 +179,7 @@ class ItemMap(Results[tuple[int, R]]):
                     await trio.sleep_forever()
         finally:
             if not self._scope.cancel_called:
-                # The scope around the map was cancelled. A consumer behind a shield must not wait for what never comes.
+                # The scope around the map was cancelled. A shielded consumer must not wait for ever.
                 error = RemoteCancelled(reason=f"the scope around {self.what}.map() was cancelled")
                 self._lost.append((Err(error), Origin(None, self._mesh.name)))
                 self._stop(f"the scope around {self.what}.map() was cancelled")
@@ -203,7 +203,7 @@ class ItemMap(Results[tuple[int, R]]):
                     if not self._send_at_once(unit):
                         await self._send_when_ready(unit)
                     elif not is_at_hand:
-                        self._calls.leave()  # the next item may take long to come by
+                        self._calls.leave()  # the next item may take long
                     index += 1
         except Exception as error:  # noqa: BLE001 - raised by the iteration over the results
             self._lose(Err(error, is_raised=True), None)
@@ -214,7 +214,7 @@ class ItemMap(Results[tuple[int, R]]):
             await self._end_items(items)
 
     async def _end_items(self, items: Items) -> None:
-        """End a generator that was left early; what its clean-up raises is raised as what it raises before."""
+        """Close a generator that was left early; errors of its clean-up are raised like its other errors."""
         try:
             if isinstance(items, Generator):
                 items.close()
@@ -238,7 +238,7 @@ class ItemMap(Results[tuple[int, R]]):
         return Unit(index, item)
 
     async def _pause(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Let other tasks run; what may have changed meanwhile is looked at anew."""
+        """Let other tasks run; afterwards discard state that may have changed."""
         self._calls.leave()
         await wait()
         await checkpoint_if_cancelled()  # it may have been woken just before a cancel
@@ -248,12 +248,12 @@ class ItemMap(Results[tuple[int, R]]):
         self._deadline = effective_deadline()
 
     def _forget_candidates(self) -> None:
-        """Have those who can be sent to found anew."""
+        """Discard the candidates, so that they are computed again."""
         self._candidates = None
         self._senders.clear()
 
     def _make_room(self) -> None:
-        """Let the feeder go on."""
+        """Wake the feeder."""
         if self._room is not None:
             self._room.set()
             self._room = None
@@ -371,7 +371,7 @@ class ItemMap(Results[tuple[int, R]]):
         return self._is_fed and not self._calls.running and not self._retrying
 
     async def _look_at(self, call: SetCall) -> tuple[int, R] | None:
-        """Take a call that has ended without a value; return its result, if it has one that is wanted."""
+        """Process a call that ended without a value; return its result if it is still wanted."""
         [outcome] = call.collector.outcomes
         if outcome is not None and is_failure(outcome):
             await yield_to_cancel([outcome])  # it is still among those that have ended if this raises
@@ -381,7 +381,7 @@ class ItemMap(Results[tuple[int, R]]):
         return self._take_result(call, result)
 
     def _take_result(self, call: SetCall, result: Result) -> tuple[int, R] | None:
-        """Take the next call that has ended, with `result`; return that, if it is a value that is wanted."""
+        """Process the next ended call, with `result`; return the value if it is still wanted."""
         self._calls.ended.popleft()
         unit: Unit = call.key
         if type(result) is Err and not self._calls.is_cancelled and self._would_retry(unit, result.error):
@@ -398,14 +398,14 @@ class ItemMap(Results[tuple[int, R]]):
         return None
 
     def _take_value(self, unit: Unit, value: Any) -> tuple[int, R] | None:
-        """Take the result of a unit; return it, if it is wanted."""
+        """Process the result of a unit; return it if it is still wanted."""
         self._settle()
         self._progress.done += 1
         self._came(unit, value)
         return None if self._lost and self._is_fail_fast else (unit.index, value)
 
     def _settle(self) -> None:
-        """Count a unit that is over; let the feeder go on when there is room for several."""
+        """Count a finished unit; wake the feeder when there is room for several."""
         self._outstanding -= 1
         if self._room is not None and self._outstanding <= self._window - self._refill:
             self._make_room()

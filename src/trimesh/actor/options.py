@@ -157,7 +157,7 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def is_fail_fast(self) -> bool:
-        """Whether the first failure cancels the others."""
+        """True if the first failure cancels the others."""
         return self.merge != "collect"
 
 

@@ -131,7 +131,7 @@ class MakesTensors:
         return result
 
     def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
-        """Return what is, as an argument of a remote function, a `torch.distributed.ProcessGroup` on each rank.
+        """Return an argument for remote functions that becomes a `torch.distributed.ProcessGroup` on each rank.
 
         Its members are the ranks, of those that the function runs on, that differ in these dimensions only. The
         function needs a `propagate`: it cannot be tried out where there is no group.
@@ -147,7 +147,7 @@ class MakesTensors:
         return on_mesh.process_group(self._shown, dims)
 
     def device_mesh(self) -> RanksDeviceMesh:
-        """Return what is, as an argument of a remote function, a `torch.distributed.device_mesh.DeviceMesh` there.
+        """Return an argument for remote functions that becomes a `torch.distributed.device_mesh.DeviceMesh`.
 
         It has the labels and sizes of this view, whose ranks the function runs on, and their process groups. The global
         tensors that the function is given are `DTensor`s on it, and the `DTensor`s on it that it returns are global
@@ -200,7 +200,7 @@ class ProcMesh(MakesTensors, Shaped):
             **kwargs: For its `__init__`.
 
         Returns:
-            What is awaited (the block of the processes owns the actors) or entered (the block does). Ready means:
+            An object to await (the processes' block owns the actors) or enter (that block does). Ready means:
             `__init__` ran and `lifespan` is entered, on every rank.
 
         Raises:
@@ -318,7 +318,7 @@ class ProcMesh(MakesTensors, Shaped):
         return members.events.open(members.events.snapshot(ranks), self._sees)
 
     def _sees(self, rank: int) -> bool:
-        """Whether what happens to a member is news here: a handle on all of a mesh also hears of who joins later."""
+        """Return whether this handle reports events of a rank: one on the whole mesh also reports later members."""
         return rank in self._shown or self._is_whole
 
     @property
@@ -330,7 +330,7 @@ class ProcMesh(MakesTensors, Shaped):
 
         `handler(failure)` is called once for each failure of processes of this view, and for each of actors on them
         that has no caller, in their order, as it is recorded and before any call hears of it. It returns True for one
-        that it has handled: then the block goes on, nothing is restarted, and what has ended is gone until
+        that it has handled: then the block goes on, nothing is restarted, and ended members are gone until
         `replace`. Else the next handler outside of it is asked, then the policy of the mesh. It must not wait: start
         what does in a nursery.
 
@@ -462,7 +462,7 @@ class ProcMesh(MakesTensors, Shaped):
     async def settled(self) -> None:
         """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
 
-        What has lived there is lost, tensors say: `with procs.activate():` makes new ones on the replacements.
+        State of the replaced members is lost, also tensors; create new ones in `with procs.activate():`.
 
         Raises:
             RuntimeError: This is a reference, or `this_proc()`.

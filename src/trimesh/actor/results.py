@@ -38,7 +38,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
     """Results of many messages, one at a time: `async with ... as results: async for key, value in results`.
 
     Leaving the block early, by whatever way, cancels what still runs and waits until it has unwound (S04). A failure is
-    raised by the iteration as one `MeshErrorGroup`, after what came before it (S05), and passes through the block as it
+    raised by the iteration as one `MeshErrorGroup`, after earlier results (S05), and passes through the block as it
     is; if the body has left by then, the block raises it.
 
     Use it once. One task at a time may iterate.
@@ -54,7 +54,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     @property
     def what(self) -> str:
-        """The endpoint, for people."""
+        """Name of the endpoint, for messages."""
         return f"{self._mesh.name}.{self._spec.name}"
 
     @trio.lowlevel.enable_ki_protection
@@ -114,7 +114,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         raise StopAsyncIteration
 
     async def _advance_otherwise(self) -> T:
-        """Return a result that was put back, or say why there is none."""
+        """Return a result that was put back, or raise why there is none."""
         if self._state == "new":
             raise RuntimeError(f"write `async with ... as results` around the iteration over results of {self.what}")
         await trio.lowlevel.checkpoint()
@@ -128,7 +128,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     @trio.lowlevel.enable_ki_protection
     async def _leave(self, error: BaseException | None) -> None:
-        """End what makes results, and raise the failures that the iteration has not raised.
+        """End the calls and raise failures that the iteration has not raised.
 
         Raises:
             MeshErrorGroup: Those failures, beside the error of the body if it has raised another one.
@@ -169,7 +169,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         """Begin; a checkpoint."""
 
     def _take(self) -> T | None:
-        """Return a result that has come, without waiting; None leaves it to `_next`."""
+        """Return an arrived result without waiting; None leaves it to `_next`."""
         return None
 
     @abstractmethod
@@ -178,11 +178,11 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     @abstractmethod
     async def _close(self, reason: str) -> None:
-        """Cancel what runs and wait, shielded and bounded, until it has unwound."""
+        """Cancel running calls; wait, shielded and bounded, until they have unwound."""
 
     @abstractmethod
     def _failed(self) -> Sequence[Outcome]:
-        """Return how the calls ended that have failed."""
+        """Return the outcomes of failed calls."""
 
     @abstractmethod
     def _failures(self, *, cancelled: bool) -> list[Exception]:
@@ -257,7 +257,7 @@ class Stream(Results[tuple[Point, R]]):
             if item is None:
                 return None
             if self._broken and self._is_fail_fast:
-                continue  # what failed to be rebuilt was the last item
+                continue  # the item that could not be rebuilt was the last one
             result = value_of(self._stream, item, item.index)
             if isinstance(result, Ok):
                 return self._points[item.index], result.value

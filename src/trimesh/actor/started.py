@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 
 class StartedCall(Generic[T]):
-    """A call that has been sent and runs; `await` gives what the verb would have returned, or raises what it would.
+    """A running call; `await` returns the result of the verb or raises its error.
 
-    It may be awaited by several tasks, and again. A cancel of who awaits ends the wait, not the call. An error that has
-    not been awaited fails the owner of the call once the handle is dropped, or the owner ends.
+    It may be awaited several times and by several tasks. A cancel of an awaiting task ends the wait, not the call. An
+    error that was not awaited fails the owner of the call once the handle is dropped or the owner ends.
 
     Raises, when awaited:
-        RemoteCancelled: The call was cancelled, by `cancel`, by the deadline of who has started it, or with its owner.
+        RemoteCancelled: It was cancelled by `cancel`, by the deadline of the task that started it, or with its owner.
     """
 
     __slots__ = ("_work",)
@@ -116,11 +116,11 @@ class UnsentCall(Protocol):
     """A call whose arguments have been bound, and which has not been sent."""
 
     def begin(self, addressees: Addressees, deadline: float) -> Callable[[], Awaitable[Any]]:
-        """Send; return what waits for the outcome."""
+        """Send; return a function that waits for the outcome."""
         ...
 
     async def refuse(self) -> Any:
-        """Conclude what cannot be sent, because the block of the mesh has been left."""
+        """Conclude a call that cannot be sent because the mesh's block has been left."""
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -238,7 +238,7 @@ async def _refuse_later(sending: UnsentCall) -> Any:
 
 
 def _owner_of(mesh: MeshView) -> Owner:
-    """Return what a call to a mesh belongs to: the block that owns the mesh, or else the actor that calls."""
+    """Return the owner of a call to a mesh: the block that owns the mesh, or else the calling actor."""
     if isinstance(mesh.owner, ActorMembers):
         return mesh.owner.block.started
     cell = find_cell()
@@ -259,7 +259,7 @@ def _owner_of(mesh: MeshView) -> Owner:
 
 
 def check_group(group: object) -> None:
-    """Refuse what is no task group.
+    """Check that an object is a task group.
 
     Raises:
         TypeError: It is none.
@@ -319,7 +319,7 @@ _threads = _Threads()
 
 
 def provide_threads(run: Callable[..., Any]) -> None:
-    """Say what runs an async function in Trio for a thread, and waits there for its result."""
+    """Register the function that runs an async function in Trio for a thread and waits for its result."""
     _threads.run = run
 
 
@@ -370,7 +370,7 @@ class CallVerb(Generic[P, T]):
             ValueError, MeshStopped: As from the verb.
             RuntimeError: The owner has ended, or there is none.
 
-        Blocking: never. What a full mailbox keeps from leaving waits in this process.
+        Blocking: never. Messages to a full mailbox wait in this process.
         """
         return self._start(None, args, kwargs)
 

@@ -33,14 +33,14 @@ Bound = tuple[Args, Kwargs] | Spread
 
 
 class VerbRow(msgspec.Struct, frozen=True):
-    """One row of the table of verbs with results: what makes this verb differ from the others.
+    """Row of the table of verbs with results: the behaviour specific to one verb.
 
     Attributes:
-        name: How it is written.
+        name: Name of the verb.
         ranks: Choose the members to call; those of the second argument only if there are no others.
-        conclude: Turn the results of these ranks into what the verb returns or raises.
+        conclude: Turn the results of these ranks into the verb's return value or error.
         run: Send, and wait for the outcome: `run` below, except for `call_reduced`.
-        again: The same with `options(retry=)`; None where that means nothing.
+        again: The same with `options(retry=)`; None if the verb has no retries.
         fail_fast: Whether the first failure cancels the other ranks.
         errors_win: Whether an error of an endpoint wins over a cancel of the caller.
     """
@@ -96,7 +96,7 @@ def values_of(results: Sequence[Result], mesh: MeshView, spec: EndpointSpec) -> 
 
 
 def outcomes_of(results: Sequence[Result], mesh: MeshView, _: EndpointSpec) -> ValueMesh[Outcome[Any]]:
-    """Return what each rank of a view has come to."""
+    """Return the outcome of each rank of a view."""
     return ValueMesh(mesh.region, tuple(outcome_of(result) for result in results))
 
 
@@ -331,7 +331,7 @@ def bare(results: Sequence[Result], *_: object) -> Any:
 
 
 def outcome_of(result: Result) -> Outcome[Any]:
-    """Return what one rank has come to."""
+    """Return the outcome of one rank."""
     match result:
         case Ok(value=value):
             return Outcome(value=value)
@@ -342,7 +342,7 @@ def outcome_of(result: Result) -> Outcome[Any]:
 
 
 def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -> NoReturn:
-    """Raise what the ranks of a view have come to, as `call` does."""
+    """Raise the errors of a view's ranks, as `call` does."""
     ranks = mesh.ranks
     errors = [result.error for result in results if isinstance(result, Err)]
     came = [(rank, result.value) for rank, result in zip(ranks, results, strict=True) if isinstance(result, Ok)]
@@ -367,8 +367,8 @@ class Outcome(Generic[T]):
     """A value or an error.
 
     Attributes:
-        value: What the endpoint returned, or None after an error.
-        error: What it raised, with coordinates, or None.
+        value: The endpoint's return value, or None after an error.
+        error: The endpoint's error, with coordinates, or None.
     """
 
     value: T | None = None

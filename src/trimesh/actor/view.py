@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _LIVE: Final = Standing.LIVE  # looked up for each message, and slowly in the class
 _STALLED_LOAD: Final = 1 << 32
-"""Calls that a stalled member seems to have besides: more than any other has."""
+"""Load added to a stalled member: more than any other member has."""
 
 
 class Stoppable(Protocol):
-    """The owner's side of a mesh."""
+    """Owner's side of a mesh."""
 
     @property
     def is_stopping(self) -> bool:
@@ -34,7 +34,7 @@ class Stoppable(Protocol):
 
 
 Addressees: TypeAlias = "tuple[Proc, MeshInfo, Sequence[Target]]"
-"""Receivers of a message: the process that sends it, the mesh as it is now, and members of it."""
+"""Receivers of a message: the sending process, the current mesh, and members of it."""
 
 
 class MeshView:
@@ -43,12 +43,12 @@ class MeshView:
     Attributes:
         info: The mesh as spawned.
         region: Selected members.
-        ranks: The base ranks that are seen, in view order.
-        sent: What messages say of this view; None when it is the mesh as spawned.
-        endpoints: By name.
+        ranks: Base ranks of the region, in view order.
+        sent: View as stated in messages; None for the mesh as spawned.
+        endpoints: Endpoints by name.
         owner: The owner's side, or None for a reference.
         turn: Next member of `choose` among equally loaded ones; shared by all views of a handle.
-        known: Who lives where, once it was asked; shared by all views of a handle.
+        known: Membership table, once it was requested; shared by all views of a handle.
     """
 
     __slots__ = ("endpoints", "info", "known", "owner", "ranks", "region", "sent", "turn")
@@ -101,7 +101,7 @@ class MeshView:
 
     @property
     def closed_text(self) -> str:
-        """Why no messages may be sent once that is so."""
+        """Reason why no messages may be sent once the mesh is closed."""
         return f"{self!r} takes no messages: the block that owns it is being left, or has been; call it inside of that"
 
     def targets(self, ranks: Sequence[int]) -> Addressees | None:
@@ -143,7 +143,7 @@ class MeshView:
         return self.any_targets(proc, ranks)
 
     def membership(self, proc: Proc) -> Membership:
-        """Return who lives where, as `proc` knows it.
+        """Return the membership table of the mesh in `proc`.
 
         Raises:
             RuntimeError: The handle came from another program.
@@ -155,7 +155,7 @@ class MeshView:
 
     @property
     def current(self) -> MeshInfo:
-        """The mesh as it is now, as far as is known here."""
+        """Current mesh, as far as is known here."""
         proc = find_proc_anywhere()
         is_known = proc is not None and is_reached(proc, self.info.family)
         return self.membership(proc).info if proc is not None and is_known else self.info
@@ -181,7 +181,7 @@ class MeshView:
         return living or [rank for rank in ranks if membership.may_return(rank)]
 
     def followed(self) -> MeshView:
-        """Return the same view of the mesh as it is now, as far as that is known here."""
+        """Return the same view of the current mesh, as far as that is known here."""
         proc = find_proc()
         return self if proc is None else self.seen(self.region.following(self.membership(proc).present))
 
@@ -202,7 +202,7 @@ class MeshView:
         return proc is not None and len(self.membership(proc).living(ranks)) == len(ranks)
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the members that are seen.
+        """Return what this process knows of the members in the region.
 
         Raises:
             RuntimeError: No mesh is open in this Trio run.

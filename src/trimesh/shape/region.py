@@ -19,7 +19,7 @@ tuple. Strides were not kept instead, because most compositions (flatten of a sl
 Invariants:
 
     RG-1  The table has `extent.nelements` entries, all different; each is a rank of `base`.
-    RG-2  What is excluded is a subset of the table: equal views are equal values, whatever made them.
+    RG-2  The excluded ranks are a subset of the table: equal views are equal values, however they were made.
     RG-3  `exclude` changes neither extent nor table: the others keep their ranks. `slice`, `split`, `flatten` and
           `rename` of a sparse view keep missing members missing.
     RG-4  Views may be empty: a slice that selects nothing leaves a dimension of size 0.
@@ -116,7 +116,7 @@ class Region:
         return self._table
 
     def missing(self) -> Sequence[int]:
-        """Return the base ranks of what was excluded, in the view's order."""
+        """Return the base ranks of the excluded members, in the view's order."""
         return tuple(rank for rank in self._table if rank in self._excluded)
 
     def points(self) -> Iterator[Point]:
@@ -234,7 +234,7 @@ class Region:
 
         Args:
             points: A `Point` that is a member of this mesh is taken by its base rank, whatever view it was seen
-                through; any other mapping is read in the labels of this view. What is missing already stays so.
+                through; any other mapping is read in the labels of this view. Missing members stay missing.
 
         Raises:
             ShapeError: A point is of another mesh, or is not in this view.

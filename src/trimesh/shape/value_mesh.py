@@ -299,7 +299,7 @@ def view_name(mesh: str, whole: Region, seen: Region) -> str:
     fixed = dict[str, int]()
     ranks, stride = seen.ranks(), 1
     for index, (label, size) in reversed(list(enumerate(whole.extent.items()))):
-        # The first dimension may have grown since: its places are not bounded by what was known.
+        # The first dimension may have grown since, so the known size does not bound its coordinates.
         places = {rank // stride if index == 0 else rank // stride % max(size, 1) for rank in ranks}
         stride *= max(size, 1)
         if label not in left and len(places) == 1:

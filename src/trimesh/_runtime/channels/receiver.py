@@ -260,7 +260,7 @@ class Receiver(trio.abc.ReceiveChannel[T_co], Generic[T_co]):
     def close(self) -> None:
         """Take no more items, at once and without a checkpoint: sending to the channel fails from now on. Idempotent.
 
-        What has come and was not received is lost.
+        Items that arrived and were not received are lost.
         """
         in_trio_now(self._home.close)()
 
