@@ -26,10 +26,10 @@ from trimesh.shape.value_mesh import ValueMesh
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 Merge = Literal["fail_fast", "collect"]
-"""What becomes of the other members when one has failed."""
+"""Effect of a failed member on the others."""
 
 Members = Literal["seen", "follow"]
-"""Who is called of a mesh that has been resized: those that a handle shows, or those that are there."""
+"""Members to call of a resized mesh: those that the handle shows, or the current ones."""
 
 
 def _types(on: Any) -> tuple[type[Exception], ...]:
@@ -44,9 +44,9 @@ class Retry:
     """Retry rule for calls of an idempotent endpoint: number of attempts and errors to retry.
 
     Attributes:
-        max: How many times it is tried again at most, at least 1.
-        on: Errors after which it is: exception classes.
-        backoff: The wait before that: seconds, or a `Backoff`, or a function of the number of the attempt that has
+        max: Maximum number of retries, at least 1.
+        on: Exception classes to retry after.
+        backoff: Delay before a retry: seconds, or a `Backoff`, or a function of the number of the attempt that has
             failed (from 1) which gives seconds.
         whole: Whether `call` calls all ranks again, not only those that failed: ranks that meet in a collective need
             it. None: where the policy of the mesh is `Restart("one_for_all")`, which restarts all of them.
@@ -111,7 +111,7 @@ class Options(msgspec.Struct, frozen=True):
     members: Members | None = None
 
     def check(self, spec: EndpointSpec) -> None:
-        """Refuse what means nothing for an endpoint.
+        """Check that the options apply to an endpoint.
 
         Raises:
             TypeError: A value has the wrong type, or the endpoint must not be retried.
@@ -144,7 +144,7 @@ class Options(msgspec.Struct, frozen=True):
             )
 
     def check_verb(self, name: str, verb: str) -> None:
-        """Refuse what means nothing for a verb.
+        """Check that the options apply to a verb.
 
         Raises:
             TypeError: An option is set that the verb does not have.
@@ -188,7 +188,7 @@ def _check_abandon_after(seconds: Any) -> None:
 
 
 def check_window(window: Any) -> int:
-    """Refuse a window that is none.
+    """Return `window` after checking it.
 
     Raises:
         TypeError: It is no number.
@@ -234,7 +234,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class PerRank:
-    """Stands for an argument until it is known which members are called.
+    """Placeholder of an argument until the called members are known.
 
     Attributes:
         values: As `per_rank` takes them.
@@ -310,10 +310,10 @@ def per_rank(values: Any, /) -> Any:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Arguments of which some differ from member to member.
+    """Arguments of which some differ between members.
 
     Attributes:
-        of_rank: Those of each member, by base rank.
+        of_rank: Arguments of each member, by base rank.
     """
 
     of_rank: Mapping[int, Call]
@@ -366,7 +366,7 @@ _ELSEWHERE: Final = frozenset(("get", "remote", "result", "rref", "submit"))
 
 
 def no_attribute(cls: type, name: str) -> AttributeError:
-    """Return the error for what actor classes have in Ray, and not here."""
+    """Return the error for an attribute that actor classes have in Ray but not here."""
     return AttributeError(
         f"an actor class has no {name!r}: write `await procs.spawn('name', {cls.__name__}, ...)`, in a block "
         "`async with this_host().spawn_procs(...) as procs:`",
@@ -393,7 +393,7 @@ def no_endpoint(cls: type, name: str, known: Iterable[str], attributes: Iterable
 
 
 def no_verb(endpoint: str, name: str) -> AttributeError:
-    """Return the error for a verb that there is not; `endpoint` is what it was written after."""
+    """Return the error for an unknown verb, written after `endpoint`."""
     if name in _ELSEWHERE:
         text = (
             f"an endpoint has no {name!r}: write `await {endpoint}.call(...)` for all members, .call_one for a mesh of "

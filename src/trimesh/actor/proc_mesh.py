@@ -49,7 +49,7 @@ R = TypeVar("R")
 
 
 class ModuleAbove:
-    """A module of a floor above this one, which `_assembly` hands in; imported when a name of it is used first."""
+    """A module of a higher floor, registered by `_assembly`; imported on the first use of one of its names."""
 
     def __init__(self) -> None:
         self.load: Callable[[], Any]
@@ -64,7 +64,7 @@ if not TYPE_CHECKING:
 
 
 class MakesTensors:
-    """A mesh of processes, as far as these hold tensors."""
+    """Tensor methods of a mesh of processes."""
 
     _shown: Region
 
@@ -236,14 +236,14 @@ class ProcMesh(MakesTensors, Shaped):
     async def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> A:
         """Return the one actor of this name on these processes; spawn it where there is none.
 
-        Any process of the family that has a handle may ask, at the same time, too: all get the same actor. It lives in
-        the first process of the view that asks first and belongs to the block of the processes. When it has ended for
-        good, whoever asks next makes another one.
+        Any process of the family that has a handle may call this, also concurrently: all get the same actor. It lives
+        in the first process of the first caller's view and belongs to the processes' block. When it has ended for
+        good, the next call spawns another one.
 
         Args:
             name: Of the actor; one mesh of processes has one of each name.
-            cls: A subclass of `Actor`; `cls(*args, **kwargs)` is called for who asks first, others' arguments are not
-                looked at.
+            cls: A subclass of `Actor`; `cls(*args, **kwargs)` is called with the first caller's arguments; those of
+                later callers are ignored.
             *args: For its `__init__`.
             **kwargs: For its `__init__`.
 
@@ -252,7 +252,7 @@ class ProcMesh(MakesTensors, Shaped):
 
         Raises:
             TypeError: The actor of this name is of another class; or the arguments do not fit.
-            MeshErrorGroup: It could not be made.
+            MeshErrorGroup: It could not be spawned.
             RuntimeError: This is a reference, and its owner does not share the processes.
 
         Blocking: a checkpoint, cancellable; a spawn that is cancelled is made by the next who waits for it.
@@ -326,7 +326,7 @@ class ProcMesh(MakesTensors, Shaped):
         return self._shown == Region(self._shown.base, mesh=self._shown.mesh)
 
     def on_failure(self, handler: OnFailure) -> AbstractAsyncContextManager[None]:
-        """Ask a function of yours of each failure before the policy: `async with procs.on_failure(handler):`.
+        """Call a handler for each failure before the policy: `async with procs.on_failure(handler):`.
 
         `handler(failure)` is called once for each failure of processes of this view, and for each of actors on them
         that has no caller, in their order, as it is recorded and before any call hears of it. It returns True for one
@@ -372,7 +372,7 @@ class ProcMesh(MakesTensors, Shaped):
         await in_trio(members.changes.replace)([rank for rank in self._shown.ranks() if rank not in kept])
 
     async def resize(self, /, **sizes: int) -> Self:
-        """Let this mesh grow or shrink along its first dimension: `procs = await procs.resize(replica=6)`.
+        """Grow or shrink this mesh along its first dimension: `procs = await procs.resize(replica=6)`.
 
         Ranks stay what they are. New processes come after those that there are, with the actors of each mesh that was
         spawned on a view of the whole dimension, made as the first ones were. To shrink takes out the last ones:
@@ -406,7 +406,7 @@ class ProcMesh(MakesTensors, Shaped):
         return self._seen(region)
 
     def membership(self) -> AbstractAsyncContextManager[AsyncIterator[MembershipView]]:
-        """Read who is in this mesh: `async with procs.membership() as views: async for view in views: ...`.
+        """Read the members of this mesh: `async with procs.membership() as views: async for view in views: ...`.
 
         Each `MembershipView` has a number, the extent, the members that serve, who has joined and who has left since
         the one before, and why. The first shows all as they are; the views end when the mesh has stopped. A reader that
@@ -418,7 +418,7 @@ class ProcMesh(MakesTensors, Shaped):
         return self._own_members("who is in a mesh is known where it is owned").views.open()
 
     async def kill(self, points: Iterable[Mapping[str, int]]) -> None:
-        """End some processes at once by SIGKILL, without clean-up, and return when their deaths are known.
+        """Kill some processes by SIGKILL, without clean-up; return when their deaths are known.
 
         Each is a `ProcDied` with `.by == "kill"`, a death as any other to the policy: `FailFast` fails
         the block, `Restart` starts another one. A member that has ended is left as it is.
