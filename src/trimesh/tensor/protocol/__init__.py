@@ -1,1 +1,1 @@
-"""Messages between the controller and the ranks, the records in them, and what both sides know of an operator."""
+"""Messages between controller and ranks, the records in them, and facts about operators that both sides use."""

@@ -1,4 +1,4 @@
-"""Arguments of operations as plain lists, and back: what a description of `protocol` says of each.
+"""Encoding of operator arguments as plain lists, and decoding on the ranks.
 
 None, bool, int, float, str    themselves
 ["r"] ["n"] ["b"]              a tensor; a number that varies; a body of the message
@@ -23,7 +23,7 @@ from trimesh.errors import ProtocolError
 from trimesh.tensor.protocol.messages import BODY, NUMBER, REF
 
 Build = Callable[[Sequence[Any]], Any]
-"""Makes an argument of the operands of a command."""
+"""Builds one argument from the operands of a command."""
 
 PLAIN: Final = frozenset({type(None), bool, int, float, str})
 
@@ -37,7 +37,7 @@ _KINDS: Final = {kind: cls for cls, kind in _NAMED.items()}
 
 
 class OperandSlot:
-    """Stands for an operand in the arguments that are described."""
+    """Placeholder for an operand in the arguments to be encoded; `kind` is "r", "n" or "b"."""
 
     __slots__ = ("kind",)
 
@@ -51,10 +51,10 @@ BODY_SLOT: Final = OperandSlot(BODY)
 
 
 def describe(value: Any) -> Any:
-    """Describe an argument whose tensors and varying numbers have been replaced by slots.
+    """Encode an argument whose tensors and varying numbers have been replaced by slots.
 
     Raises:
-        TypeError: It is something that cannot travel.
+        TypeError: The argument has a type that cannot be sent.
     """
     if type(value) in PLAIN:
         return value
@@ -68,7 +68,7 @@ def describe(value: Any) -> Any:
         case dict():
             return ["d", *(part for key, item in value.items() for part in (key, describe(item)))]
         case torch.device():
-            return ["device", value.type]  # each rank has its own one of the type
+            return ["device", value.type]  # each rank has its own device of this type
         case complex():
             return ["c", value.real, value.imag]
         case bytes():
@@ -81,18 +81,18 @@ def describe(value: Any) -> Any:
 
 
 def read(described: Any, at: int, device: torch.device) -> tuple[Build | None, Any, int]:
-    """Understand one described argument.
+    """Decode one argument.
 
     Args:
-        described: By `describe`, in another process.
+        described: The output of `describe`, from another process.
         at: Index of the next operand.
-        device: What a device of its type means on this rank.
+        device: Device of this rank; replaces every device of the same type.
 
     Returns:
-        What builds it, or None for a constant; the constant; the index of the next operand.
+        Its builder, or None for a constant; the constant; the index of the next operand.
 
     Raises:
-        ProtocolError: It describes nothing.
+        ProtocolError: `described` is malformed.
     """
     if not isinstance(described, list):
         if type(described) not in PLAIN:
@@ -132,7 +132,7 @@ def _read_all(parts: Sequence[Any], at: int, device: torch.device) -> tuple[list
 
 def _joined(make: Callable[[list[Any]], Any], parts: list[tuple[Build | None, Any]]) -> tuple[Build | None, Any]:
     if all(build is None for build, _ in parts):
-        # Lists are made anew for each command: what is called may keep or change them.
+        # Each command gets new lists: the called function may keep or change them.
         values = [constant for _, constant in parts]
         return (lambda _: make(list(values))), None
     return (lambda operands: make([constant if build is None else build(operands) for build, constant in parts])), None
@@ -149,13 +149,13 @@ def _named(kind: str, text: str, device: torch.device) -> Any:
     return found
 
 
-# ---- where the tensors of a rank are ---------------------------------------------------------------------------------
+# ---- devices of the ranks --------------------------------------------------------------------------------------------
 
 
 def default_device() -> torch.device:
-    """Return the device that the controller takes ranks to have: CUDA where it has it itself, so that both agree.
+    """Return the device that the controller assumes for ranks: CUDA if the controller has it, else the CPU.
 
-    Its number is that of the controller's own device, which fake tensors are given; ranks have their own.
+    Its index is the one of the controller's device, as fake tensors need one; each rank uses its own.
     """
     if torch.cuda.is_available():
         from trimesh.untried import warn_untried  # noqa: PLC0415 - few programs have a device
@@ -166,7 +166,7 @@ def default_device() -> torch.device:
 
 
 def rank_device(number: int) -> torch.device:
-    """Return the device of a rank: those of its host in turn, so that several ranks may share one."""
+    """Return the device of a rank. Ranks take the devices of their host in turn, so several may share one."""
     if torch.cuda.is_available():
         return torch.device("cuda", number % torch.cuda.device_count())
     return torch.device("cpu")
@@ -176,9 +176,9 @@ def rank_device(number: int) -> torch.device:
 
 
 def new_tensor(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of any contents, row-major, to be filled.
+    """Return an uninitialised row-major tensor on the CPU.
 
-    A large one asks for huge pages: a copy to pages of 4 KiB that are new takes twice as long (64 MiB: 17 and 38 ms).
+    Large tensors use huge pages: the first copy into pages of 4 KiB takes twice as long (64 MiB: 38 instead of 17 ms).
     """
     made = torch.empty(size, dtype=dtype)
     if type(made) is torch.Tensor and made.device.type == "cpu":  # a mode of torch may make others
@@ -189,13 +189,13 @@ def new_tensor(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 # ---- small tensors as bytes, in the head of a message ----------------------------------------------------------------
 
 _ALIGN_BYTES: Final = 16
-"""Where a packed tensor begins: the widest element."""
+"""Alignment of a packed tensor: the size of the widest element."""
 _QUANTIZED: Final = frozenset({torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4})
-"""Types whose elements are no numbers without a scale."""
+"""Dtypes whose elements mean nothing without a scale."""
 
 
 def pack(values: Sequence[torch.Tensor]) -> bytes | None:
-    """Return the bytes of small tensors, one after the other; None if one is large, or is more than row-major bytes."""
+    """Return the bytes of small tensors, concatenated; None if one is too large or is more than row-major bytes."""
     if sum(value.numel() * value.element_size() + _ALIGN_BYTES for value in values) > limits.HEAD_PAYLOAD_BYTES_MAX:
         return None
     memory = bytearray()
@@ -211,10 +211,10 @@ def pack(values: Sequence[torch.Tensor]) -> bytes | None:
 
 
 def unpack(data: bytes, likes: Iterable[tuple[Sequence[int], torch.dtype]]) -> list[torch.Tensor]:
-    """Return the tensors of some sizes and types that were packed.
+    """Return the tensors that `pack` has packed; `likes` has size and dtype of each.
 
     Raises:
-        ValueError: They are not what was packed.
+        ValueError: The data does not have these sizes and dtypes.
     """
     made: list[torch.Tensor] = []
     memory, at = bytearray(data), 0

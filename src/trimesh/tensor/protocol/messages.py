@@ -1,33 +1,33 @@
-"""The messages of the tensor engine: commands to the ranks, acknowledgements and values from them.
+"""Messages of the tensor engine: commands to the ranks, acknowledgements and values from them.
 
     controller                                    rank
       Open, Team, Run, Fetch ------------------>    executes commands in the order of each team
       <--------------------- Done, TensorReply, Fetched
 
     rank                                          first rank of its team
-      Ask ------------------------------------->    what the ranks tell each other to make process groups
+      Ask ------------------------------------->    rendezvous of the ranks for their process groups
       <----------------------------------- Answer
 
     rank that sends                               rank that receives
-      Offer ----------------------------------->    reads the memory that it names, or has got its bytes
+      Offer ----------------------------------->    reads the memory that it names, or uses the bytes in it
       <------------------------------------ Taken
 
-So do the controller and a rank: what one has for the other is named by a body of a command, or by a reply.
+The controller and a rank exchange tensors in the same way; a command's body or a reply names the memory.
 
 A stream of commands is one flat list. A command is a number, then its operands:
 
-    DEFINE   number, description    from now on `number` is the operation that the description says
+    DEFINE   number, description    `number` now means the operation in the description
     FREE     [ref, ...]             forget these tensors
     RESET                           forget every definition
     RECORD   number, body, [stream, ...], formals, results, captured, carried
-                                    from now on `number` is these commands, in parts, whose bodies begin at `body`
+                                    `number` now means these commands, in parts; their bodies begin at `body`
     REPLAY   number, part, first, [ref, ...], move
-                                    run one part of them: before the first one these tensors become the formal ones,
-                                    after the last one results are `first` and after it; moves are numbered from `move`
+                                    run one part of a recording: before the first part, bind the refs to its formals;
+                                    after the last, results get refs from `first` on; moves are numbered from `move`
     FORGET   number                 forget these commands
-    n >= FIRST_SIGNATURE            first output, then what the description of `n` says: refs, numbers, bodies
+    n >= FIRST_SIGNATURE            first output, then the operands of `n`: refs, numbers, bodies
 
-So an operation that was seen before takes some ten bytes. Pure: values and bytes only.
+An operation that is already defined takes about ten bytes. Pure: values and bytes only.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ FORGET: Final = 5
 FIRST_SIGNATURE: Final = 16
 
 MOVE_OPERANDS: Final = {"send": 1, "receive": 0, "send_parts": 1, "receive_parts": 0}
-"""Kernels that send tensors or take them, and which of their operands is the number of the move: each run of what was
-recorded has numbers of its own."""
+"""Kernels that send or receive tensors, with the index of the operand that is the number of the move: each replay of a
+recording uses new numbers."""
 
 REF: Final = "r"
 NUMBER: Final = "n"
@@ -57,18 +57,18 @@ BODY: Final = "b"
 
 
 class _Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base; the engine is numbered by the process that opened it."""
+    """Base class; `engine` is numbered by the process that opened the engine."""
 
     engine: int
 
 
 class Open(_Message, frozen=True, tag=1):
-    """Begin: the receiver is a rank of a mesh of processes from now on.
+    """Make the receiver a rank of a mesh of processes.
 
     Attributes:
-        mesh: Its name.
-        labels, sizes: Its extent.
-        rank: Of the receiver.
+        mesh: Name of the mesh.
+        labels, sizes: Extent of the mesh.
+        rank: Rank of the receiver.
     """
 
     mesh: str
@@ -78,13 +78,13 @@ class Open(_Message, frozen=True, tag=1):
 
 
 class NewTeam(_Message, frozen=True, tag=2):
-    """Some ranks of the mesh, with labels of their own, that hold tensors together.
+    """Define a team: the ranks of a view of the mesh, which hold tensors together.
 
     Attributes:
-        team: Its number.
-        labels, sizes: The extent of the view.
-        ranks: Of the mesh, row-major in that extent.
-        procs: The processes of these ranks, now.
+        team: Number of the team.
+        labels, sizes: Extent of the view.
+        ranks: Ranks in the mesh, row-major in that extent.
+        procs: Current processes of these ranks.
     """
 
     team: int
@@ -98,9 +98,9 @@ class Run(_Message, frozen=True, tag=3):
     """Commands of one team.
 
     Attributes:
-        team: Its number.
-        first: Number of the first command among all of the team.
-        stream: See above.
+        team: Number of the team.
+        first: Number of the first command, counted over all commands of the team.
+        stream: The commands; see the docstring of this module.
     """
 
     team: int
@@ -109,13 +109,13 @@ class Run(_Message, frozen=True, tag=3):
 
 
 class Fetch(_Message, frozen=True, tag=12):
-    """Send tensors back, as they are after all commands that came before; no command itself, so nothing counts it.
+    """Request tensors as they are after all earlier commands. It is not a command and is not counted as one.
 
     Attributes:
-        team: Whose they are.
-        request: Number of the reply.
-        refs: The tensors.
-        is_large: Whether the controller reads them from memory of the rank, where that has room.
+        team: Team of the tensors.
+        request: Number that the reply carries.
+        refs: Refs of the tensors.
+        is_large: Whether the controller reads them from lent memory of the rank, if that has room.
     """
 
     team: int
@@ -125,12 +125,12 @@ class Fetch(_Message, frozen=True, tag=12):
 
 
 class Done(_Message, frozen=True, tag=4):
-    """A rank has executed commands of a team.
+    """Progress report: a rank has executed commands of a team.
 
     Attributes:
-        team: Its number.
-        count: How many since it was opened.
-        failed: Those that have failed by themselves, not because of another, since the report before: number, what.
+        team: Number of the team.
+        count: Commands executed since the team was opened.
+        failed: Root-cause failures since the last report: number of the command, description. No follow-on errors.
     """
 
     team: int
@@ -139,14 +139,14 @@ class Done(_Message, frozen=True, tag=4):
 
 
 class TensorReply(_Message, frozen=True, tag=5):
-    """What a command was to bring back.
+    """Result of a request.
 
     Attributes:
-        request: Its number.
+        request: Number of the request.
         payload: An encoded value, or an exception; empty when the first body holds it.
         failed_at: [team, number] of the command that has failed; None for a value.
-        lent: Handle of the buffer where the rest of it lies, as `Handle.fields`; None when there is no rest. The
-            controller reads it, and says that it has taken the move with the number of the request.
+        lent: Handle of the buffer that holds the rest of the value, as `Handle.fields`; None when there is no rest. The
+            controller reads it and confirms with a `Taken` whose move is the number of the request.
     """
 
     request: int
@@ -156,35 +156,35 @@ class TensorReply(_Message, frozen=True, tag=5):
 
 
 class Fetched(_Message, frozen=True, tag=13):
-    """Small tensors that a `Fetch` has asked for, as `pack` has packed them; others come as a `TensorReply`."""
+    """Small tensors requested by a `Fetch`, packed by `pack`; all others arrive as a `TensorReply`."""
 
     request: int
     data: bytes
 
 
 NO_RANK: Final = -1
-"""In place of a rank that has failed: none has."""
+"""`Answer.failed_place` when no rank has failed."""
 
 ENDED: Final = -2
-"""In place of a rank that has failed: a process of the team has ended."""
+"""`Answer.failed_place` when a process of the team has ended."""
 
 
 class Lost(_Message, frozen=True, tag=8):
-    """A process of a team has ended: nothing that needs all of the team can be done any more.
+    """A process of a team has ended, so operations that need the whole team fail from now on.
 
     Attributes:
-        team: Its number.
+        team: Number of the team.
     """
 
     team: int
 
 
 class Stuck(_Message, frozen=True, tag=11):
-    """A rank waits for an actor of its process, and that one maybe for an actor of the controller's process (rule N2).
+    """A rank waits for an actor of its process, which may wait for an actor of the controller's process (rule N2).
 
     Attributes:
-        calls: The calls of the sender's process to the controller's that have to end first.
-        waits: What the rank waits for, if third processes are part of it.
+        calls: Calls from the sender's process to the controller's that have to end first.
+        waits: The rank's waits, if they lead through third processes.
     """
 
     calls: list[int]
@@ -192,14 +192,14 @@ class Stuck(_Message, frozen=True, tag=11):
 
 
 class Ask(_Message, frozen=True, tag=9):
-    """A rank asks the store of its team, which is in the process of the team's first rank.
+    """Query of a rank to the store of its team, which is in the process of the team's first rank.
 
     Attributes:
         controller: The process that has opened the engine.
-        team: Its number there.
-        ask: Number of the question, at the asker.
-        verb: What is asked; see `TeamTable`.
-        keys, values, numbers: What it is asked about.
+        team: Number of the team there.
+        ask: Number of the query, counted by the sender.
+        verb: Name of the query; see `TeamTable`.
+        keys, values, numbers: Arguments of the query.
     """
 
     controller: int
@@ -212,13 +212,13 @@ class Ask(_Message, frozen=True, tag=9):
 
 
 class Answer(_Message, frozen=True, tag=10):
-    """The answer to an `Ask`.
+    """Answer to an `Ask`.
 
     Attributes:
-        ask: Number of the question.
-        number: As the verb says.
-        values: As the verb says; of a failure an encoded exception, if there is one.
-        failed_place: Place in the team of the rank that could not take part, or one of the following.
+        ask: Number of the query.
+        number: Result, by verb.
+        values: Results, by verb; after a failure an encoded exception, if there is one.
+        failed_place: Place in the team of the rank that could not take part, or `NO_RANK`, or `ENDED`.
     """
 
     ask: int
@@ -228,15 +228,15 @@ class Answer(_Message, frozen=True, tag=10):
 
 
 class Offer(_Message, frozen=True, tag=6):
-    """A tensor on its way from one rank to another: where it lies; its bytes as a body; or why there is none.
+    """Offer of a tensor from one rank to another: a buffer to read, its bytes as a body, or the error in its place.
 
     Attributes:
-        controller: The process that both obey.
-        move: Number there.
-        handle: Of a buffer, as `Handle.fields`; None when the body has all.
-        poison: Team, number and name of the command that has failed, whose error is the body.
-        part: Of a global tensor: for each dimension of the mesh the one that is cut along it, and which part this is,
-            as `Part.fields`; None in its place if there is none for the receiver.
+        controller: The process that controls both ranks.
+        move: Number of the move, given by the controller.
+        handle: Handle of a buffer, as `Handle.fields`; None when the body holds all bytes.
+        poison: Team, number and name of the command that has failed; the body is its error.
+        part: For a global tensor: the tensor dimension that is cut along each dimension of the mesh, then the part as
+            `Part.fields`, or None if the receiver gets no part.
     """
 
     controller: int
@@ -247,11 +247,11 @@ class Offer(_Message, frozen=True, tag=6):
 
 
 class Taken(_Message, frozen=True, tag=7):
-    """What was offered is not needed any more.
+    """Release of an offered tensor: its memory is not needed any more.
 
     Attributes:
         controller, move: As in the offer.
-        is_unread: Nothing carries bytes between the two processes: an offer with all of them as its body is waited for.
+        is_unread: The receiver cannot read memory of the sender, and waits for an offer with all bytes in its body.
     """
 
     controller: int
@@ -271,7 +271,7 @@ def decode(payload: bytes | bytearray | memoryview) -> AnyMessage:
     """Decode one message.
 
     Raises:
-        ProtocolError: It is none. Nothing else is ever raised, whatever the bytes.
+        ProtocolError: The bytes are not a message. No bytes make it raise anything else.
     """
     try:
         message: AnyMessage = _DECODER.decode(payload)
@@ -281,7 +281,7 @@ def decode(payload: bytes | bytearray | memoryview) -> AnyMessage:
 
 
 def kinds_of(described: Any) -> str:
-    """Return "r", "n" or "b" for each operand that a described argument takes."""
+    """Return the kind, "r", "n" or "b", of each operand that an encoded argument takes."""
     match described:
         case ["r" | "n" | "b" as kind]:
             return str(kind)
@@ -293,11 +293,11 @@ def kinds_of(described: Any) -> str:
             return ""
 
 
-# ---- errors of the tensor engine that have no better name elsewhere --------------------------------------------------
+# ---- errors of the tensor engine -------------------------------------------------------------------------------------
 
 PROCESS_ENDED: Final = "a process of the group has ended"
-"""What `CollectiveFailed` says where that is why."""
+"""Text of a `CollectiveFailed` that was caused by the end of a process."""
 
 
 class RecordingError(TrimeshError):
-    """A function cannot be recorded, or not be replayed with such arguments: see the text."""
+    """A function cannot be recorded, or cannot be replayed with these arguments; the text says why."""

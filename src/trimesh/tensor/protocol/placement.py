@@ -1,7 +1,7 @@
-"""How one global tensor lies on the ranks: which dimension of it is cut along which dimensions of the mesh.
+"""Placement of a global tensor on the ranks: which tensor dimension is cut along which dimensions of the mesh.
 
-Users say it by dimension of the tensor, `["gpus", None]`; ranks are told by label of the mesh, `[0]`: the number of the
-dimension that is cut along it, or `WHOLE`.
+Users write it by tensor dimension, `["gpus", None]`. Messages to ranks have it by label of the mesh, `[0]`: the number
+of the tensor dimension that is cut along the label, or `WHOLE`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from trimesh.plain_numbers import whole_number
 from trimesh.tensor.protocol.arguments import new_tensor
 
 WHOLE: Final = -1
-"""All ranks along a label have the same."""
+"""Not cut: all ranks along the label have the same values."""
 
 Cut = str | tuple[str, ...] | None
-"""The labels that one dimension of a tensor is cut along."""
+"""Labels that one tensor dimension is cut along."""
 
 Where = Sequence[Cut] | Mapping[str, Any] | None
-"""How a tensor lies: by dimension of the tensor (`["tp", None]`), by dimension of the mesh (`{"tp": 0}`), or None for
-the whole on every rank."""
+"""Placement as users write it: by tensor dimension (`["tp", None]`), by mesh dimension (`{"tp": 0}`), or None for the
+whole tensor on every rank."""
 
 
 class Placements(list[Cut]):
-    """How a global tensor lies: for each of its dimensions a label, several labels, or None, as `distribute` takes it.
+    """Placement of a global tensor: a label, several labels, or None for each tensor dimension, as for `distribute`.
 
     Attributes:
-        partial: Labels along which the ranks have parts of a sum ("sum", "avg", "max" ...) that no operation has
-            needed the whole of yet; torch adds them up when one does.
+        partial: By label along which ranks hold partial results: their reduction ("sum", "avg", "max" ...). Torch
+            reduces them when an operation needs the full value.
     """
 
     def __init__(self, cuts: Iterable[Cut], partial: Mapping[str, str] | None = None) -> None:
@@ -46,17 +46,17 @@ class Placements(list[Cut]):
         self.partial = dict(partial or {})
 
     def __eq__(self, other: object) -> bool:
-        """Compare; a plain list has nothing partial."""
+        """Compare; a plain list equals only placements without `partial`."""
         return super().__eq__(other) is True and self.partial == getattr(other, "partial", {})
 
     def __ne__(self, other: object) -> bool:
-        """Compare; a list has this one of its own."""
+        """Negate `__eq__`; `list` defines its own `__ne__`."""
         return not self == other
 
     __hash__ = None
 
     def __repr__(self) -> str:
-        """Show it as a list, and what is partial."""
+        """Show the list, then `partial` if it is not empty."""
         partial = f", partial={self.partial!r}" if self.partial else ""
         return f"Placements({list(self)!r}{partial})"
 
@@ -65,12 +65,12 @@ def cuts_by_label(placements: Sequence[Any] | None, ndim: int, extent: Mapping[s
     """Return, for each label of a mesh, the dimension of a tensor that is cut along it, or `WHOLE`.
 
     Args:
-        placements: What the user wrote; None cuts nothing.
-        ndim: Dimensions of the tensor.
-        extent: Of the mesh.
+        placements: By tensor dimension, as the user wrote them; None cuts nothing.
+        ndim: Number of tensor dimensions.
+        extent: Extent of the mesh.
 
     Raises:
-        ShapeError: It fits neither the tensor nor the mesh.
+        ShapeError: The placements do not fit the tensor or the mesh.
     """
     if placements is None:
         return (WHOLE,) * len(extent)
@@ -99,10 +99,10 @@ def cuts_by_label(placements: Sequence[Any] | None, ndim: int, extent: Mapping[s
 
 
 def placements_by_name(where: Where, ndim: int, extent: Mapping[str, int]) -> Sequence[Cut] | None:
-    """Return, by dimension of the tensor, what was written by dimension of the mesh; all else as it is.
+    """Convert a placement by mesh dimension to one by tensor dimension; return any other unchanged.
 
     Raises:
-        ShapeError: It fits neither the tensor nor the mesh.
+        ShapeError: The placement does not fit the tensor or the mesh.
     """
     if not isinstance(where, Mapping):
         return where
@@ -115,13 +115,13 @@ def dim_cut_along(label: str, where: Any, ndim: int, extent: Mapping[str, int]) 
 
     Args:
         label: A dimension of the mesh.
-        where: The number of a dimension, None, or torch's `Shard(0)`, `Replicate()`: these are known by what they can
-            be asked, as to import them would take most of a second.
-        ndim: Dimensions of the tensor.
-        extent: Of the mesh.
+        where: The number of a dimension, None, or torch's `Shard(0)`, `Replicate()`. The latter are recognised by their
+            methods, as importing their classes takes most of a second.
+        ndim: Number of tensor dimensions.
+        extent: Extent of the mesh.
 
     Raises:
-        ShapeError: It fits neither the tensor nor the mesh.
+        ShapeError: The placement does not fit the tensor or the mesh.
     """
     if label not in extent:
         raise ShapeError(f"a tensor is cut along labels of its mesh, {list(extent)}, got {label!r}")
@@ -136,7 +136,7 @@ def dim_cut_along(label: str, where: Any, ndim: int, extent: Mapping[str, int]) 
 
 
 def placements_of(cuts: Sequence[int], partial: Sequence[str], ndim: int, labels: Sequence[str]) -> Placements:
-    """Return what `cuts_by_label` was given; `partial` has an operation, or "", for each label."""
+    """Invert `cuts_by_label`; `partial` has a reduction, or "", for each label."""
     by_dim: list[Cut] = []
     for dim in range(ndim):
         along = tuple(label for label, cut in zip(labels, cuts, strict=True) if cut == dim)
@@ -144,16 +144,16 @@ def placements_of(cuts: Sequence[int], partial: Sequence[str], ndim: int, labels
     return Placements(by_dim, {label: kind for label, kind in zip(labels, partial, strict=True) if kind})
 
 
-# ---- `Box`: a rectangular part of a tensor, and where that lies in memory. Pure --------------------------------------
+# ---- `Box`: a rectangular part of a tensor, and its place in memory. Pure --------------------------------------------
 
 
 @attrs.frozen
 class Box:
-    """Some indices of each dimension of a tensor, which lie side by side.
+    """Rectangular part of a tensor: a contiguous range of indices in each dimension.
 
     Attributes:
-        start: The first of each dimension.
-        size: How many of each.
+        start: First index in each dimension.
+        size: Number of indices in each dimension.
     """
 
     start: tuple[int, ...]
@@ -161,16 +161,16 @@ class Box:
 
     @classmethod
     def of_all(cls, size: Sequence[int]) -> Box:
-        """Return the whole of a tensor."""
+        """Return the box of a whole tensor."""
         return cls((0,) * len(size), tuple(size))
 
     @property
     def count(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.size)
 
     def cut(self, dim: int, pieces: int, index: int) -> Box:
-        """Return one piece of it: as torch cuts, all but the last ones of a size, and those smaller or empty."""
+        """Return one piece of the box, cut as by `torch.chunk`: equal pieces, the last ones smaller or empty."""
         length = -(-self.size[dim] // pieces)
         begin = min(index * length, self.size[dim])
         length = min(length, self.size[dim] - begin)
@@ -178,29 +178,29 @@ class Box:
         return Box(start, (*self.size[:dim], length, *self.size[dim + 1 :]))
 
     def overlap(self, other: Box) -> Box | None:
-        """Return what both have, or None if that is nothing."""
+        """Return the intersection with another box; None if it is empty."""
         start = tuple(map(max, self.start, other.start))
         ends = [min(a + n, b + m) for a, n, b, m in zip(self.start, self.size, other.start, other.size, strict=True)]
         size = tuple(end - begin for end, begin in zip(ends, start, strict=True))
         return Box(start, size) if all(length > 0 for length in size) else None
 
     def strides(self) -> tuple[int, ...]:
-        """Return how far apart, in elements, its indices are in memory of its own, row-major."""
+        """Strides, in elements, of a row-major tensor that holds just this box."""
         return contiguous_strides(self.size)
 
     def slices(self, inner: Box) -> tuple[slice, ...]:
-        """Return what a part of it is to a tensor that has all of it."""
+        """Return the slices that select `inner` from a tensor that holds this box."""
         begins = [begin - first for begin, first in zip(inner.start, self.start, strict=True)]
         return tuple(slice(begin, begin + length) for begin, length in zip(begins, inner.size, strict=True))
 
     def span(self, inner: Box) -> tuple[int, int]:
-        """Return where a part of it, which is not empty, begins in its memory, and how many elements on it ends."""
+        """Return offset and length, in elements, of the memory of this box that spans `inner`, which is not empty."""
         strides = self.strides()
         begin = sum((a - b) * step for a, b, step in zip(inner.start, self.start, strides, strict=True))
         return begin, 1 + sum((length - 1) * step for length, step in zip(inner.size, strides, strict=True))
 
     def is_whole_in(self, outer: Box) -> bool:
-        """Whether it lies in one piece, without gaps, in the memory of what it is a part of."""
+        """Return whether the box is one contiguous range in the row-major memory of `outer`."""
         return outer.span(self)[1] == self.count
 
 
@@ -214,22 +214,22 @@ def contiguous_strides(size: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-# ---- what a rank says, beside the parts of tensors that it publishes, of how they make up the whole ------------------
+# ---- metadata that a rank publishes with its parts, to assemble whole tensors ----------------------------------------
 
 LAYOUT: Final = "trimesh/layout"
-"""Name of what says so, among the published tensors."""
+"""Name of this metadata among the published tensors."""
 
 
 class PartOfState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One tensor of a state, as one rank has it.
 
     Attributes:
-        name: Its name.
-        is_global: Whether the ranks have parts of one.
+        name: Name of the tensor.
+        is_global: Whether the ranks hold parts of one tensor.
         dtype: As torch writes it.
-        size: Of the whole.
-        start, part: Which part of it: first index and length, by dimension.
-        is_here: Whether this rank publishes that part; otherwise another one does, or it is empty.
+        size: Size of the whole tensor.
+        start, part: First index and length of this rank's part, by dimension.
+        is_here: Whether this rank publishes the part; otherwise another rank does, or the part is empty.
     """
 
     name: str
@@ -249,10 +249,10 @@ _DECODER: Final = msgspec.msgpack.Decoder(list[PartOfState])
 
 
 def read_parts(data: bytearray) -> list[PartOfState]:
-    """Return what a rank has said.
+    """Decode the `PartOfState` records of a rank.
 
     Raises:
-        ProtocolError: It is nothing of that kind.
+        ProtocolError: The data holds no such records.
     """
     try:
         parts = _DECODER.decode(data)
@@ -267,21 +267,21 @@ def read_parts(data: bytearray) -> list[PartOfState]:
     return parts
 
 
-# ---- where the parts of tensors of a checkpoint are: a file of each rank, and places in it ---------------------------
+# ---- places of tensor parts in a checkpoint: one file for each rank, and offsets in it -------------------------------
 
 RAW_SUFFIX: Final = ".safetensors"
-"""Of files whose parts are their elements."""
+"""Suffix of files that store parts as raw elements."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """One part of a tensor in a file, as `torch.save` writes it; in one of safetensors its elements, in order.
+    """One part of a tensor in a file, in the format of `torch.save`; in a safetensors file as raw elements, in order.
 
     Attributes:
-        file: Its name in the directory of the checkpoint.
-        offset: Where its bytes begin.
-        length: How many they are.
-        start: The first index of each dimension of the tensor.
-        size: How many of each.
+        file: Name of the file in the directory of the checkpoint.
+        offset: Offset in the file, in bytes.
+        length: Length in bytes.
+        start: First index in each dimension of the tensor.
+        size: Number of indices in each dimension.
     """
 
     file: str
@@ -292,15 +292,15 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def box(self) -> Box:
-        """Which part of the tensor it is."""
+        """Return the box of this part in the tensor."""
         return Box(self.start, self.size)
 
     def read(self, directory: Path, dtype: torch.dtype) -> torch.Tensor:
-        """Return the part; of a file of safetensors, pages of it that are read when they are looked at.
+        """Read the part. A safetensors file is mapped, and its pages are read on first access.
 
         Raises:
             OSError: The file cannot be read.
-            ValueError: There is something else in it.
+            ValueError: The file does not hold this part.
         """
         with (directory / self.file).open("rb") as file:
             if self.file.endswith(RAW_SUFFIX):
@@ -317,23 +317,23 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             raise ValueError(f"{self.file} has not {count} elements of {dtype} at {self.offset}")
         if not count:
             return torch.empty(self.size, dtype=dtype)
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch wants memory that can be written to
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch requires writable memory
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=self.offset).view(self.size)
 
 
 class Wanted(msgspec.Struct, frozen=True, array_like=True):
-    """What the ranks read: a directory, and for each tensor the parts that there are."""
+    """Tensors that ranks are to read: a directory, and the stored parts of each tensor."""
 
     directory: str
     parts: list[list[Stored]]
 
 
 def read_box(directory: Path, parts: Sequence[Stored], box: Box, dtype: torch.dtype) -> torch.Tensor:
-    """Return a part of a tensor, put together of those that files have.
+    """Assemble one box of a tensor from its stored parts.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: There is something else in it, or the parts are not all of it.
+        ValueError: A file does not hold its part, or the parts do not cover the box.
     """
     made = new_tensor(box.size, dtype)
     count = 0

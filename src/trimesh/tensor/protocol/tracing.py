@@ -1,4 +1,4 @@
-"""What an operator makes of tensors of certain metadata, found out without their data."""
+"""Shape inference: runs operators on tensors that have metadata and no data."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from torch.utils._mode_utils import no_dispatch
 from trimesh import limits
 
 DATA_DEPENDENT: Final = (DataDependentOutputException, DynamicOutputShapeException)
-"""What fake tensors raise for an operation whose result has a shape, or a value, that only the data says."""
+"""Raised by fake tensors for an operation whose result has a shape, or a value, that depends on the data."""
 
 Metadata = tuple[Sequence[int], Sequence[int], torch.dtype, torch.device]
 """Size, stride, dtype and device of a tensor."""
 
 Filled = Callable[[Sequence[torch.Tensor]], tuple[Sequence[Any], dict[str, Any]]]
-"""Puts tensors into the places that they have in the arguments of a call."""
+"""Returns the arguments of a call with these tensors in their places."""
 
 
 def traced(
@@ -33,25 +33,25 @@ def traced(
 ) -> tuple[Any, Sequence[torch.Tensor]]:
     """Run an operator on tensors that have metadata and no data.
 
-    Most operators run on torch's device "meta", which says the same as fake tensors in a tenth of the time. Fake
-    tensors take the others, and whatever fails; what fails there runs on a few zeros, for torch's kernels decide which
-    error it is, and whether it is one.
+    Most operators run on torch's device "meta", which gives the same result as fake tensors in a tenth of the time.
+    The others, and calls that fail there, run on fake tensors. Calls that fail on these run on a few zeros, because
+    torch's kernels decide whether it is an error, and which.
 
     Args:
         operator: An `OpOverload`.
-        metas: Of the tensors among its arguments, in order.
+        metas: Metadata of the tensors among its arguments, in order.
         filled: Puts tensors in their places.
         fake: Makes fake tensors.
 
     Returns:
-        What it returns, and the tensors that it was given. Devices say nothing where all arguments are on one.
+        The result, and the tensors that were passed. Their devices are meaningless if all arguments are on one device.
 
     Raises:
-        Exception: What torch's kernels raise; of large tensors, what fake ones do.
+        Exception: As torch's kernels raise it; for large tensors, as fake tensors do.
     """
     result, given = _traced(operator, metas, filled, fake)
     if any(dtype in _NARROW and 0 in stride for _, stride, dtype, _ in metas):
-        # Without data, torch computes on copies of these in another dtype, and lays the result out as they lie then.
+        # Without data, torch computes on copies in another dtype, and the result takes the layout of these copies.
         wide = [(size, stride, _NARROW.get(dtype, dtype), device) for size, stride, dtype, device in metas]
         likes, _ = _traced(operator, wide, filled, fake)
         result = pytree.tree_map(partial(_laid_out, given), result, likes)
@@ -67,7 +67,7 @@ def _laid_out(given: Sequence[torch.Tensor], made: Any, like: Any) -> Any:
 
 
 def _iterated(operator: Any, given: Sequence[torch.Tensor], made: Any) -> Any:
-    """Lay out the result of an operator on each element as torch's kernels do where an argument lacks a dimension."""
+    """Lay out an elementwise result as torch's kernels do when an argument lacks a dimension."""
     if operator in MENDED or torch.Tag.pointwise not in operator.tags:
         return made
     if not isinstance(made, torch.Tensor) or any(made is one for one in given):
@@ -89,7 +89,7 @@ def _traced(
             try:
                 with torch.no_grad():
                     return _iterated(operator, given, run(*args, **kwargs)), given
-            except Exception:  # noqa: BLE001 - fake tensors say it in the words that torch has for it
+            except Exception:  # noqa: BLE001 - fake tensors raise it with torch's own text
                 args, kwargs = (), {}
     try:
         with quiet(), fake, torch.no_grad():
@@ -107,7 +107,7 @@ def _traced(
 
 
 def _is_small(operator: Any, metas: Sequence[Metadata]) -> bool:
-    """Whether an operator may be run on zeros of this process to find out what it raises."""
+    """Return whether an operator may run on zeros in this process to find its error."""
     size = sum(math.prod(size) * dtype.itemsize for size, _, dtype, _ in metas)
     on_host = all(device.type == "cpu" for *_, device in metas)
     return (
@@ -119,7 +119,7 @@ def _is_small(operator: Any, metas: Sequence[Metadata]) -> bool:
 
 
 def _tried(operator: Any, metas: Sequence[Metadata], filled: Filled) -> tuple[Any, Sequence[torch.Tensor]]:
-    """Run an operator on zeros."""
+    """Run an operator on zeros of this process."""
     with no_dispatch(), torch.no_grad():
         given = [torch.empty_strided(size, stride, dtype=dtype).zero_() for size, stride, dtype, _ in metas]
         args, kwargs = filled(given)
@@ -128,7 +128,7 @@ def _tried(operator: Any, metas: Sequence[Metadata], filled: Filled) -> tuple[An
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep torch from logging twenty lines, with a traceback of its own, of an error that is raised as well."""
+    """Keep torch from logging a traceback of twenty lines for an error that it also raises."""
     _FAKE_LOG.addFilter(_drop)
     try:
         yield
@@ -144,7 +144,7 @@ def _drop(_: logging.LogRecord) -> bool:
 
 
 def _is_placed(value: Any) -> bool:
-    """Whether an argument is a device, or a tensor of this process."""
+    """Return whether an argument is a device, or a tensor of this process."""
     if isinstance(value, list | tuple):
         return any(map(_is_placed, value))
     return isinstance(value, torch.device) or (isinstance(value, torch.Tensor) and value.device.type != "meta")
@@ -157,15 +157,15 @@ _ALIKE: Final = frozenset(
         "new_full", "new_empty", "new_empty_strided",
     )
 )  # fmt: skip
-"""Those of which fake tensors know more only where sizes are symbols, or a device is named."""
+"""Operators for which fake tensors differ from "meta" only with symbolic sizes or a named device."""
 
 _FOR_FAKES: Final = frozenset(one for one in op_implementations_dict if str(one).split(".")[1] not in _ALIKE)
-"""Operators of which fake tensors know more than torch's device "meta"."""
+"""Operators for which fake tensors give a better result than torch's device "meta"."""
 
 
-# ---- where torch's kernels make something else of tensors than its operators without data say ------------------------
+# ---- operators whose kernels give another layout or error than torch infers without data -----------------------------
 
-# The class of an error, the strides of a result: a program that sees them sees those of torch's kernels.
+# Programs must see the error classes and strides of torch's kernels.
 
 aten = torch.ops.aten
 
@@ -191,14 +191,14 @@ def _view(value: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
 
 
 def iterated_strides(given: Sequence[torch.Tensor], size: Sequence[int]) -> Sequence[int]:
-    """Return how torch's kernels lay out what an operator makes of each element.
+    """Return the strides that torch's kernels give the result of an elementwise operator.
 
-    They order dimensions by the strides of the arguments. A dimension that an argument lacks says nothing of the order,
-    as one along which it is expanded. Without data torch gives it a stride where the result has one place along it.
+    They order dimensions by the strides of the arguments. A dimension that an argument lacks, or along which it is
+    expanded, does not affect the order. Without data, torch gives it a stride where the result has size 1 along it.
 
     Args:
         given: The tensors among the arguments.
-        size: Of the result.
+        size: Size of the result.
     """
     walked = []
     for one in given:
@@ -210,7 +210,7 @@ def iterated_strides(given: Sequence[torch.Tensor], size: Sequence[int]) -> Sequ
 
 
 def _paired(operator: Any) -> Callable[..., torch.Tensor]:
-    """Torch lays out what it makes of two tensors as other operators do."""
+    """Use the strides of `iterated_strides`, as torch's kernel for two tensors does."""
 
     def run(*args: Any, **kwargs: Any) -> torch.Tensor:
         made: torch.Tensor = operator(*args, **kwargs)
@@ -224,7 +224,7 @@ def _paired(operator: Any) -> Callable[..., torch.Tensor]:
 
 
 def _index(operator: Any) -> Callable[..., torch.Tensor]:
-    """Torch lays the result out as the places and the tensor lie together, not as the tensor alone."""
+    """Torch derives the layout from the indices and the tensor together, not from the tensor alone."""
 
     def run(value: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> torch.Tensor:
         made: torch.Tensor = operator(value, indices)
@@ -238,7 +238,7 @@ def _index(operator: Any) -> Callable[..., torch.Tensor]:
 
 
 def _walked(value: torch.Tensor, indices: Sequence[torch.Tensor | None], size: Sequence[int]) -> list[torch.Tensor]:
-    """Return what torch's kernel goes through to index a tensor: it and the places, each as large as the result."""
+    """Return the operands of torch's index kernel: the tensor and the indices, each expanded to the result's size."""
     given = [one for one in indices if one is not None]
     shape = torch.broadcast_shapes(*[one.shape for one in given])  # type: ignore[no-untyped-call, unused-ignore]
     places = [one.expand(shape) for one in given]
@@ -258,7 +258,7 @@ def _walked(value: torch.Tensor, indices: Sequence[torch.Tensor | None], size: S
 
 
 def _as_clone(value: torch.Tensor, *_: Any) -> torch.Tensor:
-    """Torch writes to a copy that keeps the layout as far as it can."""
+    """Torch writes to a copy that preserves the layout where possible."""
     return value.clone(memory_format=torch.preserve_format)
 
 
@@ -314,13 +314,13 @@ def _as_input_first(operator: Any, place: int = 0) -> Callable[..., Any]:
 
 
 def _power_of_masks(value: torch.Tensor, exponent: Any) -> torch.Tensor:
-    """A mask to the power of a mask is one."""
+    """A mask to the power of a mask is a mask."""
     made: torch.Tensor = aten.pow.Tensor_Scalar(value, exponent)
     return made.to(torch.result_type(value, exponent))
 
 
 def _vector_norm(value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Torch takes the largest of rows that are not empty, even where there are no rows."""
+    """Torch takes the maximum over rows that are not empty, even where there are no rows."""
     given = {**dict(zip(("ord", "dim", "keepdim"), args, strict=False)), **kwargs}
     order, dims = given.get("ord", 2), given.get("dim")
     if isinstance(order, int | float) and math.isinf(order) and dims and not value.numel():
@@ -343,7 +343,7 @@ def _fourier(value: torch.Tensor, dims: Sequence[int], *args: Any) -> torch.Tens
 
 
 def _attention(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Torch sums the exponentials of doubles as doubles; without data, torch 2.11 says that it does not."""
+    """Torch sums the exponentials of doubles as doubles; without data, torch 2.11 infers another dtype."""
     made, sums = aten._scaled_dot_product_flash_attention_for_cpu.default(value, *args, **kwargs)
     return made, sums.to(torch.float64 if value.dtype is torch.float64 else torch.float32)
 
@@ -356,7 +356,7 @@ def _batch_norm(value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def dtype_of_statistics(value: torch.Tensor, args: Sequence[Any]) -> torch.dtype:
-    """Return the dtype of the mean that torch's batch norm keeps: that of its weights, if it has any."""
+    """Return the dtype of the mean that torch's batch norm saves: the dtype of its weights, if it has any."""
     return next((one.dtype for one in args if isinstance(one, torch.Tensor)), value.dtype)
 
 
@@ -381,7 +381,7 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
     aten.isin.Tensor_Tensor: _in_order(aten.isin.Tensor_Tensor),
     aten.isin.Tensor_Scalar: _in_order(aten.isin.Tensor_Scalar),
     aten.pow.Tensor_Scalar: _power_of_masks,
-    # A kernel that is given what autograd takes for contiguous goes through it as such: another layout is wrong values.
+    # These kernels read a tensor that autograd assumes contiguous as contiguous: another layout gives wrong values.
     **{
         one: _in_order(one)
         for one in (
@@ -402,7 +402,7 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
         for one in (aten.reflection_pad2d.default, aten.channel_shuffle.default, aten.pixel_shuffle.default)
     },
     aten.reflection_pad2d_backward.default: _as_input(aten.reflection_pad2d_backward.default, 1),
-    # Without data these refuse masks, of which a number of places makes numbers.
+    # Without data these refuse masks; shifting a mask by a number gives numbers.
     aten.__lshift__.Tensor: aten.bitwise_left_shift.Tensor,
     aten.__lshift__.Scalar: aten.bitwise_left_shift.Tensor_Scalar,
     aten.__rshift__.Tensor: aten.bitwise_right_shift.Tensor,
@@ -412,13 +412,13 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
     aten.__irshift__.Tensor: aten.bitwise_right_shift_.Tensor,
     aten.__irshift__.Scalar: aten.bitwise_right_shift_.Tensor_Scalar,
 }  # fmt: skip
-"""In the place of an operator."""
+"""Replacement for an operator when it runs without data."""
 
 
 # ---- linear layers as operators of one name, for tensors of any number of dimensions ---------------------------------
 
-# Torch takes `linear` apart before anything sees it: batch and sequence are folded into one dimension, and parts of a
-# sequence are no parts of that. Autograd knows nothing of these: `ops/training/linear_layers.py` has the derivatives.
+# Torch decomposes `linear` before dispatch, folding batch and sequence into one dimension, along which a part of a
+# sequence is not contiguous. Autograd has no formula for these operators: `ops/training/linear_layers.py` has them.
 
 NAMESPACE: Final = "trimesh_tensor"
 
@@ -442,7 +442,7 @@ _library.impl("linear_weight_gradient", _linear_weight_gradient, "CompositeExpli
 _operators: Final[Any] = getattr(torch.ops, NAMESPACE)
 
 linear: Final = _operators.linear_layer.default
-"""`nn.functional.linear`; what it makes is contiguous."""
+"""`nn.functional.linear`; its result is contiguous."""
 
 linear_weight_gradient: Final = _operators.linear_weight_gradient.default
-"""The gradient of its weight: the product of both, summed over all dimensions but the last."""
+"""The gradient of its weight: gradient times input, summed over all dimensions but the last."""
