@@ -1,1 +1,1 @@
-"""One rank: its thread, its stream of commands, its tensors."""
+"""A rank: its thread, its command stream, its tensors."""

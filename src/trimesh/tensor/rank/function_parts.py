@@ -1,4 +1,4 @@
-"""What travels of the arguments and results of remote functions, beside their tensors."""
+"""Arguments and results of remote functions, with placeholders for tensors and objects of the rank."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 @attrs.frozen
 class Operand:
-    """Stands for a tensor in arguments that travel, or in a result.
+    """Placeholder for a tensor in encoded arguments or in a result.
 
     Attributes:
-        index: Which one.
+        index: Index of the tensor.
     """
 
     index: int
@@ -25,11 +25,11 @@ class Operand:
 
 @attrs.frozen
 class LocalMeta:
-    """What a rank says of a tensor that it has.
+    """Metadata that a rank reports of one of its tensors.
 
     Attributes:
-        size, stride, dtype: As torch's.
-        is_global: Whether it is a part of one tensor, of which these are said.
+        size, stride, dtype: As in torch; of the whole tensor if `is_global`.
+        is_global: Whether the rank's tensor is a part of a global tensor.
     """
 
     size: tuple[int, ...]
@@ -43,8 +43,8 @@ class Named:
     """A function that ranks import.
 
     Attributes:
-        module: Where it is.
-        qualname: What it is called there.
+        module: Name of its module.
+        qualname: Qualified name in the module.
     """
 
     module: str
@@ -56,13 +56,13 @@ class OnRank(Protocol):
     """An argument that is something else on each rank, such as a process group."""
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> Any:
-        """Return what a function gets in its place."""
+        """Return the object that the function receives in its place."""
         ...
 
 
 @attrs.frozen
 class Here:
-    """Stands for the rank that a function runs on."""
+    """Placeholder for the rank that a function runs on."""
 
     def on_rank(self, rank: Rank, team: TeamOnRank) -> Rank:
         del team
@@ -75,10 +75,10 @@ def meta_of(tensor: torch.Tensor) -> LocalMeta:
 
 
 def take_apart(name: str, result: Any) -> tuple[list[torch.Tensor], Any]:
-    """Return the tensors in what a function has returned, and the rest with an `Operand` for each.
+    """Split a function's result into its tensors and the rest, with an `Operand` in place of each tensor.
 
     Raises:
-        TypeError: There is something else in it than tensors and None.
+        TypeError: The result has leaves other than tensors and None.
     """
     leaves, tree = pytree.tree_flatten(result)
     tensors: list[torch.Tensor] = []
@@ -95,5 +95,5 @@ def take_apart(name: str, result: Any) -> tuple[list[torch.Tensor], Any]:
 
 
 def put_together(parts: Any, tensors: Sequence[Any]) -> Any:
-    """Return what `take_apart` took apart, with these tensors."""
+    """Undo `take_apart`: put tensors in place of the operands."""
     return pytree.tree_map_only(Operand, lambda operand: tensors[operand.index], parts)

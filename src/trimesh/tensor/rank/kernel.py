@@ -1,4 +1,7 @@
-"""Operations of ours on the ranks, beside those of torch: `kernels/table.py` has them all."""
+"""Kernels (trimesh's own operations on ranks), command signatures, poison, and random generators.
+
+`kernels/table.py` lists all kernels.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class Kernel:
-    """One operation.
+    """A trimesh operation on a rank.
 
     Attributes:
-        name: In the table; commands call it "trimesh::name".
+        name: Name in the table; commands call it "trimesh::name".
         function: Takes the `Rank`, the `TeamOnRank` of the command, then its arguments.
-        takes_poison: Whether it is called although an argument is a `Poison`; else its outputs are one, too.
-        operator: The operator of torch that it stands for, if it does.
-        learnt: Runs it in the place of the function.
+        takes_poison: Whether it is called although an argument is a `Poison`; else its outputs are poisoned, too.
+        operator: The operator of torch that it implements, if any.
+        learnt: Runs the operation instead of `function`, unless an operand is poisoned.
     """
 
     name: str
@@ -42,13 +45,14 @@ class Kernel:
 
 @attrs.frozen
 class Kernels:
-    """What a command may name beside torch's own operators.
+    """Operations that a command may name besides torch's own operators.
 
     Attributes:
         by_name: Kernels that commands call "trimesh::name".
-        families: What makes a kernel of an operator of torch, by the word before its name: "global::aten::add.Tensor".
-        local_replay: Makes what runs the replays of a recording.
-        local_sequence: Makes what runs a sequence of commands, each of which counts.
+        families: Functions that make a kernel from an operator of torch, by prefix: "global" in
+            "global::aten::add.Tensor".
+        local_replay: Makes the executor of a recording's replays.
+        local_sequence: Makes the executor of a sequence, each command of which is counted.
     """
 
     by_name: dict[str, Kernel]
@@ -59,13 +63,13 @@ class Kernels:
 
 # ---- poison ----------------------------------------------------------------------------------------------------------
 
-# `Poison`, which stands for a tensor that could not be computed, and what heals one that was only to be written to.
+# `Poison` marks a tensor that could not be computed.
 #
-# An operation in place that has failed, or was not run, leaves memory behind it. Its poison keeps that: a command that
-# overwrites all of it makes the tensor right again, whatever was in it.
+# After a failed or skipped in-place operation the target's memory still exists, and the poison keeps it. A command that
+# overwrites all of that memory makes the tensor valid again ("heals" it).
 
 OnKept = Literal["", "overwrites", "views"]
-"""What an operation does with the memory of its target, or of what it views, that is safe if that is poisoned."""
+"""Why an operation may run on memory that a poison keeps: it overwrites all of it, or only makes views; "" if not."""
 
 _OVERWRITING: Final = frozenset(
     (
@@ -73,21 +77,21 @@ _OVERWRITING: Final = frozenset(
         "geometric_", "log_normal_", "normal_", "random_", "uniform_",
     )
 )  # fmt: skip
-"""Operators that write all of their target, and read nothing of it."""
+"""Operators that write all of their target and do not read it."""
 
 _SAME: Final = frozenset({"alias", "detach"})
-"""Views of a global tensor that no rank needs another for."""
+"""Views of a global tensor that need no communication."""
 
 
 @attrs.frozen(eq=False)
 class Poison:
-    """Stands in the place of a tensor that could not be computed.
+    """Marker for a tensor that could not be computed.
 
     Attributes:
-        team, number: The command that has failed first.
+        team, number: Root cause: the command that has failed first.
         what: Name of its operation.
-        error: What it has raised.
-        kept: What was to be written to in place, as it is now; None for what was never made.
+        error: Exception that it has raised.
+        kept: Current tensor that an in-place operation should have written to; None for a result that was never made.
     """
 
     team: int
@@ -97,16 +101,16 @@ class Poison:
     kept: torch.Tensor | None = None
 
     def of_result(self) -> Poison:
-        """Return the poison of what was to be made of this: there is no memory of it."""
+        """Return the poison for results computed from this one, which have no memory."""
         return self if self.kept is None else attrs.evolve(self, kept=None)
 
 
 NO_COMMAND: Final = (-1, -1)
-"""In place of team and number, where no command has failed."""
+"""Team and number of a poison that no command has caused."""
 
 
 def on_kept_of(operator: Any, *, is_global: bool) -> OnKept:
-    """Return what an operator of torch does with the memory of something poisoned; "" if it must not be run."""
+    """Return how an operator of torch may use memory of a poisoned tensor; "" if it must not run."""
     schema = getattr(operator, "_schema", None)
     if schema is None:
         return ""
@@ -118,10 +122,10 @@ def on_kept_of(operator: Any, *, is_global: bool) -> OnKept:
 
 
 def heal(table: MutableMapping[int, Any], written: torch.Tensor) -> None:
-    """Give tensors of a table back that are poisoned, and share no memory but what was just overwritten."""
+    """Restore poisoned tensors of a table whose memory lies entirely in the range that was just overwritten."""
     memory = memory_of(written)
     begin, end = span_of(written)
-    if local_of(written).nbytes < end - begin:  # there are gaps in it, which hold what they held
+    if local_of(written).nbytes < end - begin:  # strided: the gaps were not overwritten
         begin = end
     for ref, found in table.items():
         kept = kept_of(found)
@@ -132,7 +136,7 @@ def heal(table: MutableMapping[int, Any], written: torch.Tensor) -> None:
 
 
 def kept_of(value: Any) -> Any:
-    """Return a tensor, or what is left of a poisoned one."""
+    """Return a tensor, or the tensor that a poison keeps."""
     return value.kept if type(value) is Poison else value
 
 
@@ -143,7 +147,7 @@ def local_of(value: torch.Tensor) -> torch.Tensor:
 
 
 def memory_of(value: Any) -> int | None:
-    """Return the identity of the memory that a tensor, or this rank's part of a global one, lies in."""
+    """Return the identity of the storage of a tensor, or of this rank's part of a global one."""
     if not isinstance(value, torch.Tensor):
         return None
     local = local_of(value)
@@ -151,7 +155,7 @@ def memory_of(value: Any) -> int | None:
 
 
 def span_of(value: torch.Tensor) -> tuple[int, int]:
-    """Return the bytes of memory in which a tensor, or this rank's part, begins and ends."""
+    """Return the byte range, begin and end, that a tensor or this rank's part spans in its storage."""
     local = local_of(value)
     begin = int(local.storage_offset())
     steps = sum((length - 1) * step for length, step in zip(local.size(), local.stride(), strict=True))
@@ -161,7 +165,7 @@ def span_of(value: torch.Tensor) -> tuple[int, int]:
 
 # ---- signature -------------------------------------------------------------------------------------------------------
 
-# What an operation is, on the rank: a function and how its arguments come out of the operands of a command.
+# An operation on the rank: a function, and how to build its arguments from the operands of a command.
 
 
 @attrs.frozen
@@ -169,15 +173,15 @@ class Signature:
     """One operation.
 
     Attributes:
-        name: Of the operator of torch, or of a kernel of ours: "aten::add.Tensor", "trimesh::fetch".
-        arity: How many operands it takes.
+        name: Name of the operator or kernel: "aten::add.Tensor", "trimesh::fetch".
+        arity: Number of operands.
         kinds: "r", "n" or "b" by operand.
-        outs: For each leaf of its result, the index among the new tensors, or -1 for what has a name already.
-        writes: The operands that it changes in place.
-        strides: For each new tensor how it is to lie, as far as it matters; none of any for what makes views.
-        kernel: Set for one of ours.
-        has_info: Whether one of its results says whether the others are right, for another operation to check.
-        on_kept: What it does with memory that is left of something poisoned.
+        outs: For each leaf of its result, the index among the new tensors, or -1 for a tensor that has a ref already.
+        writes: Operands that it changes in place.
+        strides: Required strides of each new tensor, empty where they do not matter; no entries for views.
+        kernel: Set if the operation is a kernel of trimesh.
+        has_info: Whether one of its results is a status of the others, which another operation checks.
+        on_kept: How it may use memory that a poison keeps.
     """
 
     name: str
@@ -194,7 +198,7 @@ class Signature:
     _kwargs: Sequence[tuple[str, Build | None, Any]]
 
     def run(self, operands: Sequence[Any], *first: Any) -> Any:
-        """Call it, with `first` before its own arguments."""
+        """Call the operation, with `first` before its own arguments."""
         return self.call(self._function, operands, *first)
 
     def call(self, function: Callable[..., Any], operands: Sequence[Any], *first: Any) -> Any:
@@ -205,7 +209,7 @@ class Signature:
         return function(*first, *args, **kwargs)
 
     def take_kept(self, operands: Sequence[Any]) -> bool:
-        """Put what is left of poisoned operands into their place, if it may be run on that; return whether."""
+        """Replace poisoned operands by the tensors that they keep, if the operation may use these; return whether."""
         if not self.on_kept:
             return False
         places = self.writes if self.on_kept == "overwrites" else [self.kinds.index("r")]
@@ -219,10 +223,10 @@ class Signature:
 
 
 def define(description: Any, device: torch.device, kernels: Kernels) -> Signature:
-    """Understand a description: [name, args, kwargs, outs, writes], and strides, if any matter.
+    """Decode a description: [name, args, kwargs, outs, writes], and strides, if any matter.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: The description is malformed.
     """
     match description:
         case [str(name), ["l", *args], ["d", *kwargs], [*outs], [*writes]]:
@@ -263,7 +267,7 @@ def _strides(told: Sequence[Any], count: int) -> list[tuple[int, ...]]:
 
 
 def _kernel(name: str, kernels: Kernels) -> tuple[str, Kernel | None]:
-    """Return a kernel, if it is one, and its name, or that of the operator that it is for."""
+    """Return the name of the operator, or of the kernel, and the kernel, if it is one."""
     space, _, rest = name.partition("::")
     family = kernels.families.get(space)
     if family is not None:
@@ -272,7 +276,7 @@ def _kernel(name: str, kernels: Kernels) -> tuple[str, Kernel | None]:
 
 
 def _operator(name: str) -> Callable[..., Any]:
-    """Return an operator of torch; one that this process does not have fails when it is called, as any operation."""
+    """Return an operator of torch. One that is missing in this process fails when called, as any operation may."""
     space, _, rest = name.partition("::")
     operator, _, overload = rest.partition(".")
     try:
@@ -288,11 +292,11 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 _ASKING: Final = frozenset({"aten::mkldnn_rnn_layer.default", "aten::mkldnn_rnn_layer"})
-"""Operators that make what their derivative needs only where gradients are on, as they are not on a rank."""
+"""Operators that save data for their derivative only while gradients are enabled; on ranks they are disabled."""
 
 
 class _WithGradients:
-    """An operator that runs with gradients on; all else of it is its own."""
+    """Proxy of an operator that runs with gradients enabled."""
 
     def __init__(self, operator: Any) -> None:
         self._operator = operator
@@ -305,19 +309,19 @@ class _WithGradients:
             return self._operator(*args, **kwargs)
 
 
-# ---- what an operator makes lies in memory as the controller believes ------------------------------------------------
+# ---- results get the strides that the controller expects -------------------------------------------------------------
 
-# The controller finds strides without data, where torch's kernels now and then choose others: which kernel runs depends
-# on the device and the build. Torch asks for a contiguous copy only where it sees that one is needed; a kernel that is
-# given what is not contiguous after all reads it in a wrong order.
+# The controller infers strides without data. Torch's kernels sometimes choose others, by device and build. Torch makes
+# a contiguous copy only where its metadata requires one, so a kernel would read a tensor with unexpected strides in the
+# wrong order.
 
 
 def laid_out(made: Any, strides: Sequence[int]) -> Any:
-    """Return a tensor with these strides: itself, if it has them.
+    """Return a tensor with these strides: the same one, if it has them.
 
     Args:
-        made: A tensor, or a global one, which no other shares memory with; anything else is returned as it is.
-        strides: Of the whole; none for what need not be looked at.
+        made: A tensor, local or global, that shares its memory with no other. Other values are returned unchanged.
+        strides: Strides of the whole tensor; empty if they do not matter.
     """
     if not strides or not isinstance(made, torch.Tensor):
         return made
@@ -334,7 +338,7 @@ def laid_out(made: Any, strides: Sequence[int]) -> Any:
 
 
 def _global_laid_out(made: Any, local: torch.Tensor, strides: Sequence[int]) -> Any:
-    """Return a global tensor, with its parts in the order of the whole."""
+    """Return a global tensor whose parts have the dimension order of these strides."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415
 
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
@@ -347,9 +351,9 @@ def _global_laid_out(made: Any, local: torch.Tensor, strides: Sequence[int]) -> 
 
 
 def global_tensor(part: torch.Tensor, spec: Any) -> DTensor:
-    """Return the global tensor that torch knows so, of which this rank has a part."""
+    """Return the `DTensor` with this spec, of which `part` is this rank's part."""
     kind = _dtensor()
-    made: DTensor = kind.__new__(kind, part, spec, requires_grad=False)  # its `__init__` does nothing, in 6 us
+    made: DTensor = kind.__new__(kind, part, spec, requires_grad=False)  # skips `__init__`: it does nothing, in 6 us
     return made
 
 
@@ -362,11 +366,11 @@ def _dtensor() -> Any:
 
 # ---- random ----------------------------------------------------------------------------------------------------------
 
-# The random numbers of global tensors: one generator for each team, in the same state on all of its ranks.
+# Random numbers of global tensors: one generator for each team, in the same state on all of its ranks.
 
 
 def generator_of(rank: Rank, team: TeamOnRank) -> torch.Generator:
-    """Return the generator of a team; all ranks draw from it alike. Torch's own seed until it is given another."""
+    """Return the generator of a team, from which all ranks draw alike. It starts with torch's default seed."""
     found = team.above.get(torch.Generator)
     if found is None:
         found = team.above[torch.Generator] = torch.Generator(rank.device)

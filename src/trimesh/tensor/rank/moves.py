@@ -1,19 +1,19 @@
-"""Tensors on their way between processes, in one of them: what it has for others, and what it waits for.
+"""Tensor moves of one process: tensors that it offers to others, and offers that it waits for.
 
     source                                          target
-      a copy, in memory that others can map
-      Offer: the handle of that memory --------->   reads it, when its own commands say so
+      copies the tensor into memory that others can map
+      Offer: the handle of that memory --------->   reads it when its own commands reach that point
       <------------------------------------ Taken
-      the memory goes back
+      frees the memory
 
-A small one rides in the offer. What comes from the controller, or goes there, is lent in the same way, but its handle
-rides in the command, or in the reply. Where nothing carries bytes between two processes, the target says so, and gets
-an offer with all of them.
+Small tensors are sent inside the offer. Tensors from or to the controller are lent in the same way; the command or the
+reply carries the handle. If no carrier connects the two processes, the target answers `is_unread`, and the source sends
+an offer with all bytes in it.
 
-Everything here runs in Trio's thread, but for `kept`, which is the rank's own. Nothing can wait in a ring: the
-controller issues both halves of a move one after the other, so that each waits only for what was issued before it; or
-it has found that its order of commands needs no more than room for one copy (stages of pipelines), or is not to wait.
-What the controller has to read never waits for room: it may be waiting without `await`, and reads nothing then.
+Everything here runs in Trio's thread, except `kept`, which belongs to the rank's thread. Moves cannot deadlock: the
+controller issues both halves of a move one after the other, so each waits only for commands issued before it; or it has
+checked that its order of commands needs room for one copy only (stages of pipelines), or does not wait.
+Memory for the controller never waits for room: the controller may be waiting without `await`, and reads nothing then.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ if TYPE_CHECKING:
 
 
 Move = tuple[ProcId, int]
-"""The controller, and the number that it has given to the move, or to the request that it answers."""
+"""The controller, and its number for the move, or for the request that the move answers."""
 
 Piece = tuple[int, torch.Tensor]
-"""Offset in lent memory, in bytes, and a contiguous tensor on the CPU that is to be read from there."""
+"""Offset in lent memory, in bytes, and the contiguous CPU tensor to fill from there."""
 
 
 @attrs.define(eq=False)
 class _Lent:
-    """Memory that others read.
+    """Memory that other processes read.
 
     Attributes:
-        registration: It.
-        memory: The same.
-        readers: Those that have not said that they are done.
+        registration: Grant of the memory.
+        memory: The memory.
+        readers: Processes that have not released it.
     """
 
     registration: Registration
@@ -71,11 +71,11 @@ class _Lent:
 
 @attrs.define(eq=False)
 class _Expected:
-    """What one source has, or will have, for this process.
+    """An expected offer of one source.
 
     Attributes:
-        came: Set when it has come, or its source is gone.
-        offer: What has come, with its body.
+        came: Set when the offer has arrived, or its source has ended.
+        offer: The offer, with its body.
     """
 
     came: trio.Event = attrs.field(factory=trio.Event)
@@ -84,12 +84,12 @@ class _Expected:
 
 @attrs.define(eq=False)
 class Moves:
-    """All of one process.
+    """All moves of one process.
 
     Attributes:
         proc: The process.
-        kept: What a rank here has sent to itself, by move; of the rank's thread.
-        lent_bytes: Of what others may read now.
+        kept: Tensors that a rank here has sent to itself, by move; for the rank's thread only.
+        lent_bytes: Bytes that others may read now.
     """
 
     proc: Proc
@@ -108,9 +108,9 @@ class Moves:
         """Return memory for a copy that others will read.
 
         Args:
-            nbytes: How much.
-            waits: Whether to wait while too much has not been read yet; where not, whoever issues the commands bounds
-                what is under way.
+            nbytes: Size.
+            waits: Whether to wait while too many lent bytes are unread; if not, the controller bounds the number of
+                moves in progress.
         """
         await trio.lowlevel.checkpoint()
         while waits and self._is_full(nbytes):
@@ -120,12 +120,12 @@ class Moves:
         return self._take(nbytes)
 
     async def stage_if_room(self, nbytes: int) -> memoryview | None:
-        """Do what `stage_now` does, for the thread of a rank."""
+        """Call `stage_now`, for the thread of a rank."""
         await trio.lowlevel.checkpoint()
         return self.stage_now(nbytes)
 
     def stage_now(self, nbytes: int) -> memoryview | None:
-        """Return memory for a copy that others will read, or None if too much has not been read yet."""
+        """Return memory for a copy that others will read, or None if too many lent bytes are unread."""
         return None if self._is_full(nbytes) else self._take(nbytes)
 
     def _is_full(self, nbytes: int) -> bool:
@@ -133,21 +133,21 @@ class Moves:
 
     def _take(self, nbytes: int) -> memoryview:
         self.lent_bytes += nbytes
-        with contextlib.suppress(LimitExceeded, OSError):  # it is faster there, and works elsewhere
+        with contextlib.suppress(LimitExceeded, OSError):  # a block is faster; ordinary memory works, too
             return self.proc.bulk.take_block(nbytes)
         return memoryview(bytearray(nbytes))
 
     def send(
         self, move: Move, engine: int, targets: Sequence[ProcId], what: Any, origin: Origin, part: Any = None
     ) -> None:
-        """Offer something to other processes.
+        """Offer a tensor or its error to other processes.
 
         Args:
-            move: Which.
-            engine: Of the source.
+            move: The move.
+            engine: Engine of the source.
             targets: The processes.
-            what: A `memoryview` from `stage`; bytes that are few; or a `Poison`.
-            origin: Of the source, for an error.
+            what: A `memoryview` from `stage`; a few bytes; or a `Poison`.
+            origin: Origin of the source, for an error.
             part: See `Offer`.
         """
         self.proc.serve(self._send, move, engine, targets, what, origin, part)
@@ -179,20 +179,20 @@ class Moves:
             self._cast(living, messages.Offer(engine, controller, number, part=part), what)
 
     def lend(self, move: Move, memory: memoryview, readers: Sequence[Peer]) -> Handle:
-        """Let processes read memory until each has said that it is done, or has ended.
+        """Let processes read memory until each has released it or ended.
 
         Args:
-            move: By what they name it.
+            move: The move that they name to release it.
             memory: From `stage` or `stage_now`.
             readers: The processes.
 
         Raises:
             LimitExceeded: This process has `limits.GRANTS_MAX` buffers.
-            trio.ClosedResourceError: It is ending.
+            trio.ClosedResourceError: This process is ending.
         """
         span = Span(address_of(memory), memory.nbytes, memory)
         try:
-            # Its readers say when it goes, whichever actor has asked for it: in a context without any.
+            # Readers end the registration, not the calling actor: register in a context without an actor.
             registration = contextvars.Context().run(self.proc.bulk.register, span, Right.READ)
         except BaseException:
             self.unstage(memory)
@@ -209,7 +209,7 @@ class Moves:
         self._room.set()
 
     def taken(self, peer: Peer, message: messages.Taken) -> None:
-        """Learn that a reader needs what it was offered no more; or that it cannot read it, and needs a message."""
+        """Handle `Taken`: release the memory, or send the bytes in a message to a reader that cannot read it."""
         move = ProcId(message.controller), message.move
         lent = self._lent.get(move)
         if lent is None or peer not in lent.readers:
@@ -222,7 +222,7 @@ class Moves:
             self.take_back(move)
 
     def take_back(self, move: Move) -> None:
-        """Let what was lent be read no more, if it still is."""
+        """End the loan of a move, if it has not ended."""
         lent = self._lent.pop(move, None)
         if lent is not None:
             self.lent_bytes -= lent.memory.nbytes
@@ -235,15 +235,15 @@ class Moves:
     # ---- the target ------------------------------------------------------------------------------------------
 
     async def receive(self, move: Move, source: ProcId, destination: torch.Tensor) -> Poison | None:
-        """Wait for a tensor that another process has for this one, and copy it here.
+        """Wait for a tensor that another process offers to this one, and copy it.
 
         Args:
-            move: Which.
+            move: The move.
             source: The process.
             destination: Contiguous, on the CPU.
 
         Returns:
-            What had failed there, if it is that.
+            The poison that was offered instead of a tensor, if any.
 
         Raises:
             ProcDied, MeshStopped: The source has ended.
@@ -256,10 +256,10 @@ class Moves:
         return None
 
     async def wait_offer(self, move: Move, source: ProcId) -> tuple[messages.Offer, memoryview | None]:
-        """Wait until another process has something for this one; return that, with its body.
+        """Wait for the offer of another process; return it with its body.
 
         Raises:
-            ProcDied, MeshStopped: It has ended.
+            ProcDied, MeshStopped: The source has ended.
         """
         peer = self.proc.peer(source)
         key = move, source
@@ -267,7 +267,7 @@ class Moves:
         try:
             family = self.proc.family
             assert family is not None, "a rank is of a process with a family"
-            await family.connect([peer])  # by that link its end is seen
+            await family.connect([peer])  # the link reports its end
             if peer.death is None:
                 await expected.came.wait()
         finally:
@@ -278,7 +278,7 @@ class Moves:
         return expected.offer
 
     def poison_of(self, offer: messages.Offer, body: memoryview | None) -> Poison:
-        """Return what has failed at a source that has nothing else to offer."""
+        """Decode the poison in an offer."""
         assert offer.poison is not None
         return Poison(*offer.poison, self.proc.values.decode_error(b"" if body is None else body))
 
@@ -291,7 +291,7 @@ class Moves:
         pieces: Sequence[Piece],
         nbytes: int,
     ) -> None:
-        """Copy pieces of what was offered, which must have so many bytes in all; nothing else is needed of it."""
+        """Copy pieces of an offered tensor, which must have `nbytes` in all, and release it."""
         if offer.handle is None:
             _copy(body, pieces, nbytes)
             return
@@ -300,19 +300,19 @@ class Moves:
     async def pull(
         self, peer: Peer, engine: int, move: Move, handle: Sequence[Any], pieces: Sequence[Piece], nbytes: int
     ) -> None:
-        """Copy pieces of what another process has lent, and say that nothing else is needed of it.
+        """Copy pieces of memory that another process has lent, and release it.
 
         Args:
             peer: The process.
-            engine: That the move belongs to.
-            move: Which.
-            handle: Of the memory, as `Handle.fields`.
-            pieces: What to copy.
-            nbytes: Of all that was lent.
+            engine: Engine of the move.
+            move: The move.
+            handle: Handle of the memory, as `Handle.fields`.
+            pieces: Pieces to copy.
+            nbytes: Size of the lent memory.
 
         Raises:
             ProcDied, MeshStopped: The process has ended.
-            ProtocolError: It has lent something else.
+            ProtocolError: The lent memory does not have `nbytes`.
         """
         is_unread = False
         try:
@@ -323,7 +323,7 @@ class Moves:
                 span = memory_of(destination, "what a tensor moves to").span
                 transfer = Transfer(TransferKind.READ, found.granted.grant, found.offset + offset, span)
                 await self.proc.bulk.move(found.granted, transfer)
-        except LinkLost:  # nothing carries bytes between the two: let them come in a message
+        except LinkLost:  # no carrier between the two: request the bytes in a message
             is_unread = peer.link is not None
             if not is_unread:
                 raise
@@ -334,13 +334,13 @@ class Moves:
             _copy(body, pieces, nbytes)
 
     def leave(self, peer: Peer, engine: int, move: Move, *, is_unread: bool = False) -> None:
-        """Say that nothing is needed any more of what another process has lent."""
+        """Release memory that another process has lent."""
         if peer.link is not None:
             controller, number = move
             self._cast([peer], messages.Taken(engine, controller, number, is_unread))
 
     def offered(self, peer: Peer, message: messages.Offer, bodies: list[memoryview]) -> None:
-        """Take what another process has for this one; it may come before it is asked for here."""
+        """Handle an offer; it may arrive before it is waited for."""
         key = (ProcId(message.controller), message.move), peer.proc_id
         expected = self._expected.setdefault(key, _Expected())
         if expected.offer is not None or len(bodies) > 1:
@@ -370,7 +370,7 @@ def _copy(body: memoryview | None, pieces: Sequence[Piece], nbytes: int) -> None
     for offset, destination in pieces:
         assert body is not None, "pieces of nothing are not asked for"
         count = destination.numel() * destination.element_size()
-        if count:  # by torch, bytes of a message would need a warning of theirs: they are read only
+        if count:  # not by torch, which warns of the read-only bytes of a message
             memory_at(destination.data_ptr(), count, destination)[:] = body[offset : offset + count]
 
 
@@ -387,18 +387,18 @@ def moves_of(proc: Proc) -> Moves:
 
 # ---- delivery --------------------------------------------------------------------------------------------------------
 
-# Large tensors between the controller and a rank, on the rank: read from there, and lent to be read there.
+# The rank's side of large tensors to and from the controller: read from its memory, and lent for it to read.
 
 
 def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: Sequence[int], box: Box) -> torch.Tensor:
-    """Return a part of a tensor of the controller, in memory of its own.
+    """Return a part of a tensor that the controller sends, in new memory.
 
     Args:
-        rank: This one.
+        rank: This rank.
         data: Body of the command.
-        move: Number of the move by which the tensor is lent, to be read as `data` says; 0 if `data` are its bytes.
-        dtype: Of the tensor.
-        size: Of the tensor.
+        move: Number of the move that lends the tensor, which `data` describes; 0 if `data` is the tensor's bytes.
+        dtype: Dtype of the tensor.
+        size: Size of the whole tensor.
         box: The part.
     """
     whole = Box.of_all(size)
@@ -420,7 +420,7 @@ def arrived(rank: Rank, data: memoryview, move: int, dtype: torch.dtype, size: S
 
 
 def unneeded(rank: Rank, move: int) -> None:
-    """Say that a tensor that the controller has lent is not needed."""
+    """Release a tensor that the controller has lent, unread."""
     if move:
         outside = rank.outside
         key = outside.controller.proc_id, move
@@ -430,13 +430,13 @@ def unneeded(rank: Rank, move: int) -> None:
 def deliver(
     rank: Rank, request: int, found: Sequence[tuple[int, Box, torch.Tensor]], command: tuple[int, int] = NO_COMMAND
 ) -> None:
-    """Send parts of tensors to the controller: a copy of them, which it reads.
+    """Copy parts of tensors into lent memory and send the controller their description, to be read by it.
 
     Args:
-        rank: This one.
-        request: What is answered.
-        found: For each part which of the tensors that were asked for it is of, which part, and its values.
-        command: Team and number of the command that asks, if it is one.
+        rank: This rank.
+        request: Number of the request.
+        found: For each part: index among the requested tensors, box, values.
+        command: Team and number of the requesting command, if there is one.
     """
     outside = rank.outside
     try:
@@ -447,7 +447,7 @@ def deliver(
             memory = memoryview(bytearray(nbytes))
         for part, (_, _, value) in zip(parts, found, strict=True):
             fill(memory, part, value.detach())
-    except (RuntimeError, MemoryError, OSError) as error:  # whoever waits must hear of that
+    except (RuntimeError, MemoryError, OSError) as error:  # the waiting controller needs a reply
         outside.reply(request, Poison(*command, "trimesh::fetch", error))
         return
     described = [[index, *part.fields()] for (index, _, _), part in zip(found, parts, strict=True)]
@@ -456,10 +456,10 @@ def deliver(
 
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
-# Parts of tensors in memory that was lent: how they lie there, and how they are read to where they belong.
+# Layout of tensor parts in lent memory, and reading them into their tensors.
 
 ALIGN_BYTES: Final = 64
-"""Where a part begins: a cache line, and the widest vector load."""
+"""Alignment of a part: a cache line, and the widest vector load."""
 
 
 @attrs.frozen
@@ -467,9 +467,9 @@ class Part:
     """A part of a tensor in lent memory.
 
     Attributes:
-        box: Which part.
-        dtype: Of the tensor.
-        offset: Where it begins, in bytes; from there it lies row-major.
+        box: Indices of the part.
+        dtype: Dtype of the tensor.
+        offset: Offset in bytes; the part is row-major from there.
     """
 
     box: Box
@@ -481,15 +481,15 @@ class Part:
         return self.box.count * self.dtype.itemsize
 
     def fields(self) -> tuple[Any, ...]:
-        """Return it as plain values."""
+        """Return dtype, box and offset as plain values."""
         return list(self.box.start), list(self.box.size), str(self.dtype).removeprefix("torch."), self.offset
 
 
 def part_of(fields: Any, nbytes: int) -> Part:
-    """Return the part that `Part.fields` has described.
+    """Invert `Part.fields`.
 
     Raises:
-        ProtocolError: It is none that lies within `nbytes`.
+        ProtocolError: The fields describe no part that lies within `nbytes`.
     """
     try:
         start, size, dtype, offset = fields
@@ -505,7 +505,7 @@ def part_of(fields: Any, nbytes: int) -> Part:
 
 
 def lay_out(boxes: Iterable[tuple[Box, torch.dtype]]) -> tuple[list[Part], int]:
-    """Return how parts lie one after the other, and how many bytes they take."""
+    """Place parts one after the other; return them, and their total size in bytes."""
     parts: list[Part] = []
     at = 0
     for box, dtype in boxes:
@@ -515,17 +515,17 @@ def lay_out(boxes: Iterable[tuple[Box, torch.dtype]]) -> tuple[list[Part], int]:
 
 
 def fill(memory: memoryview, part: Part, value: torch.Tensor) -> None:
-    """Write a part to where it is to lie."""
+    """Write a part's values to its place in memory."""
     if part.nbytes:
         flat = torch.frombuffer(memory, dtype=part.dtype, count=part.box.count, offset=part.offset)
         flat.view(part.box.size).copy_(value)
 
 
 class PartReading:
-    """What is to be read of lent memory to fill tensors, and what is left to be done when it has been read.
+    """Plan to fill tensors from lent memory: pieces to read, then copies to make.
 
     Attributes:
-        pieces: What to read.
+        pieces: Pieces to read.
     """
 
     def __init__(self) -> None:
@@ -533,7 +533,7 @@ class PartReading:
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(self, part: Part, target: torch.Tensor, place: Box) -> None:
-        """Read what a part has of the box that a contiguous tensor stands for."""
+        """Plan to read the overlap of a part with the box `place`, which a contiguous tensor holds."""
         common = part.box.overlap(place)
         if common is None:
             return
@@ -543,12 +543,12 @@ class PartReading:
         if length == common.count and common.is_whole_in(place):
             self.pieces.append((offset, there))
             return
-        # With its gaps: one copy of what lies between costs less than a read for each run of bytes.
+        # Read gaps as well: one larger read costs less than a read for each run of bytes.
         flat = new_tensor([length], part.dtype)
         self.pieces.append((offset, flat))
         self._later.append((there, flat.as_strided(common.size, part.box.strides())))
 
     def finish(self) -> None:
-        """Put into place what was read with gaps."""
+        """Copy pieces that were read with gaps into their tensors."""
         for target, value in self._later:
             target.copy_(value)

@@ -1,8 +1,8 @@
-"""The tensors of one rank, and what commands do to them. Runs in the rank's own thread; knows no link.
+"""Execution of commands on the tensors of one rank, in the rank's own thread; independent of links.
 
-A command that fails poisons its outputs, and what it writes to; a command that takes something poisoned is not run and
-poisons its own. Nothing else is touched, and the error waits for whoever fetches. What was to be written to keeps its
-memory meanwhile: a command that overwrites all of it heals it, and whatever shares no more than that memory.
+A command that fails poisons its outputs and the tensors that it writes to. A command with a poisoned operand is not run
+and poisons its own outputs. Nothing else is affected; the error is raised by a fetch. A poisoned in-place target keeps
+its memory: a command that overwrites all of it heals the target, and tensors that share only the overwritten memory.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 _TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "to_local", "to_global"})
-"""Kernels of ours that are operators on parts, and nothing else."""
+"""Kernels of trimesh that only apply operators to parts."""
 
 
 def is_of_operators(signature: Signature) -> bool:
-    """Whether something is an operator of torch, or a kernel that is made of such, and leaves nothing but tensors."""
+    """Return whether an operation is an operator of torch, or a kernel made of them, that only makes tensors."""
     kernel = signature.kernel
     if signature.has_info:
         return False
@@ -41,18 +41,18 @@ def is_of_operators(signature: Signature) -> bool:
 
 @attrs.frozen(eq=False)
 class VaryingCommand:
-    """A command of a recording that is not the same in each run.
+    """A command of a recording that differs between replays.
 
     Attributes:
-        command: With bodies that no run may write to, and a move that counts from 0.
-        move: Which of its operands is the number of a move; None for none.
+        command: The command, with read-only bodies and a move that counts from 0.
+        move: Index of the operand that is the number of a move; None if there is none.
     """
 
     command: Command
     move: int | None
 
     def execute(self, rank: Rank, team: TeamOnRank, first_move: int = 0) -> None:
-        """Run it with copies of its bodies: what is made of them may be written to."""
+        """Run the command with copies of its bodies, as tensors made from them may be written to."""
         operands: list[Any] = [
             memoryview(bytearray(operand)) if kind == "b" else operand
             for kind, operand in zip(self.command.signature.kinds, self.command.operands, strict=True)
@@ -63,7 +63,7 @@ class VaryingCommand:
 
 
 def varying(step: Step) -> Step:
-    """Return a command of a recording as that keeps it."""
+    """Return a step as a recording stores it."""
     if isinstance(step, Command):
         kernel = step.signature.kernel
         move = None if kernel is None else MOVE_OPERANDS.get(kernel.name)
@@ -73,7 +73,7 @@ def varying(step: Step) -> Step:
 
 
 def execute(step: Step, rank: Rank, team: TeamOnRank, first_move: int, *, is_counted: bool = False) -> None:
-    """Run a step of a recording, all of which counts as one command; or of a sequence, each of which counts."""
+    """Run a step of a recording, or, with `is_counted`, of a sequence, each command of which is counted."""
     number = team.done
     if type(step) is VaryingCommand:
         step.execute(rank, team, first_move)
@@ -85,18 +85,18 @@ def execute(step: Step, rank: Rank, team: TeamOnRank, first_move: int, *, is_cou
 
 @attrs.define(eq=False)
 class ReplayRecord:
-    """Keep commands.
+    """A recording: stores commands for replays.
 
     Attributes:
-        number: Of the recording.
-        parts: The commands, in parts: between two of them others may come, of teams that have some of the ranks.
-        formals: Refs that stand for what a replay is given.
-        results: Refs of what it gives back.
-        captured: Refs of what was there before; kept as long as the recording.
-        carried: (kept by a replay, captured by the next).
-        locals: Run what they can of a replay, one for each part.
+        number: Number of the recording.
+        parts: The commands, in parts; commands of teams that share ranks may run between two parts.
+        formals: Refs of the formal tensors, to which a replay binds its arguments.
+        results: Refs of its results.
+        captured: Refs of tensors from before the recording; held as long as the recording.
+        carried: Pairs of refs: kept by one replay, captured by the next.
+        locals: Learnt replays, one for each part, each of which runs as many steps of its part as it can.
         held: The captured tensors.
-        borrowed: Those of them that a replay has put there.
+        borrowed: Refs of captured tensors that the current replay has added to the rank's tensors.
     """
 
     number: int
@@ -117,8 +117,8 @@ class ReplayRecord:
         team.done += 1
 
     def begin(self, values: dict[int, Any], formals: Sequence[int]) -> None:
-        """Put there what a replay reads."""
-        self.borrowed = [ref for ref in self.held if ref not in values]  # its own handle is gone at the controller
+        """Bind the captured, carried and formal refs that a replay reads."""
+        self.borrowed = [ref for ref in self.held if ref not in values]  # the controller has dropped its handle
         for ref in self.borrowed:
             values[ref] = self.held[ref]
         for kept, captured in self.carried:
@@ -129,7 +129,7 @@ class ReplayRecord:
                 values[formal] = values[given]
 
     def end(self, values: dict[int, Any], first: int) -> None:
-        """Take that away, and give results their numbers."""
+        """Remove these refs, and give the results their own."""
         for index, ref in enumerate(self.results):
             values[first + index] = values.pop(ref)
         for ref in (*self.formals, *(captured for _, captured in self.carried), *self.borrowed):
@@ -140,14 +140,14 @@ class ReplayRecord:
 
 @attrs.frozen
 class Replay:
-    """Run a part of kept commands.
+    """Replay one part of a recording.
 
     Attributes:
-        number: Of the recording.
-        part: Which one.
-        first: Ref of its first result, in the last part.
-        formals: The tensors that it is given, in the first part.
-        first_move: What moves are numbered from.
+        number: Number of the recording.
+        part: Index of the part.
+        first: Ref of the first result; used by the last part.
+        formals: Refs of the arguments; used by the first part.
+        first_move: Number of the first move.
     """
 
     number: int
@@ -172,7 +172,7 @@ class Replay:
 
 @attrs.frozen
 class Forget:
-    """Let kept commands, and what they have captured, go."""
+    """Drop a recording, with the tensors that it has captured."""
 
     number: int
 
@@ -187,21 +187,21 @@ class Forget:
 
 @attrs.define(eq=False)
 class TeamOnRank:
-    """Some ranks of the mesh, as one of them sees it.
+    """A team, as one of its ranks sees it.
 
     Attributes:
-        number: Of the team.
-        extent: The labels of the view.
-        ranks: Of the mesh, row-major.
-        procs: Their processes.
-        index: Of this rank among those that are not missing from the view.
-        place: Of this rank in the extent, whose missing ones count.
+        number: Number of the team.
+        extent: Extent of the view.
+        ranks: Ranks in the mesh, row-major.
+        procs: Processes of these ranks.
+        index: Index of this rank, not counting ranks that are missing from the view.
+        place: Index of this rank in the extent, counting missing ranks.
         done: Commands executed.
-        steps: Operations executed, each of those in a recording by itself: the same number at the same one everywhere.
-        failed: Those that failed by themselves and have not been reported: number, what has happened.
-        recordings: Commands that it keeps, by number.
-        above: What kernels keep for it, by class.
-        on_failed: Called when an operation was not done here.
+        steps: Operations executed, counting each operation of a recording; all ranks agree on an operation's number.
+        failed: Root-cause failures that have not been reported: number of the command, description.
+        recordings: Recordings, by number.
+        above: State of kernels for this team, by class.
+        on_failed: Called when an operation was not executed here.
     """
 
     number: int
@@ -219,10 +219,10 @@ class TeamOnRank:
 
 
 class Step(Protocol):
-    """Something that a stream of commands says."""
+    """A step of a command stream."""
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
-        """Do it. Never raises."""
+        """Execute the step. Never raises."""
         ...
 
 
@@ -242,10 +242,10 @@ class Free:
 
 @attrs.frozen
 class Command:
-    """An operation with its operands, as it came.
+    """An operation with its operands, as received.
 
     Attributes:
-        signature: What to do.
+        signature: The operation.
         first: Ref of the first new tensor.
         operands: Refs, numbers, bodies.
     """
@@ -259,12 +259,12 @@ class Command:
 
 
 class Outside(Protocol):
-    """What a rank can ask of the process around it; every method may be called from the rank's thread.
+    """Interface of a rank to its process. Every method may be called from the rank's thread.
 
     Attributes:
         proc: The process.
-        controller: Whose commands the rank obeys.
-        engine: Number there.
+        controller: Process that sends the rank's commands.
+        engine: Number of the engine in the controller.
     """
 
     proc: Proc
@@ -276,11 +276,11 @@ class Outside(Protocol):
         ...
 
     def reply_packed(self, request: int, data: bytes) -> None:
-        """Send tensors to the controller that were packed."""
+        """Send packed tensors to the controller."""
         ...
 
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
-        """Send a description of what lies in memory, which the controller reads; `deliver` says of what."""
+        """Lend memory to the controller and send the description of its contents; see `deliver`."""
         ...
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -297,21 +297,21 @@ class Outside(Protocol):
         error: BaseException | None = None,
         seconds: float = limits.COLLECTIVE_SECONDS,
     ) -> Answer:
-        """Ask the store of a team something and wait for the answer; see `Stores.ask`."""
+        """Query the store of a team and wait for the answer; see `Stores.ask`."""
         ...
 
     def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
-        """Say that this rank takes no part in the current operation of a team.
+        """Report that this rank takes no part in the current operation of a team.
 
         Args:
             team: The team.
-            error: Why.
-            is_waited_for: Return only when the others can know it.
+            error: The reason.
+            is_waited_for: Whether to return only after the store has the report.
         """
         ...
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call a function in Trio's thread, soon, and do not wait for it."""
+        """Schedule a function in Trio's thread and return at once."""
         ...
 
     def origin(self, what: str) -> Origin:
@@ -325,16 +325,16 @@ class Rank:
 
     Attributes:
         mesh: Name of the mesh.
-        extent: Of the whole mesh.
-        number: This rank.
-        device: Where its tensors are.
-        outside: The process around it.
-        values: Its tensors, by ref.
-        teams: Those that it is in, by number.
-        above: What kernels keep for it, by class.
-        results: For a tensor that says whether others are right: these others.
-        copies_of: Returns the tensor that another one is a view of in the end, or that itself, and those of its views
-            that have memory of their own: what is written to one of them is carried to all.
+        extent: Extent of the whole mesh.
+        number: Number of this rank.
+        device: Device of its tensors.
+        outside: Interface to its process.
+        values: Tensors, by ref.
+        teams: Teams of this rank, by number.
+        above: State of kernels for this rank, by class.
+        results: By ref of a status tensor: refs of the results whose validity it states.
+        copies_of: Returns the base of a tensor (the tensor itself if it is no view), and the base's views that have
+            memory of their own: a write to one of them is carried over to all.
     """
 
     mesh: str
@@ -373,7 +373,7 @@ class Rank:
                 self._keep(signature, command.first, result)
                 if not is_good:
                     self._kept(command, operands, poison)
-            except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+            except BaseException as error:  # noqa: BLE001 - raised by a fetch
                 self.fail(team, command, operands, error)
         else:
             assert poison is not None
@@ -383,7 +383,7 @@ class Rank:
         team.steps += 1
 
     def fail(self, team: TeamOnRank, command: Command, operands: Sequence[Any], error: BaseException) -> None:
-        """Keep the error of a command, with its tensors, for whoever fetches what it was to make, or has written to."""
+        """Poison the outputs and targets of a failed command with its error, and report the failure."""
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         team.failed.append((team.done, _said(command.signature, error)))
         poison = Poison(team.number, team.done, command.signature.name, error)
@@ -391,10 +391,10 @@ class Rank:
         self.leave(team, poison)
 
     def leave(self, team: TeamOnRank, poison: Poison) -> None:
-        """Free the ranks that wait, in the current operation, for this one, which has nothing to give (rule N3)."""
+        """Release ranks that wait for this one in the current operation, in which it cannot take part (rule N3)."""
         try:
             self.outside.leave(team, poison.error, is_waited_for=bool(team.on_failed))
-        except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
+        except BaseException as error:  # noqa: BLE001 - the process, or the team, has ended
             traceback.clear_frames(error.__traceback__)
         for function in team.on_failed:
             function()
@@ -431,12 +431,12 @@ class Rank:
             self._spoil_storage(command.operands[index], operands[index], poison)
         is_of_torch = signature.kernel is None or signature.kernel.operator is not None
         if is_of_torch and max(signature.outs, default=-1) < 0 and not signature.writes:
-            # It makes nothing that could carry the error: a check, and what it has looked at is not to be used.
+            # A check has no output that could carry the error: poison the tensors that it has checked.
             for ref in [ref for ref, kind in zip(command.operands, signature.kinds, strict=True) if kind == "r"]:
                 self.values.update(dict.fromkeys(self.values.keys() & self.results.get(ref, (ref,)), poison))
 
     def _spoil_storage(self, ref: int, value: Any, poison: Poison) -> None:
-        """Poison what an operation may have written to half, or was to write to, and all that share its memory."""
+        """Poison the target of a failed or skipped write, and all tensors that share its memory."""
         written = kept_of(value)
         memories = {memory_of(written)}
         if self.copies_of is not None and isinstance(written, torch.Tensor):
@@ -452,7 +452,7 @@ class Rank:
         self.values[ref] = attrs.evolve(poison, kept=written)
 
     def _kept(self, command: Command, operands: Sequence[Any], poison: Poison | None) -> None:
-        """Heal what a command has overwritten; what it has made as views of something poisoned is so, too."""
+        """Heal tensors that a command has overwritten; poison views that it has made of a poisoned tensor."""
         assert poison is not None
         for out in command.signature.outs:
             if out >= 0:
@@ -462,14 +462,14 @@ class Rank:
             written = operands[index]
             healed = [written]
             if self.copies_of is not None and isinstance(written, torch.Tensor):
-                # Those are made of it again before they are read.
+                # These copies are refreshed from it before they are read.
                 healed += [one for one in self.copies_of(written)[1] if self.copies_of(one)[0] is written]
             for table in self._tables():
                 for one in healed:
                     heal(table, one)
 
     def _tables(self) -> Iterator[dict[int, Any]]:
-        """Yield what has tensors: this rank, and each of its recordings."""
+        """Yield the tables of tensors: of this rank, and of each recording."""
         yield self.values
         for team in self.teams.values():
             for recording in team.recordings.values():

@@ -1,10 +1,10 @@
-"""The stream of commands, as a rank reads it: checked whole before anything of it runs.
+"""Reader of a rank's command stream: checks a whole batch before any of it runs, and recognises repeated sequences.
 
-SQ-1 Two sequences are the same if they have the same operations with the same numbers, and tensors of the same places:
-     made by the same one of their commands, or given by the same others.
-SQ-2 Only operators are in a sequence, and what is made of such: nothing that has bodies, that sends or answers, or that
-     only checks.
-SQ-3 Each command counts as if it had come alone, and what has failed, or was lost, is the same.
+SQ-1 Two sequences are equal if they have the same operations with the same numbers, and each tensor operand comes from
+     the same place: the same command of the sequence, or the same tensor from outside it.
+SQ-2 A sequence has only operators, and kernels made of operators: no command that has bodies, sends, replies, or only
+     checks.
+SQ-3 Each command is counted as if it had arrived alone, and failed and lost tensors are the same as then.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class CommandReader:
-    """Reads the commands of one team.
+    """Decodes the commands of one team.
 
     Attributes:
-        device: Of the rank.
-        kernels: What commands may name beside torch's own operators.
-        redefined: How often definitions were forgotten, or given to something else.
+        device: Device of the rank.
+        kernels: Operations that commands may name besides torch's own operators.
+        redefined: Number of times that definitions were dropped or replaced.
     """
 
     device: torch.device
@@ -54,10 +54,10 @@ class CommandReader:
     _signatures: dict[int, Signature] = attrs.field(factory=dict[int, Signature])
 
     def read(self, stream: Sequence[Any], bodies: Sequence[memoryview]) -> list[Step]:
-        """Return what a stream says.
+        """Decode a stream.
 
         Raises:
-            ProtocolError: It says nothing.
+            ProtocolError: The stream is malformed.
         """
         steps: list[Step] = []
         at = 0
@@ -66,10 +66,10 @@ class CommandReader:
         return steps
 
     def read_one(self, stream: Sequence[Any], at: int, bodies: Sequence[memoryview], steps: list[Step]) -> int:
-        """Add what a stream says at a place; return how many words it says that with.
+        """Decode one command and add its steps; return its number of words.
 
         Raises:
-            ProtocolError: It says nothing.
+            ProtocolError: The command is malformed.
         """
         try:
             code = stream[at]
@@ -86,11 +86,11 @@ class CommandReader:
             raise ProtocolError(f"commands must be what they were defined as, got {error!r} at {at}") from error
 
     def signature(self, number: int) -> Signature | None:
-        """Return what is defined so; None if nothing is."""
+        """Return the operation with this number; None if there is none."""
         return self._signatures.get(number)
 
     def _read_rare(self, words: Sequence[Any], bodies: Sequence[memoryview], steps: list[Step]) -> int:
-        """Read a command that is no operation; return how many words it has."""
+        """Decode a command that is not an operation; return its number of words."""
         match words:
             case [messages.DEFINE, int(number), description]:
                 self.redefined += number in self._signatures
@@ -145,20 +145,20 @@ def _operand(kind: str, operand: Any, bodies: Sequence[memoryview]) -> Any:
 
 # ---- sequence pattern ------------------------------------------------------------------------------------------------
 
-# `SequencePattern`: how the words of a sequence of commands look, to know it again without reading each.
+# `SequencePattern`: recognises a sequence of commands without decoding each.
 
 
 @attrs.define
 class SequenceWords:
-    """What the words of a sequence are, by place: those of its stream, then those in its lists of what is forgotten.
+    """Places of each kind of word in a sequence: words of its stream, then the refs in its lists of freed tensors.
 
     Attributes:
-        fixed: What is the same each time: operations.
-        numbers: Operands that are no tensors.
-        lists: Lists of what is forgotten.
-        firsts: The ref of the first tensor that a command makes, and how many it makes.
-        given: Where a tensor that a sequence is given, or that it only forgets, is named first.
-        again: Where a tensor is named again: that place, the one of its first name, and by how much the ref is higher.
+        fixed: Words that do not change: operations.
+        numbers: Operands other than tensors.
+        lists: Lists of freed tensors.
+        firsts: Refs of a command's first output, each with the number of outputs.
+        given: First occurrence of each tensor from outside the sequence.
+        again: Later occurrence of a tensor: its place, the place of the first, and the difference of the refs.
     """
 
     fixed: list[int] = attrs.field(factory=list[int])
@@ -170,11 +170,11 @@ class SequenceWords:
 
 
 class SequencePattern:
-    """Knows a sequence again by a few comparisons of many words each.
+    """Recognises a sequence by a few comparisons of many words each.
 
     Args:
-        words: What its words are.
-        stream: The sequence, as it came.
+        words: Places of its words, by kind.
+        stream: The sequence, as received.
     """
 
     def __init__(self, words: SequenceWords, stream: Sequence[Any]) -> None:
@@ -192,7 +192,7 @@ class SequencePattern:
         self._higher = [one for one in words.again if one[2]]
 
     def match(self, stream: Sequence[Any], at: int) -> tuple[Sequence[int], Sequence[int]] | None:
-        """Return the refs of what the sequence is given and of what it makes, if it is what comes in a stream."""
+        """Return the refs of the sequence's inputs and outputs if it stands at `at` in a stream, else None."""
         words = list(stream[at : at + self.length])
         if len(words) < self.length or self._fixed(words) != self._expected:
             return None
@@ -219,36 +219,36 @@ class SequencePattern:
 
 
 def _getter(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """Return what takes the words at some places."""
+    """Return a function that selects the words at some places."""
     if len(places) > 1:
         return itemgetter(*places)
     return lambda words: tuple(words[place] for place in places)
 
 
-# ---- sequences of commands that come again: a rank keeps them, and runs them as it runs recordings -------------------
+# ---- repeated sequences of commands: a rank caches them and runs them as recordings ----------------------------------
 
-# A program that trains issues the same operations in each step, for other tensors. The controller ends a batch where
-# its operations say so (`Team.emit`), so that the batches are the same in each step, too.
+# A training program issues the same operations in each step, for other tensors. The controller's operations determine
+# where a batch ends (`Team.emit`), so that the batches of each step are the same, too.
 
 GIVEN: Final = 1 << 60
-"""The first of the refs that stand for tensors that a sequence is given: no controller has counted so far."""
+"""First ref of a sequence's inputs; no controller counts this far."""
 
 MADE: Final = 1 << 61
-"""The first of those that stand for what it makes."""
+"""First ref of a sequence's outputs."""
 
 
 @attrs.define(eq=False)
 class KeptSequence:
-    """Commands, with refs of their own.
+    """A cached sequence of commands, with refs of its own.
 
     Attributes:
-        steps: In order.
-        freed: Which of the tensors that they are given they forget, by number.
-        unused: Those of them that they only forget.
-        left: Which of those that they make they do not forget, by number.
-        local: Runs what it can of them.
-        pattern: Knows them again.
-        next: What came after them the last time.
+        steps: The commands, in order.
+        freed: Numbers of the inputs that the sequence frees.
+        unused: Numbers of the inputs that it only frees.
+        left: Numbers of the outputs that it does not free.
+        local: Learnt replay, which runs as many steps as it can.
+        pattern: Recognises the sequence.
+        next: The sequence that followed it last time.
     """
 
     steps: Sequence[Step]
@@ -262,12 +262,12 @@ class KeptSequence:
 
 @attrs.frozen
 class SequenceRun:
-    """Run kept commands for some tensors.
+    """Run of a cached sequence on some tensors.
 
     Attributes:
-        kept: They.
-        given: Refs of the tensors that they are given.
-        made: Refs of those that they make.
+        kept: The sequence.
+        given: Refs of its inputs.
+        made: Refs of its outputs.
     """
 
     kept: KeptSequence
@@ -285,10 +285,10 @@ class SequenceRun:
         for number, ref in enumerate(self.given):
             found = values.pop(GIVEN + number, None)
             if type(found) is Poison and ref in values and type(values[ref]) is not Poison:
-                values[ref] = found  # it was to be written to
+                values[ref] = found  # a write to it has failed
 
     def _begin(self, rank: Rank) -> None:
-        """Give tensors the refs that they have here; those that will be forgotten have only these from now on."""
+        """Bind the inputs to the sequence's own refs; inputs that it frees lose their other ref now."""
         kept, values = self.kept, rank.values
         for number, ref in enumerate(self.given):
             found = values.pop(ref, None) if number in kept.freed else values.get(ref)
@@ -299,17 +299,17 @@ class SequenceRun:
                 rank.results.pop(self.given[number], None)
 
 
-# ---- reads the stream of commands, and knows sequences in it again ---------------------------------------------------
+# ---- reader that recognises repeated sequences -----------------------------------------------------------------------
 
 
 @attrs.frozen
 class _Form:
-    """What the words of a signature's commands are: places from the first word on.
+    """Layout of a signature's commands; places count from the first word.
 
     Attributes:
-        words: How many.
-        refs, numbers: Places of these.
-        outputs: How many tensors it makes.
+        words: Number of words.
+        refs, numbers: Places of refs, and of numbers.
+        outputs: Number of new tensors.
     """
 
     words: int
@@ -320,16 +320,16 @@ class _Form:
 
 @attrs.define
 class _Stretch:
-    """Commands of a stream, as far as they can be a sequence.
+    """Longest run of commands in a stream that can be a sequence.
 
     Attributes:
-        begin, end: Place of their first word, and of the one after their last.
-        count: How many they are.
-        words: They, with refs of their own.
-        numbers: What is among their operands beside tensors, as text: -0.0 equals 0.0, and nan nothing.
+        begin, end: Place of the first word, and of the one after the last.
+        count: Number of commands.
+        words: The commands, with refs of their own.
+        numbers: Operands other than tensors, as text: -0.0 equals 0.0, and nan does not equal itself.
         given, made: See `SequenceRun`.
-        unused: The numbers of those that are given and only forgotten.
-        names: The refs that stand for what is not forgotten.
+        unused: Numbers of the inputs that are only freed.
+        names: The sequence's own ref for each ref that is not freed.
     """
 
     begin: int
@@ -343,7 +343,7 @@ class _Stretch:
     names: dict[int, int] = attrs.field(factory=dict[int, int])
 
     def command(self, form: _Form, stream: Sequence[Any]) -> bool:
-        """Take the next one; return whether it is as it was defined."""
+        """Add the next command; return whether it matches its definition."""
         words = list(stream[self.end : self.end + form.words])
         if len(words) < form.words or type(words[1]) is not int:
             return False
@@ -364,7 +364,7 @@ class _Stretch:
         return True
 
     def free(self, stream: Sequence[Any]) -> bool:
-        """Take word of what is forgotten; return whether it is as it should be."""
+        """Add the next FREE command; return whether it is well-formed."""
         refs = stream[self.end + 1] if self.end + 1 < len(stream) else None
         if type(refs) is not list:
             return False
@@ -382,7 +382,7 @@ class _Stretch:
         return True
 
     def _named(self, ref: Any) -> int | None:
-        """Return what stands for a ref; None if that is none."""
+        """Return the sequence's own ref for a ref; None if the word is not a ref."""
         named = self.names.get(ref)
         if named is None and type(ref) is int and 0 <= ref < GIVEN:
             named = self.names[ref] = GIVEN + len(self.given)
@@ -391,12 +391,12 @@ class _Stretch:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What sequences that are the same have in common."""
+        """Key that equal sequences share (SQ-1)."""
         return tuple(self.words), tuple(self.numbers)
 
     @property
     def streamed(self) -> list[Any]:
-        """The commands, as a stream; what they only forget is no part of it."""
+        """The commands as a stream, without inputs that are only freed."""
         stream: list[Any] = []
         for word in self.words:
             if type(word) is tuple:
@@ -408,11 +408,11 @@ class _Stretch:
 
 @attrs.define(eq=False)
 class SequenceReader:
-    """Reads the commands of one team, and knows sequences again.
+    """Decodes the commands of one team and recognises repeated sequences.
 
     Attributes:
-        reader: Reads each.
-        new_local: Makes what runs a sequence.
+        reader: Decodes single commands.
+        new_local: Makes the executor of a sequence.
     """
 
     reader: CommandReader
@@ -424,10 +424,10 @@ class SequenceReader:
     _redefined: int = 0
 
     def read(self, stream: Sequence[Any], bodies: Sequence[memoryview]) -> list[Step]:
-        """Return what a stream says.
+        """Decode a stream; repeated sequences become a `SequenceRun` each.
 
         Raises:
-            ProtocolError: It says nothing.
+            ProtocolError: The stream is malformed.
         """
         steps: list[Step] = []
         at = 0
@@ -465,7 +465,7 @@ class SequenceReader:
         self._latest = None
 
     def _stretch(self, stream: Sequence[Any], begin: int) -> _Stretch | None:
-        """Return the commands from a place on that can be a sequence; None if one is not what it should be."""
+        """Return the commands from a place on that can be a sequence; None if one is malformed."""
         stretch = _Stretch(begin, begin)
         try:
             while stretch.end < len(stream):
@@ -479,12 +479,12 @@ class SequenceReader:
                     is_right = stretch.command(form, stream)
                 if not is_right:
                     return None
-        except TypeError:  # something that is no number
+        except TypeError:  # a word that is not a number
             return None
         return stretch
 
     def _form(self, code: Any) -> _Form | None:
-        """Return what commands of a signature are; None if they are in no sequence."""
+        """Return the layout of a signature's commands; None if no sequence may have them."""
         if code in self._forms or code < FIRST_SIGNATURE:
             return self._forms.get(code)
         signature = self.reader.signature(code)
@@ -494,7 +494,7 @@ class SequenceReader:
         return form
 
     def _found(self, stretch: _Stretch, stream: Sequence[Any]) -> KeptSequence | None:
-        """Return a sequence, if it has come before."""
+        """Return the cached sequence of these commands, if they have occurred before."""
         key = stretch.key
         try:
             found = self._kept.get(key)
@@ -523,7 +523,7 @@ class SequenceReader:
         )
 
     def _words(self, stretch: _Stretch) -> SequenceWords:
-        """Find out what the words of a sequence are."""
+        """Sort the words of a sequence by kind."""
         words = SequenceWords()
         named: dict[int, tuple[int, int]] = {}
 
@@ -557,7 +557,7 @@ class SequenceReader:
 
 
 def _form(signature: Signature) -> _Form | None:
-    """Return what commands of a signature are; None if they are in no sequence."""
+    """Return the layout of a signature's commands; None if no sequence may have them (SQ-2)."""
     is_check = max(signature.outs, default=-1) < 0 and not signature.writes
     if is_check or "b" in signature.kinds or not is_of_operators(signature):
         return None

@@ -1,4 +1,4 @@
-"""The thread in which a rank executes: Trio's loop goes on beside it, whatever an operation waits for (rule N3)."""
+"""Thread of a rank: executes its commands, while Trio's loop goes on whatever an operation waits for (rule N3)."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 Batch = tuple[TeamOnRank, list[Step]]
 
 _REPORT_COMMANDS: Final = 512
-"""Commands after which progress is reported although more are waiting: a small part of what may be under way."""
+"""Commands after which progress is reported although more are queued; far below the limit of commands in flight."""
 
 
 @attrs.define(eq=False)
 class Runner:
-    """Executes the batches of one rank in order, in a thread, or in a task where the process is simulated.
+    """Executes the batches of one rank in order, in a thread; in a task if the process is simulated.
 
     Attributes:
         proc: The process.
-        rank: What executes them.
+        rank: The rank.
         on_progress: Called in Trio's thread when commands of a team have been executed.
     """
 
@@ -46,14 +46,14 @@ class Runner:
     _random: torch.Tensor | None = None
 
     def put(self, team: TeamOnRank, steps: list[Step]) -> None:
-        """Execute them after all that came before."""
+        """Queue a batch of steps."""
         if self.proc.is_simulated:
             self._simulated.append((team, steps))
             if not self._is_serving:
                 self._is_serving = self.proc.serve(self._take_turns)
             return
         if self._thread is None:
-            # Its last operation may never end, and the process ends by `os._exit`: nothing waits for it.
+            # A daemon: its last operation may never end, and the process ends by `os._exit` without joining it.
             self._thread = threading.Thread(target=self._run, name=f"tensors of {self.rank.mesh}", daemon=True)
             self._thread.start()
         self._batches.put((team, steps))
@@ -67,8 +67,8 @@ class Runner:
         self._is_serving = False
 
     def _execute_simulated(self, team: TeamOnRank, steps: list[Step]) -> None:
-        """Execute in the thread of all the others: random numbers are drawn from a state of this rank's own."""
-        # The generator is asked itself: torch's functions for its state take those of meshes along.
+        """Execute in the thread that all ranks share, with this rank's own state of the random generator."""
+        # Call the generator directly: torch's functions for its state include generators of meshes.
         generator = torch.default_generator
         before = generator.get_state()
         try:
@@ -85,13 +85,13 @@ class Runner:
     def _run(self) -> None:
         try:
             self._execute_batches()
-        except BaseException as error:  # noqa: BLE001 - a bug of ours: the controller would wait for a thread that has ended
+        except BaseException as error:  # noqa: BLE001 - a bug of trimesh: else the controller waits for an ended thread
             self.tell(self.proc.serve, _break_down, error)
 
     def _execute_batches(self) -> None:
-        torch.set_grad_enabled(False)  # of this thread; gradients are the controller's
+        torch.set_grad_enabled(False)  # per thread; the controller computes gradients
         if self.rank.device.type == "cuda":
-            torch.cuda.set_device(self.rank.device)  # of this thread, too: what "cuda" means in a remote function
+            torch.cuda.set_device(self.rank.device)  # per thread, too: the device "cuda" of remote functions
         untold: dict[int, TeamOnRank] = {}
         while (batch := self._batches.get()) is not None:
             team, steps = batch
@@ -116,7 +116,7 @@ class Runner:
             step.execute(rank, team)
 
     def tell(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call a function in Trio's thread, soon; not at all when its loop has ended."""
+        """Schedule a function in Trio's thread; do nothing if its loop has ended."""
         if threading.current_thread() is not self._thread:
             function(*args)
             return
@@ -126,7 +126,7 @@ class Runner:
             pass  # the process is ending, and its owner knows
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run an async function in Trio's loop, from the thread, and return what it returns.
+        """Run an async function in Trio's loop, from the thread, and return its result.
 
         Raises:
             RuntimeError: The process is simulated.
@@ -139,10 +139,10 @@ class Runner:
         return trio.from_thread.run(function, *args, trio_token=self._token)
 
     def stop(self) -> None:
-        """Let the thread end after what it has been given."""
+        """Let the thread end after the queued batches."""
         self._batches.put(None)
 
 
 async def _break_down(error: BaseException) -> None:
-    """Raise in a task of the runtime what a thread of it has raised: the process ends, and says why."""
+    """Raise an error of the rank's thread in a task of the runtime, so that the process ends and reports it."""
     raise error
