@@ -1,1 +1,1 @@
-"""Process groups of a team: where its ranks meet, who has left, stores for torch."""
+"""Process groups of a team: rendezvous of its ranks, departed ranks, stores for torch."""

@@ -1,14 +1,14 @@
-"""The process groups of the members of an elastic mesh, for one set of members; they can be ended from outside.
+"""Process groups of an elastic mesh, for one set of members; they can be aborted from outside.
 
-gloo has no way to abort: who waits in a collective waits for the bytes of another member, up to the bound of the group.
-So each set of members meets at an address of the loopback network that no other has (of 127.64.0.0/10), and to end its
-groups is to shut down the connections from and to that address: what waits there fails at once.
+gloo cannot abort: a collective waits for the bytes of another member, up to the time limit of the group. So each set of
+members meets at its own address of the loopback network (in 127.64.0.0/10). Ending its groups shuts down all
+connections from and to that address, so that collectives that wait there fail at once.
 
 EG-1 after `end` no collective of these groups waits, and none begins.
-EG-2 who connects the members waits no longer than the groups last, either. The thread that does it is left to gloo,
-     which waits for each member that is gone up to `limits.GROUP_CONNECT_SECONDS`.
-EG-3 an error of a collective, or of connecting the members, is raised when it is known whether the groups have ended:
-     then it says so.
+EG-2 connecting the members waits no longer than the groups last, either. Its thread is abandoned to gloo, which waits
+     for each member that is gone up to `limits.GROUP_CONNECT_SECONDS`.
+EG-3 an error of a collective, or of connecting the members, is raised once it is known whether the groups have ended;
+     if so, the error states it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from trimesh.tensor.groups.stores import Found, TeamStore
 
 __all__ = ["DeviceMesh", "EpochGroup", "MemberGroups"]
 
-_c10d: Any = _distributed_c10d  # whose stub leaves out much
+_c10d: Any = _distributed_c10d  # its stub is incomplete
 
 Why = Callable[[], Exception | None]
-"""Returns why the groups have ended; None while they have not."""
+"""Returns the reason why the groups have ended; None while they have not."""
 
 
 class EpochGroup(NamedGroup):
-    """Some members of one set, as a process group.
+    """Process group of some members of one set.
 
     Args:
-        index: Of this member among them.
-        size: How many there are.
-        name: That torch's registry has it by.
+        index: Index of this member in the group.
+        size: Number of members.
+        name: Name in torch's registry.
         why: See `Why`.
         ended: Set when the groups have ended.
     """
@@ -62,10 +62,10 @@ class EpochGroup(NamedGroup):
         self._ended = ended
 
     def run(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Do something with the other members; return a work that is done.
+        """Run a collective; return a completed work.
 
         Raises:
-            Exception: Why the groups have ended, if they have; else what torch raises.
+            Exception: The reason why the groups have ended, if they have; else torch's error.
         """
         if (why := self._why()) is not None:
             raise why
@@ -99,13 +99,13 @@ for _name in (*COLLECTIVES, *POINT_TO_POINT):
 
 
 class MemberGroups:
-    """All groups of one member of one set.
+    """All process groups of one member, for one set of members.
 
     Args:
-        name: Of the set, the same at each of its members, and of no other set.
+        name: Unique name of the set, the same at each of its members.
         places: Coordinates of the members.
-        rank: Of this one among them.
-        ask: Asks the store of the set; see `TeamStore`.
+        rank: Index of this member.
+        ask: Queries the store of the set; see `TeamStore`.
         why: See `Why`.
     """
 
@@ -127,20 +127,20 @@ class MemberGroups:
         self._made: dict[str, EpochGroup] = {}
         self._is_default = False
         self._is_closed = False
-        self._torch = threading.Lock()  # a thread that makes groups may be left behind, and come back after `close`
+        self._torch = threading.Lock()  # an abandoned thread that makes groups may return after `close`
         self._waiting: set[threading.Event] = set()
 
     @property
     def whole(self) -> EpochGroup:
-        """The group of all members."""
+        """Group of all members."""
         return self._made["all"]
 
     def make(self) -> None:
-        """Connect all members; each calls it, in a thread.
+        """Connect all members; each member calls it, in a thread. Blocks until all are connected.
 
         Raises:
-            ConfigError: They are on several machines.
-            Exception: Why the groups have ended meanwhile.
+            ConfigError: The members are on several machines.
+            Exception: The reason why the groups have ended meanwhile.
         """
         self._store.set(f"machine/{self._rank}", machine_here())
         machines = {self._store.get(f"machine/{rank}") for rank in range(len(self._places))}
@@ -175,7 +175,7 @@ class MemberGroups:
         return DeviceMesh.from_group(groups, "cpu", mesh=table, mesh_dim_names=tuple(labels))
 
     def end(self) -> None:
-        """Free whoever waits in one of the groups (EG-1), or for one (EG-2); from any thread, idempotent."""
+        """End all waits in the groups (EG-1) and for them (EG-2). Idempotent; may be called from any thread."""
         self._ended.set()
         for one in list(self._waiting):
             one.set()
@@ -184,7 +184,7 @@ class MemberGroups:
                 _shut_down(descriptor)
 
     def close(self) -> None:
-        """Let torch forget the groups, and learn of none any more."""
+        """Remove the groups from torch's registry, and register no more."""
         with self._torch:
             self._is_closed = True
             if self._is_default:
@@ -206,7 +206,7 @@ class MemberGroups:
             if (why := _cause(self._why, self._ended)) is None:
                 raise
             raise why from error
-        if (why := self._why()) is not None:  # what was connected after the end must not wait either
+        if (why := self._why()) is not None:  # connections made after the end must not wait either
             self.end()
             raise why
         with self._torch:
@@ -216,7 +216,7 @@ class MemberGroups:
         return made
 
     def _connected(self, store: Any, index: int, size: int) -> Any:
-        """Return a group of torch's own once its members are connected; raise when the groups end before that."""
+        """Return a connected group of torch; raise if the groups end before that."""
         found: list[Any] = []
         done = threading.Event()
 
@@ -242,8 +242,8 @@ class MemberGroups:
 
 
 def _cause(why: Why, ended: threading.Event) -> Exception | None:
-    """Return why the groups have ended, if that is why something has failed (EG-3)."""
-    # A member that has died closes its connections before its owner has told us of it.
+    """Return the reason why the groups have ended, if that has caused a failure (EG-3)."""
+    # The connections of a dead member close before its owner reports the death: wait for the report.
     ended.wait(limits.GROUP_CAUSE_SECONDS)
     return why()
 
@@ -276,13 +276,13 @@ _ADDRESS_BITS: Final = 22
 
 
 def _address_of(name: str) -> str:
-    """Return an address of this machine by which a set of members is known: one of four million."""
+    """Return the loopback address of a set of members: one of four million."""
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % (1 << _ADDRESS_BITS)
     return socket.inet_ntoa((0x7F400000 | max(number, 1)).to_bytes(4, "big"))
 
 
 def _connections(address: str) -> list[int]:
-    """Return the descriptors of the connections of this process from or to an address."""
+    """Return the file descriptors of this process's connections from or to an address."""
     found: list[int] = []
     for entry in os.listdir("/proc/self/fd"):
         with suppress(OSError):

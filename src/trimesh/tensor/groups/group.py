@@ -1,12 +1,11 @@
-"""`Group`: the process group of some ranks of a team, which is made anew when one of them could not take part (N3).
+"""`Group`: process group of some ranks of a team, rebuilt after one of them could not take part (rule N3).
 
-It is one object, under one name, for as long as the team is: what torch keeps of it (a device mesh, the layout of a
-distributed tensor, a user's variable) stays right. Behind it are generations of a group of torch's own, made when one
-is needed and destroyed when it has failed: that is what frees the other ranks.
+It is one object with one name for the life of the team, so references that torch keeps (a device mesh, the layout of a
+distributed tensor, a user's variable) stay valid. It delegates to generations of torch's own groups. A generation is
+made on demand and destroyed after a failure, which releases the other ranks.
 
-A generation has gloo for tensors of the host, at addresses that its ranks agree upon (`addresses`). Those of CUDA
-devices go by NCCL, if each rank has a device of its own, which NCCL insists on; otherwise by gloo, as copies on the
-host.
+A generation uses gloo for tensors on the host, at addresses that its ranks agree on (`RankPlace`). Tensors of CUDA
+devices use NCCL if each rank has a device of its own, as NCCL requires; else gloo, with copies on the host.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 
-_c10d: Any = _distributed_c10d  # whose stub leaves out much
+_c10d: Any = _distributed_c10d  # its stub is incomplete
 
 COLLECTIVES: Final = (
     "allgather",
@@ -70,61 +69,61 @@ COLLECTIVES: Final = (
     "reduce_scatter_tensor_coalesced",
     "scatter",
 )
-"""What all ranks do together: may be done again in a new generation."""
+"""Collectives of all ranks, which may be repeated in a new generation."""
 
 POINT_TO_POINT: Final = ("recv", "recv_anysource", "send")
-"""What two ranks do: the others would not come to make a new generation."""
+"""Operations of two ranks: not repeated, as the other ranks would not join a new generation."""
 
 _IN_PLACE: Final = frozenset({"allreduce", "allreduce_coalesced", "reduce", "broadcast"})
-"""Their first argument is a list of tensors that a failed attempt may have written to."""
+"""Collectives whose first argument is a list of tensors that a failed attempt may have written to."""
 
 
 class NamedGroup(dist.ProcessGroup):
-    """A process group whose operations are those of others behind it.
+    """A process group that delegates its operations to other groups.
 
     Args:
-        index: Of this rank among those of the group.
-        size: How many there are.
-        name: See below.
+        index: Index of this rank in the group.
+        size: Number of ranks.
+        name: See `full_name`.
 
     Attributes:
-        full_name: That torch's registry has it by.
+        full_name: Name in torch's registry.
     """
 
     def __init__(self, index: int, size: int, name: str) -> None:
         super().__init__(index, size)  # type: ignore[call-arg]
         self.full_name = name
 
-    # ---- what torch asks a group -----------------------------------------------------------------------------
+    # ---- interface for torch ---------------------------------------------------------------------------------
 
     def getGroupName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name that torch's registry has it by."""
+        """Return the name in torch's registry."""
         return self.full_name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Return the name of a backend that is there in any case."""
+        """Return the name of a backend that every group has."""
         return BACKEND
 
     @property
     def group_name(self) -> str:  # type: ignore[override, unused-ignore]
-        """The name that torch's registry has it by."""
+        """Name in torch's registry."""
         return self.full_name
 
     @property
     def group_desc(self) -> str:  # type: ignore[override, unused-ignore]
-        """For people."""
+        """Description, for logs."""
         return self.full_name
 
 
 class Group(NamedGroup):
-    """The process group of the ranks of a team that differ in some dimensions only.
+    """Process group of the ranks of a team that differ only in some dimensions.
 
     Args:
         rank: This rank.
         team: The team.
-        number: In its name.
-        places: Of the group's ranks in the team, in order.
-        key: Names the group among those of the team, the same at each of its ranks.
+        number: Number in the group's name.
+        places: Places of the group's ranks in the team, in order.
+        key: Identifies the group within the team; the same at each of its ranks.
     """
 
     def __init__(self, rank: Rank, team: TeamOnRank, number: int, places: Sequence[int], key: str) -> None:
@@ -143,11 +142,11 @@ class Group(NamedGroup):
     # ---- generations -----------------------------------------------------------------------------------------
 
     def run(self, function: Callable[[dist.ProcessGroup], Any], *, may_repeat: bool = True) -> Any:
-        """Do something collective in the current generation, or in a new one.
+        """Run a collective in the current generation, or in a new one.
 
         Args:
-            function: Is given a process group of torch's, and returns a work or None.
-            may_repeat: Whether it can be done again when the group was broken before this operation.
+            function: Takes a process group of torch, and returns a work or None.
+            may_repeat: Whether to repeat it if the group was broken before this operation.
 
         Raises:
             CollectiveFailed: Another rank could not take part.
@@ -159,7 +158,7 @@ class Group(NamedGroup):
                 return self._finished(function(inner))
             except Exception as error:
                 del inner
-                traceback.clear_frames(error.__traceback__)  # they hold what is to be destroyed, too
+                traceback.clear_frames(error.__traceback__)  # frames refer to the group to be destroyed
                 self._destroy()
                 self._check_cause()
                 if is_new or not may_repeat:
@@ -167,12 +166,12 @@ class Group(NamedGroup):
                     raise
 
     def leave(self, error: BaseException) -> None:
-        """Take no part in the current operation, and free those that do; they get the error as the cause of theirs."""
+        """Leave the current operation and release the ranks in it; the error becomes the cause of theirs."""
         self._leave(error)
         self._destroy()
 
     def destroy(self) -> None:
-        """Destroy the current generation; the peers that are in it, or come to it, ask why."""
+        """Destroy the current generation; peers that are in it, or join it, query the reason."""
         self._destroy()
 
     def _make(self) -> dist.ProcessGroup:
@@ -188,7 +187,7 @@ class Group(NamedGroup):
         except CollectiveFailed:
             raise
         except Exception as error:
-            # Another has left while the group was made, or it cannot be made here: then the others learn it from us.
+            # Another rank has left meanwhile, or this one cannot make the group and must tell the others.
             self._check_cause()
             self.leave(error)
             raise
@@ -196,7 +195,7 @@ class Group(NamedGroup):
         return made
 
     def _place(self, generation: int) -> RankPlace:
-        """Return where this rank listens for the others; see `meeting_place`."""
+        """Return the address on which this rank listens for the others; see `meeting_place`."""
         own = place_here(current().collectives)
         keys = [f"{self.key}/{generation}/place/{index}" for index in range(self.size())]
         self._ask("set", [keys[self.rank()]], [msgspec.json.encode(own)])
@@ -206,22 +205,22 @@ class Group(NamedGroup):
         return [self._team.place, self._team.steps, *self.places]
 
     def _check_cause(self) -> None:
-        """Raise why the current operation cannot be done, if another rank has left it."""
+        """Raise the error of another rank that has left the current operation, if any."""
         self._ask("why", [self.key], [], self._here())
 
     def _finished(self, work: Any) -> Any:
-        """Wait for a work; return one that keeps nothing of this generation alive."""
+        """Wait for a work; return a work without references to this generation."""
         if work is None:
             return None
         work.wait()
-        if self._has_nccl:  # it was only queued: whoever uses the result waits in its own stream
+        if self._has_nccl:  # NCCL has only queued it: users of the result wait in their own stream
             self._watch(work)
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(None)
         return _c10d._create_work_from_future(done)
 
     def _watch(self, work: Any) -> None:
-        """Wait until a device has done a work: one that waits for a rank that has left waits until we abort."""
+        """Wait until the device has completed a work. If a rank has left, it never completes and is aborted."""
         began = time.monotonic()
         while not work.is_completed():
             if time.monotonic() - began > limits.SIGNAL_SECONDS:
@@ -267,11 +266,11 @@ for _names, _may_repeat in ((COLLECTIVES, True), (POINT_TO_POINT, False)):
 
 
 BACKEND: Final = "gloo"
-"""What `torch.distributed` is told that serves a group. More precise names would change nothing that torch does."""
+"""Backend name that `torch.distributed` gets for a group. A more precise name would not change its behaviour."""
 
 
 def _why_no_nccl(store: Any, group: Group) -> str:
-    """Return why NCCL cannot serve a group, "" if it can; all ranks find the same, whatever each can see."""
+    """Return why NCCL cannot serve a group, or "" if it can. All ranks get the same answer."""
     if not dist.is_nccl_available():
         return "this build of torch has no NCCL; install one that has"
     store.set(f"device/{group.rank()}", str(torch.cuda.get_device_properties(group.device).uuid))
@@ -288,27 +287,27 @@ _warned = set[str]()
 
 
 def _warn_once(text: str) -> None:
-    """Warn, once in this process: a group is made anew whenever it has failed."""
+    """Warn once in this process, as a group is rebuilt after each failure."""
     if text not in _warned:
         _warned.add(text)
         warnings.warn(text, stacklevel=2)
 
 
 def _inner(store: Any, group: Group, place: RankPlace, *, has_nccl: bool) -> dist.ProcessGroup:
-    """Return a group of torch's own; all its ranks are here at the same time."""
+    """Make a group of torch; all its ranks call this at the same time."""
     timeout = timedelta(seconds=limits.COLLECTIVE_SECONDS)
     rank, size = group.rank(), group.size()
     made: dist.ProcessGroup = _c10d.ProcessGroup(store, rank, size)
     kinds = dist.ProcessGroup.BackendType
     made._set_default_backend(kinds.NCCL if has_nccl else kinds.GLOO)
     gloo = _c10d.ProcessGroupGloo._Options()
-    gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname=place.address)]  # no other is listened on
+    gloo._devices = [_c10d.ProcessGroupGloo.create_device(hostname=place.address)]  # listen on this address only
     gloo._timeout = timeout
     backend: Any = _c10d.ProcessGroupGloo(store, rank, size, gloo)
     made._register_backend(torch.device("cpu"), kinds.GLOO, backend)
     if has_nccl:
         if place.interface:
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={place.interface}")  # NCCL has no other way to be told
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={place.interface}")  # NCCL has no other way to set it
         nccl = _c10d.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         backend = _c10d.ProcessGroupNCCL(_c10d.PrefixStore("nccl", store), rank, size, nccl)
@@ -316,19 +315,19 @@ def _inner(store: Any, group: Group, place: RankPlace, *, has_nccl: bool) -> dis
     return made
 
 
-# ---- collectives of tensors that the backend cannot reach: copies of them on the host take part ----------------------
+# ---- collectives of tensors that the backend cannot reach: done on copies on the host --------------------------------
 
 DEVICES: Final = {"cuda"}
-"""Where tensors are that take part as copies."""
+"""Device types whose tensors take part as copies."""
 
 
 @attrs.frozen(eq=False)
 class _WorkOnCopies:
-    """What a collective of copies is waited for by.
+    """Work of a collective on copies.
 
     Attributes:
-        work: Of the backend.
-        outputs: Tensors that it gives, each with its copy.
+        work: Work of the backend.
+        outputs: Output tensors, each with its copy.
     """
 
     work: Any
@@ -342,16 +341,16 @@ class _WorkOnCopies:
 
 
 def on_host(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, gives: bool) -> Any:
-    """Call a method of a process group, with copies of the tensors of devices.
+    """Call a method of a process group with host copies of its tensors on devices.
 
     Args:
         call: The method.
-        args: For it.
-        kwargs: For it.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
         gives: Whether it writes to the tensors that are, or are in, its first argument.
 
     Returns:
-        What it returns: None, or something to be waited for, which then has written to the tensors.
+        None, or a work; waiting for it writes the results to the tensors.
     """
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -371,7 +370,7 @@ def on_host(call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
 
 # ---- known dtypes ----------------------------------------------------------------------------------------------------
 
-# Collectives of dtypes that back ends lack: such tensors travel as bytes, or are reduced as wider ones.
+# Collectives of dtypes that back ends lack: tensors are sent as bytes, or reduced in a wider dtype.
 
 REDUCING: Final = frozenset(
     {
@@ -400,12 +399,12 @@ _WIDER: Final = {
 
 @attrs.frozen(eq=False)
 class _WorkOnWider:
-    """What a collective of wider tensors is waited for by.
+    """Work of a collective in a wider dtype.
 
     Attributes:
-        work: Of the back end.
-        outputs: Tensors that it gives, each with the wider one.
-        is_turned: Whether the sign of what stands for unsigned numbers is turned, so that their order is theirs.
+        work: Work of the back end.
+        outputs: Output tensors, each with the wider one.
+        is_turned: Whether the sign bits of unsigned numbers are flipped, so that they order correctly as signed ones.
     """
 
     work: Any
@@ -420,16 +419,16 @@ class _WorkOnWider:
 
 
 def by_known_dtypes(name: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a method of a process group with tensors of dtypes that its back end has.
+    """Call a method of a process group with tensors converted to dtypes that its back end supports.
 
     Args:
-        name: Of the method.
+        name: Name of the method.
         call: The method.
-        args: For it; it writes to the tensors that are, or are in, the first of them.
-        kwargs: For it.
+        args: Its arguments; it writes to the tensors that are, or are in, the first one.
+        kwargs: Its keyword arguments.
 
     Returns:
-        What it returns: None, or something to be waited for, which then has written to the tensors.
+        None, or a work; waiting for it writes the results to the tensors.
     """
     leaves = pytree.tree_leaves((args, kwargs))
     if all(one.dtype in _KNOWN for one in leaves if isinstance(one, torch.Tensor)):
@@ -462,16 +461,16 @@ def _orders(operation: Any) -> bool:
 
 
 def _as_bytes(one: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of a tensor, in a further dimension: the sizes along all others are the same."""
+    """Return a byte view of a tensor, with one more dimension; all other sizes are unchanged."""
     return one if one.dtype in _KNOWN else one.unsqueeze(-1).view(torch.uint8)
 
 
 def _turned(wide: torch.Tensor) -> torch.Tensor:
-    """Return numbers that order as unsigned ones with the same bits do, or back."""
+    """Flip the sign bits: signed numbers then order as unsigned ones with the same bits; twice undoes it."""
     return wide ^ torch.iinfo(torch.int64).min
 
 
-# ---- what a rank has sent in collectives, counted as rings would send it ---------------------------------------------
+# ---- traffic of collectives, counted as if each used a ring ----------------------------------------------------------
 
 _GATHERED: Final = frozenset(
     {
@@ -479,7 +478,7 @@ _GATHERED: Final = frozenset(
         "all_gather_single_coalesced",
     }
 )  # fmt: skip
-"""Their second argument is this rank's part, which goes to each other rank."""
+"""Collectives whose second argument is this rank's part, which is sent to each other rank."""
 
 _SCATTERED: Final = frozenset(
     {
@@ -487,24 +486,24 @@ _SCATTERED: Final = frozenset(
         "reduce_scatter_single", "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced",
     }
 )  # fmt: skip
-"""Their second argument has a part for each rank, of which all but its own leave it."""
+"""Collectives whose second argument has a part for each rank; all but the rank's own are sent."""
 
 _REDUCED: Final = frozenset({"allreduce", "allreduce_coalesced"})
-"""Their first argument is scattered so, and gathered."""
+"""Collectives whose first argument is reduce-scattered, then gathered."""
 
 
 @attrs.define(eq=False)
 class TrafficCounts:
-    """Of one rank: how often it took part in which collective, and the bytes that it has sent, by labels of the mesh.
+    """Traffic of one rank: number of collectives and bytes sent, by labels of the mesh and name of the collective.
 
     Attributes:
-        by_labels: For each group of labels ("dp", "dp,tp"), by name of the collective.
+        by_labels: For each group of labels ("dp", "dp,tp"), counts and bytes by name of the collective.
     """
 
     by_labels: dict[str, dict[str, list[int]]] = attrs.field(factory=dict[str, dict[str, list[int]]])
 
     def count(self, labels: str, name: str, ranks: int, args: tuple[Any, ...], begun: int = 0) -> None:
-        """Count one collective among some ranks; `begun` is when, which only a profile asks."""
+        """Count one collective; `begun` is its start time, used only by profiles."""
         del begun
         found = self.by_labels.setdefault(labels, {}).setdefault(name, [0, 0])
         found[0] += 1
@@ -512,10 +511,9 @@ class TrafficCounts:
 
 
 def sent_bytes(name: str, ranks: int, args: tuple[Any, ...]) -> int:
-    """Return how many bytes a rank sends, by a ring: what other kinds of algorithms send is not known here.
+    """Return the bytes that a rank sends if the collective uses a ring; other algorithms are not modelled.
 
-    Collectives that only one rank gives something to, or gets something from, and messages between two, count all that
-    they are given.
+    Collectives with one source or one destination, and point-to-point messages, count all bytes of their arguments.
     """
     if name == "barrier":
         return 0
@@ -536,11 +534,11 @@ def _nbytes(value: Any) -> int:
 
 # ---- addresses -------------------------------------------------------------------------------------------------------
 
-# Where the ranks of a process group listen for each other: on this machine, or on a network that a setting names.
+# Addresses on which the ranks of a process group listen: on loopback, or on a network that a setting names.
 #
-# Each rank says which machine it is on, and its address there. On one machine all take 127.0.0.1. Otherwise each takes
-# the address of the setting `collectives`, and there is no group without: neither gloo nor NCCL encrypts, or asks who
-# connects, so the network must be one that the user has named.
+# Each rank publishes its machine and its address. On one machine all use 127.0.0.1. Otherwise each uses the address of
+# the setting `collectives`, without which no group can be made: neither gloo nor NCCL encrypts or authenticates, so the
+# user must name the network.
 
 LOOPBACK: Final = "127.0.0.1"
 _SIOCGIFADDR: Final = 0x8915
@@ -558,12 +556,12 @@ class Interface:
 
 
 class RankPlace(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says to the others of its group.
+    """Address record that a rank publishes to its group.
 
     Attributes:
-        machine: The same for ranks that reach each other by 127.0.0.1.
-        address: That it would listen on for those of other machines; "" for none.
-        interface: Name of the interface that has it.
+        machine: Equal for ranks that reach each other by 127.0.0.1.
+        address: Address to listen on for ranks of other machines; "" for none.
+        interface: Name of the interface with that address.
     """
 
     machine: str
@@ -572,30 +570,30 @@ class RankPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 def interfaces_here() -> list[Interface]:
-    """Return the addresses of this machine, loopback first: interfaces are numbered in the order that they came."""
+    """Return the addresses of this machine, loopback first, in the order of interface numbers."""
     found = list[Interface]()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has none of version 4
+            with suppress(OSError):  # it has no IPv4 address
                 said = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()[:_NAME_BYTES_MAX]))
                 found.append(Interface(name, socket.inet_ntoa(said[20:24])))
-    with suppress(OSError):  # a kernel without version 6
+    with suppress(OSError):  # a kernel without IPv6
         for line in _IPV6.read_text(encoding="ascii").splitlines():
             digits, *_, scope, _, name = line.split()
-            if scope != "20":  # of the link alone: means nothing without an interface
+            if scope != "20":  # skip link-local addresses: they need an interface
                 found.append(Interface(name, str(ipaddress.IPv6Address(bytes.fromhex(digits)))))
     return found
 
 
 def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> RankPlace:
-    """Return what this rank says.
+    """Return the address record of this rank.
 
     Args:
         wanted: Setting `collectives`: an address, a network, or an interface of this machine; "" for none.
-        interfaces: Those of this machine, unless it is to be asked.
+        interfaces: Addresses of this machine; None to query them.
 
     Raises:
-        ConfigError: This machine has nothing of that.
+        ConfigError: This machine has no such address.
     """
     if not wanted:
         return RankPlace(machine_here())
@@ -611,14 +609,14 @@ def place_here(wanted: str, interfaces: Iterable[Interface] | None = None) -> Ra
 
 
 def meeting_place(own: RankPlace, said: Sequence[bytes]) -> RankPlace:
-    """Return where this rank listens, with the address and the interface, "" if that is loopback.
+    """Return the address and interface on which this rank listens; the interface is "" for loopback.
 
     Args:
-        own: What it has said.
-        said: What all ranks of the group have said, encoded.
+        own: Record of this rank.
+        said: Encoded records of all ranks of the group.
 
     Raises:
-        ConfigError: They are on several machines, and one has no address for the others.
+        ConfigError: The ranks are on several machines, and one of them has no address for the others.
     """
     try:
         places = [msgspec.json.decode(one, type=RankPlace) for one in said]
@@ -643,5 +641,5 @@ def _is_in(address: str, wanted: str) -> bool:
 
 
 def machine_here() -> str:
-    """Name what has this loopback interface: a boot of a kernel, and a namespace of networks."""
+    """Return an id of this loopback interface: boot of the kernel, and network namespace."""
     return hashlib.sha256(f"{boot_id()} {os.stat('/proc/thread-self/ns/net').st_ino}".encode()).hexdigest()[:16]

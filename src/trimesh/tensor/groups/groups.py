@@ -1,4 +1,4 @@
-"""The process groups of a team, one for each set of its dimensions, and the device mesh that torch wants (rule N3)."""
+"""Process groups of a team, one for each set of its dimensions, and its torch device mesh (rule N3)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from trimesh.tensor.rank.rank import Rank, TeamOnRank
 
 @attrs.define(eq=False)
 class _Groups:
-    """What a team has here.
+    """Groups of a team on this rank.
 
     Attributes:
-        number: In the names of its groups; see `_Numbers`.
-        made: By key.
-        published: Names that torch's registry knows.
+        number: Number in the names of its groups; see `_Numbers`.
+        made: Groups, by key.
+        published: Names in torch's registry.
         mesh: See `device_mesh`.
     """
 
@@ -36,21 +36,21 @@ class _Groups:
 
 @attrs.define(eq=False)
 class _Numbers:
-    """Numbers in the names of groups, so that those of a team that follows another on the same ranks have its names.
+    """Numbers in the names of groups; a team reuses the number of an earlier team on the same ranks.
 
-    To torch, device meshes over the same ranks are equal, whatever groups they name, and it remembers the layouts of
-    results with the mesh that it saw first: what it makes for a team names the groups of the one before.
+    Torch treats device meshes over the same ranks as equal, whatever groups they name, and caches layouts of results
+    with the first such mesh. So results of a later team name the groups of the earlier one.
 
     Attributes:
-        by_layout: By extent, ranks and which of them are there.
-        holders: Number of the team that has each now.
+        by_layout: Number, by extent, ranks and presence of each rank.
+        holders: Team that uses each number now.
     """
 
     by_layout: dict[Hashable, int] = attrs.field(factory=dict[Hashable, int])
     holders: dict[int, int] = attrs.field(factory=dict[int, int])
 
     def take(self, team: TeamOnRank) -> int:
-        """Return the number for a team: its own, unless one that is gone was on the same ranks."""
+        """Return the number for a team: its own, unless an ended team was on the same ranks."""
         layout = team.extent, tuple(team.ranks), tuple(map(bool, team.procs))
         number = self.by_layout.setdefault(layout, team.number)
         return number if self.holders.setdefault(number, team.number) == team.number else team.number
@@ -62,17 +62,17 @@ class _Numbers:
 
 @attrs.define(eq=False)
 class _World:
-    """Torch's default group in this process, made here.
+    """Torch's default group in this process, made by trimesh.
 
     Attributes:
-        group: It has the right rank and size, and no backend: nothing is done in it.
+        group: The group: right rank and size, no backend, so that no collective can run in it.
     """
 
     group: dist.ProcessGroup
 
 
 def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
-    """Return the group of the ranks that differ from this one in some dimensions of the team only.
+    """Return the group of the ranks that differ from this one only in some dimensions of the team.
 
     Nothing is connected yet. Call it in the rank's own thread, in a command that all ranks of the team execute.
 
@@ -139,7 +139,7 @@ def device_mesh(rank: Rank, team: TeamOnRank) -> DeviceMesh:
 
 @attrs.frozen
 class Disband:
-    """A process of the team has ended: let go of what its groups hold open."""
+    """Step that destroys the groups of a team after one of its processes has ended."""
 
     def execute(self, rank: Rank, team: TeamOnRank) -> None:
         groups = _of(rank, team)
@@ -165,18 +165,18 @@ def _numbers(rank: Rank) -> _Numbers:
     return found
 
 
-# ---- what torch must know ------------------------------------------------------------------------------------
+# ---- torch's registry ----------------------------------------------------------------------------------------
 
 
 def _publish(rank: Rank, team: TeamOnRank, group: Group) -> None:
-    """Put a group where `torch.distributed` and its functional collectives look it up."""
+    """Register a group for `torch.distributed` and its functional collectives."""
     published = _of(rank, team).published
     if group.full_name in published:
         return
     _make_world(rank, group)
     register(group, group.full_name, [team.ranks[place] for place in group.places], group.store)
     published.add(group.full_name)
-    # Operations of torch may use it from now on, and one that is not done here would leave the others waiting.
+    # Operations of torch may use it from now on; if one is not executed here, the other ranks must not wait for it.
     team.on_failed.append(group.destroy)
 
 
@@ -189,7 +189,7 @@ def _make_world(rank: Rank, group: Group) -> None:
                 "process has called init_process_group: destroy that group first, or keep such actors on another mesh"
             )
         return
-    # Ranks are those of the whole mesh. No ranks are connected: a collective in it says that it has no backend.
+    # It has all ranks of the mesh, unconnected: a collective in it raises that it has no backend.
     default = dist.ProcessGroup(group.store, rank.number, rank.extent.nelements)
     register(default, f"{rank.mesh}/all", list(range(rank.extent.nelements)), group.store)
     c10d._update_default_pg(default)
@@ -198,7 +198,7 @@ def _make_world(rank: Rank, group: Group) -> None:
 
 @contextmanager
 def swap_world(rank: Rank) -> Generator[None]:
-    """Let torch take one rank of several in this process for the one that it is, in a block."""
+    """Make a rank's default group torch's default group in a block, when this process simulates several ranks."""
     before = c10d._get_default_group() if dist.is_initialized() else None
     world = rank.above.get(_World)
     c10d._update_default_pg(None if world is None else world.group)
@@ -209,14 +209,14 @@ def swap_world(rank: Rank) -> Generator[None]:
 
 
 def forget_world(rank: Rank) -> None:
-    """Let torch forget the default group of a rank; see `swap_world`."""
+    """Remove the default group of a rank from torch; see `swap_world`."""
     world = rank.above.pop(_World, None)
     if world is not None:
         unregister(world.group, f"{rank.mesh}/all")
 
 
 def register(group: dist.ProcessGroup, name: str, ranks: Sequence[int], store: Any) -> None:
-    """Do what `torch.distributed.new_group` does, for a group that exists; there is no public way."""
+    """Register an existing group as `torch.distributed.new_group` does; torch has no public function for it."""
     world: Any = c10d._world
     world.pg_map[group] = BACKEND, store
     world.pg_names[group] = name
@@ -242,15 +242,15 @@ def unregister(group: dist.ProcessGroup, name: str) -> None:
 
 # ---- process group ---------------------------------------------------------------------------------------------------
 
-# What a remote function is given to work with the other ranks by `torch.distributed`: groups, a device mesh.
+# Arguments of remote functions for use with `torch.distributed`: process groups, a device mesh.
 
 
 @attrs.frozen
 class ProcessGroup:
-    """Stands, at the controller, for the process groups of the ranks that differ in some dimensions only.
+    """Reference, at the controller, to the process groups of the ranks that differ only in some dimensions.
 
-    As an argument of a remote function it is a `torch.distributed.ProcessGroup` there, of the ranks that the function
-    runs on. It is made when it is used first, and anew after a rank could not take part.
+    A remote function that gets it as an argument receives a `torch.distributed.ProcessGroup` of the ranks that it runs
+    on. The group is made on first use, and rebuilt after a rank could not take part.
 
     Attributes:
         labels: The dimensions.
@@ -259,7 +259,7 @@ class ProcessGroup:
     labels: tuple[str, ...]
 
     def __reduce__(self) -> NoReturn:
-        """Refuse: elsewhere than on the ranks of a remote function there is no group for it to be."""
+        """Refuse to be pickled: a group exists only on the ranks of a remote function."""
         raise TypeError(
             f"a process group of a mesh is an argument of functions under @trimesh.remote, got the one along "
             f"{self.labels} for something else: in actors use torch.distributed itself, "
@@ -269,7 +269,7 @@ class ProcessGroup:
 
 @attrs.frozen
 class SentGroup:
-    """What becomes of a `ProcessGroup` on its way to the ranks.
+    """A `ProcessGroup`, as sent to the ranks.
 
     Attributes:
         labels: The dimensions.
@@ -283,7 +283,7 @@ class SentGroup:
 
 @attrs.frozen
 class RanksDeviceMesh:
-    """Stands, at the controller, for torch's device mesh of the ranks that a remote function runs on.
+    """Reference, at the controller, to torch's device mesh of the ranks that a remote function runs on.
 
     Attributes:
         labels: Its dimensions.
@@ -292,7 +292,7 @@ class RanksDeviceMesh:
     labels: tuple[str, ...]
 
     def __reduce__(self) -> NoReturn:
-        """Refuse; see `ProcessGroup`."""
+        """Refuse to be pickled; see `ProcessGroup`."""
         raise TypeError(
             f"the device mesh of ranks is an argument of functions under @trimesh.remote, got the one along "
             f"{self.labels} for something else: in actors use that of a group of theirs, group.device_mesh()"
@@ -301,7 +301,7 @@ class RanksDeviceMesh:
 
 @attrs.frozen
 class SentDeviceMesh:
-    """What becomes of a `RanksDeviceMesh` on its way to the ranks.
+    """A `RanksDeviceMesh`, as sent to the ranks.
 
     Attributes:
         labels: Its dimensions.

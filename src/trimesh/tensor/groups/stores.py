@@ -1,13 +1,13 @@
-"""The stores of teams in one process: those that live here, and the way to those that live elsewhere.
+"""Stores of teams, through which ranks make process groups: local ones, and clients of those in other processes.
 
-A team's store lives in the process of its first rank, and the others have a link of their own to it: neither the
-controller, whose Python may be busy, nor a port that must be chosen takes part.
+A team's store is in the process of its first rank, and the other ranks have direct links to it. So it needs neither the
+controller, whose Python may be busy, nor a port.
 
     ME-1  A generation is made of joins of all ranks for one operation.
-    ME-2  A join that some rank will never answer, for it has left or gone on, fails; no rank waits for one that does
-          not come.
+    ME-2  A join that some rank will never match, because it has left or moved on, fails; no rank waits for one that
+          does not come.
 
-`TeamTable`: what the ranks of one team tell each other to make process groups, at the team's first rank. Pure.
+`TeamTable`: the store itself, at the team's first rank: keys, joins and departures. Pure.
 
     set [key] [value]; get [key]; wait [key, ...]; check [key, ...]; delete [key]; count
     add [key] number; swap [key] [expected, desired]         as `torch.distributed.Store` has them
@@ -16,8 +16,8 @@ controller, whose Python may be busy, nor a port that must be chosen takes part.
     leave [] [error] [place, number]            take no part in an operation
     why [group] [place, number, members...]     fails if one of them has left the operation
 
-When a group breaks in operation `m`, each rank asks why: if one has left at `m`, `m` has failed, at every rank, with
-what that one said. Otherwise it was broken before, or by itself: all join again.
+When a group breaks in operation `m`, each rank sends `why`. If a rank has left at `m`, `m` fails at every rank with
+the error of that rank. Otherwise the group was broken before, or broke by itself: all join again.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from trimesh.tensor.protocol.messages import Answer
 
 
-# `Meeting`: where the ranks of one process group agree that they make it. Pure.
+# `Meeting`: the rendezvous of the ranks of one process group. Pure.
 #
-# All ranks of a team execute the same operations, so the number of one means the same everywhere. For a collective in
-# operation `m` a rank that has no group *joins* with `m`; when all have joined with the same number, the next
-# generation of the group is made.
+# All ranks of a team execute the same operations, so an operation has the same number everywhere. For a collective in
+# operation `m` a rank without a group *joins* with `m`. When all have joined with the same number, the next generation
+# of the group is made.
 #
 # Invariants:
 
 
 @attrs.frozen
 class Leave:
-    """A rank could not take part.
+    """Departure of a rank that could not take part.
 
     Attributes:
-        place: Of the rank in the team.
-        error: Why, or None where it has just gone on.
+        place: Place of the rank in the team.
+        error: The reason; None if the rank has just moved on.
     """
 
     place: int
@@ -79,8 +79,8 @@ class Meeting:
     """The joins of one process group.
 
     Attributes:
-        places: Of its ranks in the team.
-        generation: Of the group that was made last; 0 before the first.
+        places: Places of its ranks in the team.
+        generation: Latest generation of the group; 0 before the first.
         made_for: The operation that it was made for.
     """
 
@@ -90,13 +90,13 @@ class Meeting:
     _joins: dict[int, _Join] = attrs.field(factory=dict[int, _Join])
 
     def join(self, place: int, number: int, made: Callable[[int], None], failed: Callable[[Leave], None]) -> None:
-        """Take part in the next generation, for an operation; one of the functions is called, now or later.
+        """Join the next generation, for an operation; calls one of the functions, now or later.
 
         Args:
-            place: Of the rank; who has left this operation, or a later one, was asked before.
-            number: Of the operation.
+            place: Place of the rank. The caller has checked that no rank has left this operation or a later one.
+            number: Number of the operation.
             made: Called with the generation when all have joined.
-            failed: Called with why it will not be made for this operation.
+            failed: Called with the reason why it will not be made for this operation.
         """
         self._joins[place] = _Join(number, made, failed)
         latest = max(self._joins.values(), key=lambda join: join.number).number
@@ -110,7 +110,7 @@ class Meeting:
                 join.made(self.generation)
 
     def left(self, number: int, why: Leave) -> None:
-        """Learn that one of the ranks has left at an operation."""
+        """Handle the departure of one of the ranks at an operation."""
         if why.place in self.places:
             self._joins.pop(why.place, None)
             self._fail(number, why)
@@ -129,26 +129,26 @@ class Meeting:
                 join.failed(why)
 
 
-# ---- `Departures`: which ranks of a team have left which operations. Pure --------------------------------------------
+# ---- `Departures`: the operations that ranks of a team have left. Pure -----------------------------------------------
 
-# A rank that has nothing to bring to operation `m` (its input is poisoned, or it failed) *leaves* it: it will not take
-# part in what the others do together in `m`, in any group.
+# A rank that cannot contribute to operation `m` (its input is poisoned, or it failed) *leaves* it: it takes part in no
+# collective of `m`, in any group.
 
 
 @attrs.define(eq=False)
 class Departures:
-    """What is known at the store of a team; of long ago nothing is."""
+    """Recent departures, at the store of a team."""
 
     _leaves: dict[int, list[Leave]] = attrs.field(factory=dict[int, list[Leave]])
     _last: dict[int, tuple[int, Leave]] = attrs.field(factory=dict[int, "tuple[int, Leave]"])
 
     def add(self, place: int, number: int, error: Any) -> Leave:
-        """Note that a rank has left an operation.
+        """Record that a rank has left an operation.
 
         Args:
-            place: Of the rank in the team.
-            number: Of the operation.
-            error: Why; None for the reason of its last time.
+            place: Place of the rank in the team.
+            number: Number of the operation.
+            error: The reason; None for the same as the last time.
         """
         _, before = self._last.get(place, (0, None))
         leave = Leave(place, before.error if error is None and before is not None else error)
@@ -159,14 +159,14 @@ class Departures:
         return leave
 
     def at(self, number: int, places: Collection[int], asker: int) -> Leave | None:
-        """Return which of some ranks was the first to leave an operation, other than the asker."""
+        """Return the first departure from an operation among some ranks other than `asker`."""
         for leave in self._leaves.get(number, ()):
             if leave.place in places and leave.place != asker:
                 return leave
         return None
 
     def since(self, number: int, places: Collection[int], asker: int) -> Leave | None:
-        """Return one of some ranks, other than the asker, that has left an operation or is further."""
+        """Return a departure from this operation or a later one among some ranks other than `asker`."""
         found = self.at(number, places, asker)
         if found is not None:
             return found
@@ -178,17 +178,17 @@ class Departures:
 
 # ---- team table ------------------------------------------------------------------------------------------------------
 
-# `TeamTable`: what the ranks of one team tell each other to make process groups, at the team's first rank. Pure.
+# `TeamTable`: keys, joins and departures of one team, at its first rank. Pure.
 
 
 @attrs.frozen
 class Found:
-    """The answer to a question.
+    """Answer to a query.
 
     Attributes:
-        number: As the verb says.
-        values: As the verb says.
-        failure: Why there is none.
+        number: Result, by verb.
+        values: Results, by verb.
+        failure: The departure that has made the query fail, if any.
     """
 
     number: int = 0
@@ -197,7 +197,7 @@ class Found:
 
 
 Take = Callable[[Found], None]
-"""Takes the answer to a question, now or later."""
+"""Callback for the answer to a query, called now or later."""
 
 
 @attrs.frozen(eq=False)
@@ -227,10 +227,10 @@ class TeamTable:
         numbers: Sequence[int],
         take: Take,
     ) -> None:
-        """Answer a question.
+        """Answer a query, now or later.
 
         Raises:
-            ProtocolError: It is none.
+            ProtocolError: The query is malformed.
         """
         if self._lost is not None:
             take(Found(failure=self._lost))
@@ -257,11 +257,11 @@ class TeamTable:
                 self._meet(verb, keys, values, numbers, take)
 
     def gone(self, asker: Hashable) -> None:
-        """Forget what is waited for."""
+        """Drop the waiting queries of an asker that has ended."""
         self._waiters = [waiter for waiter in self._waiters if waiter.asker != asker]
 
     def lose(self, why: Leave) -> None:
-        """Fail what waits, and all that will be asked."""
+        """Fail all waiting queries, and all later ones."""
         self._lost = why
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
@@ -318,7 +318,7 @@ class TeamTable:
         meeting.join(place, number, lambda generation: take(Found(generation)), lambda why: take(Found(failure=why)))
 
     def _forget_before(self, group: str, generation: int) -> None:
-        """Forget the keys of a generation that is being replaced."""
+        """Delete the keys of the generation that is being replaced."""
         old = [key for key in self._values if key.startswith(f"{group}/{generation}/")]
         for key in old:
             del self._values[key]
@@ -327,7 +327,7 @@ class TeamTable:
         why = self._departures.add(place, number, error)
         for group, meeting in self._meetings.items():
             meeting.left(number, why)
-            if place in meeting.places and number == meeting.made_for:  # those that make it wait for keys in vain
+            if place in meeting.places and number == meeting.made_for:  # ranks that make it would wait for keys forever
                 self._fail_waiters(f"{group}/", why)
 
     def _fail_waiters(self, prefix: str, why: Leave) -> None:
@@ -361,7 +361,7 @@ class _Asked:
 
 @attrs.define(eq=False)
 class Stores:
-    """All of one process.
+    """Stores and store clients of one process.
 
     Attributes:
         proc: The process.
@@ -386,21 +386,21 @@ class Stores:
         error: tuple[BaseException, Origin] | None,
         seconds: float,
     ) -> messages.Answer:
-        """Ask a team's store something and wait for the answer.
+        """Query a team's store and wait for the answer.
 
         Args:
-            team: Which.
-            host: The process where it is.
-            verb: What is asked; see `TeamTable`.
-            keys: What about.
-            values: What about.
-            numbers: What about.
-            error: Goes along as the last of the values.
-            seconds: How long to wait.
+            team: The team.
+            host: The process of its store.
+            verb: Name of the query; see `TeamTable`.
+            keys: Arguments of the query.
+            values: Arguments of the query.
+            numbers: Arguments of the query.
+            error: Sent as the last of the values.
+            seconds: Time limit.
 
         Raises:
             CollectiveFailed: Another rank has failed, or a process of the team has ended.
-            TimeoutError: There was no answer in time.
+            TimeoutError: No answer arrived within `seconds`.
         """
         peer, family = self.proc.peer(host), self.proc.family
         assert family is not None, "a process that reaches others has a family"
@@ -430,7 +430,7 @@ class Stores:
         return asked.answer
 
     def leave(self, team: Key, host: ProcId, numbers: Sequence[int]) -> None:
-        """Say that a rank has left an operation, for the reason of its last time, and wait for no answer."""
+        """Report that a rank has left an operation, for the same reason as last time, without waiting."""
         controller, engine, which = team
         message = messages.Ask(engine, controller, which, 0, "leave", [], [b""], list(numbers))
         self.proc.services.cast([self.proc.peer(host)], TENSORS, messages.encode(message))
@@ -438,7 +438,7 @@ class Stores:
     def answered(self, peer: Peer, message: messages.Answer) -> None:
         asked = self._asked.get(message.ask)
         if asked is None:
-            return  # it was waited for long enough
+            return  # the query has timed out
         if asked.host is not peer:
             raise ProtocolError(f"a store is answered for where it is, got answer {message.ask} of another process")
         if message.failed_place != messages.NO_RANK:
@@ -458,7 +458,7 @@ class Stores:
         return error
 
     def lose(self, team: Key) -> None:
-        """Free whoever waits for the others of a team: one of them has ended."""
+        """Fail the waits for other ranks of a team, as one of them has ended."""
         self._lost.add(team)
         table = self._tables.pop(team, None)
         if table is not None:
@@ -469,7 +469,7 @@ class Stores:
                 asked.answered.set()
 
     def gone(self, peer: Peer) -> None:
-        """Forget a process that has ended."""
+        """Handle the end of a process."""
         for table in self._tables.values():
             table.gone(peer)
         for asked in self._asked.values():
@@ -482,7 +482,7 @@ class Stores:
     # ---- the store's side ------------------------------------------------------------------------------------
 
     def asked(self, peer: Peer, message: messages.Ask) -> None:
-        """Answer a question, now or when it can be."""
+        """Handle a query: answer it now or later."""
         team = ProcId(message.controller), message.engine, message.team
         table = self._tables.get(team)
         if table is None:
@@ -516,14 +516,14 @@ def _team_lost() -> MeshError:
 
 # ---- `TeamStore`: the `torch.distributed.Store` of a team, over the links of its processes ---------------------------
 
-_c10d: Any = distributed_c10d  # whose stub leaves out the stores
+_c10d: Any = distributed_c10d  # its stub lacks the stores
 
 
 class TeamStore(_c10d.Store):  # type: ignore[misc]
-    """The keys of one team; may be used from any thread but that of Trio's loop.
+    """Keys of one team as a torch store, for any thread but Trio's. Methods block until the store has answered.
 
     Args:
-        ask: Asks the store: takes a verb, keys, values, numbers and `seconds`; see `TeamTable`.
+        ask: Queries the store; takes a verb, keys, values, numbers and `seconds`; see `TeamTable`.
     """
 
     def __init__(self, ask: Callable[..., Answer]) -> None:
@@ -535,27 +535,27 @@ class TeamStore(_c10d.Store):  # type: ignore[misc]
         self._ask("set", [key], [_bytes(value)])
 
     def get(self, key: str) -> bytes:
-        """Wait until there is a key; return its value."""
+        """Wait until a key exists; return its value."""
         return self._ask("get", [key], seconds=self._seconds).values[0]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until there are some keys."""
+        """Wait until all keys exist."""
         self._ask("wait", list(keys), seconds=self._seconds if timeout is None else timeout.total_seconds())
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Tell whether there are some keys, now."""
+        """Return whether all keys exist now."""
         return bool(self._ask("check", list(keys)).number)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a number; return the sum."""
+        """Add to the number of a key; return the sum."""
         return self._ask("add", [key], [], [amount]).number
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
-        """Set a key that has an expected value, or that there is none of; return what it is then."""
+        """Set a key if it has the expected value, or if neither exists; return the resulting value."""
         return self._ask("swap", [key], [_bytes(expected), _bytes(desired)]).values[0]
 
     def delete_key(self, key: str) -> bool:
-        """Forget a key; tell whether there was one."""
+        """Delete a key; return whether it existed."""
         return bool(self._ask("delete", [key]).number)
 
     deleteKey = delete_key  # noqa: N815 - what torch calls from C++
@@ -566,7 +566,7 @@ class TeamStore(_c10d.Store):  # type: ignore[misc]
     getNumKeys = num_keys  # noqa: N815 - what torch calls from C++
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Wait this long for keys."""
+        """Set the time limit of waits for keys."""
         self._seconds = timeout.total_seconds()
 
 
