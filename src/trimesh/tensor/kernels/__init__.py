@@ -1,1 +1,1 @@
-"""Operations of ours on the ranks."""
+"""Kernels: trimesh's own operations on the ranks."""

@@ -1,4 +1,4 @@
-"""The kernels of `reduction`: what each rank does of `t.reduce(...)`."""
+"""Kernels of `t.reduce(...)` and of broadcasts, and moves of global tensors along one label."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-_c10d: Any = distributed_c10d  # whose stub leaves out the options
+_c10d: Any = distributed_c10d  # its stub lacks the options
 
 _OPS: Final = {
     "sum": dist.ReduceOp.SUM,
@@ -39,7 +39,7 @@ _WIDER: Final = {
     torch.bool: torch.uint8, torch.complex32: torch.complex64, torch.float8_e4m3fn: torch.float32,
     torch.float8_e5m2: torch.float32,
 }  # fmt: skip
-"""What is added up as another dtype."""
+"""Dtypes that are summed in a wider dtype."""
 
 
 def reduce(
@@ -50,7 +50,7 @@ def reduce(
     reduction: str,
     is_scattered: bool,  # noqa: FBT001 - as it is sent
 ) -> Any:
-    """Return what the ranks of a group make of their tensors together."""
+    """Return the reduction of the tensors of a group; with `is_scattered`, this rank's slice of it."""
     if not labels:
         return value if isinstance(value, Poison) else value.clone(memory_format=torch.contiguous_format)
     group = group_of(rank, team, labels)
@@ -70,7 +70,7 @@ def reduce_in_place(
     reduction: str,
     is_scattered: bool,  # noqa: FBT001 - as it is sent
 ) -> None:
-    """Do it in the memory of the tensor."""
+    """Reduce as `reduce`, into the memory of the tensor."""
     result = reduce(rank, team, value, labels, reduction, is_scattered)
     if result is not value:
         value.copy_(result)
@@ -85,12 +85,12 @@ def reduce_into(
     is_scattered: bool,  # noqa: FBT001 - as it is sent
     out: torch.Tensor,
 ) -> None:
-    """Do it, and write the result to another tensor."""
+    """Reduce as `reduce`, and write the result to `out`."""
     out.copy_(reduce(rank, team, value, labels, reduction, is_scattered))
 
 
 def broadcast(rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], source: int) -> Any:
-    """Return the tensor of the rank at an index of a group."""
+    """Return, on every rank of a group, the tensor of the rank at index `source`."""
     group = group_of(rank, team, labels)
     if isinstance(value, Poison):
         group.leave(value.error)
@@ -104,7 +104,7 @@ def broadcast(rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], s
 
 
 def broadcast_back(rank: Rank, team: TeamOnRank, value: Any, labels: Sequence[str], source: int) -> Any:
-    """Return the sum of what all have at the rank at an index of a group, and zeros at the others."""
+    """Return the gradient of `broadcast`: the sum over the group on the rank at index `source`, zeros on the others."""
     total = reduce(rank, team, value, labels, "sum", is_scattered=False)
     if isinstance(value, Poison) or group_of(rank, team, labels).rank() == source:
         return total
@@ -122,7 +122,7 @@ def _reduce(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
 
 
 def _carry_nan(group: Group, result: torch.Tensor, value: torch.Tensor) -> None:
-    """Let the largest, or smallest, of numbers among which some are none be none, as torch has it; gloo loses them."""
+    """Set maxima and minima of inputs with NaN to NaN, as torch does; gloo drops NaN."""
     found = value.isnan().to(torch.uint8, memory_format=torch.contiguous_format)
     options = _c10d.AllreduceOptions()
     options.reduceOp = _OPS["max"]
@@ -132,7 +132,7 @@ def _carry_nan(group: Group, result: torch.Tensor, value: torch.Tensor) -> None:
 
 def _scatter(group: Group, value: torch.Tensor, reduction: str) -> torch.Tensor:
     if reduction in ("max", "min") and value.is_floating_point():
-        return _reduce(group, value, reduction)[group.rank()].clone()  # gloo would lose what is no number
+        return _reduce(group, value, reduction)[group.rank()].clone()  # gloo's reduce-scatter drops NaN
     value = value.contiguous()
     wide = value.to(_WIDER.get(value.dtype, value.dtype))
     result = torch.empty_like(wide[0])
@@ -171,19 +171,19 @@ KERNELS: Final = (
 )
 
 
-# ---- global tensors laid out anew along one dimension of the mesh: the exchanges of plans ----------------------------
+# ---- redistribution of global tensors along one dimension of the mesh, for plans -------------------------------------
 
 
 @attrs.frozen
 class KeptAlong:
-    """How a tensor lay along a label before it was moved, kept for its gradient."""
+    """Placement of a tensor along a label before a move, kept for its gradient."""
 
     along: int
     dim: int
 
 
 def move_along(rank: Rank, team: TeamOnRank, value: DTensor, where: tuple[int, ...]) -> tuple[Any, KeptAlong]:
-    """Cut a tensor along a label where it is to be cut; return how it lay there, too."""
+    """Redistribute a tensor along one label; return it and its former placement there."""
     along, dim = where
     placement = value.placements[along]
     kept = KeptAlong(along, getattr(placement, "dim", WHOLE) if placement.is_shard() else WHOLE)
@@ -191,7 +191,7 @@ def move_along(rank: Rank, team: TeamOnRank, value: DTensor, where: tuple[int, .
 
 
 def move_along_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: KeptAlong) -> DTensor:
-    """Cut a gradient along a label as what it is of."""
+    """Give a gradient the former placement of its tensor along a label."""
     return _moved(refreshed(rank, value), layout.along, layout.dim)
 
 
@@ -209,9 +209,9 @@ def _moved(value: DTensor, along: int, dim: int) -> DTensor:
 
 
 def _turned(value: DTensor, along: int, gathered: int, cut: int) -> torch.Tensor | None:
-    """Return this rank's part after each has sent each its own; None where parts are not equal.
+    """Return this rank's part after an all-to-all; None if the parts are not equal.
 
-    Torch's own way, on the host, is to bring all of it together everywhere.
+    On the host, torch itself would gather the whole tensor on every rank.
     """
     mesh, local = value.device_mesh, value._local_tensor
     ranks = mesh.size(along)
@@ -220,7 +220,7 @@ def _turned(value: DTensor, along: int, gathered: int, cut: int) -> torch.Tensor
         if dim != along and one.is_shard():
             at = one.dim  # type: ignore[attr-defined]
             if at in pieces:
-                if dim > along:  # what is cut along it is cut inside of what is cut along this
+                if dim > along:  # a later label cuts the parts of this one again
                     return None
                 pieces[at] *= mesh.size(dim)
     if any(value.size(dim) % count for dim, count in pieces.items()):

@@ -1,4 +1,4 @@
-"""Functions of the user's on the ranks: defined once, called with tensors and what came beside them."""
+"""Kernels of remote functions: defined once on the ranks, then called with tensors and encoded arguments."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Body = memoryview
 
 @attrs.define(eq=False)
 class _Functions:
-    """Those of one rank.
+    """Remote functions of one rank.
 
     Attributes:
-        table: By number.
+        table: Functions, by number.
     """
 
     table: dict[int, Callable[..., Any]] = attrs.field(factory=dict[int, "Callable[..., Any]"])
@@ -35,11 +35,11 @@ class _Functions:
 
 @attrs.frozen(eq=False)
 class _Graph:
-    """What is needed to differentiate a call later.
+    """Autograd graph of a call, kept to differentiate it later.
 
     Attributes:
-        inputs: Those that need a gradient.
-        outputs: What it has returned.
+        inputs: Inputs that need a gradient.
+        outputs: Outputs of the call.
     """
 
     inputs: Sequence[torch.Tensor]
@@ -55,7 +55,7 @@ def _functions(rank: Rank) -> dict[int, Callable[..., Any]]:
 
 
 def define_function(rank: Rank, _: TeamOnRank, number: int, payload: Body, bodies: Sequence[Body]) -> None:
-    """Take a function, or where it is."""
+    """Define a function from its pickle, or from the name by which to import it."""
 
     def missing(*_: Any, **__: Any) -> Any:
         raise error
@@ -64,7 +64,7 @@ def define_function(rank: Rank, _: TeamOnRank, number: int, payload: Body, bodie
         found = _decode(rank, payload, bodies, "a remote function")
         if isinstance(found, Named):
             found = _imported(found)
-    except Exception as caught:  # noqa: BLE001 - told to whoever uses what it was to compute
+    except Exception as caught:  # noqa: BLE001 - raised by each call of the function
         error = caught
         found = missing
     _functions(rank)[number] = found
@@ -87,7 +87,7 @@ def function(
     bodies: Sequence[Body],
     metas: Sequence[Sequence[Any]],
 ) -> list[torch.Tensor] | None:
-    """Call a function; return the tensors in its result, which must have the metadata that the controller expects."""
+    """Call a function; return the tensors of its result, whose metadata must be as the controller expects."""
     with lent_to_function(rank, tensors):
         name, result = _call(rank, team, number, tensors, payload, bodies)
     made = _checked(name, result, metas)
@@ -104,7 +104,7 @@ def function_graph(
     metas: Sequence[Sequence[Any]],
     needed: Sequence[int],
 ) -> list[Any]:
-    """Do the same and keep what its gradient needs: the last of the outputs."""
+    """Call a function as `function` does; return the tensors, and last the graph for its gradient."""
     inputs = [one.detach().requires_grad_(index in needed) for index, one in enumerate(tensors)]
     with lent_to_function(rank, tensors), torch.enable_grad():
         name, result = _call(rank, team, number, inputs, payload, bodies)
@@ -116,14 +116,14 @@ def function_graph(
 def function_backward(
     rank: Rank, team: TeamOnRank, graph: _Graph, grads: Sequence[torch.Tensor], given: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Return the gradients of what a call was given, from those of some of what it has returned."""
+    """Return the gradients of a call's inputs, given those of some of its outputs."""
     pairs = [(graph.outputs[index], grad) for index, grad in zip(given, grads, strict=True)]
     pairs = [(output, grad) for output, grad in pairs if output.requires_grad]
     found: Sequence[torch.Tensor | None] = [None] * len(graph.inputs)
     with lent_to_function(rank, grads):
         if pairs:
             outputs, wanted = zip(*pairs, strict=True)
-            # Kept, for it may be asked for again; it goes when the controller lets go of it.
+            # Retain the graph for further gradients; it is freed when the controller drops it.
             found = torch.autograd.grad(outputs, graph.inputs, wanted, allow_unused=True, retain_graph=True)
     every = [torch.zeros_like(one) if grad is None else grad for one, grad in zip(graph.inputs, found, strict=True)]
     return [_strided(rank, team, "its gradient", one.detach(), contiguous_strides(one.size())) for one in every]
@@ -139,7 +139,7 @@ def function_fetch(
     request: int,
     places: Sequence[int],
 ) -> None:
-    """Call a function at some places of the team, and send what it returns to the controller."""
+    """Call a function at some places of the team, and send its result to the controller."""
     if team.index not in places:
         return
     reply = rank.outside.reply
@@ -155,7 +155,7 @@ def function_fetch(
                 f"what is fetched of a function must be values of a rank, {name} returned a DTensor: return "
                 "t.full_tensor() or t.to_local()"
             )
-        # Copies: what comes next may write to them before their bytes have left.
+        # Copies: later commands may write to the tensors before their bytes are sent.
         reply(request, pytree.tree_map_only(torch.Tensor, lambda one: one.detach().cpu().clone(), result))
     except BaseException as error:
         reply(request, Poison(team.number, team.done, "trimesh::function", error))
@@ -171,7 +171,7 @@ def function_inspect(
     bodies: Sequence[Body],
     request: int,
 ) -> _Graph:
-    """Call a function, keep what it returns, and tell the controller its metadata."""
+    """Call a function, keep its result, and send the controller the metadata of the result."""
     try:
         with lent_to_function(rank, tensors):
             name, result = _call(rank, team, number, tensors, payload, bodies)
@@ -185,14 +185,14 @@ def function_inspect(
 
 
 def function_parts(_: Rank, __: TeamOnRank, kept: _Graph) -> list[torch.Tensor]:
-    """Return the tensors that an inspected call has made."""
+    """Return the tensors of an inspected call."""
     return list(kept.outputs)
 
 
 def _call(
     rank: Rank, team: TeamOnRank, number: int, tensors: Sequence[torch.Tensor], payload: Body, bodies: Sequence[Body]
 ) -> tuple[str, Any]:
-    """Return the name of a function and what it returns."""
+    """Call a function; return its name and its result."""
     called = _functions(rank)[number]
     parts = put_together(_decode(rank, payload, bodies, "an argument of a remote function"), tensors)
     args, kwargs = pytree.tree_map_only(OnRank, lambda one: one.on_rank(rank, team), parts)
@@ -201,7 +201,7 @@ def _call(
 
 def _decode(rank: Rank, payload: Body, bodies: Sequence[Body], what: str) -> Any:
     proc = rank.outside.proc
-    # What needs no table of the process is decoded here; the rest where all else is that uses the tables.
+    # Payloads that use no table of the process are decoded here, all others in Trio's thread, which owns the tables.
     if proc.is_simulated or payload[-1] == STOP:
         return proc.values.decode(payload, bodies, what=what)
 
@@ -227,7 +227,7 @@ def _checked(name: str, result: Any, metas: Sequence[Sequence[Any]]) -> list[tor
 
 
 def _strided(rank: Rank, team: TeamOnRank, name: str, tensor: torch.Tensor, stride: Sequence[int]) -> torch.Tensor:
-    """Return a tensor laid out as the controller believes: what comes next is planned by that."""
+    """Return a tensor with the strides that the controller expects, as it plans later operations by them."""
     if is_global(tensor):
         return adopted(name, tensor, device_mesh(rank, team), stride)
     if tuple(tensor.stride()) == tuple(stride):

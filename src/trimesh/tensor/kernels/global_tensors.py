@@ -1,4 +1,4 @@
-"""Global tensors on the ranks: made, laid out anew, taken apart, brought out.
+"""Kernels of global tensors: distribute, redistribute, convert from and to local tensors, fetch, move between meshes.
 
 Collectives are torch's own. Every rank of the team runs each of these kernels, so all of them take part.
 """
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class KeptPlacements:
-    """What `redistribute` changes, kept for its gradient."""
+    """Placements of a tensor before `redistribute`, kept for its gradient."""
 
     placements: tuple[Placement, ...]
 
@@ -52,7 +52,7 @@ def distribute(
     size: tuple[int, ...],
     cuts: tuple[int, ...],
 ) -> torch.Tensor:
-    """Make a global tensor of one of the controller, of which each rank takes its own part."""
+    """Make a global tensor from a tensor of the controller; each rank reads its own part."""
     mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
     part = arrived(rank, data, move, dtype, size, box_by_placements(size, mesh, placements))
     return assemble(part, mesh, placements, torch.empty(size, device="meta"))
@@ -61,7 +61,7 @@ def distribute(
 def distribute_like(
     rank: Rank, team: TeamOnRank, data: memoryview, move: int, dtype: torch.dtype, like: DTensor | Poison
 ) -> torch.Tensor | Poison:
-    """Make a global tensor of one of the controller that lies as another of the same size."""
+    """Make a global tensor from a tensor of the controller, with the placements of `like`, which has the same size."""
     if isinstance(like, Poison):
         if like.kept is None:
             unneeded(rank, move)
@@ -74,19 +74,19 @@ def distribute_like(
 
 
 def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> tuple[DTensor, KeptPlacements]:
-    """Lay a tensor out anew; return how it lay, too."""
+    """Redistribute a tensor; return it and its former placements."""
     placements = placements_by_label(cuts)
     kept = KeptPlacements(value.placements)
     return detached(value, refreshed(rank, value).redistribute(placements=placements)), kept
 
 
 def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: KeptPlacements) -> DTensor:
-    """Lay a gradient out as the tensor that it is of."""
+    """Redistribute a gradient to the former placements of its tensor."""
     return detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
 
 
 def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
-    """Return this rank's part as a tensor of its own, or a part of that; never what only others have."""
+    """Return this rank's part as a local tensor, or a part of it; raise if other ranks' data is needed."""
     wanted = placements_by_label(cuts)
     fresh = refreshed(rank, value)
     for label, now, then in zip(list(team.extent) or ["all"], fresh.placements, wanted, strict=True):
@@ -106,7 +106,7 @@ def to_global(
     stride: tuple[int, ...],
     cuts: tuple[int, ...],
 ) -> DTensor:
-    """Make one global tensor of the tensors of the ranks."""
+    """Make a global tensor whose parts are the local tensors of the ranks."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     mesh, placements = device_mesh(rank, team), placements_by_label(cuts)
@@ -115,7 +115,7 @@ def to_global(
 
 
 def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int) -> None:
-    """Tell the controller how a tensor lies."""
+    """Send the controller the placements of a tensor."""
 
     def find(fresh: DTensor) -> tuple[list[int], list[str]]:
         cuts = [getattr(one, "dim", WHOLE) for one in fresh.placements]
@@ -125,7 +125,7 @@ def placements(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: i
 
 
 def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
-    """Bring whole tensors out: the first rank sends them, the others only say that they could."""
+    """Gather whole tensors: the first rank sends them to the controller, the others only confirm or report errors."""
 
     def find(fresh: list[DTensor]) -> list[torch.Tensor]:
         wholes = [one.full_tensor() for one in fresh]
@@ -135,7 +135,7 @@ def fetch_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], req
 
 
 def fetch_large_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], request: int) -> None:
-    """Let the controller read whole tensors: of each part the first rank that has it gives it."""
+    """Lend whole tensors to the controller: the first rank that holds a part lends it."""
 
     def find(fresh: list[DTensor]) -> list[tuple[int, Box, torch.Tensor]]:
         found = []
@@ -149,7 +149,7 @@ def fetch_large_full(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison
 
 
 def fetch_large_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
-    """Let the controller read one rank's part; see `fetch_part`."""
+    """Lend one rank's part to the controller; see `fetch_part`."""
 
     def find(fresh: list[DTensor]) -> list[tuple[int, Box, torch.Tensor]]:
         local = _unsummed(fresh[0])
@@ -159,7 +159,7 @@ def fetch_large_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, requ
 
 
 def fetch_part(rank: Rank, team: TeamOnRank, value: DTensor | Poison, request: int, place: int) -> None:
-    """Bring one rank's part out; all take part, because what is partial is added up first."""
+    """Send one rank's part to the controller. All ranks take part, because partial sums are reduced first."""
 
     def find(fresh: list[DTensor]) -> torch.Tensor:
         return _copy(_unsummed(fresh[0]))
@@ -177,7 +177,7 @@ def _answer(
     is_asked: bool,
     is_large: bool = False,
 ) -> None:
-    """Send what `find` makes of global tensors, or why there is nothing to send."""
+    """Send the result of `find` on global tensors, or the error, to the controller."""
     poison = next((value for value in values if isinstance(value, Poison)), None)
     found: Any = None
     if poison is not None:
@@ -185,7 +185,7 @@ def _answer(
     else:
         try:
             found = find([refreshed(rank, value) for value in values if not isinstance(value, Poison)])
-        except Exception as error:  # noqa: BLE001 - goes to whoever fetches
+        except Exception as error:  # noqa: BLE001 - sent to the controller
             poison = Poison(team.number, team.done, "trimesh::fetch", error)
             rank.leave(team, poison)
     if is_asked and is_large and poison is None:
@@ -203,9 +203,9 @@ def _copy(value: torch.Tensor) -> torch.Tensor:
 
 
 def detached(value: DTensor, made: DTensor) -> DTensor:
-    """Return what was made of a tensor, with memory of its own: torch gives the same where nothing was to be done.
+    """Return `made` with memory of its own, as torch returns the same tensor when there is nothing to do.
 
-    It is row-major, as the controller believes, whatever the strides of the tensor were.
+    The result is row-major, as the controller expects, whatever the strides of `value` are.
     """
     if made._local_tensor is value._local_tensor:
         made = cast("DTensor", made.clone(memory_format=torch.contiguous_format))
@@ -217,7 +217,7 @@ def detached(value: DTensor, made: DTensor) -> DTensor:
 
 
 def refreshed(rank: Rank, value: DTensor) -> DTensor:
-    """Return a tensor that has what was written to those that it is a view of."""
+    """Return a tensor after applying writes to the tensors that it is a view of."""
     copied_views(rank).refresh(value)
     return value
 
@@ -239,18 +239,18 @@ KERNELS: Final = (
 
 # ---- the two halves of a move of a global tensor, on the ranks -------------------------------------------------------
 
-# Each rank of the source says which part it has; of several with the same part, one of them offers it to a rank of the
-# target. Each rank of the target waits for all of them, and reads what it needs of the parts that it was offered.
+# Each source rank reports its part to each target rank. Of source ranks with the same part, one offers its data. A
+# target rank waits for the reports of all source ranks, then reads what it needs from the offered parts.
 
 
 @attrs.frozen(eq=False)
 class _Kept:
-    """What a rank has for itself.
+    """A part that a rank sends to itself.
 
     Attributes:
         cuts: For each dimension of the mesh the dimension of the tensor that is cut along it, or `WHOLE`.
-        box: The part.
-        value: The same.
+        box: Indices of the part.
+        value: Values of the part.
     """
 
     cuts: Sequence[int]
@@ -294,10 +294,10 @@ def send_parts(
 
 
 def _readers(team: TeamOnRank, value: DTensor, targets: Sequence[int], here: int) -> tuple[list[int], list[int]]:
-    """Return the processes, but for this one, that read this rank's part from this rank, and the others.
+    """Return the processes, except this one, that read this rank's part from this rank, and those that do not.
 
-    One that has the same part reads its own; for the rest those that have the same part take turns, by the place of
-    the reader among all targets: every sender must count alike.
+    A target that holds the same part reads its own. For the others, ranks with the same part take turns by the place
+    of the reader among all targets, so that all senders agree.
     """
     mesh = value.device_mesh
     spread = [dim for dim, placement in enumerate(value.placements) if not placement.is_shard()]
@@ -328,7 +328,7 @@ def _unravel(place: int, shape: Sequence[int]) -> list[int]:
 
 
 def _staged(rank: Rank, moves: Moves, box: Box, local: torch.Tensor | None, *, waits: bool) -> tuple[Any, Any]:
-    """Return a copy of a part for others, and what it is; nothing if there is none."""
+    """Return a copy of a part for others, and its description; nothing if there is no part."""
     if local is None:
         return b"", None
     part = Part(box, local.dtype, 0)
@@ -360,17 +360,17 @@ def receive_parts(
     size: tuple[int, ...],
     like: Sequence[KeptPlacements | Poison],
 ) -> Any:
-    """Make this rank's part of a global tensor of what the ranks of the source have.
+    """Assemble this rank's part of a global tensor from the parts of the source ranks.
 
     Args:
-        rank: This one.
-        team: Its own.
+        rank: This rank.
+        team: The target team.
         move: Number of the move.
-        sources: The processes of the source.
-        same: For each dimension of the mesh of this team the one of the source with the same label, or `WHOLE`.
-        dtype: Of the tensor.
-        size: Of the tensor.
-        like: How it is to lie, if not along the labels that both have.
+        sources: The source processes.
+        same: For each mesh dimension of this team, the source's dimension with the same label, or `WHOLE`.
+        dtype: Dtype of the tensor.
+        size: Size of the whole tensor.
+        like: Required placements, if not those along labels that both meshes have.
     """
     outside = rank.outside
     moves, key = moves_of(outside.proc), (outside.controller.proc_id, move)
@@ -422,19 +422,19 @@ def receive_parts(
 async def _wait_all(
     moves: Moves, key: Any, sources: Sequence[int]
 ) -> tuple[list[tuple[int, messages.Offer, Any]], Exception | None]:
-    """Wait for the offers of some processes; return them, and why one of them will make none."""
+    """Wait for the offers of some processes; return them, and the first error of a process that makes none."""
     offers: list[tuple[int, messages.Offer, Any]] = []
     first: Exception | None = None
     for source in sources:
         try:
             offers.append((source, *await moves.wait_offer(key, ProcId(source))))
-        except Exception as error:  # noqa: BLE001 - the others are waited for, so that they get their memory back
+        except Exception as error:  # noqa: BLE001 - go on waiting for the others, so that their memory is released
             first = first or error
     return offers, first
 
 
 def _cuts(told: Sequence[Any]) -> Sequence[int]:
-    """Return how the tensor lay, as the first of those says that have sent something."""
+    """Return the cuts of the source tensor, from the first report with a part."""
     found = told[0][0] if told and told[0] is not None else None
     if not isinstance(found, list | tuple) or not all(type(cut) is int for cut in found):
         raise ProtocolError(f"a part of a tensor must come with how that lay, got {told!r:.100}")
@@ -442,10 +442,10 @@ def _cuts(told: Sequence[Any]) -> Sequence[int]:
 
 
 def _bytes_of(fields: Any, dtype: torch.dtype) -> int:
-    """Return the size of a part that is lent alone.
+    """Return the size in bytes of a part that is lent alone.
 
     Raises:
-        ProtocolError: It is of another type.
+        ProtocolError: The part has another dtype.
     """
     part = part_of(fields, 1 << 62)
     if part.dtype != dtype or part.offset:

@@ -1,7 +1,7 @@
-"""The kernels behind `profile`: what a rank has executed, and when.
+"""Kernels of `profile` (commands executed, with times), of seeding, of `fallbacks` and of `traffic`.
 
-PF-1 While nothing is profiled, nothing of this is on the way of a command: the rank and what counts its collectives
-     change their class for as long as they are looked at.
+PF-1 Profiling costs nothing while it is off: a rank and its `TrafficCounts` change their class only while they are
+     profiled.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ COLLECTIVE: Final = 1
 
 
 class ProfileEvents:
-    """What a rank has done, at most `limits.TENSOR_PROFILE_EVENTS_MAX` of it.
+    """Profile of a rank: at most `limits.TENSOR_PROFILE_EVENTS_MAX` events.
 
     Attributes:
-        names: Of operations and collectives.
+        names: Names of operations and collectives.
         rows: Kind, index of the name, team, number of the command, begin and duration in nanoseconds, bytes sent.
-        missing: Events beyond the bound.
-        team, number: The command that is executed.
+        missing: Number of events beyond the limit.
+        team, number: The command in execution.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ProfileEvents:
         self.team = self.number = 0
 
     def add(self, kind: int, name: str, begun: int, sent: int = 0) -> None:
-        """Take one event that ends now."""
+        """Record an event that ends now."""
         if len(self.rows) >= limits.TENSOR_PROFILE_EVENTS_MAX:
             self.missing += 1
             return
@@ -48,7 +48,7 @@ class ProfileEvents:
 
 
 class _ProfiledRank(Rank):
-    """A rank whose commands are looked at."""
+    """A rank that records its commands."""
 
     __slots__ = ()
 
@@ -62,7 +62,7 @@ class _ProfiledRank(Rank):
 
 
 class _ProfiledCounts(TrafficCounts):
-    """Counts whose collectives are looked at."""
+    """Traffic counts that record each collective."""
 
     __slots__ = ()
 
@@ -73,11 +73,11 @@ class _ProfiledCounts(TrafficCounts):
 
 
 _looking: dict[int, ProfileEvents] = {}
-"""What takes the collectives of counts that are looked at, by their identity."""
+"""Profiles, by identity of the profiled `TrafficCounts`."""
 
 
 def profile_begin(rank: Rank, _: TeamOnRank) -> None:
-    """Look at what the rank executes from here on."""
+    """Start profiling the rank."""
     events = rank.above[ProfileEvents] = ProfileEvents()
     counts = rank.above.setdefault(TrafficCounts, TrafficCounts())
     _looking[id(counts)] = events
@@ -86,12 +86,12 @@ def profile_begin(rank: Rank, _: TeamOnRank) -> None:
 
 
 def profile_clock(rank: Rank, _: TeamOnRank, request: int) -> None:
-    """Tell the controller what time it is here, and which boot of which machine that is counted from."""
+    """Send the controller the clock of this rank, with the boot of the machine from which it counts."""
     rank.outside.reply(request, (boot_id(), time.monotonic_ns()))
 
 
 def profile_end(rank: Rank, _: TeamOnRank, request: int) -> None:
-    """Look no more, and tell the controller what there was."""
+    """Stop profiling, and send the profile to the controller."""
     events = rank.above.pop(ProfileEvents, ProfileEvents())
     counts = rank.above[TrafficCounts]
     _looking.pop(id(counts), None)
@@ -108,28 +108,28 @@ KERNELS: Final = (
 )
 
 
-# ---- the kernels behind `seeding`: the generators of one rank --------------------------------------------------------
+# ---- kernels of `seeding`: the generators of one rank ----------------------------------------------------------------
 
 
 def seed_generators(rank: Rank, team: TeamOnRank, seed: int, step: int) -> None:
-    """Seed the generators of this process, and, with one seed, that of the team's global tensors."""
+    """Seed the generators of this process; seed that of the team's global tensors equally on all ranks."""
     torch.manual_seed(seed + step * team.index)
     generator_of(rank, team).manual_seed(seed)
 
 
 def tell_generator(rank: Rank, team: TeamOnRank, request: int) -> None:
-    """Tell the controller the state of this rank's generator, and after it that of the team's global tensors."""
+    """Send the controller the state of this rank's generator, followed by that of the team's global tensors."""
     *_, own, shared = _generators(rank, team)
     rank.outside.reply(request, torch.cat([own.get_state(), shared.get_state()]))
 
 
 def set_generator(rank: Rank, team: TeamOnRank, states: list[memoryview]) -> None:
-    """Give this rank's generator a state; and the one of the team's global tensors, if the first of them has it."""
+    """Restore this rank's generator, and that of the team's global tensors if the first state contains it."""
     *_, own, shared = _generators(rank, team)
-    length = shared.get_state().numel()  # that of the rank's own, too, which is of the same kind
+    length = shared.get_state().numel()  # the rank's own generator has the same length
     mine = torch.frombuffer(bytearray(states[team.index % len(states)]), dtype=torch.uint8)
     own.set_state(mine[:length])
-    if len(states[0]) > length:  # of the first on all ranks: they must draw alike
+    if len(states[0]) > length:  # all ranks use the first state, to draw alike
         shared.set_state(torch.frombuffer(bytearray(states[0]), dtype=torch.uint8)[length:].clone())
 
 
@@ -139,20 +139,20 @@ def keep_generators(rank: Rank, team: TeamOnRank) -> torch.Tensor:
 
 
 def give_generators_back(rank: Rank, team: TeamOnRank, states: torch.Tensor, known: tuple[int, ...]) -> None:
-    """Give them the states that they had; those of the process itself only where no other team has kept them before."""
+    """Restore the states of `keep_generators`; those of the process only if no other team has kept them before."""
     at = 0
     for generator in _generators(rank, team):
         length = generator.get_state().numel()
         if team.index not in known or generator is generator_of(rank, team):
-            generator.set_state(states[at : at + length].clone())  # torch reads it from the start of its memory
+            generator.set_state(states[at : at + length].clone())  # a clone: torch ignores a storage offset
         at += length
 
 
 def _generators(rank: Rank, team: TeamOnRank) -> list[torch.Generator]:
-    """Return those of the process, that of the rank's device last, and that of the team's global tensors.
+    """Return the generators of the process, its device's last, then that of the team's global tensors.
 
-    They are asked themselves: torch's functions for their states take those of meshes along (`upload`), which
-    in a simulation are those of this very process.
+    Callers use their methods: torch's functions for states also handle generators of meshes (`upload`), which in a
+    simulation are those of this process.
     """
     own = [torch.default_generator]
     if rank.device.type == "cuda":
@@ -171,18 +171,18 @@ KERNELS_SEEDING: Final = (
 
 # ---- fallbacks -------------------------------------------------------------------------------------------------------
 
-# The kernels behind `fallbacks` and `traffic`: what this rank has run on whole tensors, and what it has sent.
+# Kernels of `fallbacks` and `traffic`: operators that this rank has run on whole tensors, and bytes that it has sent.
 
 
 def tell_fallbacks(rank: Rank, team: TeamOnRank, request: int) -> None:
-    """Tell the controller how often each operator had no rule, and how many operators of global tensors there were."""
+    """Send the controller the calls of each operator without a rule, and of all operators on global tensors."""
     counts = engine_of(rank).counts
     if team.index == 0:
         rank.outside.reply(request, (dict(counts.fallbacks), counts.all))
 
 
 def tell_traffic(rank: Rank, team: TeamOnRank, request: int) -> None:
-    """Tell the controller which collectives this rank took part in, and what it has sent in them."""
+    """Send the controller this rank's collectives and the bytes that it has sent in them."""
     counts = rank.above.get(TrafficCounts, TrafficCounts())
     if team.index == 0:
         found = [[labels, name, *both] for labels, named in counts.by_labels.items() for name, both in named.items()]

@@ -1,4 +1,4 @@
-"""Publications of mesh tensors on the ranks: each publishes its own parts, all under the same number of the version."""
+"""Kernels of publications and checkpoints: each rank publishes, or writes and reads, its own parts of tensors."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Open:
-    """Those of one rank, by number."""
+    """Open publications of one rank, by number."""
 
     by_number: dict[int, Publisher] = attrs.field(factory=dict[int, Publisher])
 
 
 def publication_open(rank: Rank, team: TeamOnRank, number: int, slots: int, request: int) -> None:
-    """Begin a publication; answer with a handle on it."""
+    """Open a publication; reply with its handle."""
 
     def begin() -> Any:
         made = publications_of(rank.outside.proc).open(slots)
@@ -45,7 +45,7 @@ def publication_open(rank: Rank, team: TeamOnRank, number: int, slots: int, requ
 def publish(
     rank: Rank, team: TeamOnRank, values: list[Any], names: tuple[str, ...], number: int, version: int, request: int
 ) -> None:
-    """Publish this rank's parts of tensors; of a part that several ranks have, the first of them does."""
+    """Publish this rank's parts as a version. A part that several ranks hold is published by the first of them."""
     poison = next((value for value in values if isinstance(value, Poison)), None)
     if poison is not None:
         rank.leave(team, poison)
@@ -99,10 +99,10 @@ def _in_trio(rank: Rank, function: Callable[[], Any]) -> Any:
 
 
 def _answer(rank: Rank, team: TeamOnRank, request: int, function: Callable[[], Any]) -> None:
-    """Send what a function returns, or why it has failed."""
+    """Send the result of a function, or its error, to the controller."""
     try:
         found = function()
-    except Exception as error:  # noqa: BLE001 - goes to whoever publishes
+    except Exception as error:  # noqa: BLE001 - sent to the controller
         found = Poison(team.number, team.done, "trimesh::publish", error)
         rank.leave(team, found)
     rank.outside.reply(request, found)
@@ -117,15 +117,15 @@ KERNELS: Final = (
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
-# Checkpoints on the ranks: each writes its own parts of global tensors to a file, and reads those that it needs.
+# Kernels of checkpoints: each rank writes its own parts of global tensors to a file, and reads the parts that it needs.
 
 
 def write_parts(
     rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], path: memoryview, first: int, request: int
 ) -> None:
-    """Write this rank's parts to a file of its own; tell the controller which they are and where.
+    """Write this rank's parts to a file of its own; send the controller the parts and their places.
 
-    Of a part that several ranks have one writes it: they take turns from tensor to tensor.
+    A part that several ranks hold is written by one of them; they take turns from tensor to tensor.
     """
     poison = next((value for value in values if isinstance(value, Poison)), None)
     if poison is not None:
@@ -147,12 +147,12 @@ def write_parts(
 
 
 def _written(path: Path, own: Sequence[tuple[int, Box, torch.Tensor]]) -> list[list[Any]]:
-    """Write some parts; return for each the number of its tensor, and what `Stored` has."""
+    """Write some parts; return for each the number of its tensor, and the fields of `Stored`."""
     found: list[list[Any]] = []
     with path.open("wb") as file:
         for index, box, local in own:
             begin = file.tell()
-            # A copy: of a view all that it is a view of would be written.
+            # A copy, as `torch.save` writes the whole storage of a view.
             torch.save(local.detach().cpu().clone(memory_format=torch.contiguous_format), file)
             stored = Stored(path.name, begin, file.tell() - begin, box.start, box.size)
             found.append(
@@ -164,7 +164,7 @@ def _written(path: Path, own: Sequence[tuple[int, Box, torch.Tensor]]) -> list[l
 
 
 def _is_writer(value: DTensor, index: int) -> bool:
-    """Whether this rank is the one, of those that have the same part, that writes it."""
+    """Return whether this rank writes its part, among the ranks that hold the same part."""
     replica = count = 0
     places = value.device_mesh.get_coordinate() or ()
     for dim, (placement, place) in enumerate(zip(value.placements, places, strict=True)):
@@ -182,7 +182,7 @@ def read_parts(
     likes: list[DTensor | Poison],
     request: int,
 ) -> list[torch.Tensor]:
-    """Make global tensors that lie as others do, of what files have; tell the controller when they are there."""
+    """Read global tensors from files, with the placements of others; reply to the controller when done."""
     try:
         wanted = msgspec.msgpack.decode(data, type=Wanted)
         made = [
@@ -197,7 +197,7 @@ def read_parts(
 
 
 def _read(rank: Rank, directory: str, parts: Sequence[Stored], dtype: torch.dtype, like: Any) -> torch.Tensor:
-    if isinstance(like, Poison):  # what it was to be is not known; how it lies is
+    if isinstance(like, Poison):  # its values are lost, its placements may be known
         if like.kept is None:
             raise like.error
         like = like.kept

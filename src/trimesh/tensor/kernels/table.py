@@ -1,4 +1,4 @@
-"""Everything that a command to a rank may name beside torch's own operators. A new module of kernels is listed here."""
+"""Table of all kernels that a command may name besides torch's own operators. Add new modules of kernels here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels that every tensor program needs: bring a value in, bring one out, know the own rank."""
+"""Kernels of values: put, fetch, rank index, moves between ranks, rows of other processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def put(
     size: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return a tensor of the controller; one that has come as bytes has their memory from now on."""
+    """Return a tensor that the controller has sent; if it came as bytes, it uses their memory."""
     if move:
         return arrived(rank, data, move, dtype, size, Box.of_all(size))
     flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
@@ -44,7 +44,7 @@ def put(
 
 @attrs.frozen
 class FetchStep:
-    """Send tensors to the controller, or let it read them; see `messages.Fetch`."""
+    """Step that sends tensors to the controller, or lends them; see `messages.Fetch`."""
 
     request: int
     refs: Sequence[int]
@@ -62,17 +62,17 @@ class FetchStep:
             if found is None and (data := pack(values)) is not None:
                 rank.outside.reply_packed(self.request, data)
                 return
-            if found is None:  # copies: what comes next may write to them before their bytes have left
+            if found is None:  # copies: later commands may write to them before they are sent
                 found = [value.detach().cpu().clone() for value in values]
         except KeyError:
             found = Poison(*NO_COMMAND, "trimesh::fetch", lost())
-        except RuntimeError as error:  # no memory for them: whoever waits must hear of that
+        except RuntimeError as error:  # out of memory: the waiting controller needs a reply
             found = Poison(*NO_COMMAND, "trimesh::fetch", error)
         rank.outside.reply(self.request, found)
 
 
 def metadata(rank: Rank, _: TeamOnRank, request: int, *values: Any) -> None:
-    """Tell the controller the metadata of tensors whose shapes follow from their values."""
+    """Send the controller the metadata of tensors whose shapes depend on the data."""
     poison = next((value for value in values if isinstance(value, Poison)), None)
     if poison is not None:
         rank.outside.reply(request, poison)
@@ -93,14 +93,14 @@ KERNELS: Final = (
 )
 
 
-# ---- the two halves of a move on the ranks, and the part of a mesh as a tensor has it --------------------------------
+# ---- the two halves of a move on the ranks, and slices of a tensor's mesh --------------------------------------------
 
 Routes = Sequence[Sequence[int]]
-"""By place in the team, the processes that a rank sends to, or receives from."""
+"""Processes that a rank sends to, or receives from, by place in the team."""
 
 
 def same(_: Rank, __: TeamOnRank, value: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a larger team for a part of its ranks: the very same."""
+    """Return the same tensor, for a team of some of its ranks."""
     return value
 
 
@@ -130,7 +130,7 @@ def send(rank: Rank, team: TeamOnRank, value: Any, move: int, routes: Routes, wa
 
 
 def receive(rank: Rank, team: TeamOnRank, move: int, routes: Routes, dtype: torch.dtype, size: Sequence[int]) -> Any:
-    """Return the tensor that comes from the processes of some ranks: their sum if several, zeros if none."""
+    """Receive a tensor from the processes of some ranks: the sum if there are several, zeros if there is none."""
     outside = rank.outside
     moves = moves_of(outside.proc)
     key = outside.controller.proc_id, move
@@ -164,7 +164,7 @@ KERNELS_MOVES: Final = (
 )
 
 
-# ---- the kernel behind `rows_of_others`: this rank's rows, read from where they lie ----------------------------------
+# ---- kernel of `rows_of_others`: reads this rank's rows from other processes -----------------------------------------
 
 
 def read_rows(
@@ -176,14 +176,14 @@ def read_rows(
     cuts: tuple[int, ...],
     request: int,
 ) -> torch.Tensor | Poison:
-    """Make a global tensor of rows in memory of other processes, and say when this rank has read its own.
+    """Make a global tensor of rows in memory of other processes; reply when this rank has read its rows.
 
-    What fails is told by the answer alone: the controller may try again, and then nothing has failed.
+    Only the reply reports errors: the controller may retry, and then nothing counts as failed.
     """
     made: torch.Tensor | Poison
     try:
         made = _read(rank, team, data, dtype, size, cuts)
-    except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+    except BaseException as error:  # noqa: BLE001 - raised by a fetch
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         made = Poison(team.number, team.done, "trimesh::read_rows", error)
     rank.outside.reply(request, made if isinstance(made, Poison) else 1)
