@@ -1,1 +1,1 @@
-"""The controller's side of a mesh with tensors: what is known of them, what is sent, what is answered."""
+"""Controller side of tensors: metadata, commands to the ranks, requests and replies."""

@@ -1,10 +1,10 @@
-"""The controller's side of one mesh of processes that holds tensors: what is sent to the ranks and what comes back.
+"""Tensor engine of one mesh at the controller: sends commands and requests to the ranks, handles their replies.
 
-What of the errors of several ranks is the cause, and what only came of it (rule N3).
+It separates root causes from follow-on errors across ranks (rule N3):
 
-- A rank that fails comes before those that waited for it in a collective; they have its error as the cause of theirs.
-- The death of a process is the one failure of those that waited for it: what they raise is its context, no sibling.
-  Where only they were asked, each has the death as its cause.
+- The error of a failed rank precedes those of the ranks that waited for it in a collective, and is their cause.
+- The death of a process is the only failure reported for the ranks that waited for it: their errors are not siblings,
+  and the first becomes its context. If a request went only to such ranks, each error has the death as its cause.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ _Answer = tuple[Any, list[memoryview], "tuple[int, int] | None", Any]
 
 
 def unexplained_death(name: str, origin: Origin) -> ProcDied:
-    """Return the error for a process whose end is known, and how it has ended not yet: tasks find that out."""
+    """Return the error for a process that has ended, before tasks have found out how."""
     error = ProcDied(f"{place_name(name, origin.point)} (pid {origin.pid}) has ended", reason="lost")
     set_origin(error, origin)
     return error
 
 
 _WARNED_MAX = 20
-"""Failures of one team that a warning shows: more are the same mistake in a loop."""
+"""Failures of one team that a warning lists; more are usually one mistake in a loop."""
 
 
 @attrs.define(eq=False)
 class RankRequest:
-    """Values that ranks are to send.
+    """Request for values of ranks.
 
     Attributes:
-        number: Known to the ranks.
-        team: The ranks whose answer is awaited.
-        expected: What they are to send.
-        waiting: Ranks of the team, with their places, that have not answered.
-        answers: What the others have sent, or why they cannot, by place.
-        lent: Memory of ranks that have answered, which is to be read, by process: as `Handle.fields`.
-        complete: Set when all have.
-        is_left: Set when nothing waits for it any more.
+        number: Number in messages.
+        team: The ranks that are to answer.
+        expected: Form of the answers.
+        waiting: Processes that have not answered, with their places in the team.
+        answers: Answers or errors of the others, by place.
+        lent: Memory to read of ranks that have answered, by process: as `Handle.fields`.
+        complete: Set when all have answered.
+        is_left: Set when nothing waits for the request any more.
     """
 
     number: int
@@ -96,22 +96,22 @@ class RankRequest:
 
 @attrs.define(eq=False)
 class Engine:
-    """One mesh of processes, and something that its block owns: what was issued runs to its end when that is left.
+    """Tensor engine of one mesh, owned by the mesh's block: leaving the block executes all issued commands first.
 
     Attributes:
         proc: The controller's process.
-        number: Known to the ranks.
+        number: Number in messages.
         owned: The mesh.
         shapes: The plans of this process.
-        engines: All of this process, by number.
+        engines: All engines of this process, by number.
         on_closed: Called when its block has been left.
         on_team: Called with each new team.
-        device: Where ranks make tensors unless they are told.
-        current: The team that commands were issued to last.
+        device: Default device of the ranks' tensors.
+        current: Team of the last command.
         is_closed: Set when nothing more can be issued.
-        stuck: What ranks have said to wait for, by process; only a wait without `await` looks.
-        thread: The one of its Trio loop, in which everything is issued.
-        has_values: Whether tensors have any: in a simulation without processes they have not.
+        stuck: Waits that ranks have reported, by process; read only by waits without `await`.
+        thread: Thread of its Trio loop, in which all commands are issued.
+        has_values: Whether tensors have values; not in a simulation without processes.
     """
 
     has_values: ClassVar[bool] = True
@@ -138,14 +138,14 @@ class Engine:
     _opened: set[Peer] = attrs.field(factory=set["Peer"])
     _requests: dict[int, RankRequest] = attrs.field(factory=dict[int, RankRequest])
     _unread: set[int] = attrs.field(factory=set[int])
-    """Requests whose answers are memory of ranks that has not been read yet."""
+    """Requests whose answers are lent memory that has not been read yet."""
 
     @property
     def name(self) -> str:
         return self.owned.info.name
 
     def new_refs(self, number: int) -> int:
-        """Return the first of some refs that no mesh of this process uses: a recording may have those of several."""
+        """Return the first of `number` unused refs, unique in this process, as a recording may span several meshes."""
         shapes = self.shapes
         first = shapes.refs
         shapes.refs = first + number
@@ -153,13 +153,13 @@ class Engine:
 
     @property
     def teams(self) -> list[Team]:
-        """Those that commands can be issued to."""
+        """Teams that accept commands."""
         return list(self._by_number.values())
 
     # ---- teams -----------------------------------------------------------------------------------------------
 
     def team(self, region: Region) -> Team:
-        """Return the team of a view; a new one when a process of it has been restarted since.
+        """Return the team of a view; a new one if a process of it has been restarted since.
 
         Raises:
             ValueError: The view is empty.
@@ -199,12 +199,12 @@ class Engine:
         self.current = team
 
     def check_open(self, team: Team) -> None:
-        """Refuse commands when no rank is left to execute them.
+        """Raise if the team cannot execute commands.
 
         Raises:
             MeshStopped: The block that owns the processes is being left, or was.
             ProcDied: A process of the team has ended.
-            MeshError: One cannot hold tensors, or is not there yet.
+            MeshError: A process cannot hold tensors, or has not started yet.
         """
         if self.is_closed or self.owned.is_stopping:
             raise MeshStopped(f"{self.name} computes no more: the block that owns its processes is being left")
@@ -223,10 +223,10 @@ class Engine:
             raise error
 
     def check_thread(self) -> None:
-        """Refuse operations of other threads; the engine of autograd has threads of its own, while that of Trio waits.
+        """Refuse operations of other threads, except those of autograd's engine while Trio's thread waits for them.
 
         Raises:
-            RuntimeError: This is none of those.
+            RuntimeError: The calling thread is another one.
         """
         if torch._C._current_graph_task_id() == -1:
             raise RuntimeError(
@@ -237,21 +237,21 @@ class Engine:
     # ---- sending ---------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Have what is issued sent, also where no turn of Trio's loop ends soon: in a task of asyncio."""
+        """Make Trio's loop send issued commands soon, even if a task of asyncio runs now."""
         if not trio.lowlevel.in_trio_task():
             self._token.run_sync_soon(self.flush, idempotent=True)
 
     def flush(self) -> bool:
-        """Send everything that was issued; return whether there was anything."""
+        """Send all issued commands; return whether there were any."""
         teams = list(self._by_number.values())
         is_sent = False
-        # What one team forgets may be used by commands of another that have not been sent: those go first. Teams with
+        # Unsent commands of one team may use tensors that another frees, so commands are sent first. Teams with unsent
         # commands have no rank in common (`switch_to`).
         for team in teams:
             if team.stream:
                 self._post(team)
                 is_sent = True
-        for team in [*teams, *self._lost]:  # ranks of a lost one that live keep what was not given up
+        for team in [*teams, *self._lost]:  # living ranks of a lost team hold tensors until freed
             if team.freed:
                 self._post(team)
                 is_sent = True
@@ -260,22 +260,22 @@ class Engine:
         return is_sent
 
     def flush_team(self, team: Team) -> None:
-        """Send what was issued to a team; read what has come, and wait when the ranks are far behind.
+        """Send a team's issued commands and handle replies. Blocks without `await` while the ranks are far behind.
 
         Raises:
             trio.TooSlowError: The deadline of the task has passed meanwhile.
         """
         self._post(team)
-        if self.proc.is_simulated or get_ident() != self.thread:  # of autograd, while the thread of Trio waits for it
+        if self.proc.is_simulated or get_ident() != self.thread:  # autograd's thread, while Trio's waits
             return
         self.proc.pump(0)
-        team.is_lost |= any(peer.link is None for peer in team.peers)  # the next operation says so
+        team.is_lost |= any(peer.link is None for peer in team.peers)  # the next operation raises
         while team.issued - team.executed > limits.TENSOR_COMMANDS_AHEAD and not team.is_lost:
             self.wait_now("the ranks caught up with what was issued")
             team.is_lost |= any(peer.link is None for peer in team.peers)
 
     def wait_now(self, what: str) -> None:
-        """Read what has come, waiting for a moment, without `await`.
+        """Handle messages, waiting a moment for them, without `await`.
 
         Raises:
             trio.TooSlowError: The deadline of the task has passed.
@@ -289,18 +289,18 @@ class Engine:
         self.proc.pump(seconds)
 
     def post_around(self, team: Team) -> None:
-        """Send what was issued to teams that have ranks of this one, and look at no answer: more is to follow it."""
+        """Send the issued commands of all teams that share ranks with this one, without handling replies."""
         for other in self._by_number.values():
             if other is not team and other.stream and team.shares_order(other):
                 self._post(other)
 
     def post(self, team: Team) -> None:
-        """Send what was issued to a team, and look at no answer."""
+        """Send the issued commands of a team, without handling replies."""
         self._post(team)
 
     def _post(self, team: Team) -> None:
         first, stream, bodies = team.take()
-        # Bodies are made for their command and never written to, so that no task needs to wait for them to leave.
+        # Bodies belong to their command and are never written to, so no task has to wait until they are sent.
         self._send(team.peers, messages.Run(self.number, team.number, first, stream), bodies)
 
     def _send(self, peers: Sequence[Peer], message: messages.AnyMessage, bodies: Sequence[Any] = ()) -> None:
@@ -309,7 +309,7 @@ class Engine:
     # ---- values ----------------------------------------------------------------------------------------------
 
     def ask(self, team: Team, places: Sequence[int], issue: Callable[[int], object], expected: Expected) -> RankRequest:
-        """Make a request that `issue`, given its number, lets the ranks at some places of a team answer."""
+        """Make a request to the ranks at some places; `issue(number)` issues the command that makes them answer."""
         request = self._request(team, places, expected)
         try:
             issue(request.number)
@@ -322,7 +322,7 @@ class Engine:
     def fetch(
         self, team: Team, refs: list[int], places: Sequence[int], expected: Expected, *, is_large: bool = False
     ) -> RankRequest:
-        """Request tensors that the ranks at some places of a team have, behind all that was issued.
+        """Request tensors from the ranks at some places of a team, as they are after all issued commands.
 
         Raises:
             RecordingError: A function is being recorded.
@@ -345,7 +345,7 @@ class Engine:
         return request
 
     def failure(self, team: int, number: int) -> TeamFailure | None:
-        """Return the record of a command that has failed, of whatever mesh: tensors move between them."""
+        """Return the record of a failed command of any mesh, as tensors move between meshes."""
         for engine in self.engines.values():
             found = engine._by_number.get(team)
             if found is not None:
@@ -353,7 +353,7 @@ class Engine:
         return None
 
     def forget(self, request: RankRequest) -> None:
-        """Let go of what ranks lend for a request: it has been read, or whoever asked has left."""
+        """Release memory that ranks lend for a request, after it was read or its waiter was cancelled."""
         request.is_left = True
         for peer in request.lent:
             self._leave(peer, request.number)
@@ -368,10 +368,10 @@ class Engine:
     # ---- messages --------------------------------------------------------------------------------------------
 
     def done(self, peer: Peer, message: messages.Done) -> None:
-        """Take a report of progress."""
+        """Handle a progress report."""
         team = self._by_number.get(message.team)
         if team is None and message.team in self._lost_numbers:
-            return  # the others of its ranks go on with what they were given
+            return  # a lost team: its living ranks go on with commands that they have received
         if team is None or peer not in team.peers:
             raise ProtocolError(f"progress must be that of a team, got {message.team}")
         if not 0 <= message.count <= team.issued:
@@ -386,7 +386,7 @@ class Engine:
         bodies: list[memoryview],
         carried: CarriedPorts | None,
     ) -> None:
-        """Take what a rank has sent for a request."""
+        """Handle the reply of a rank."""
         request = self._requests.get(message.request)
         answer: _Answer | bytes
         if isinstance(message, messages.Fetched):
@@ -402,7 +402,7 @@ class Engine:
             self._unread.add(request.number)
 
     def settle(self, request: RankRequest, peer: Peer, answer: _Answer | bytes | Exception) -> bool:
-        """Take the answer of a rank to a request; return False if none was expected."""
+        """Record the answer of a rank to a request; return False if none was expected."""
         place = request.waiting.pop(peer, None)
         if place is None:
             return False
@@ -414,13 +414,13 @@ class Engine:
         return True
 
     def refused(self, peer: Peer, why: str) -> None:
-        """Learn that a process cannot hold tensors."""
+        """Handle the refusal of a process that cannot hold tensors."""
         if peer in self._opened:
             self._refusals[peer] = f"a process of {self.name} cannot hold tensors: {why}"
             self._lose(peer, MeshError(self._refusals[peer]))
 
     def gone(self, peer: Peer) -> None:
-        """Learn that a process has ended: the tensors of its teams are lost."""
+        """Handle the end of a process: the tensors of its teams are lost."""
         assert peer.death is not None
         self._refusals.pop(peer, None)
         self._lose(peer, peer.death(maybe_executed=True))
@@ -433,7 +433,7 @@ class Engine:
             if peer in team.peers:
                 team.is_lost = True
                 self._warn_of(team)
-                if team.stream:  # its groups end with the message, and the next team takes their names
+                if team.stream:  # `Lost` ends its groups, and the next team reuses their names
                     self._post(team)
                 self._send(team.peers, messages.Lost(self.number, number))
                 del self._by_number[number]
@@ -443,23 +443,23 @@ class Engine:
             self.settle(request, peer, error)
         self._progress.set()
 
-    # ---- as something that a block owns ------------------------------------------------------------------------
+    # ---- interface for the owning block ------------------------------------------------------------------------
 
     @property
     def info(self) -> MeshInfo:
         return self.owned.info
 
     def abandon(self) -> None:
-        """Take no more operations."""
+        """Refuse all further operations."""
         if not self.is_closed:
             self.flush()
             self.is_closed = True
 
     def cancel_background(self, reason: str) -> None:
-        """Nothing: what was issued is executed, or ends with its rank."""
+        """Do nothing: issued commands are executed, or end with their rank."""
 
     async def drain(self) -> list[Exception]:
-        """Wait until everything that was issued has been executed and all that was requested is here (rule M3)."""
+        """Wait until all issued commands are executed and all requested values are here (rule M3)."""
         await trio.lowlevel.checkpoint()
         while self._requests or self._unread or any(t.executed < t.issued for t in self._by_number.values()):
             self._progress = trio.Event()
@@ -471,7 +471,7 @@ class Engine:
         return []
 
     def _awaited(self) -> list[str]:
-        """Say which commands are being executed, and by which ranks, though others have done them."""
+        """Describe the commands in execution, with the ranks that lag behind."""
         lines: list[str] = []
         for team in self._by_number.values():
             if team.executed == team.issued:
@@ -486,7 +486,7 @@ class Engine:
         return lines
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """Forget everything; the processes are stopped after this."""
+        """Drop all state; the block stops the processes after this."""
         del deadline
         await trio.lowlevel.checkpoint()
         for team in self._by_number.values():
@@ -495,10 +495,10 @@ class Engine:
         return []
 
     def kill_now(self) -> None:
-        """Nothing of this waits for the ranks."""
+        """Do nothing: the engine has no tasks that wait for ranks."""
 
     def _warn_of(self, team: Team) -> None:
-        """Say what has failed and was never seen, since nothing that depends on it was fetched."""
+        """Warn of failures that were never raised, as nothing that depends on them was fetched."""
         untold = [failure for failure in team.failed.values() if not failure.is_told and failure.what]
         if untold:
             lines = "\n".join(f"  {failure.what}, issued at {failure.line}" for failure in untold[:_WARNED_MAX])
@@ -511,14 +511,14 @@ class Engine:
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 
-# Wait for the answers of ranks, with `await` or without (rule N2), and make values or one error of them.
+# Waits for the answers of ranks, with or without `await` (rule N2); combines them into values or one error.
 
 
 async def answers(request: RankRequest) -> Mapping[int, Any]:
     """Wait until every rank has answered; return the values by place in the team.
 
     Raises:
-        MeshErrorGroup: What they wanted could not be computed, or a process has ended.
+        MeshErrorGroup: A requested value could not be computed, or a process has ended.
     """
     engine = request.team.engine
     try:
@@ -529,7 +529,7 @@ async def answers(request: RankRequest) -> Mapping[int, Any]:
 
 
 def answers_now(request: RankRequest) -> Mapping[int, Any]:
-    """Wait in the native library; no other task runs meanwhile.
+    """Wait for the answers without `await`, in the native library; no other task runs meanwhile.
 
     Raises:
         MeshErrorGroup: See `answers`.
@@ -551,7 +551,7 @@ def answers_now(request: RankRequest) -> Mapping[int, Any]:
             engine.wait_now("a value of a mesh tensor had come")
             for peer, place in list(request.waiting.items()):
                 watch.look_at(peer)
-                if peer.link is None:  # its end is known; how it ended is found out by tasks, which do not run now
+                if peer.link is None:  # tasks, which do not run now, would find out how it ended
                     engine.settle(request, peer, death_at(request.team, place))
     finally:
         proc.deadlocks.end_search_now()
@@ -561,29 +561,29 @@ def answers_now(request: RankRequest) -> Mapping[int, Any]:
 
 @attrs.define(eq=False)
 class _Watch:
-    """Refuses to wait for ranks that wait for actors of this process: no task runs here until the wait is over.
+    """Detects waits for ranks that wait for actors of this process, which cannot run until the wait is over.
 
     Attributes:
-        engine: Of the ranks.
+        engine: Engine of the ranks.
     """
 
     engine: Engine
     _search: BlockedSearch | None = None
 
     def look_at(self, peer: Peer) -> None:
-        """Look at what a rank has said to wait for.
+        """Check the waits that a rank has reported.
 
         Raises:
-            DeadlockError: It is an actor of this process.
+            DeadlockError: The rank waits for an actor of this process.
         """
         deadlocks = self.engine.proc.deadlocks
         stuck = self.engine.stuck.pop(peer, None)
         for call_id in () if stuck is None else stuck.calls:
             call = peer.inbound.get(call_id)
-            if call is not None and not call.ended:  # else it has been answered since
+            if call is not None and not call.ended:  # else it has ended since
                 raise self._error(call)
         waits = () if stuck is None else [ref for ref in stuck.waits if ref.proc == peer.proc_id]
-        if waits and self._search is None:  # by way of other processes: they are asked, and the rank will say it again
+        if waits and self._search is None:  # through other processes: query them; the rank reports again
             self._search = deadlocks.search_now(waits)
         if self._search is not None:
             call = self._search.go_on()
@@ -604,7 +604,7 @@ class _Watch:
 
 
 def values_of(request: RankRequest) -> Mapping[int, Any]:
-    """Return the values of a request that all have answered, by place; raises as `answers` does."""
+    """Return the values of a complete request, by place; raise as `answers` does."""
     team = request.team
     found: dict[int, Any] = {}
     deaths: list[Exception] = []
@@ -635,11 +635,11 @@ def values_of(request: RankRequest) -> Mapping[int, Any]:
 
 
 def _value(request: RankRequest, place: int, payload: Buffer, bodies: Sequence[memoryview]) -> Any:
-    """Return what a rank has sent.
+    """Decode the value that a rank has sent.
 
     Raises:
-        PayloadError: There is something of the user's in it that cannot be rebuilt here.
-        ProtocolError: It is no answer to the request.
+        PayloadError: A user's object in it cannot be rebuilt here.
+        ProtocolError: The value is not an answer to the request.
     """
     expected = request.expected
     try:
@@ -654,10 +654,10 @@ def _value(request: RankRequest, place: int, payload: Buffer, bodies: Sequence[m
 
 
 def _failure(engine: Engine, payload: Buffer, team: int, number: int) -> Exception:
-    """Return why a rank could not compute what was asked for, with the line that issued it.
+    """Decode the error of a rank that could not compute a value, and add the line that issued the failed command.
 
     Raises:
-        ProtocolError: It is no exception.
+        ProtocolError: The payload is not an exception.
     """
     error = engine.proc.values.decode_error(payload)
     failure = engine.failure(team, number)
@@ -667,16 +667,16 @@ def _failure(engine: Engine, payload: Buffer, team: int, number: int) -> Excepti
     return error
 
 
-# ---- what of the errors of several ranks is the cause, and what only came of it (rule N3) ----------------------------
+# ---- root causes and follow-on errors across ranks (rule N3) ---------------------------------------------------------
 
 
 def causes_first(team: Team, deaths: Sequence[Exception], errors: Sequence[Exception]) -> list[Exception]:
-    """Return how the ranks of a team have failed, without the consequences of deaths.
+    """Return the errors of a team's ranks, root causes first, without follow-on errors of deaths.
 
     Args:
         team: The ranks.
-        deaths: Of those that will not answer any more.
-        errors: What the others have answered.
+        deaths: Errors for the ranks that have ended.
+        errors: Errors that the other ranks have sent.
     """
     victims = [(error, root) for error in errors if (root := _victim(error)) is not None]
     if victims and deaths:
@@ -691,9 +691,9 @@ def causes_first(team: Team, deaths: Sequence[Exception], errors: Sequence[Excep
 
 
 def death_at(team: Team, place: int) -> Exception:
-    """Return the error for the process at some place of a team, which has ended."""
+    """Return the error for the ended process at a place of a team."""
     peer = team.peers[place]
-    if peer.death is None:  # tasks find out how it has ended
+    if peer.death is None:  # tasks have not found out how it ended
         return unexplained_death(team.name, team.origins[place])
     error = peer.death(maybe_executed=True)
     set_origin(error, team.origins[place])
@@ -701,7 +701,7 @@ def death_at(team: Team, place: int) -> Exception:
 
 
 def _victim(error: BaseException) -> CollectiveFailed | None:
-    """Return what the first of the ranks that wait for each other has raised, if that was because of a death."""
+    """Return the first error in a chain of ranks that waited for each other, if a death has caused it."""
     while isinstance(error, CollectiveFailed):
         if str(error) == PROCESS_ENDED:
             return error

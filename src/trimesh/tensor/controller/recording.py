@@ -1,17 +1,17 @@
-r"""What the commands of one call of a function are, whichever tensors it is called with.
+r"""Recordings of functions: the commands of one call, replayable with other tensors.
 
-A function is recorded twice, in its second and third call: the first may set up what later calls find. From what both
-have done in common follows what a replay has to do:
+A function is recorded twice, in its second and third call, as the first may set up state. Comparing both gives the role
+of each tensor in a replay:
 
     formal     a tensor among the arguments
-    captured   one that was there before: parameters, the state of an optimizer
+    captured   one that existed before: parameters, the state of an optimizer
     internal   one that the call has made: freed by its end, or a result, or *kept* elsewhere (`p.grad`)
-    carried    captured by a call, kept by the call before it: the next one starts from what this one has kept
+    carried    captured by a call, kept by the call before it: the next one starts from the tensor that this one kept
 
 RC-1 both recordings issue the same operations with the same numbers; else the error names the first that differs.
-RC-2 a replay reads of the world only what is formal, captured or carried, so that it computes what a call would.
-RC-3 ranks that several views have run their commands in the order of the call: those of a view are in parts then, and
-     between two parts come those of the others. Where views have no rank in common, each has one part.
+RC-2 a replay reads only formal, captured and carried tensors, so that it computes the same as a call.
+RC-3 ranks that are in several views run commands in the order of the call: the commands of such a view are split into
+     parts, and commands of the other views run between them. If views have no rank in common, each has one part.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class RecordedCommand:
-    """One command.
+    """One command of a recording.
 
     Attributes:
-        team: Whose it is.
-        plan: Its operation.
+        team: Team of the command.
+        plan: Plan of its operation.
         first: Ref of its first output.
-        outputs: How many it has.
-        operands: Refs, numbers, numbers of bodies.
-        line: Where it was issued.
-        freed: Tensors that were gone before it.
+        outputs: Number of outputs.
+        operands: Refs, numbers, indices of bodies.
+        line: Line that issued it.
+        freed: Refs that were freed before it.
     """
 
     team: Team
@@ -53,23 +53,23 @@ class RecordedCommand:
 
     @property
     def made(self) -> range:
-        """The refs of what it makes."""
+        """Refs of its outputs."""
         return range(self.first, self.first + self.outputs)
 
     @property
     def refs(self) -> list[int]:
-        """Those of what it is given."""
+        """Refs of its operands."""
         return [operand for kind, operand in zip(self.plan.kinds, self.operands, strict=True) if kind == "r"]
 
 
 @attrs.define(eq=False)
 class Recorder:
-    """Listens to the commands of a call.
+    """Records the commands of a call.
 
     Attributes:
-        formals: The tensors among its arguments, by ref, and whose they are.
-        commands: In order.
-        bodies: What they carry; operands number them.
+        formals: Team of each tensor among the arguments, by ref.
+        commands: The commands, in order.
+        bodies: Bodies of the commands; operands are indices of it.
     """
 
     formals: Mapping[int, Team]
@@ -86,10 +86,10 @@ class Recorder:
         line: Line,
         freed: Sequence[int],
     ) -> None:
-        """Take a command that has been issued.
+        """Record a command that has been issued.
 
         Raises:
-            RecordingError: It brings a value to the controller.
+            RecordingError: The command sends a value to the controller.
         """
         if plan.name in _UNRECORDED:
             read = [operand for kind, operand in zip(plan.kinds, operands, strict=True) if kind == "r"]
@@ -102,7 +102,7 @@ class Recorder:
         self.commands.append(RecordedCommand(team, plan, first, outputs, numbered, line, freed))
 
     def looked(self, read: Sequence[int], line: Line, what: str = "a value") -> RecordingError:
-        """Return the error for what brings the value of some tensors to the controller."""
+        """Return the error for a request of tensor values during a recording."""
         made = next((one for one in reversed(self.commands) if not set(read).isdisjoint(one.made)), None)
         of = "" if made is None else f" of what {made.plan.name} returns"
         code, number = line
@@ -112,44 +112,44 @@ class Recorder:
         )
 
     def end(self) -> None:
-        """Forget what was issued for ranks that the call has not computed on."""
+        """Drop commands for ranks on which the call has not computed."""
         computing = {one.team for one in self.commands if one.plan.name not in _EVERYWHERE}
         self.commands = [one for one in self.commands if one.team in computing]
 
     @property
     def teams(self) -> list[Team]:
-        """Whose commands they are, and whose arguments these use."""
+        """Teams of the commands and of the arguments that these use."""
         teams = dict.fromkeys(one.team for one in self.commands)
         used = {ref for one in self.commands for ref in one.refs}
         teams.update(dict.fromkeys(team for ref, team in self.formals.items() if ref in used))
         return list(teams)
 
     def internal(self) -> set[int]:
-        """Return the refs that the call has made."""
+        """Return the refs of tensors that the call has made."""
         return {ref for one in self.commands for ref in one.made}
 
 
 _EVERYWHERE: Final = frozenset({"keep_generators", "give_generators_back"})
-"""What is issued for every team of a process, wherever the caller computes: see `upload`."""
+"""Kernels issued for every team of a process, whichever the caller uses: see `upload`."""
 
 _UNRECORDED: Final = frozenset({"fetch_full", "function_fetch", "function_inspect", "metadata"})
-"""Commands that bring a value to the controller."""
+"""Kernels that send a value to the controller."""
 
 
 @attrs.frozen
 class TeamRecording:
-    """What the ranks of one view do in a call.
+    """Recorded commands of the ranks of one view.
 
     Attributes:
-        team: Of the view.
-        streams: Its commands, in parts, with the refs of the last recording; those of formals are new, and moves count
+        team: Team of the view.
+        streams: Its commands, in parts, with the refs of the last recording; formals have new refs, and moves count
             from 0.
-        bodies: What they carry.
-        places: Which of the tensors among the arguments are its own.
-        formals: Refs that stand for those, in the streams.
-        results: Refs of what the function returns of its tensors.
-        captured: Refs that were there before.
-        carried: Pairs of refs: what is kept under the first is captured under the second by the next call.
+        bodies: Bodies of the commands.
+        places: Indices of its tensors among the arguments.
+        formals: Refs of these tensors in the streams.
+        results: Refs of its tensors among the function's results.
+        captured: Refs of captured tensors.
+        carried: Pairs of refs: kept under the first, captured under the second by the next call.
     """
 
     team: Team
@@ -167,9 +167,9 @@ class Recording:
     """A call that can be replayed.
 
     Attributes:
-        of_teams: What the ranks of each view do.
-        order: In which order: places in `of_teams`, and which part.
-        moves: How many numbers of moves it takes.
+        of_teams: Recorded commands, by view.
+        order: Order of the parts: index in `of_teams`, index of the part.
+        moves: Number of moves.
     """
 
     of_teams: Sequence[TeamRecording]
@@ -178,17 +178,17 @@ class Recording:
 
 
 def compare(before: Recorder, after: Recorder, results: Mapping[int, Team], freed: set[int], formals: int) -> Recording:
-    """Make a recording of two calls.
+    """Make a recording from two recorded calls.
 
     Args:
-        before: Of the second call.
-        after: Of the third.
-        results: Refs that the third has returned, and whose they are.
-        freed: Refs that are not held any more, results aside.
-        formals: The first of as many unused refs as there are formals.
+        before: Recorder of the second call.
+        after: Recorder of the third call.
+        results: Team of each ref that the third call has returned.
+        freed: Refs that are not held any more, except results.
+        formals: First of as many unused refs as there are formals.
 
     Raises:
-        RecordingError: They have not done the same.
+        RecordingError: The calls have issued different commands.
     """
     same = _Correspondence(before, after)
     for one, other in zip(before.commands, after.commands, strict=False):
@@ -248,7 +248,7 @@ def compare(before: Recorder, after: Recorder, results: Mapping[int, Team], free
 
 
 def _segments(commands: Iterable[RecordedCommand]) -> list[tuple[Team, list[RecordedCommand]]]:
-    """Return commands by team, a team's as one where those of no other one must come in between."""
+    """Group commands by team; a team's commands stay in one group unless another team's must run in between."""
     segments: list[tuple[Team, list[RecordedCommand]]] = []
     growing: dict[Team, list[RecordedCommand]] = {}
     for one in commands:
@@ -260,13 +260,13 @@ def _segments(commands: Iterable[RecordedCommand]) -> list[tuple[Team, list[Reco
 
 @attrs.define(eq=False)
 class _Streams:
-    """Commands as ranks read them.
+    """Encoder of recorded commands as streams.
 
     Attributes:
-        renamed: What stands for a formal, by its ref in the last recording.
-        moves: By number of a move there, which one of the call it is.
+        renamed: New ref of each formal, by its ref in the last recording.
+        moves: Index of each move in the call, by its number in the last recording.
         internal: Refs that the call makes.
-        dropped: Those of them that a stream forgets.
+        dropped: Refs of these that a stream frees.
     """
 
     renamed: Mapping[int, int]
@@ -293,7 +293,7 @@ class _Streams:
         return streams
 
     def take_bodies(self) -> list[int]:
-        """Return which bodies the last team's commands carry, in order."""
+        """Return the indices of the last team's bodies, in order."""
         taken, self._bodies = list(self._bodies), {}
         return taken
 
@@ -311,12 +311,12 @@ class _Streams:
 
 @attrs.define(eq=False)
 class _Correspondence:
-    """Which ref of one recording is which of the other.
+    """Mapping between the refs of two recordings.
 
     Attributes:
-        after_of: By ref of the first: that of the second with the same place.
+        after_of: Ref in the second recording, by the ref of the first at the same place.
         carried: Refs that the first has made and the second captures.
-        moves: By number of a move of the second, how many came before it.
+        moves: Index of each move, by its number in the second recording.
     """
 
     before: Recorder
@@ -332,7 +332,7 @@ class _Correspondence:
         self._made_before = self.before.internal()
 
     def check(self, one: RecordedCommand, other: RecordedCommand) -> None:
-        """Compare two commands of the same place, and learn from them."""
+        """Compare two commands at the same place, and add their refs to the mapping."""
         if one.plan is not other.plan:
             is_other = one.plan.name != other.plan.name
             then = f"{one.plan.name} and then {other.plan.name}" if is_other else f"{one.plan.name} of another kind"
@@ -368,13 +368,13 @@ class _Correspondence:
 
 # ---- compiling -------------------------------------------------------------------------------------------------------
 
-# `torch.compile` around mesh tensors is refused: it has no operations to compile, and reorders what Python code does.
+# `torch.compile` around mesh tensors is refused: it has no operations to compile, and reorders Python code.
 #
-# The compiler cannot trace a tensor without memory. It would run each operation by itself, and our own functions, which
-# number commands and send them, as compiled ones: nothing would be faster, and no order would be sure.
+# The compiler cannot trace a tensor without memory. It would run each operation by itself, and compile trimesh's own
+# functions, which number and send commands: nothing would be faster, and the order of commands would be undefined.
 
 is_traced: Final[Any] = torch.compiler.is_dynamo_compiling
-"""Whether the code that asks is read by the compiler rather than run."""
+"""Returns whether the calling code is being traced by the compiler."""
 
 _compiler: Final[Any] = torch._C._dynamo.eval_frame.get_eval_frame_callback  # type: ignore[attr-defined, unused-ignore]
 
@@ -393,5 +393,5 @@ def check_not_compiled() -> None:
         )
 
 
-# Nor does the compiler read this: it warns of functions in C that it does not know.
+# The compiler must not trace this function: it warns of C functions that it does not know.
 check_not_compiled._torchdynamo_disable = True  # type: ignore[attr-defined]

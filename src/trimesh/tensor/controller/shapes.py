@@ -1,8 +1,8 @@
-"""What is known at the controller of a tensor on the ranks, and what an operation makes of it.
+"""Metadata of tensors on the ranks, cached plans of operations, and forms of answers, at the controller.
 
-Shapes and dtypes come from torch itself, by fake tensors, the first time an operation is seen with such arguments; a
-`Plan` remembers them. Numbers that cannot change a shape are operands of the command rather than part of what is
-remembered, so that a loop with a new learning rate each step finds its plans again.
+Shapes and dtypes come from torch's fake tensors when an operation first occurs with arguments of a signature; a `Plan`
+caches them. Numbers that cannot change a shape are operands of the command, not part of the cache key, so that a loop
+with a new learning rate in each step hits the cache.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from trimesh.tensor.protocol.tracing import quiet
 from trimesh.tensor.rank.function_parts import LocalMeta, Operand
 
 Line = tuple[CodeType, int]
-"""Where a command was issued: the code and the line in it."""
+"""Line that issued a command: code object and line number."""
 
 FRESH: Final = -1
-"""A leaf of a result that is a new tensor; others are a tensor among the arguments, or a value."""
+"""Leaf of a result that is a new tensor; other leaves are an argument or a value."""
 
 
 @attrs.frozen(eq=False)
 class Meta:
-    """The metadata of a tensor; equal metadata is the same object, so they are compared by identity.
+    """Metadata of a tensor. Equal metadata is the same object, so compare by identity.
 
     Attributes:
-        size, stride, dtype, device: As torch's.
+        size, stride, dtype, device: As in torch.
         is_global: Whether the ranks hold parts of one tensor, rather than a tensor each.
     """
 
@@ -52,18 +52,18 @@ class Meta:
 
 @attrs.frozen(eq=False)
 class Plan:
-    """One operation with arguments of a certain signature.
+    """Cached plan of one operation with arguments of one signature.
 
     Attributes:
-        number: The code of its commands.
-        name: Of the operator.
-        description: What ranks are told of it.
-        metas: Of the new tensors.
-        leaves: For each leaf of the result: `FRESH`, or the place among the tensors of the arguments, or a value.
-        tree: How leaves become the result.
-        has_alias: By leaf, whether it is a place.
+        number: Number that its commands begin with.
+        name: Name of the operator.
+        description: Definition that is sent to ranks.
+        metas: Metadata of the new tensors.
+        leaves: For each leaf of the result: `FRESH`, or the index of a tensor among the arguments, or a value.
+        tree: Structure of the result.
+        has_alias: By leaf, whether it is an index.
         is_single: Whether the result is just one new tensor.
-        counted: Places among the tensors of what it writes to and torch does not count as written.
+        counted: Indices of tensors that it writes to without torch counting the write in their version.
         kinds: "r", "n" or "b" for each operand of its commands.
     """
 
@@ -88,14 +88,14 @@ class Plan:
 
 @attrs.define(eq=False)
 class Shapes:
-    """The plans and metadata of one process.
+    """Plans and metadata of one process.
 
     Attributes:
-        recorder: Listens to all commands while a function is being recorded.
+        recorder: Records all commands while a function is being recorded.
         fake: Makes the fake tensors.
-        plans: By operation and metadata of its arguments.
-        generation: How often they have been forgotten.
-        refs: The first of the numbers of tensors on ranks that no mesh of this process has used.
+        plans: Plans, by operation and metadata of its arguments.
+        generation: Number of times that the plans were dropped.
+        refs: First ref that no mesh of this process has used.
     """
 
     recorder: Recorder | None = None
@@ -107,12 +107,12 @@ class Shapes:
     _metas: dict[tuple[Any, ...], Meta] = attrs.field(factory=dict[tuple[Any, ...], Meta])
 
     def new_number(self) -> int:
-        """Return a number for a plan, a team, a request; none is used twice in this process."""
+        """Return a number for a plan, a team or a request, unique in this process."""
         self._numbers += 1
         return self._numbers
 
     def new_numbers(self, count: int) -> int:
-        """Return the first of as many."""
+        """Return the first of `count` such numbers."""
         first = self._numbers + 1
         self._numbers += count
         return first
@@ -143,7 +143,7 @@ class Shapes:
             return torch.empty_strided(meta.size, meta.stride, dtype=meta.dtype, device=meta.device)
 
     def remember(self, key: tuple[Any, ...], plan: Plan) -> None:
-        """Keep a plan; when there are too many, all are forgotten here, and by the ranks with their next commands."""
+        """Cache a plan. If there are too many, drop all of them here, and on the ranks with their next commands."""
         if len(self.plans) >= limits.TENSOR_PLANS:
             self.plans.clear()
             self.generation += 1
@@ -155,18 +155,18 @@ class Shapes:
             return function(*args, **kwargs)
 
 
-# ---- `Expected`: what a request takes for an answer. Whatever else a rank sends breaks the protocol ------------------
+# ---- `Expected`: the form of valid answers to a request. Any other answer violates the protocol ----------------------
 
 
 @attrs.frozen
 class Expected:
-    """The form of an answer.
+    """Form of an answer.
 
     Attributes:
-        what: For people.
-        is_form: Whether a value that the rank at some place has sent has it.
-        is_ours: Whether there is nothing of a user's in it, so that bytes that cannot be decoded break the protocol.
-        metas: Of the tensors that it may be, packed.
+        what: Description, for errors.
+        is_form: Returns whether a value, from the rank at a place, has this form.
+        is_ours: Whether answers hold no objects of users, so that undecodable bytes violate the protocol.
+        metas: Metadata of the tensors, if the answer may be packed tensors.
     """
 
     what: str
@@ -175,17 +175,17 @@ class Expected:
     metas: Sequence[Meta] | None = None
 
     def fits(self, value: Any, place: int) -> bool:
-        """Return whether a value has this form; what is asked of an object of a stranger's class may raise."""
+        """Return whether a value has this form; False if an object of an unknown class raises."""
         try:
             return self.is_form(value, place)
         except Exception:  # noqa: BLE001
             return False
 
     def unpacked(self, data: bytes) -> list[torch.Tensor]:
-        """Return packed tensors.
+        """Unpack tensors.
 
         Raises:
-            ProtocolError: They are not what is expected.
+            ProtocolError: The data does not have this form.
         """
         if self.metas is None:
             raise ProtocolError(f"a rank must answer with {self.what}, got packed tensors")
@@ -196,14 +196,14 @@ class Expected:
 
 
 ANYTHING: Final = Expected("any value", lambda _value, _place: True, is_ours=False)
-"""What a function of the user's has returned."""
+"""Result of a function of the user's."""
 
 ONE_TENSOR: Final = Expected("a tensor", lambda value, _place: isinstance(value, torch.Tensor))
 
 LARGE: Final = Expected(
     "which parts of tensors it has", lambda value, _place: type(value) in (list, tuple) and len(value) == 3
 )
-"""What `gathering` asks for, and looks at more closely."""
+"""Answers that `gathered` requests, and checks further."""
 
 RNG_STATE: Final = Expected("the bytes of generators", lambda value, _place: _is_bytes(value))
 
@@ -250,11 +250,11 @@ RESULTS: Final = Expected(
     ),
     is_ours=False,
 )
-"""What "inspect" asks for; the results may be parts of an object of the user's."""
+"""Answers of `function_inspect`; results may be parts of an object of the user's."""
 
 
 def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected:
-    """Expect a tensor for each of some metadata; with `only_first`, none from other ranks than the first."""
+    """Expect a tensor for each of some metadata; with `only_first`, from the first rank only."""
 
     def is_form(value: Any, place: int) -> bool:
         wanted: Sequence[Meta] = [] if only_first and place else metas
@@ -267,7 +267,7 @@ def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected
 
 
 def layout_along(dims: int) -> Expected:
-    """Expect, for each dimension of a device mesh, which of a tensor is cut along it, and what is to be done to sum."""
+    """Expect, for each dimension of a device mesh, the tensor dimension cut along it, and the pending reduction."""
     return Expected(
         "how a tensor lies, in two lists",
         lambda value, _place: (
@@ -336,31 +336,31 @@ def _is_meta(value: Any) -> bool:
 
 
 def _places_in(parts: Any) -> list[Any]:
-    """Return the places of the tensors in a result that was taken apart, and whatever else is a leaf of it."""
+    """Return the indices of the tensors in a result that was taken apart, and its other leaves."""
     leaves = (one for one in pytree.tree_leaves(parts) if one is not None)
     return [one.index if isinstance(one, Operand) else one for one in leaves]
 
 
-# ---- `ShardOf`: a part of a tensor that this process has, and which part it is ---------------------------------------
+# ---- `ShardOf`: a part of a tensor in this process, with its place in the whole --------------------------------------
 
 
 class ShardOf:
     """A rectangular part of a larger tensor: `ShardOf(weight, size=(4096, 1024), start=(1024, 0))`.
 
     Args:
-        tensor: The part, on this process.
-        size: Of the whole.
-        start: Where the part begins, in each dimension.
-        is_first: Whether this process publishes it; of the replicas of a part exactly one does.
+        tensor: The part, in this process.
+        size: Size of the whole tensor.
+        start: First index of the part in each dimension.
+        is_first: Whether this process publishes the part; exactly one of its replicas must.
 
     Raises:
-        TypeError: `tensor` is no tensor of this process.
+        TypeError: `tensor` is not a tensor of this process.
         ValueError: The part does not lie within the whole.
 
     Attributes:
         tensor: As given.
         size: As given.
-        box: Which part it is.
+        box: Indices of the part in the whole.
         is_first: As given.
     """
 
@@ -387,11 +387,11 @@ class ShardOf:
 
 
 def shard_of(value: Any) -> ShardOf:
-    """Return which part of what a value is: a `ShardOf`, a `DTensor`, or a whole tensor.
+    """Convert a value to a `ShardOf`: a `ShardOf` itself, a `DTensor`, or a whole tensor.
 
     Raises:
-        TypeError: It is none of these; or a `DTensor` whose values are not all there (`Partial`), or do not lie in one
-            box on each rank.
+        TypeError: The value is none of these; or it is a `DTensor` with partial sums (`Partial`), or one whose local
+            part is not one box.
     """
     if isinstance(value, ShardOf):
         return value

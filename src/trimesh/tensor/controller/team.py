@@ -1,4 +1,4 @@
-"""The ranks that hold tensors together, and the commands that are on their way to them."""
+"""Teams: ranks that hold tensors together, and the commands in flight to them."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class TeamFailure:
-    """A command that has failed by itself.
+    """A command that is the root cause of a failure.
 
     Attributes:
-        line: Where it was issued.
-        what: The operation and what it has raised, as text.
+        line: Line that issued it.
+        what: The operation and its error, as text.
         is_told: Whether the error was raised.
     """
 
@@ -45,8 +45,8 @@ class TeamFailure:
 
 _OWN = __file__.rsplit("/", 2)[0]
 
-# Batches end after operations, not after numbers of them: the same operations make the same batches, whatever came
-# before, and ranks know them again. Some bits of the latest four, mixed, decide: one operation in 64 ends a batch.
+# Content decides where batches end, not a count: the same operations make the same batches, whatever came before, so
+# ranks recognise them. A hash of the latest four operations ends a batch after one operation in 64.
 _PLAN_BITS = 13
 _LATEST = (1 << 4 * _PLAN_BITS) - 1
 _MIXER = 0x9E37_79B9_7F4A_7C15
@@ -55,24 +55,24 @@ _END_OF_BATCH = 0b111111 << 56
 
 @attrs.define(eq=False)
 class Team:
-    """One view of a mesh of processes that tensors live on.
+    """A view of a mesh of processes that holds tensors.
 
     Attributes:
-        engine: Of the mesh.
-        number: Known to the ranks.
+        engine: Engine of the mesh.
+        number: Number in messages.
         region: The view.
         peers: The processes, by place in the view.
-        issued: Commands so far, those in `stream` included.
+        issued: Number of commands so far, including those in `stream`.
         stream: Commands that have not been sent.
-        first: Number of the first of them.
-        bodies: What they carry.
-        done: Commands executed, by process.
-        lines: Where commands were issued that some rank has not executed: (number of the first, lines).
-        failed: Commands that have failed by themselves, by number.
-        is_lost: Set when a process of it has ended: its tensors are gone.
-        origins: Of errors of its processes, by place in the view.
-        living: Tensors that are held.
-        freed: Those that are not, and of which the ranks have not been told.
+        first: Number of the first command in `stream`.
+        bodies: Bodies of the commands in `stream`.
+        done: Number of commands executed, by process.
+        lines: Issuing lines of commands that some rank has not executed: (number of the first, lines).
+        failed: Root-cause failures, by number of the command.
+        is_lost: Set when a process of the team has ended: its tensors are lost.
+        origins: Origins for errors of its processes, by place in the view.
+        living: Number of tensors that are held.
+        freed: Refs of tensors that are not held any more, and that ranks have yet to free.
     """
 
     engine: Engine
@@ -97,16 +97,16 @@ class Team:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name, for errors and logs."""
         return f"{self.engine.name}{dict(self.region.extent)!r}"
 
     def shares_order(self, other: Team) -> bool:
-        """Whether commands of both must stay in order: some rank has both, or nothing runs beside anything else."""
+        """Return whether commands of both teams must stay in order: they share a rank, or all execution is serial."""
         engine = self.engine
         return not engine.has_values or (engine is other.engine and not set(self.peers).isdisjoint(other.peers))
 
     def free(self, ref: int) -> None:
-        """Forget a tensor, with the next commands. May be called from anywhere, by the collector, at any time."""
+        """Free a tensor with the next commands. May be called from any thread at any time, as by garbage collection."""
         self.freed.append(ref)
 
     def emit(self, plan: Plan, operands: Sequence[Any], outputs: int) -> int:
@@ -115,8 +115,8 @@ class Team:
         Raises:
             ProcDied: A process of the team has ended.
             MeshStopped: The block that owns the processes is being left.
-            RuntimeError: This is another thread than that of the mesh.
-            MeshError: One cannot hold tensors, or is not there yet.
+            RuntimeError: The calling thread is not the thread of the mesh.
+            MeshError: A process cannot hold tensors, or has not started yet.
             trio.TooSlowError: The deadline of the task has passed while the ranks were far behind.
         """
         engine = self.engine
@@ -140,7 +140,7 @@ class Team:
         stream += operands
         line = issuing_line()
         self._new_lines.append(line)
-        self.issued += 1  # it will be executed, even if the recorder refuses it
+        self.issued += 1  # counted even if the recorder refuses it, as ranks execute it
         recorder = engine.shapes.recorder
         if recorder is not None:
             recorder.took(self, plan, first, outputs, operands, line, freed)
@@ -153,7 +153,7 @@ class Team:
         return first
 
     def begin(self) -> None:
-        """Make way for something that is sent to the ranks: it comes after what was issued to others that they are in.
+        """Prepare to send to the ranks, in order after commands of other teams that share ranks.
 
         Raises:
             Exception: See `emit`.
@@ -167,7 +167,7 @@ class Team:
             self.check()
 
     def emit_words(self, *words: Any) -> None:
-        """Add a command that is no operation: see `protocol`.
+        """Add a command that is not an operation, such as DEFINE; see `protocol.messages`.
 
         Raises:
             MeshStopped, ProcDied: See `Engine.check_open`.
@@ -182,7 +182,7 @@ class Team:
         self.issued += 1
 
     def take_freed(self) -> list[int]:
-        """Send word of what was freed, and return it."""
+        """Add a FREE command for the freed refs, and return them."""
         freed, self.freed = self.freed, []
         if not self.stream:
             self.first = self.issued
@@ -191,12 +191,12 @@ class Team:
         return freed
 
     def add_body(self, body: Buffer) -> int:
-        """Let the next command carry a body; return its number, an operand."""
+        """Add a body for the next command; return its index, for use as an operand."""
         self.bodies.append(body)
         return len(self.bodies) - 1
 
     def check(self) -> None:
-        """Refuse commands when no rank is left to execute them."""
+        """Raise if the team cannot execute commands; see `Engine.check_open`."""
         self.engine.check_open(self)
 
     def _define(self, plan: Plan) -> None:
@@ -209,7 +209,7 @@ class Team:
         self.stream += (DEFINE, plan.number, plan.description)
 
     def take(self) -> tuple[int, list[Any], list[Buffer]]:
-        """Take out what is to be sent: number of the first command, commands, bodies."""
+        """Remove and return the unsent commands: number of the first, commands, bodies."""
         if self.freed:
             self.take_freed()
         taken = self.first, self.stream, self.bodies
@@ -220,7 +220,7 @@ class Team:
         return taken
 
     def progressed(self, peer: Peer, count: int, failed: Sequence[tuple[int, str]]) -> None:
-        """Learn what a rank has executed, and what of it has failed."""
+        """Record the commands that a rank has executed, and its failures."""
         for number, what in failed:
             self.failure(number, what)
         self.done[peer] = max(count, self.done.get(peer, 0))
@@ -230,20 +230,20 @@ class Team:
 
     @property
     def executed(self) -> int:
-        """Commands that every rank has executed."""
+        """Number of commands that every rank has executed."""
         return min(self.done.get(peer, 0) for peer in self.peers)
 
     def is_behind(self, peer: Peer) -> bool:
-        """Whether a process has not executed all that was issued."""
+        """Return whether a process has unexecuted commands."""
         return self.done.get(peer, 0) < self.issued
 
     @property
     def awaited_line(self) -> str:
-        """Where the first command was issued that some rank has not executed."""
+        """Return the issuing line of the first command that some rank has not executed."""
         return self._line_of(self.executed)
 
     def failure(self, number: int, what: str = "") -> TeamFailure:
-        """Return the record of a command that has failed; a rank may have said why before it reports its progress."""
+        """Return the record of a failed command; make one if the error arrived before the progress report."""
         found = self.failed.get(number)
         if found is None:
             found = TeamFailure(self._line_of(number), what)
@@ -260,7 +260,7 @@ class Team:
 
 
 def issuing_line() -> Line:
-    """Return the innermost line that is neither of torch nor of this package."""
+    """Return the innermost line of the stack that is in neither torch nor this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
@@ -271,7 +271,7 @@ def issuing_line() -> Line:
     return here.f_code, here.f_lineno
 
 
-# ---- issue a kernel of ours, as `issue` does an operator of torch ----------------------------------------------------
+# ---- issuing kernels, as `issue` does operators of torch -------------------------------------------------------------
 
 _LEAF = pytree.tree_structure(0)
 
@@ -283,17 +283,17 @@ def call_kernel(
 
     Args:
         team: The ranks.
-        name: Of the kernel.
-        args: Mesh tensors of the team, in lists and tuples if need be; memoryviews, which go as bodies; and data.
-            Whole numbers vary from command to command.
-        outputs: Metadata of what it returns.
-        writes: Places, among the tensors, bodies and numbers of `args`, of tensors that it changes.
+        name: Name of the kernel.
+        args: Mesh tensors of the team, also in lists and tuples; memoryviews, which are sent as bodies; and data.
+            Integers are operands, which may vary between commands.
+        outputs: Metadata of its outputs.
+        writes: Indices, among the tensors, bodies and numbers of `args`, of tensors that it changes.
 
     Returns:
         The new tensors.
     """
     check_not_compiled()
-    if outputs and has_changed_bases():  # also with gradients off: so our differentiable functions call this
+    if outputs and has_changed_bases():  # also with gradients off, as in trimesh's autograd functions
         check_views(name, [one for one in pytree.tree_leaves(args) if type(one) is MeshTensor])
     operands: list[Any] = []
     key: list[Any] = [name]
@@ -334,21 +334,21 @@ def call_kernel(
     return [make(meta, team, first + index) for index, meta in enumerate(outputs)]
 
 
-# ---- `Operations`: what a mesh tensor is asked for, and rooms above this one do --------------------------------------
+# ---- `Operations`: operations on mesh tensors that higher rooms implement --------------------------------------------
 
 
 @attrs.frozen
 class Operations:
-    """Functions that take a mesh tensor first, or what becomes one; `assembly.py` hands them in.
+    """Implementations of operations on mesh tensors, registered by `assembly.py`.
 
     Attributes:
         issue: Runs an operator of torch on the ranks.
-        make_global: Runs a factory of torch, which makes a global tensor.
+        make_global: Runs a factory of torch, making a global tensor.
         upload: Puts a tensor of this process on every rank.
-        put_global: Puts one on the ranks as a global tensor.
-        whole: Makes a tensor that each rank has a global one.
+        put_global: Distributes a tensor of this process as a global tensor.
+        whole: Converts a tensor that is on each rank to a global one.
         reduce, reduce_, slice_mesh, to_mesh, to_local, to_global: See `MeshTensor`.
-        list_now, text_now, formatted_now: The values, waited for here.
+        list_now, text_now, formatted_now: Return the values, waiting without `await`.
     """
 
     issue: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""`MeshTensor`: what looks like a tensor at the controller and is one on every rank of a team."""
+"""`MeshTensor`: a handle at the controller that behaves as a tensor, for tensors on every rank of a team."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from trimesh.tensor.protocol.placement import Cut
 
 
-# Python's binary operators on mesh tensors: torch's, but with the error that says what is wrong.
+# Python's binary operators on mesh tensors: torch's, but with the original error.
 #
-# Torch turns a `TypeError` of `t + other` into `NotImplemented`, of which Python makes "unsupported operand type(s)",
-# and of `t == other` even False. So an operation that was refused is tried again by its function, which raises.
+# Torch turns a `TypeError` of `t + other` into `NotImplemented`, which Python reports as "unsupported operand type(s)";
+# `t == other` even returns False. So a refused operation is retried through its function, which raises.
 
 
 def _operator(name: str, function: Callable[[Any, Any], Any]) -> Any:
     plain = getattr(torch.Tensor, name)
 
     def operator(self: torch.Tensor, other: Any) -> Any:
-        if is_traced():  # the compiler takes `plain` for this very function, and calls it for ever
+        if is_traced():  # the compiler mistakes `plain` for this function and recurses
             return function(self, other)
         result = plain(self, other)
         if result is NotImplemented and isinstance(other, torch.Tensor):
@@ -50,7 +50,7 @@ def _swapped(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class WithOperators(torch.Tensor):
-    """A tensor whose binary operators raise what their functions do."""
+    """A tensor whose binary operators raise the same errors as their functions."""
 
     __slots__ = ()
 
@@ -73,7 +73,7 @@ class WithOperators(torch.Tensor):
     __le__ = _operator("__le__", torch.le)
     __gt__ = _operator("__gt__", torch.gt)
     __ge__ = _operator("__ge__", torch.ge)
-    __hash__ = torch.Tensor.__hash__  # a class that says what is equal has none of its own
+    __hash__ = torch.Tensor.__hash__  # a class that defines `__eq__` inherits no hash
 
     __radd__ = _operator("__radd__", _swapped(torch.add))
     __rsub__ = _operator("__rsub__", _swapped(torch.sub))
@@ -109,11 +109,11 @@ _DATA: Any = torch.Tensor.data
 
 
 class Held:
-    """The right to a tensor on the ranks: when the last holder is gone it is freed there, without a round trip.
+    """Reference to a tensor on the ranks, which is freed there, without a round trip, when this object is collected.
 
     Attributes:
         team: The ranks.
-        ref: Its number there.
+        ref: Number of the tensor there.
     """
 
     __slots__ = ("ref", "team")
@@ -131,9 +131,9 @@ class MeshTensor(WithOperators):
     """A tensor on the ranks of a mesh. Made by torch's own functions, never by its class.
 
     Attributes:
-        _meta: Its metadata.
-        _held: Where it is.
-        _above: What the rooms above do with it, handed in once by `assembly`.
+        _meta: Metadata.
+        _held: Reference to the tensor on the ranks.
+        _above: Operations of higher rooms, registered once by `assembly`.
     """
 
     _meta: Meta
@@ -153,7 +153,7 @@ class MeshTensor(WithOperators):
         return cls._above.issue(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Say what it is without asking the ranks; `str(t)` and `print(t)` ask them."""
+        """Describe the tensor without querying the ranks; `str(t)` and `print(t)` fetch its values."""
         del tensor_contents
         meta, team = self._meta, self._held.team
         kind = "global tensor" if meta.is_global else "tensor"
@@ -163,7 +163,7 @@ class MeshTensor(WithOperators):
 
     @property
     def data(self) -> torch.Tensor:
-        """The same tensor, unknown to autograd; what is set is what this handle is on from now on."""
+        """The same tensor, detached from autograd. Assigning a tensor makes this handle refer to it."""
         data: torch.Tensor = _DATA.__get__(self)
         return data
 
@@ -178,7 +178,7 @@ class MeshTensor(WithOperators):
             note_change(self, version=self._version, is_moved=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MeshTensor:
-        """Return a copy on the same ranks; modules are copied so."""
+        """Return a copy on the same ranks, as `copy.deepcopy` of a module needs."""
         found: MeshTensor | None = memo.get(id(self))
         if found is not None:
             return found
@@ -189,7 +189,7 @@ class MeshTensor(WithOperators):
         assert isinstance(made, MeshTensor)
         memo[id(self)] = made
         made.requires_grad_(self.requires_grad)
-        vars(made).update(copy.deepcopy(vars(self), memo))  # a parameter is known by an entry there
+        vars(made).update(copy.deepcopy(vars(self), memo))  # an entry there marks parameters
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
         return made
@@ -202,7 +202,7 @@ class MeshTensor(WithOperators):
         device: torch.device | str | None = None,
         requires_grad: bool = False,
     ) -> torch.Tensor:
-        """Return a tensor of numbers of this process, on the ranks of this one: each of them has all of it."""
+        """Return a tensor with data of this process, whole on each rank of this tensor."""
         dtype = dtype or self.dtype
         if isinstance(data, MeshTensor):
             return data.detach().to(dtype, copy=True).requires_grad_(requires_grad)
@@ -217,7 +217,7 @@ class MeshTensor(WithOperators):
         return made.requires_grad_(requires_grad)
 
     def fill_diagonal_(self, fill_value: Any, wrap: bool = False) -> torch.Tensor:  # noqa: FBT001, FBT002 - torch's
-        """Fill the diagonal, as torch's, whose own steps ask a handle where in its memory the data begins."""
+        """Fill the diagonal as torch does, whose implementation would need the storage offset of a handle."""
         if self.ndim < 2 or (self.ndim > 2 and len(set(self.size())) > 1):
             return super().fill_diagonal_(fill_value, wrap)  # raises
         height, width = self.size()[:2]
@@ -236,27 +236,27 @@ class MeshTensor(WithOperators):
         scatter: bool = False,
         out: torch.Tensor | None = None,
     ) -> MeshTensor:
-        """Return what the ranks make of their tensors together: see `trimesh.tensor.reduce`."""
+        """Return the reduction of the ranks' tensors: see `trimesh.tensor.reduce`."""
         result: MeshTensor = self._above.reduce(self, dims, reduction, scatter=scatter, out=out)
         return result
 
     def reduce_(self, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> MeshTensor:
-        """Do it in the memory of this tensor: see `trimesh.tensor.reduce_`."""
+        """Reduce in place: see `trimesh.tensor.reduce_`."""
         result: MeshTensor = self._above.reduce_(self, dims, reduction, scatter=scatter)
         return result
 
     def slice_mesh(self, **selection: int | slice) -> MeshTensor:
-        """Return the tensor as a part of its ranks have it: `t.slice_mesh(gpus=0)`. Nothing moves.
+        """Return the tensor on some of its ranks: `t.slice_mesh(gpus=0)`. No data moves.
 
-        It shares their memory: what is written to the one in place is in the other. Its gradient is zero on the ranks
-        that were left out.
+        The result shares memory with this tensor: in-place writes to either show in both. The gradient is zero on the
+        ranks that are left out.
 
         Args:
-            **selection: As of `ProcMesh.slice`: a number removes its dimension, a slice keeps a part of it.
+            **selection: As for `ProcMesh.slice`: a number removes its dimension, a slice keeps a part of it.
 
         Raises:
             ShapeError: The tensor has no such ranks.
-            TypeError: It is global: its ranks have parts of one tensor.
+            TypeError: The tensor is global: its ranks have parts of one tensor.
         """
         sliced: MeshTensor = self._above.slice_mesh(self, **selection)
         return sliced
@@ -264,11 +264,11 @@ class MeshTensor(WithOperators):
     def to_mesh(self, target: ProcMesh) -> MeshTensor:
         """Return a copy on other ranks: of a view of the same processes, or of another mesh of this controller.
 
-        The tensor of each rank goes to the rank at the same place, or that of one rank to all. A global tensor goes to
-        ranks of any extent: there it is cut along the labels that it is cut along here, as far as the target has them,
-        and each rank reads what it needs. Bytes move from process to process, by the ranks' own memory. If it cannot
-        be computed at the source, neither can it at the target, for the same reason. Differentiable: gradients move
-        back, and those of one rank that went to all are added.
+        Each rank's tensor is copied to the rank at the same place; a tensor of one rank is copied to all. A global
+        tensor can move to any extent: it is cut along the same labels as here, if the target has them, and each rank
+        reads the parts that it needs. Data moves directly between the ranks' processes. If the tensor could not be
+        computed at the source, the target gets the same error. Differentiable: gradients move back, and gradients of
+        the copies of one rank's tensor are summed.
 
         Args:
             target: The processes.
@@ -276,64 +276,64 @@ class MeshTensor(WithOperators):
         Raises:
             ShapeError: The sizes of the two differ, and the source is not one rank; or the tensor is global, and ranks
                 of the target are missing in its extent.
-            TypeError: `target` is no mesh of processes.
-            ProcDied, MeshStopped: Of either mesh.
+            TypeError: `target` is not a mesh of processes.
+            ProcDied, MeshStopped: A process of either mesh has ended, or the mesh was stopped.
         """
         moved: MeshTensor = self._above.to_mesh(self, target)
         return moved
 
     def local(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
-        """Return, of a global tensor, each rank's part as a tensor on each rank. Not differentiable.
+        """Return the parts of a global tensor as a local tensor on each rank. Not differentiable.
 
-        Parts of a sum are added up; else nothing moves. For the whole on each rank, or other parts, write
+        Partial sums are reduced; otherwise no data moves. For the whole tensor on each rank, or for other parts, write
         `trimesh.redistribute(t, [...]).local()`.
 
         Args:
-            placements: How it lies, as `trimesh.distribute` takes it, or, where ranks have the whole, how that is to be
-                cut; parts must be equal. What each rank does not have is an error when it is fetched. None: as it lies;
-                the ranks are asked how that is.
+            placements: Current placements of the tensor, as for `trimesh.distribute`, or, where ranks have the whole,
+                how to cut it; parts must be equal. If a rank lacks its part, fetching the result raises. None: use the
+                current placements, which are queried from the ranks.
 
         Raises:
             ShapeError: The placements do not fit the tensor, or its parts would not be equal.
-            TypeError: It is no global tensor, or it needs gradients.
-            MeshErrorGroup: The ranks were asked, and it could not be computed.
+            TypeError: The tensor is not global, or it needs gradients.
+            MeshErrorGroup: The ranks were queried, and the tensor could not be computed.
 
-        Blocking: with `placements`, nothing waits; without, until the ranks have answered, and no other task runs.
+        Blocking: with `placements`, never; without, until the ranks have answered, and no other task runs meanwhile.
         """
         made: MeshTensor = self._above.to_local(self, placements)
         return made
 
     def to_global(self, placements: Sequence[Cut] | None = None) -> MeshTensor:
-        """Return one global tensor that has the tensors of the ranks as its parts. Not differentiable.
+        """Return one global tensor whose parts are the tensors of the ranks. Not differentiable.
 
         Args:
-            placements: How it is cut, as `trimesh.distribute` takes it. Ranks whose part is the same have the same
-                values; this is not checked.
+            placements: Placements of the global tensor, as for `trimesh.distribute`. Ranks that hold the same part must
+                have the same values; this is not checked.
 
         Raises:
             ShapeError: The placements do not fit the tensor.
-            TypeError: It is global, or it needs gradients.
+            TypeError: The tensor is already global, or it needs gradients.
         """
         made: MeshTensor = self._above.to_global(self, placements)
         return made
 
-    # ---- values: these wait (rule N2) ------------------------------------------------------------------------
+    # ---- values: these block (rule N2) -----------------------------------------------------------------------
 
     def tolist(self) -> Any:
-        """Return the values as torch's own does, if every rank has the same; see `blocking`."""
+        """Return the values as lists, as `torch.Tensor.tolist`. Blocks; raises if ranks have different values."""
         return self._above.list_now(self)
 
     def __str__(self) -> str:
-        """Return the values as text, for `print`; `repr(t)` asks no rank."""
+        """Return the values as text, for `print`. Blocks; `repr(t)` does not."""
         text: str = self._above.text_now(self)
         return text
 
     def __format__(self, spec: str) -> str:
-        """Return the values as text; those of a single number, with a format, as that number is formatted."""
+        """Return the values as text; a single number with a format spec is formatted as a number. Blocks."""
         text: str = self._above.formatted_now(self, spec)
         return text
 
-    # ---- what is not here ------------------------------------------------------------------------------------
+    # ---- unsupported: no memory here -------------------------------------------------------------------------
 
     def numpy(self, *, force: bool = False) -> NoReturn:
         """Refuse: the values are on the ranks."""
@@ -366,7 +366,7 @@ class MeshTensor(WithOperators):
         self._refuse("has no memory at the controller")
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuse: a pickle would outlive what is on the ranks."""
+        """Refuse: a pickle would outlive the tensor on the ranks."""
         del protocol
         self._refuse("cannot be pickled or saved")
 
@@ -385,7 +385,7 @@ class MeshTensor(WithOperators):
 
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:
-    """Return the handle on a tensor that the ranks of a team have, or will have, under a number."""
+    """Return a handle on the tensor that the ranks of a team have, or will have, under a ref."""
     return make_held(meta, Held(team, ref))
 
 
@@ -401,11 +401,11 @@ def make_held(meta: Meta, held: Held) -> MeshTensor:
 
 # ---- lending ---------------------------------------------------------------------------------------------------------
 
-# Mesh tensors as arguments of actors' endpoints: each actor gets what the rank beside it, in its process, has.
+# Mesh tensors as arguments of endpoints: each actor gets the tensor of the rank in its own process.
 
 
 class _Loan(Guarded):
-    """Keeps a tensor on the ranks until the call that it is an argument of has ended."""
+    """Holds a tensor on the ranks until the call with this argument has ended."""
 
     def __init__(self, tensor: MeshTensor) -> None:
         self._held = tensor._held
@@ -427,7 +427,7 @@ class _Loan(Guarded):
 
 
 def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
-    """Say how a mesh tensor travels to the actors beside its ranks."""
+    """Encode a mesh tensor for the actors in the processes of its ranks."""
     if tensor._meta.is_global:
         raise TypeError(
             f"an endpoint takes a tensor that each rank has, got {tensor!r}: write t.local(), or a function under "
@@ -435,32 +435,32 @@ def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
         )
     team = tensor._held.team
     team.check()
-    team.engine.flush_team(team)  # what computes it goes ahead of the call
+    team.engine.flush_team(team)  # send the commands that compute it before the call
     sink.attach(_Loan(tensor))
     engine = team.engine
     return rebuild, (TENSORS, engine.proc.proc_id, engine.number, team.number, team.issued, tensor._held.ref)
 
 
-# ---- tensors whose shape was changed in place, and views of them that gradients cannot follow any more ---------------
+# ---- tensors whose shape was changed in place, and views of them that autograd would differentiate wrongly -----------
 
-# When a view, or what it is a view of, has been written to, autograd finds the history of the view anew. For tensors
-# that have memory of their own it does so by their strides; for handles it makes the view again of its base. That is
-# another view where the shape of the base, or that of the view, was changed in place since.
+# After a write to a view, or to its base, autograd regenerates the history of the view. For ordinary tensors it uses
+# their strides; for handles it repeats the view operations on the base. The result is another view if the shape of the
+# base or of the view was changed in place since.
 
 _CHANGED: Final[Any] = WeakIdKeyDictionary()
 
 NOTE: Final = "a view that was taken before the shape of its base was changed in place (t_, unsqueeze_) is made again"
-"""On an error that may be of such a view."""
+"""Note on an error that such a view may have caused."""
 
 
 @attrs.frozen
 class _Change:
-    """The last change of the shape of a tensor, or of one of its views.
+    """Last in-place change of the shape of a tensor, or of one of its views.
 
     Attributes:
-        ref: Tensors with a lower one were there before.
-        version: Of the memory, after it; -1 if views find their histories anew even so.
-        is_moved: Whether any change may have been to another place of the memory, or to other memory.
+        ref: Tensors with a lower ref existed before the change.
+        version: Version of the memory after it; -1 if views regenerate their histories even without a later write.
+        is_moved: Whether any change may have moved to another offset or to other memory.
     """
 
     ref: int
@@ -469,7 +469,7 @@ class _Change:
 
 
 def note_change(tensor: MeshTensor, *, version: int, is_moved: bool) -> None:
-    """Remember that the shape of a tensor was changed in place."""
+    """Record that the shape of a tensor was changed in place."""
     base = tensor if tensor._base is None else tensor._base
     before = _CHANGED.get(base)
     _CHANGED[base] = _Change(tensor._held.ref, version, is_moved or (before is not None and before.is_moved))
@@ -484,15 +484,15 @@ def is_changed_base(value: Any) -> bool:
 
 
 def check_views(name: str, tensors: Sequence[MeshTensor], written: Collection[int] = ()) -> None:
-    """Refuse an operation on a view that gradients cannot follow.
+    """Refuse an operation on a view that autograd would differentiate wrongly.
 
     Args:
-        name: Of the operation.
-        tensors: What it is given.
-        written: Places among them that it writes to.
+        name: Name of the operation.
+        tensors: Its tensors.
+        written: Indices of the tensors that it writes to.
 
     Raises:
-        RuntimeError: There is such a view among them.
+        RuntimeError: There is such a view among the tensors.
     """
     for place, tensor in enumerate(tensors):
         base = tensor._base
@@ -510,7 +510,7 @@ def check_views(name: str, tensors: Sequence[MeshTensor], written: Collection[in
 
 
 def _is_made_again(view: torch.Tensor, base: torch.Tensor) -> bool:
-    """Whether the same steps make the same view of a base as it is now."""
+    """Return whether repeating the view operations on the current base gives the same view."""
     with no_dispatch(), torch.no_grad():
         plain = torch.empty_strided(base.size(), base.stride(), dtype=base.dtype, device="meta")
         try:

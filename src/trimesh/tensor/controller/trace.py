@@ -1,4 +1,4 @@
-"""Traces of tensor programs, as files that Perfetto shows: operations are named by the line that issued them."""
+"""Trace files of tensor programs, for Perfetto. Operations are named by the line that issued them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def shown(line: Line) -> str:
-    """Return a line for people: `/home/me/train.py:12 in step`."""
+    """Format a line for display: `/home/me/train.py:12 in step`."""
     code, number = line
     return f"{code.co_filename}:{number} in {code.co_qualname}"
 
 
 def named(operation: str, line: Line | None) -> str:
-    """Return what an operation is called in a trace: `train.py:12 mm`."""
+    """Return the name of an operation in a trace: `train.py:12 mm`."""
     if line is None:
         return operation
     code, number = line
@@ -26,7 +26,7 @@ def named(operation: str, line: Line | None) -> str:
 
 
 def track(process: int, thread: int, name: str, threads: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield what gives a process of a trace, and its threads from a number on, their names."""
+    """Yield the events that name a process of a trace, and its threads, numbered from `thread` on."""
     yield _name("process_name", process, 0, name)
     yield {"ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": {"sort_index": process}}
     for number, one in enumerate(threads, start=thread):
@@ -36,7 +36,7 @@ def track(process: int, thread: int, name: str, threads: Iterable[str]) -> Itera
 def span(
     process: int, thread: int, kind: str, name: str, begun: float, seconds: float, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return one event; times are seconds from the begin of the trace."""
+    """Return one event; `begun` counts in seconds from the start of the trace."""
     return {
         "ph": "X",
         "cat": kind,

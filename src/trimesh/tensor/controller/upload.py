@@ -1,7 +1,7 @@
-"""Tensors of the controller on the ranks.
+"""Upload of tensors from the controller to the ranks, and random states that include the ranks' generators.
 
-A small one is a body of the command that makes it. Of a large one a copy is lent (`Moves`), and the body says where it
-lies: each rank reads its part, and nothing of it passes through links.
+A small tensor is a body of the command that makes it. A large one is copied to lent memory (`Moves`), and the body has
+its handle: each rank reads its part directly, not through links.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Sizes(tuple[int, ...]):
-    """Whole numbers that are part of an operation, rather than vary."""
+    """Integers that are part of an operation's definition, not operands."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ def upload(tensor: torch.Tensor, team: Team) -> MeshTensor:
 
 
 def put(team: Team, data: memoryview, meta: Meta) -> MeshTensor:
-    """Return a tensor of the same bytes on every rank of a team."""
+    """Return a tensor with these bytes on every rank of a team."""
     return _put(team, data, 0, meta)
 
 
@@ -58,7 +58,7 @@ def _put(team: Team, data: memoryview, move: int, meta: Meta) -> MeshTensor:
 
 @contextmanager
 def supplied(tensor: torch.Tensor, team: Team) -> Generator[tuple[memoryview, int]]:
-    """Have a copy of a tensor of this process for one command to the ranks of a team.
+    """Provide a copy of a tensor of this process for one command to the ranks of a team.
 
     Yields:
         The body of the command, and the number of the move by which ranks read the rest, or 0 if the body is all.
@@ -79,7 +79,7 @@ def supplied(tensor: torch.Tensor, team: Team) -> Generator[tuple[memoryview, in
 
 @contextmanager
 def lent(team: Team, memory: memoryview) -> Generator[tuple[memoryview, int]]:
-    """Have memory that was staged lent to the ranks of a team, for one command; it goes back when they have read it.
+    """Lend staged memory to the ranks of a team for one command; it is freed when they have read it.
 
     Yields:
         As `supplied`.
@@ -101,7 +101,7 @@ def lent(team: Team, memory: memoryview) -> Generator[tuple[memoryview, int]]:
 def _staged(team: Team, nbytes: int) -> memoryview | None:
     """Return memory for a copy that ranks will read, or None if it must go in a message."""
     engine = team.engine
-    # A recorded command comes again when the copy is gone; and only the thread of Trio grants memory.
+    # A recorded command runs again when the copy is gone; and only Trio's thread can grant memory.
     if engine.proc.is_simulated or engine.shapes.recorder is not None or get_ident() != engine.thread:
         return None
     team.check()
@@ -112,7 +112,7 @@ def _staged(team: Team, nbytes: int) -> memoryview | None:
 
 
 def _others_go(team: Team, moves: Moves) -> bool:
-    """Wait, without `await`, until something that was lent has been read; return False if that does not happen.
+    """Wait, without `await`, until some lent memory has been read; return False if that does not happen.
 
     A rank may be waiting for an actor of this process, which cannot run meanwhile.
     """
@@ -130,34 +130,34 @@ def _others_go(team: Team, moves: Moves) -> bool:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a copy of a tensor of this process, row-major."""
     with torch._C._DisableTorchDispatch():  # a mesh may be active
-        # By strides of its own: one that has a single element counts as contiguous whatever its strides are.
+        # Copy to fresh strides: a tensor with one element counts as contiguous whatever its strides are.
         copy = new_tensor(tensor.size(), tensor.dtype).copy_(tensor.detach())
         flat = copy.reshape(-1).view(torch.uint8) if copy.numel() else torch.empty(0, dtype=torch.uint8)
         return memory_at(flat.data_ptr(), flat.numel(), flat)  # torch's own way needs numpy, which need not be there
 
 
-# ---- the state that `torch.get_rng_state` returns takes that of the ranks' generators along --------------------------
+# ---- `torch.get_rng_state` and `set_rng_state` include the ranks' generators -----------------------------------------
 
-# What computes again what it has computed before (`torch.utils.checkpoint`), or undoes what it has drawn
-# (`torch.random.fork_rng`), takes the state of torch's generator in this process and sets it back later. The numbers of
-# a mesh are drawn on its ranks. So while this process has meshes of tensors, `torch.get_rng_state` has the ranks keep
-# the states of theirs under a name that lives as long as the tensor that it returns, and `torch.set_rng_state` of that
-# very tensor gives them back: in order with the operations around it, without waiting for anything.
+# Code that recomputes (`torch.utils.checkpoint`) or undoes draws (`torch.random.fork_rng`) saves the state of torch's
+# generator in this process and restores it later. A mesh draws its random numbers on its ranks. So while this process
+# has meshes with tensors, `torch.get_rng_state` makes the ranks save their states for the lifetime of the tensor that
+# it returns, and `torch.set_rng_state` with that same tensor restores them: in order with the operations around it,
+# without waiting.
 #
-# Torch has no hook there, so both functions are replaced in the namespaces of torch while there is a mesh of tensors.
-# They are the whole process's, and so is what follows; whatever it does is for meshes of the thread that calls.
+# Torch has no hook for this, so both functions are replaced in torch's namespaces while there is a mesh with tensors.
+# This state is global to the process, but a call only affects meshes of the calling thread.
 
 _NAMESPACES: Final[tuple[Any, ...]] = (torch, torch.random)
 
 
 class _Kept:
-    """The states of the ranks' generators at one moment.
+    """Saved states of the ranks' generators.
 
-    GS-1 A team that is made later has drawn nothing at that moment: what it has when it is made is what it had then,
-    but for the generators of processes that are in a team of that moment, whose state these have kept.
+    GS-1 A team made after the save had drawn nothing then, so its initial state is its saved state, except for
+    generators of processes that were in a team at the save: their states were saved with that team.
 
     Attributes:
-        by_team: A tensor on the ranks, and the places of ranks whose own generator it does not count for.
+        by_team: A tensor on the ranks, and the places of ranks whose own generator is saved with another team.
     """
 
     __slots__ = ("_peers", "_thread", "by_team")
@@ -168,24 +168,24 @@ class _Kept:
         self._thread = get_ident()
 
     def keep(self, team: Team) -> None:
-        """Let the ranks of a team keep theirs."""
+        """Make the ranks of a team save their states."""
         if team.engine.thread != self._thread or team in self.by_team:
             return
         known = Sizes(tuple(place for place, peer in enumerate(team.peers) if peer in self._peers))
-        nothing = team.engine.shapes.meta((0,), (1,), torch.uint8, team.engine.device)  # its size is the ranks' affair
+        nothing = team.engine.shapes.meta((0,), (1,), torch.uint8, team.engine.device)  # only the ranks know its size
         [states] = call_kernel(team, "keep_generators", outputs=[nothing])
         self.by_team[team] = states, known
         self._peers.update(team.peers)
 
     def give_back(self) -> None:
-        """Let the ranks set theirs back."""
+        """Make the ranks restore their states."""
         for team, (states, known) in self.by_team.items():
             if not team.is_lost and _may_issue(team.engine):
                 call_kernel(team, "give_generators_back", states, known)
 
 
 class _Followed:
-    """The meshes of tensors of this process, and the states that were taken while there were some."""
+    """Meshes of this process whose generators are included, and the states saved while there are any."""
 
     def __init__(self) -> None:
         self._engines: list[Engine] = []
@@ -193,23 +193,23 @@ class _Followed:
         self._replaced: list[tuple[Any, str, Callable[..., Any], Callable[..., Any]]] = []
 
     def follow(self, engine: Engine) -> None:
-        """Take the generators of a mesh along, until `forget`."""
+        """Include the generators of a mesh until `forget`."""
         if not self._engines:
             self._replace("get_rng_state", self._getting)
             self._replace("set_rng_state", self._setting)
         self._engines.append(engine)
 
     def forget(self, engine: Engine) -> None:
-        """Take them along no more; with the last mesh torch's functions are its own again."""
+        """Stop including them; after the last mesh, restore torch's own functions."""
         self._engines.remove(engine)
         if not self._engines:
             for space, name, own, ours in self._replaced:
-                if getattr(space, name) is ours:  # others may have put theirs around it
+                if getattr(space, name) is ours:  # other code may have wrapped it
                     setattr(space, name, own)
             self._replaced.clear()
 
     def joined(self, team: Team) -> None:
-        """Learn of a team that is new."""
+        """Add a new team to the saved states."""
         for kept in list(self._kept.values()):
             kept.keep(team)
 
@@ -247,11 +247,11 @@ class _Followed:
 
 
 def _may_issue(engine: Engine) -> bool:
-    """Whether commands may be issued from here: by the thread of the mesh, or one of autograd that it waits for."""
+    """Return whether this thread may issue commands: the mesh's, or one of autograd that it waits for."""
     if engine.is_closed:
         return False
     return engine.thread == get_ident() or (
-        engine.device.type != "cpu" and torch._C._current_graph_task_id() != -1  # only devices have threads of autograd
+        engine.device.type != "cpu" and torch._C._current_graph_task_id() != -1  # autograd has threads only for devices
     )
 
 
