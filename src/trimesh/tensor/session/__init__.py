@@ -1,1 +1,1 @@
-"""The tensor engine of one process and of one mesh: opened, active, closed."""
+"""Tensor engine of a process and of a mesh: opening, activation, message handling."""

@@ -1,7 +1,7 @@
-"""`with mesh.activate():`, under which the factories of torch make their tensors on the ranks (rule N1).
+"""`with mesh.activate():`, in which torch's factories make their tensors on the ranks (rule N1).
 
-Torch's own dispatch modes are per thread: one that a task enters catches the other tasks of the thread, too. So there
-is one mode, in a thread's stack for as long as anything is activated there, that asks a context variable each time.
+Torch's dispatch modes are per thread: a mode entered by one task affects all tasks of the thread. So a thread has one
+mode, on its stack while any task has an active mesh, which checks a context variable at each call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trimesh.tensor.issue.issue import issue
 
 
 class _Active:
-    """That a mesh is active: it lives as long as a context in which it is, of a child that has inherited it, say."""
+    """An activation of a mesh. It lives as long as any context that holds it, such as that of a child task."""
 
     __slots__ = ("__weakref__", "is_global", "procs", "team")
 
@@ -41,16 +41,16 @@ _LIFTS: Final = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)
 
 
 def active_team() -> Team | None:
-    """Return the ranks on which the running task makes tensors, or None."""
+    """Return the team on which the running task makes tensors, or None."""
     active = _active.get()
     return None if active is None else active.team
 
 
 def active_mesh() -> ProcMesh | None:
-    """Return the mesh on whose ranks torch makes its tensors now, in the running task, or None.
+    """Return the mesh on which torch's factories make tensors in the running task, or None.
 
-    It is the view whose `activate()` is the innermost block around, None outside of any and under `no_mesh()`. A task
-    inherits it from the one that has started it.
+    It is the view of the innermost enclosing `activate()` block; None outside of any, and under `no_mesh()`. A task
+    inherits it from the task that started it.
 
     Blocking: no checkpoint.
 
@@ -64,7 +64,7 @@ def active_mesh() -> ProcMesh | None:
 
 @contextmanager
 def nothing_active() -> Generator[None]:
-    """Let the factories of torch make ordinary tensors in a block, whatever is active around it."""
+    """Make torch's factories return ordinary tensors in a block, whatever mesh is active around it."""
     token = _active.set(None)
     try:
         yield
@@ -84,7 +84,7 @@ def no_mesh() -> AbstractContextManager[None]:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sends the factories of tasks that have activated a mesh to its ranks."""
+    """Dispatch mode that runs factories on the ranks of the mesh that the calling task has activated."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -95,7 +95,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if active is None:
             return func(*args, **(kwargs or {}))
         team = active.team
-        if func in _LIFTS:  # what `torch.tensor` has made of data of this process
+        if func in _LIFTS:  # `torch.tensor` has made it from data of this process
             return MeshTensor._above.put_global(args[0], team) if active.is_global else upload(args[0], team)
         if not _is_factory(func):
             return func(*args, **(kwargs or {}))
@@ -123,7 +123,7 @@ def _on_device(func: Any, kwargs: dict[str, Any], team: Team) -> dict[str, Any]:
 
 
 class _Stack(threading.local):
-    """What is active in the tasks of a thread, and the mode that is there meanwhile."""
+    """Activations in the tasks of a thread, and the dispatch mode, which is on while there are any."""
 
     def __init__(self) -> None:
         self.living: set[ReferenceType[_Active]] = set()
@@ -132,27 +132,27 @@ class _Stack(threading.local):
     def push(self, active: _Active) -> None:
         self.living.add(ref(active, self.living.discard))
         if self.mode is None:
-            # Below those of others: each of them takes the topmost off when it is left, which must not be this one.
+            # Below other modes: each of them pops the topmost mode on exit, which must not be this one.
             above = _pop_until(None)
             self.mode = _Mode()  # type: ignore[no-untyped-call]
             _push_mode(self.mode)
             _push_all(above)
 
     def sweep(self) -> None:
-        """Take the mode away when no task has anything active."""
+        """Remove the mode if no task has an active mesh."""
         if self.mode is not None and not self.living:
             above = _pop_until(self.mode)
             self.mode = None
             _push_all(above)
 
     def clear(self) -> None:
-        """Take it away whoever has something active: nothing can be issued any more."""
+        """Remove the mode even if a mesh is active, as no commands can be issued any more."""
         self.living.clear()
         self.sweep()
 
 
 def _pop_until(last: _Mode | None) -> list[Any]:
-    """Take modes off the stack of this thread; return those that were above `last`, topmost first."""
+    """Pop the modes above `last` from this thread's stack; return them, topmost first."""
     above: list[Any] = []
     while _get_current_dispatch_mode_stack():
         mode = _pop_mode()
@@ -171,10 +171,10 @@ activations: Final = _Stack()
 
 
 class Activation:
-    """What `activate()` returns: entered in one task, left in the same one; it nests.
+    """Context manager that `activate()` returns. Enter and leave it in the same task; it nests.
 
-    A worker thread may run under a copy of the task's context, and has a stack of modes of its own: nothing is active
-    there.
+    A worker thread has a stack of modes of its own, so no mesh is active there, even under a copy of the task's
+    context.
     """
 
     def __init__(self, procs: ProcMesh, team: Team, *, is_global: bool = False) -> None:
@@ -184,7 +184,7 @@ class Activation:
         self._tokens: list[Token[_Active | None]] = []
 
     def __enter__(self) -> None:
-        """Make tensors on the ranks from here on, in this task and those that it starts."""
+        """Start making tensors on the ranks, in this task and in tasks that it starts."""
         active = _Active(self._procs, self._team, is_global=self._is_global)
         self._tokens.append(_active.set(active))
         activations.push(active)
@@ -192,6 +192,6 @@ class Activation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Make them where they were made before; tasks that were started meanwhile go on as they have begun."""
+        """Restore the previous state; tasks started in the block keep making tensors on the ranks."""
         _active.reset(self._tokens.pop())
         activations.sweep()

@@ -1,4 +1,4 @@
-"""The engine of a mesh of processes, made when the first tensor is put there."""
+"""Opening of a mesh's tensor engine, on its first tensor, and the tensor methods of `ProcMesh`."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from trimesh.tensor.session.service import open_service
 
 @attrs.define(eq=False)
 class _Controlled(trio.abc.Instrument):
-    """The engines that one process controls; what was issued in a turn of Trio's loop is sent at its end."""
+    """Engines of one controller process; sends issued commands whenever Trio's loop is about to wait."""
 
     proc: Proc
     shapes: Shapes = attrs.field(factory=Shapes)
     engines: dict[int, Engine] = attrs.field(factory=dict[int, Engine])
 
     def before_io_wait(self, timeout: float) -> None:
-        """Send what is left."""
+        """Send the remaining commands."""
         del timeout
         is_sent = False
         for engine in self.engines.values():
             is_sent |= engine.flush()
         if is_sent:
-            self.proc.transport.flush()  # it has had its turn before this wait: nothing would wake the ranks
+            self.proc.transport.flush()  # the transport's own flush has already run in this turn
         if not activations.living:
             activations.sweep()
 
     def closed(self, engine: Engine) -> None:
-        """Forget an engine; the last one takes this along."""
+        """Remove an engine; after the last one, remove this instrument, too."""
         del self.engines[engine.number]
         upload.forget(engine)
         if not self.engines:
@@ -53,21 +53,21 @@ class _Controlled(trio.abc.Instrument):
 
 
 class WithoutProcesses:
-    """What stands for the processes of a mesh that has none, and has an engine all the same.
+    """Substitute for the processes of a simulated mesh that has an engine but no processes.
 
     Attributes:
-        engine: Of the mesh.
+        engine: Engine of the mesh.
     """
 
     engine: Engine
 
 
 def engine_of(owned: OwnedProcs | WithoutProcesses) -> Engine:
-    """Return the engine of a mesh of processes.
+    """Return the engine of a mesh of processes; open it on the first call.
 
     Raises:
-        RuntimeError: It is the mesh of this very process, or this is not the thread of its Trio loop.
-        MeshStopped: Its block is being left, or was.
+        RuntimeError: The mesh is `this_proc()`, or this is not the thread of its Trio loop.
+        MeshStopped: The mesh's block is being left, or was.
     """
     if isinstance(owned, WithoutProcesses):
         return owned.engine
@@ -113,11 +113,11 @@ def _controlled(proc: Proc) -> _Controlled:
     return found
 
 
-# ---- what `ProcMesh` can do with tensors -----------------------------------------------------------------------------
+# ---- tensor methods of `ProcMesh` ------------------------------------------------------------------------------------
 
 
 def activate(procs: ProcMesh, owned: OwnedProcs, region: Region, *, is_global: bool = False) -> Activation:
-    """Return the block in which factories of torch make tensors on the ranks of a view."""
+    """Return a block in which torch's factories make tensors on the ranks of a view."""
     team = in_trio_now(_open)(owned, region)
     if is_global and len(team.peers) != region.extent.nelements:
         raise ShapeError(
@@ -127,7 +127,7 @@ def activate(procs: ProcMesh, owned: OwnedProcs, region: Region, *, is_global: b
 
 
 def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
-    """Return a tensor that is, on each rank of a view, its own index along a dimension of the view."""
+    """Return a tensor with each rank's own index along a dimension of the view."""
     if label not in region.extent:
         raise ShapeError(f"an index is along a dimension of {region.extent!r}, got {label!r}")
     team = engine_of(owned).team(region)
@@ -137,7 +137,7 @@ def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
 
 
 def process_group(region: Region, dims: str | Sequence[str]) -> ProcessGroup:
-    """Return what stands for the process groups of a view along some of its dimensions."""
+    """Return a reference to the process groups of a view along some of its dimensions."""
     labels = (dims,) if isinstance(dims, str) else tuple(dims)
     if not labels or any(label not in region.extent for label in labels):
         raise ShapeError(f"a process group is along dimensions of {region.extent!r}, got {dims!r}")
@@ -145,20 +145,20 @@ def process_group(region: Region, dims: str | Sequence[str]) -> ProcessGroup:
 
 
 def device_mesh(region: Region) -> RanksDeviceMesh:
-    """Return what stands for torch's device mesh over a view."""
+    """Return a reference to torch's device mesh over a view."""
     return RanksDeviceMesh(tuple(region.extent))
 
 
 def team_of(mesh: ProcMesh, what: str) -> Team:
-    """Return the ranks of a view that a user has named.
+    """Return the team of a view that the user has passed.
 
     Args:
         mesh: The view.
-        what: What is done with it, for an error: "tensors move to".
+        what: Use of the view, for an error: "tensors move to".
 
     Raises:
-        TypeError: It is no mesh of processes.
-        RuntimeError: It is a reference, or `this_proc()`.
+        TypeError: `mesh` is not a mesh of processes.
+        RuntimeError: `mesh` is a reference, or `this_proc()`.
     """
     if not isinstance(mesh, ProcMesh):
         raise TypeError(f"{what} a mesh of processes, got {mesh!r}")

@@ -1,4 +1,4 @@
-"""The tensor engine in one process: of its ranks, where commands come, and of its controllers, where answers do."""
+"""Message handling of the tensor engine in one process: commands to its ranks, replies to its controllers."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Hosted:
-    """A rank that lives here, and the link to its controller.
+    """A rank in this process, and its connection to its controller.
 
     Attributes:
         proc: The process.
-        controller: Whose commands it obeys.
-        engine: Number there.
-        stores: Of the process.
+        controller: Process that sends the rank's commands.
+        engine: Number of the engine there.
+        stores: Stores of the process.
     """
 
     proc: Proc
@@ -89,13 +89,13 @@ class _Hosted:
 
     def _progressed(self, team: TeamOnRank) -> None:
         failed = team.failed[:]
-        del team.failed[: len(failed)]  # the rank's thread may add to it meanwhile
+        del team.failed[: len(failed)]  # the rank's thread may append meanwhile
         self._send(messages.Done(self.engine, team.number, team.done, failed))
 
     def _send(self, message: messages.AnyMessage, bodies: Any = ()) -> trio.Event | None:
         return self.proc.services.cast([self.controller], TENSORS, messages.encode(message), bodies)
 
-    # ---- what the rank asks for, from its thread -------------------------------------------------------------
+    # ---- interface for the rank, from its thread -------------------------------------------------------------
 
     def reply(self, request: int, value: Any) -> None:
         self.runner.tell(self._reply, request, value)
@@ -106,9 +106,9 @@ class _Hosted:
         if isinstance(value, Poison):
             encoded = values.encode_error(value.error, self.origin(value.what))
             failed_at = (value.team, value.number)
-            team = self.rank.teams.get(value.team)  # None if the tensor has moved here from other ranks
+            team = self.rank.teams.get(value.team)  # None if the tensor was moved here from other ranks
             if team is not None:
-                self._progressed(team)  # the controller then knows the line that it has kept for it
+                self._progressed(team)  # first, so that the controller still has the command's line
         else:
             try:
                 encoded = values.encode(value, what="a value of a tensor program")
@@ -160,7 +160,7 @@ class _Hosted:
     def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
         if self.proc.is_simulated or sum(map(bool, team.procs)) < 2:
             return
-        known = self._left.get(team.number) is error  # what depends on it fails for the same reason, often many times
+        known = self._left.get(team.number) is error  # dependent operations repeat the same error, often many times
         self._left[team.number] = error
         here = [team.place, team.steps]
         if known and not is_waited_for:
@@ -169,7 +169,7 @@ class _Hosted:
             self.ask(team, "leave", [], [b""] if known else [], here, None if known else error)
 
     def lost(self, team: int) -> None:
-        """Learn that a process of a team has ended."""
+        """Handle the end of a process of a team."""
         self.stores.lose((self.controller.proc_id, self.engine, team))
         found = self.rank.teams.get(team)
         if found is not None:
@@ -191,7 +191,7 @@ _ELSEWHERE: Final = "an endpoint gets a mesh tensor as its own rank has it, got 
 
 @attrs.frozen
 class _Mark:
-    """Says when what came before it has been executed."""
+    """Step that signals when all earlier steps have been executed."""
 
     hosted: _Hosted
     done: trio.Event
@@ -203,11 +203,11 @@ class _Mark:
 
 @attrs.define(eq=False)
 class TensorService:
-    """All of one process.
+    """Tensor engines and ranks of one process.
 
     Attributes:
         proc: The process.
-        engines: Those that it controls, by number.
+        engines: Engines that it controls, by number.
     """
 
     proc: Proc
@@ -225,24 +225,24 @@ class TensorService:
         return None if found is None else found.rank
 
     def rebuild(self, *fields: Any) -> torch.Tensor:
-        """See `Handler`: the tensor that a rank of this process has; the fields are those of `_lent`."""
+        """Return the tensor of a rank of this process, as `Handler` requires; `fields` are the arguments of `_lent`."""
         if len(fields) != 5 or not all(type(field) is int for field in fields):
             raise ProtocolError(f"a mesh tensor must be named by five numbers, got {fields!r}")
         return self._lent(*fields)
 
     def _lent(self, controller: int, engine: int, number: int, issued: int, ref: int) -> torch.Tensor:
-        """Return what a rank that lives here has of a tensor that an actor beside it has been sent.
+        """Return the local tensor of a rank in this process, for an actor that was sent the mesh tensor.
 
         Args:
-            controller: Who commands it.
-            engine: Number there.
-            number: Of the team.
-            issued: Commands of the team that come first.
-            ref: Of the tensor.
+            controller: Controller of the rank.
+            engine: Number of the engine there.
+            number: Number of the team.
+            issued: Number of the team's commands that must be executed first.
+            ref: Ref of the tensor.
 
         Raises:
-            NotYet: They have not been executed; or the tensor could not be computed, as its `wait` then says.
-            TypeError: No such rank lives here.
+            NotYet: These commands are not executed yet, or the tensor could not be computed; its `wait` then raises.
+            TypeError: This process has no such rank.
         """
         hosted = self._hosted.get((ProcId(controller), engine))
         team = None if hosted is None else hosted.rank.teams.get(number)
@@ -342,7 +342,7 @@ def _extent(labels: list[str], sizes: list[int]) -> Extent:
 
 
 def open_service(proc: Proc) -> TensorService:
-    """Return the tensor engine of a process, which takes its messages from now on."""
+    """Return the tensor engine of a process, registered for its messages."""
     found = proc.above.get(TensorService)
     if found is None:
         found = proc.above[TensorService] = TensorService(proc)
