@@ -1,1 +1,1 @@
-"""From an operator of torch to a command, and from values on the ranks to values here."""
+"""Issuing of torch operators as commands, and fetching of values to the controller."""

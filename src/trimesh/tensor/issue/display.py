@@ -1,4 +1,4 @@
-"""The values of mesh tensors as text, for people."""
+"""Display of mesh tensors: values as text and as figures."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 def text_now(tensor: MeshTensor) -> str:
-    """Return the values as text; it waits for them, as rule N2 says: see `answers_now`."""
+    """Return the values as text; blocks until they arrive (rule N2): see `answers_now`."""
     return _text(tensor, values_now(tensor))
 
 
 def formatted_now(tensor: MeshTensor, spec: str) -> str:
-    """Return one number as it is formatted, if every rank has the same, and anything else as `text_now`."""
+    """Format a single number that is the same on every rank by the spec; return other tensors as `text_now` does."""
     values = values_now(tensor)
     if not tensor.ndim and all(value.equal(values[0]) for value in values[1:]):
         return format(values[0].item(), spec)
@@ -45,25 +45,25 @@ async def show(tensor: torch.Tensor, *, plot: Literal[True] | str | os.PathLike[
 
 
 async def show(tensor: torch.Tensor, *, plot: bool | str | os.PathLike[str] = False) -> Any:
-    """Print the values of a mesh tensor, those of each rank under its coordinates; or draw them.
+    """Print the values of a mesh tensor, each rank's under its coordinates; or plot them.
 
     Args:
         tensor: The tensor.
-        plot: `True` draws rather than prints: an image of each rank's matrix, or a line of each one's vector. A path
-            (`plot="weights.png"`) does so and writes the figure there, in the format that the path ends with. This
-            needs matplotlib, which is imported when it is asked for; no window opens.
+        plot: `True` plots instead of printing: an image of each rank's matrix, or a line for each rank's vector. A path
+            (`plot="weights.png"`) also writes the figure there, in the format of the path's suffix. Plotting imports
+            matplotlib; no window opens.
 
     Returns:
-        What was printed; or, with `plot`, the `matplotlib.figure.Figure`.
+        The printed text; or, with `plot`, the `matplotlib.figure.Figure`.
 
     Raises:
-        ModuleNotFoundError: It is to be drawn, and matplotlib is not installed.
-        MeshErrorGroup: They could not be computed; see `trimesh.fetch`.
-        ShapeError: It is to be drawn, and has other than one or two dimensions, no elements, or more than 64 ranks.
-        TypeError: It is to be drawn, and has complex elements.
+        ModuleNotFoundError: `plot` is given, and matplotlib is not installed.
+        MeshErrorGroup: The values could not be computed; see `trimesh.fetch`.
+        ShapeError: `plot` is given, and the tensor does not have one or two dimensions, has no elements, or has more
+            than 64 ranks.
+        TypeError: `plot` is given, and the elements are complex.
 
-    Blocking: a checkpoint, cancellable; the ranks go on. Drawing and writing a figure takes the thread, for about a
-    second.
+    Blocking: a checkpoint, cancellable; the ranks go on. Plotting blocks the thread for about a second.
     """
     mesh_tensor = checked(tensor)
     if plot is not False:
@@ -76,21 +76,21 @@ async def show(tensor: torch.Tensor, *, plot: bool | str | os.PathLike[str] = Fa
             figure.savefig(plot)
         return figure
     text = _text(mesh_tensor, values)
-    print(text)  # noqa: T201 - what it is for
+    print(text)  # noqa: T201 - its purpose
     return text
 
 
 async def inspect(tree: T, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> T:
-    """Return what one rank has of a mesh tensor, of the first one unless it is told; for a look while debugging.
+    """Return one rank's values of a mesh tensor, for debugging; by default the first rank's.
 
     Args:
-        tree: The tensor, or any nesting of lists, tuples and dicts with some; anything else in it stays.
-        coordinates: Of the rank; 0 along the dimensions that are left out.
+        tree: The tensor, or lists, tuples and dicts, nested, that contain some; other leaves are returned unchanged.
+        coordinates: Coordinates of the rank; 0 along dimensions that are left out.
         **coords: The same, by keyword.
 
     Raises:
-        MeshErrorGroup: It could not be computed; see `trimesh.fetch`.
-        ShapeError: The coordinates are of no rank.
+        MeshErrorGroup: The tensor could not be computed; see `trimesh.fetch`.
+        ShapeError: No rank has these coordinates.
 
     Blocking: a checkpoint, cancellable; the ranks go on.
     """
@@ -135,21 +135,21 @@ def _names(tensor: MeshTensor) -> list[str]:
 
 # ---- plot ------------------------------------------------------------------------------------------------------------
 
-# The values of a mesh tensor as a figure of matplotlib: an image for each rank's matrix, a line for its vector.
+# Values of a mesh tensor as a matplotlib figure: an image for each rank's matrix, a line for its vector.
 
 _COLUMNS_MAX = 8
-"""Images beside each other: more are too small to read."""
+"""Images in a row; with more they are too small to read."""
 
 _INCHES = 3.0
-"""Width and height of one image with its title."""
+"""Width and height in inches of one image with its title."""
 
 
 def check_plot(tensor: MeshTensor) -> None:
-    """Refuse what no figure shows, before values are asked for.
+    """Refuse tensors that cannot be plotted, before values are requested.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        ShapeError: There are other than one or two dimensions, no elements, or too many ranks.
+        ShapeError: The tensor does not have one or two dimensions, has no elements, or has too many ranks.
         TypeError: The elements are complex.
     """
     if tensor.ndim not in {1, 2} or not tensor.numel():
@@ -165,13 +165,13 @@ def check_plot(tensor: MeshTensor) -> None:
 
 
 def plot(values: Sequence[torch.Tensor], names: Sequence[str], title: str, columns: int) -> Any:
-    """Return a figure of the values, which belongs to no window and to the caller alone.
+    """Return a figure of the values, without a window; the caller owns it.
 
     Args:
-        values: Of one size, with one or two dimensions.
-        names: One for each.
-        title: Of all.
-        columns: Images beside each other.
+        values: Tensors of one size, with one or two dimensions.
+        names: Name of each tensor.
+        title: Title of the figure.
+        columns: Images in a row.
     """
     arrays = [value.double().numpy() for value in values]
     if values[0].ndim == 1:
@@ -189,7 +189,7 @@ def plot(values: Sequence[torch.Tensor], names: Sequence[str], title: str, colum
 
 
 def _images(arrays: Sequence[Any], names: Sequence[str], columns: int, limits_of_color: dict[str, float]) -> Any:
-    """Return a figure with the images in rows, in the colours of one scale."""
+    """Return a figure with the images in rows, on one colour scale."""
     rows = -(-len(arrays) // columns)
     figure = _figures().Figure(figsize=(_INCHES * columns + 1, _INCHES * rows), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -204,7 +204,7 @@ def _images(arrays: Sequence[Any], names: Sequence[str], columns: int, limits_of
 
 
 def _range(values: Sequence[torch.Tensor]) -> dict[str, float]:
-    """Return the least and greatest number of all that are finite, if any is: the colours mean the same everywhere."""
+    """Return the minimum and maximum of all finite numbers, if any, as one colour scale for all images."""
     finite = torch.cat([value.double().flatten() for value in values])
     finite = finite[finite.isfinite()]
     return {"vmin": finite.min().item(), "vmax": finite.max().item()} if len(finite) else {"vmin": 0.0, "vmax": 1.0}

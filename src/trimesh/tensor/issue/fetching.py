@@ -1,4 +1,4 @@
-"""Values of mesh tensors at the controller: with `await`, or, where torch leaves no choice, without."""
+"""Fetching of tensor values to the controller: with `await`, or blocking where torch's interface requires it."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from trimesh.tensor.rank.moves import Part, PartReading, moves_of, part_of
 
 
 async def fetch(tree: Any) -> Any:
-    """Return the whole value of a mesh tensor, or of all in a dict, list or other tree of them, asked for at once.
+    """Return the values of a mesh tensor, or of all in a dict, list or other tree, fetched in one request.
 
     Args:
-        tree: What holds the tensors: `model.state_dict()`, say. Tensors of this process in it are copied, anything
-            else is returned as it is.
+        tree: A tensor, or a tree with tensors, such as `model.state_dict()`. Tensors of this process in it are copied,
+            other leaves are returned unchanged.
 
     Returns:
-        The same with, for a global tensor, the tensor; for one with a tensor on each rank, a `ValueMesh` of them.
-        Copies, on the CPU.
+        The same tree. A global tensor becomes one tensor; a tensor on each rank becomes a `ValueMesh` of the ranks'
+        tensors. Values are copies, on the CPU.
 
     Raises:
-        MeshErrorGroup: An operation that it depends on has failed, with the line that issued it; or a process has
+        MeshErrorGroup: An operation that a tensor depends on has failed, with the line that issued it; or a process has
             ended.
-        TypeError: There is no mesh tensor in it.
+        TypeError: The tree has no mesh tensor.
 
     Blocking: a checkpoint, cancellable; the ranks go on.
     """
@@ -48,7 +48,7 @@ async def fetch(tree: Any) -> Any:
         checked(tree)
     made = pytree.tree_unflatten(await in_trio(_fetched)(leaves), shape)
     versions = getattr(tree, "_metadata", None)
-    if versions is not None:  # of the state of a module, which it reads when it loads it
+    if versions is not None:  # of a module's state; `load_state_dict` reads it
         made._metadata = versions
     return made
 
@@ -59,7 +59,7 @@ async def _fetched(leaves: list[Any]) -> list[Any]:
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, MeshTensor):
             groups.setdefault((leaf._held.team, leaf._meta.is_global), []).append(index)
-        elif isinstance(leaf, torch.Tensor):  # of a state (an optimizer's steps); it goes on changing
+        elif isinstance(leaf, torch.Tensor):  # a copy, as it may change later (an optimizer's steps)
             whole[index] = leaf.detach().clone()
     requests: list[RankRequest] = []
     try:
@@ -74,25 +74,25 @@ async def _fetched(leaves: list[Any]) -> list[Any]:
                 values = [found[place][number] for place in sorted(found) if found[place]]
                 whole[index] = values[0] if is_global else ValueMesh(team.region, values)
     finally:
-        for request in requests:  # those after one that failed
+        for request in requests:  # those after a failed one
             request.team.engine.forget(request)
     return whole
 
 
 async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Any:
-    """Return what one rank has of a mesh tensor.
+    """Return one rank's values of a mesh tensor.
 
     Args:
         tensor: The tensor.
-        coordinates: Of the rank, in the labels of the view that the tensor is on.
+        coordinates: Coordinates of the rank, in the labels of the view that the tensor is on.
         **coords: The same, by keyword. A view of one rank needs none.
 
     Returns:
-        The rank's own tensor; of a global one, its part. A copy, on the CPU.
+        The rank's own tensor; for a global tensor, the rank's part. A copy, on the CPU.
 
     Raises:
         MeshErrorGroup: See `fetch`.
-        ShapeError: The coordinates are of no rank.
+        ShapeError: No rank has these coordinates.
     """
     mesh_tensor = checked(tensor)
     team = mesh_tensor._held.team
@@ -112,10 +112,10 @@ async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
-    """Return the place in a team of the rank with these coordinates; without any, of the only one.
+    """Return the place in a team of the rank with these coordinates; without coordinates, of the only rank.
 
     Raises:
-        ShapeError: There is none.
+        ShapeError: There is no such rank.
     """
     if not coordinates and len(team.peers) == 1:
         return 0
@@ -124,10 +124,10 @@ def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
 
 
 def checked(tensor: Any) -> MeshTensor:
-    """Return a mesh tensor.
+    """Return the argument, if it is a mesh tensor.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The argument is not a mesh tensor.
     """
     if not isinstance(tensor, MeshTensor):
         raise TypeError(f"this takes a tensor on a mesh, got {type(tensor).__qualname__}: its value is here already")
@@ -135,10 +135,10 @@ def checked(tensor: Any) -> MeshTensor:
 
 
 def scalar_now(tensor: MeshTensor) -> Any:
-    """Return the one number that a tensor is on every rank; see `answers_now`.
+    """Return the number that a one-element tensor has on every rank. Blocks; see `answers_now`.
 
     Raises:
-        ValueError: The ranks have different ones.
+        ValueError: The ranks have different numbers.
     """
     values = [value.item() for value in values_now(tensor)]
     first = values[0]
@@ -151,10 +151,10 @@ def scalar_now(tensor: MeshTensor) -> Any:
 
 
 def same_now(tensor: MeshTensor) -> torch.Tensor:
-    """Return the value that a tensor has on every rank; see `answers_now`.
+    """Return the value that a tensor has on every rank. Blocks; see `answers_now`.
 
     Raises:
-        ValueError: The ranks have different ones.
+        ValueError: The ranks have different values.
     """
     values = values_now(tensor)
     if not all(torch.equal(value, values[0]) or _equal_with_nan(value, values[0]) for value in values[1:]):
@@ -170,13 +170,13 @@ def _equal_with_nan(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def values_now(tensor: MeshTensor) -> list[torch.Tensor]:
-    """Return the tensor of each rank, or a list of the one global tensor; see `answers_now`."""
+    """Return the tensor of each rank, or a list with the one global tensor. Blocks; see `answers_now`."""
     found = answers_now(_ask(tensor._held.team, [tensor], may_lend=False))
     return [values[0] for _, values in sorted(found.items()) if values]
 
 
 def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
-    """Whether tensors are read from the ranks' memory, rather than sent in messages."""
+    """Return whether tensors are read from the ranks' memory rather than sent in messages."""
     nbytes = sum(tensor._meta.dtype.itemsize * math.prod(tensor._meta.size) for tensor in tensors)
     return nbytes >= limits.TENSOR_LENT_BYTES_MIN and not team.engine.proc.is_simulated
 
@@ -184,10 +184,10 @@ def _is_large(team: Team, tensors: Sequence[MeshTensor]) -> bool:
 def _ask(
     team: Team, tensors: Sequence[MeshTensor], places: Sequence[int] | None = None, *, may_lend: bool = True
 ) -> RankRequest:
-    """Ask for tensors of one team, all global or none; large ones are to be gathered, if they may be lent.
+    """Request tensors of one team, all global or all local; large ones are lent and then `gathered`, if allowed.
 
-    Every rank answers for a global one, the first with the value: what one of them lacks is then known at once, with
-    its cause, where the first one would only see its peers leave.
+    Every rank answers for a global tensor, the first with the value. So a failure of any rank is reported at once, with
+    its cause, while the first rank would only see that its peers have left.
     """
     check_not_compiled()
     asked = range(len(team.peers)) if places is None else places
@@ -201,17 +201,17 @@ def _ask(
 
 # ---- gathering -------------------------------------------------------------------------------------------------------
 
-# Large tensors at the controller: the ranks say what they have of them, and it is read from their memory.
+# Large tensors: the ranks report their parts, and the controller reads these from the ranks' memory.
 
 
 @attrs.frozen
 class _Told:
-    """What one rank has answered.
+    """Answer of one rank.
 
     Attributes:
-        parts: Which tensor it has a part of, and that part.
-        body: Memory that has come along, if it is not lent.
-        nbytes: Of all parts.
+        parts: Index of a tensor and the part of it, for each part.
+        body: The bytes, if they were sent and not lent.
+        nbytes: Size of all parts.
     """
 
     parts: Sequence[tuple[int, Part]]
@@ -223,11 +223,11 @@ async def gathered(request: RankRequest, metas: Sequence[Meta] | None) -> Mappin
     """Wait for the answers to a request for large tensors, and read them.
 
     Args:
-        request: For tensors, or for parts of global ones.
-        metas: Of the global tensors that the answers are parts of; None if each rank has tensors of its own.
+        request: Request for tensors, or for parts of global ones.
+        metas: Metadata of the global tensors that the answers are parts of; None if each rank has tensors of its own.
 
     Returns:
-        The tensors, by place in the team; of global ones, as those of the first place that was asked.
+        The tensors, by place in the team; global tensors are at the first requested place.
 
     Raises:
         MeshErrorGroup: See `answers`.
@@ -259,7 +259,7 @@ def _told(answer: Any) -> _Told:
 def _targets(
     told: Mapping[int, _Told], metas: Sequence[Meta] | None
 ) -> tuple[dict[int, list[torch.Tensor]], dict[int, PartReading]]:
-    """Return new tensors, by place, and what is to be read into them from each place."""
+    """Return new tensors, by place, and a plan of reads into them, by place."""
     readings = {place: PartReading() for place in told}
     if metas is not None:
         wholes = [new_tensor(meta.size, meta.dtype) for meta in metas]
@@ -278,10 +278,10 @@ def _targets(
 
 
 async def _read(request: RankRequest, told: Mapping[int, _Told], readings: Mapping[int, PartReading]) -> None:
-    """Read from all places at a time.
+    """Read from all places concurrently.
 
     Raises:
-        MeshErrorGroup: Some could not be read.
+        MeshErrorGroup: Some places could not be read.
     """
     team = request.team
     engine = team.engine
@@ -296,7 +296,7 @@ async def _read(request: RankRequest, told: Mapping[int, _Told], readings: Mappi
                 _take(one, readings[place])
             else:
                 await moves.pull(peer, engine.number, key, lent, readings[place].pieces, one.nbytes)
-        except Exception as error:  # noqa: BLE001 - all of them are told, with their places
+        except Exception as error:  # noqa: BLE001 - raised together, with their places
             set_origin(error, team.origins[place])
             errors[place] = error
 

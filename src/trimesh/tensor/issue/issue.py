@@ -1,6 +1,7 @@
-"""The way of one operation, from torch to the ranks: check, plan, command, result. Nothing here waits.
+"""Issuing of one operation, from torch to the ranks: check, plan, command, result.
 
-`__torch_dispatch__` comes here below autograd, with the operators that torch itself has made of what the user wrote.
+`__torch_dispatch__` calls `issue` below autograd, with the operators into which torch has decomposed the user's call.
+`issue` does not wait, except for operators whose results depend on the data (rule N2).
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.devic
 
 
 class _Call:
-    """One call of an operator, taken apart.
+    """One call of an operator, analysed.
 
     Attributes:
-        key: What its plan depends on.
+        key: Cache key of its plan.
         tensors: The mesh tensors among its arguments, in order.
-        operands: Their refs, and the numbers that vary, in order.
+        operands: Refs of the tensors, and numbers that vary, in order.
         has_local: Whether a tensor of this process is among the arguments.
-        is_mixed: Whether global tensors are, and tensors on each rank.
+        is_mixed: Whether both global and local mesh tensors are among the arguments.
     """
 
     __slots__ = ("has_local", "is_mixed", "key", "operands", "tensors")
@@ -117,7 +118,7 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
         call.key.append(name)
         call.take(value, varies=name in varying)
     if call.has_local or call.is_mixed:
-        del value, call  # they hold arguments
+        del value, call  # they refer to the arguments
         return _issue_adopting(func, args, kwargs, active)
     tensors = call.tensors
     team = tensors[0]._held.team if tensors else active
@@ -143,7 +144,7 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
 
 
 def _see_to_gradients(func: Any, plan: Plan, tensors: Sequence[MeshTensor]) -> None:
-    """Refuse a call through which gradients would go astray; let those be on the ranks that torch makes here."""
+    """Refuse a call with wrong gradients; put gradients that torch makes in this process onto the ranks."""
     if has_changed_bases() and func is not aten.detach.default:
         check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
     if plan.name in temporaries.OF_ZEROS:
@@ -153,15 +154,15 @@ def _see_to_gradients(func: Any, plan: Plan, tensors: Sequence[MeshTensor]) -> N
 def _new_plan(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, key: tuple[Any, ...], team: Team
 ) -> Any:
-    """Return the plan of a call whose signature has none; or, of an operator that others stand for, what it makes."""
+    """Return a new plan for a call; for an operator that is replaced by others, return their result."""
     shapes = team.engine.shapes
-    if is_composite(func):  # torch takes those apart itself, but not in inference mode
+    if is_composite(func):  # torch decomposes those itself, but not in inference mode
         REPLACED[func] = func.decompose
         return func.decompose(*args, **kwargs)
     if temporaries.is_product_of_mask(func, args):
         if temporaries.is_shared_out():
             return temporaries.filled(*args)
-        key = (*key, None)  # the one above is asked for again in that formula, and must not be found then
+        key = (*key, None)  # the formula issues the plain key again, which must miss
         found = shapes.plans.get(key)
         if found is not None:
             return found
@@ -180,7 +181,7 @@ def _new_plan(
 
 
 def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None) -> Any:
-    """Run an operator among whose arguments are tensors that torch has made on the way, elsewhere than the others."""
+    """Run an operator after putting temporaries that torch has made in this process onto the ranks."""
     seen = {
         (one._held.team, one._meta.is_global) for one in pytree.tree_leaves((args, kwargs)) if type(one) is MeshTensor
     }
@@ -214,10 +215,10 @@ _VARYING: Final[dict[Any, frozenset[int | str]]] = {}
 
 
 def _varying(func: Any) -> frozenset[int | str]:
-    """Return the parameters of an operator whose numbers cannot change the shape of what it returns.
+    """Return the parameters of an operator whose numbers cannot change the shape of its result.
 
-    Those that are called Scalar, Scalar[], float or Tensor in its schema, where there is a tensor besides: `arange` is
-    shaped by its numbers, `add` is not. Lists are what a foreach optimizer takes, new ones each step.
+    These are typed Scalar, Scalar[], float or Tensor in its schema, if it also takes a tensor: the numbers of `arange`
+    set the shape, those of `add` do not. Foreach optimizers pass lists, with new numbers each step.
     """
     found = _VARYING.get(func)
     if found is None:
@@ -234,7 +235,7 @@ def _varying(func: Any) -> frozenset[int | str]:
 
 
 def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
-    """Find out what an operator makes of such arguments, by fake tensors."""
+    """Make the plan of a call by running it on fake tensors."""
     known = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in call.tensors]
 
     def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -281,15 +282,15 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 
 
 def _strides_that_matter(func: Any, metas: Sequence[Meta]) -> list[list[int]]:
-    """Return how each new tensor lies: none of a row or a number, nor of views, which lie as what they are of."""
+    """Return the strides of each new tensor; empty for vectors and scalars, no entries for views."""
     is_view = any(one.alias_info is not None for one in func._schema.returns)
     return [[] if is_view or len(one.size) < 2 or 0 in one.size else list(one.stride) for one in metas]
 
 
 def _writes_lists(func: Any) -> bool:
-    """Whether an operator writes to lists: it leaves it to what it calls to count that for autograd.
+    """Return whether an operator writes to lists, so that the operators that it calls count the writes for autograd.
 
-    Torch counts what other operators write to, but the statistics of a batch norm, which their derivatives do not read.
+    Torch counts the writes of other operators, except to batch norm statistics, which no derivative reads.
     """
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "ADInplaceOrView")
     written = (one for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write)
@@ -297,12 +298,12 @@ def _writes_lists(func: Any) -> bool:
 
 
 def _tensors_at(operands: str, writes: Sequence[int]) -> list[int]:
-    """Return places among the tensors for places among the operands, "r" for each that is one."""
+    """Convert indices among the operands to indices among the tensors, which have "r" in `operands`."""
     return [operands.count("r", 0, place) for place in writes]
 
 
 def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:
-    """Return the name and the arguments of an operator as ranks are told of them."""
+    """Return the name and arguments of an operator, encoded for the ranks."""
     varying = _varying(func)
 
     def slot(value: Any, *, varies: bool) -> Any:
@@ -322,7 +323,7 @@ def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_glo
 
 
 def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    """Return the places among the operands of what an operator changes in place."""
+    """Return the indices of the operands that an operator changes in place."""
     if not func._schema.is_mutable:
         return []
     varying = _varying(func)
@@ -345,9 +346,9 @@ def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]
 
 # ---- inplace views ---------------------------------------------------------------------------------------------------
 
-# The operators that give a tensor another shape in place without touching its data, as `squeeze_` does.
+# Operators that change the shape of a tensor in place without touching its data, such as `squeeze_`.
 #
-# The ranks make a view instead, and the handle goes over to it: the memory is the same, and a part of a global tensor
+# The ranks make a view instead, and the handle switches to it: the memory is the same, and a part of a global tensor
 # could not change its shape in place.
 
 _VIEWS: Final[dict[Any, Any]] = {
@@ -368,13 +369,13 @@ def _change(func: Any, view: Any, tensor: MeshTensor, *args: Any, **kwargs: Any)
     tensor._held, tensor._meta = viewed._held, viewed._meta
     if func is not aten.detach_.default and not tensor.is_inference():
         is_moved = func is aten.as_strided_.default and (*args, *kwargs.values())[2:] not in ((), (None,))
-        # Torch counts it when this is done. Without gradients it finds the history of a view anew after it.
+        # Torch increments the version afterwards. Without gradients it then regenerates the history of a view.
         note_change(tensor, version=tensor._version + 1 if torch.is_grad_enabled() else -1, is_moved=is_moved)
     return tensor
 
 
 def _relook(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Run the very operator on the handle, which has no data, so that it looks as the view does.
+    """Run the operator itself on the handle, which has no data, so that the handle gets the view's metadata.
 
     Torch's own wrapper subclasses do so in `return_and_correct_aliasing`.
     """
@@ -390,14 +391,14 @@ def _relook(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 INPLACE_VIEWS: Final[dict[Any, Callable[..., MeshTensor]]] = {
     func: partial(_change, func, view) for func, view in _VIEWS.items()
 }
-"""What is called in the place of each."""
+"""Replacement of each of these operators."""
 
 
-# ---- the operators of torch whose result is a value of Python, which must be waited for here (rule N2) ---------------
+# ---- operators of torch whose result is a Python value: these block (rule N2) ----------------------------------------
 
 
 def list_now(tensor: MeshTensor) -> Any:
-    """Return a tensor as lists of numbers, as `Tensor.tolist` does.
+    """Return a tensor as lists of numbers, as `Tensor.tolist` does. Blocks.
 
     Raises:
         ValueError: The ranks have different values.
@@ -417,7 +418,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _on_all(tensor: Any) -> bool:
-    """Return whether a tensor of booleans is true everywhere, on every rank."""
+    """Return whether all elements of a boolean tensor are true on every rank."""
     return all(bool(value) for value in values_now(tensor.all()))
 
 
@@ -428,16 +429,16 @@ WAITING: Final[dict[Any, Callable[..., Any]]] = {
 }
 
 
-# ---- the operators of torch that are not issued as they are ----------------------------------------------------------
+# ---- operators of torch that are replaced by others ------------------------------------------------------------------
 
 REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     **WAITING,
     **INPLACE_VIEWS,
-    # Views that a bit of the tensor tells from what they view: handles do not have that bit, and are copies instead.
+    # Views marked by a bit of the tensor (conjugate, negative), which handles lack: copies instead.
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
-"""What is called in place of an operator. Composite ones join when they are met."""
+"""Replacements of operators. Composite operators are added on first use."""
 
 
 def is_composite(func: Any) -> bool:
@@ -445,9 +446,9 @@ def is_composite(func: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
-# ---- asking ----------------------------------------------------------------------------------------------------------
+# ---- data-dependent shapes -------------------------------------------------------------------------------------------
 
-# Operators whose results have shapes that follow from values: issued, and then the ranks are asked (rule N2).
+# Operators whose result shapes depend on values: issued, then the ranks are queried for the shapes (rule N2).
 
 _LEAF: Final = pytree.tree_structure(0)
 
@@ -455,19 +456,19 @@ _LEAF: Final = pytree.tree_structure(0)
 def issue_asking(
     func: Any, described: list[Any], key: tuple[Any, ...], operands: Sequence[Any], team: Team, *, is_global: bool
 ) -> Any:
-    """Run an operator like `nonzero`, and wait until the ranks have said what metadata its results have.
+    """Run an operator like `nonzero`, and block until the ranks have reported the metadata of its results.
 
     Args:
         func: The operator.
-        described: Its name and arguments, for the ranks.
-        key: What these depend on.
-        operands: Of the command.
+        described: Its encoded name and arguments.
+        key: Cache key of the encoding.
+        operands: Operands of the command.
         team: The ranks.
-        is_global: Whether the arguments are parts of one tensor.
+        is_global: Whether the arguments are global tensors.
 
     Raises:
-        TypeError: It returns something else than new tensors, or they differ in shape between the ranks.
-        MeshErrorGroup: It has failed; see `answers_now` for the others.
+        TypeError: It returns anything but new tensors, or their shapes differ between the ranks.
+        MeshErrorGroup: The operator has failed; see `answers_now` for other errors.
     """
     returns = func._schema.returns
     if any(str(one.type) != "Tensor" or one.alias_info is not None for one in returns):
@@ -498,7 +499,7 @@ def issue_asking(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-# ---- whether the arguments of an operation belong together, and the words for it when they do not --------------------
+# ---- errors for arguments that do not belong together, and for unsupported results -----------------------------------
 
 
 def explain(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> TypeError:
@@ -554,11 +555,11 @@ def _shown(value: Any) -> str:
 
 
 def explain_data_dependent(func: Any, got: str = "where it follows from their values") -> TypeError:
-    """Return the error for an operation whose result cannot be described without knowing the data.
+    """Return the error for an operation whose result shape depends on the data.
 
     Args:
         func: The operation.
-        got: What the ranks have made of it, if they were asked.
+        got: Description of the ranks' results, if they were queried.
     """
     name = func.name().partition("::")[2].partition(".")[0]
     return TypeError(
@@ -569,10 +570,10 @@ def explain_data_dependent(func: Any, got: str = "where it follows from their va
 
 
 def check_dense(func: Any, fake: torch.Tensor) -> None:
-    """Refuse to make a tensor that a handle cannot describe by its size and stride.
+    """Refuse to make a tensor that size and stride do not describe.
 
     Raises:
-        TypeError: It is sparse, quantized or nested.
+        TypeError: The tensor is sparse, quantized or nested.
     """
     if fake.layout is not torch.strided or fake.is_quantized:
         name = func.name().partition("::")[2].partition(".")[0]
@@ -587,7 +588,7 @@ def check_in_place(func: Any, fakes: Sequence[torch.Tensor], tensors: Sequence[M
     """Refuse an operation that gives a tensor another shape, or other memory, in place.
 
     Raises:
-        TypeError: It does: the handle here would show the old one.
+        TypeError: The operation does so; the handle would keep the old metadata.
     """
     if func.overloadpacket is torch.ops.aten.set_:
         raise TypeError(

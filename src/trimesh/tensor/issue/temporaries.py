@@ -1,11 +1,11 @@
-"""Tensors of this process that torch itself has made on its way to an operation on mesh tensors.
+"""Temporaries: tensors that torch itself makes in this process for an operation on mesh tensors.
 
 The 0.0 of `where(mask, t, 0.0)`, the indices of `t[[0, 2]]`, the zeros in the derivative of `clamp`: torch makes them
-on the device that a handle names, and cannot know that this means the ranks. They are put there.
+on the device that a handle names, not knowing that it means the ranks. They are moved to the ranks.
 
-A tensor that the user has made is an error instead, and so it must be told from these. Nothing of Python but the
-arguments holds a temporary, so its object has fewer references than that of a tensor on which code in Python has
-called an operation. How many they are is measured once, because it differs between releases of torch and of Python.
+A tensor that the user has made is an error instead, so the two must be distinguished. Only the arguments refer to a
+temporary, so its object has fewer references than a tensor that Python code has passed to an operation. The number
+is measured once, because it differs between releases of torch and of Python.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ if TYPE_CHECKING:
 
 
 class LocalTensor(Exception):
-    """A tensor that the user has made in this process is among the arguments, or one that would be written to."""
+    """An argument is a tensor that the user has made in this process, or a local tensor that would be written to."""
 
 
 def adopted(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team, *, is_global: bool
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of an operator with the temporaries among them put onto the ranks.
+    """Return the arguments of an operator, with temporaries moved to the ranks.
 
     Args:
         func: The operator.
         args: Its arguments.
         kwargs: The others.
         team: The ranks of the other tensors.
-        is_global: Whether those are global; then what torch has made on each rank, because a mesh is active, is a
-            temporary, too.
+        is_global: Whether the other tensors are global. If so, tensors that torch has made on each rank, because a mesh
+            is active, are temporaries, too.
 
     Raises:
-        LocalTensor: One is no temporary, or is to be written to.
+        LocalTensor: A local tensor is not a temporary, or would be written to.
     """
     adopt = partial(_adopt, team, is_global=is_global)
     written = _written(func)
-    # No name is given to any argument here or by the callers, and no list is made of them: that would be a reference.
+    # Neither this function nor its callers may bind an argument to a name or a list: that would add a reference.
     new_args = [_adopted(args, place, adopt, is_written=place in written) for place in range(len(args))]
     return new_args, {name: _adopted(kwargs, name, adopt, is_written=name in written) for name in kwargs}
 
@@ -73,29 +73,29 @@ def _adopted(holder: Any, key: Any, adopt: partial[MeshTensor], *, is_written: b
         kind is MeshTensor and (holder[key]._meta.is_global or not adopt.keywords["is_global"])
     ):
         return holder[key]
-    if holder[key].is_meta and not is_written:  # so torch asks what becomes of a zero of a derivative, without data
+    if holder[key].is_meta and not is_written:  # torch infers a derivative's zero without data
         with no_dispatch():
             zeros = torch.zeros(holder[key].size(), dtype=holder[key].dtype)
         return adopt(zeros).to("meta")
     limit = _references_of_temporaries()
     if is_written or sys.getrefcount(holder[key]) > limit:
         raise LocalTensor
-    # A view may be one of a tensor that is known: `linear` takes the transpose of the user's weight.
-    if holder[key]._is_view() and sys.getrefcount(holder[key]._base) > limit - 1:  # no arguments hold that one
+    # A temporary may be a view of a user's tensor: `linear` takes the transpose of the user's weight.
+    if holder[key]._is_view() and sys.getrefcount(holder[key]._base) > limit - 1:  # no argument refers to it
         raise LocalTensor
     return adopt(holder[key])
 
 
 @cache
 def _written(func: Any) -> frozenset[int | str]:
-    """Return the places and names of the parameters that an operator changes in place."""
+    """Return the indices and names of the parameters that an operator changes in place."""
     parameters = enumerate(func._schema.arguments)
     written = [(place, one.name) for place, one in parameters if one.alias_info and one.alias_info.is_write]
     return frozenset(key for pair in written for key in pair)
 
 
 class _Probe(torch.Tensor):
-    """Looks at the 0.0 of `where(mask, probe, 0.0)`."""
+    """Counts the references to the 0.0 of `where(mask, probe, 0.0)`."""
 
     references: int
 
@@ -104,7 +104,7 @@ class _Probe(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types, kwargs
-        if func is not torch.ops.aten.where.self:  # torch takes it apart by itself only where autograd is on
+        if func is not torch.ops.aten.where.self:  # torch decomposes it itself only with autograd on
             return func.decompose(*args)
         cls.references = sys.getrefcount(args[2])
         return args[1]
@@ -118,23 +118,23 @@ def _references_of_temporaries() -> int:
     return _Probe.references
 
 
-# ---- where torch has another formula for mesh tensors than for plain ones, and is to compute the same ----------------
+# ---- formulas that differ between mesh tensors and plain ones in torch, and are made to agree ------------------------
 
-# The derivative of `max()`, `min()` and `median()` of a whole tensor gives the one that it is its share. Of plain
-# tensors torch fills the share in where the mask is; of all others it multiplies by the mask, so that an infinite share
-# is NaN everywhere else. No operator stands for either formula: what is seen here is a product of a mask and a number,
-# in that node of the graph.
+# The derivative of `max()`, `min()` and `median()` of a whole tensor assigns the gradient's share to the selected
+# element. For plain tensors torch fills the share in at the mask. For others it multiplies by the mask, so that an
+# infinite share gives NaN everywhere else. Neither formula is an operator: `issue` sees a product of a mask and a
+# number in that node of the graph.
 #
-# The derivative of `sgn`, `normal` and some others is zeros that torch makes by no operator on a handle, of this
-# process. Whoever differentiates through what these were given puts them onto the ranks.
+# The derivative of `sgn`, `normal` and some others is zeros that torch makes in this process, by no operator on a
+# handle. Gradient hooks on the inputs of these operators put them onto the ranks.
 #
-# `one_hot` of plain tensors raises where a number is no class. Of all others it compares them with all classes, and
-# says nothing; what is seen here is that comparison, with a tensor that torch has made on the way.
+# `one_hot` of plain tensors raises if a number is not a class. For others it compares them with all classes and does
+# not raise; `issue` sees that comparison, with a temporary.
 
 aten = torch.ops.aten
 
 _SHARING: Final = frozenset({"MaxBackward1", "MedianBackward0", "MinBackward1", "NanmedianBackward0"})
-"""Nodes of the graph that give the largest, the smallest, or the middle one its share."""
+"""Nodes of the graph that assign the share of the maximum, minimum or median."""
 
 
 OF_ZEROS: Final = frozenset(
@@ -144,14 +144,14 @@ OF_ZEROS: Final = frozenset(
         "aten::repeat", "aten::max_pool2d_with_indices_backward",
     )
 )  # fmt: skip
-"""Operators whose derivative is, now and then, zeros of this process."""
+"""Operators whose derivative may be zeros in this process."""
 
 _HOOKED: Final[Any] = WeakIdKeyDictionary()
-"""Tensors whose gradients are put onto the ranks, and their versions; of leaves, which keep their hooks, -1."""
+"""Versions of tensors with a hook that puts gradients onto the ranks; -1 for leaves, which keep their hooks."""
 
 
 class _Walked(threading.local):
-    """The node that this thread executes without torch's engine."""
+    """Node that this thread executes without torch's engine."""
 
     node: Any = None
 
@@ -161,7 +161,7 @@ _WALKED: Final = _Walked()
 
 @contextmanager
 def executing(node: Any) -> Generator[None]:
-    """Let the formulas know which node of a graph is executed, where torch's engine does not do it."""
+    """Set the node of the graph that is executed, when torch's engine does not execute it."""
     outer, _WALKED.node = _WALKED.node, node
     try:
         yield
@@ -170,7 +170,7 @@ def executing(node: Any) -> Generator[None]:
 
 
 def is_product_of_mask(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call may be the last step of such a formula: the metadata of its arguments says no more."""
+    """Return whether a call may be the last step of such a formula, judging by the metadata of its arguments."""
     return (
         func is aten.mul.Tensor
         and all(type(one) is MeshTensor for one in args)
@@ -181,20 +181,20 @@ def is_product_of_mask(func: Any, args: Sequence[Any]) -> bool:
 
 
 def is_shared_out() -> bool:
-    """Whether the node that is executed gives the largest, the smallest, or the middle one its share."""
+    """Return whether the executing node assigns the share of a maximum, minimum or median."""
     node: Any = torch._C._current_autograd_node()
     node = _WALKED.node if node is None else node
     return node is not None and node.name() in _SHARING
 
 
 def filled(mask: MeshTensor, share: MeshTensor) -> Any:
-    """Return the share where a mask is, and 0 elsewhere, as torch makes it of plain tensors."""
+    """Return the share where the mask is true and 0 elsewhere, as torch does for plain tensors."""
     made = torch.zeros_like(mask, dtype=share.dtype, memory_format=torch.contiguous_format)
     return made.masked_fill_(mask, share)
 
 
 def keep_gradients(tensors: Sequence[MeshTensor]) -> None:
-    """Let gradients of what is given to an operator of `OF_ZEROS` be on the ranks."""
+    """Add hooks that put gradients of the inputs of an `OF_ZEROS` operator onto the ranks."""
     for tensor in tensors:
         if tensor.requires_grad:
             version = -1 if tensor.is_leaf else tensor._version
@@ -209,7 +209,7 @@ def _on_ranks(team: Any, is_global: bool, grad: torch.Tensor | None) -> torch.Te
         return None
     with torch._C._DisableTorchDispatch():  # a mesh may be active
         if not grad._is_zerotensor() and grad.any():
-            return None  # of code of the user's own
+            return None  # made by the user's code
         zero = torch.zeros((), dtype=grad.dtype)
     put = MeshTensor._above.put_global if is_global else MeshTensor._above.upload
     made: torch.Tensor = put(zero, team).new_zeros(grad.size())
@@ -217,7 +217,7 @@ def _on_ranks(team: Any, is_global: bool, grad: torch.Tensor | None) -> torch.Te
 
 
 def is_one_hot(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a call may be `one_hot`: numbers, each compared with all classes, which are of this process."""
+    """Return whether a call may be `one_hot`: numbers compared with all classes, which are in this process."""
     return (
         func is aten.eq.Tensor
         and type(args[0]) is MeshTensor
@@ -229,5 +229,5 @@ def is_one_hot(func: Any, args: Sequence[Any]) -> bool:
 
 
 def one_hot(numbers: MeshTensor, classes: int) -> Any:
-    """Return where each number is among the classes; on the ranks one that is none of them is an error."""
+    """Return the one-hot encoding of the numbers; a number that is not a class is an error on the ranks."""
     return numbers.new_zeros((*numbers.shape[:-1], classes), dtype=torch.bool).scatter(-1, numbers, 1)
