@@ -76,7 +76,7 @@ async def show(tensor: torch.Tensor, *, plot: bool | str | os.PathLike[str] = Fa
             figure.savefig(plot)
         return figure
     text = _text(mesh_tensor, values)
-    print(text)  # noqa: T201 - its purpose
+    print(text)  # noqa: T201 - what it is for
     return text
 
 

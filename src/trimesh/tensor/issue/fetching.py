@@ -296,7 +296,7 @@ async def _read(request: RankRequest, told: Mapping[int, _Told], readings: Mappi
                 _take(one, readings[place])
             else:
                 await moves.pull(peer, engine.number, key, lent, readings[place].pieces, one.nbytes)
-        except Exception as error:  # noqa: BLE001 - raised together, with their places
+        except Exception as error:  # noqa: BLE001 - all of them are told, with their places
             set_origin(error, team.origins[place])
             errors[place] = error
 

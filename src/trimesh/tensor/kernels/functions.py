@@ -64,7 +64,7 @@ def define_function(rank: Rank, _: TeamOnRank, number: int, payload: Body, bodie
         found = _decode(rank, payload, bodies, "a remote function")
         if isinstance(found, Named):
             found = _imported(found)
-    except Exception as caught:  # noqa: BLE001 - raised by each call of the function
+    except Exception as caught:  # noqa: BLE001 - told to whoever uses what it was to compute
         error = caught
         found = missing
     _functions(rank)[number] = found

@@ -185,7 +185,7 @@ def _answer(
     else:
         try:
             found = find([refreshed(rank, value) for value in values if not isinstance(value, Poison)])
-        except Exception as error:  # noqa: BLE001 - sent to the controller
+        except Exception as error:  # noqa: BLE001 - goes to whoever fetches
             poison = Poison(team.number, team.done, "trimesh::fetch", error)
             rank.leave(team, poison)
     if is_asked and is_large and poison is None:
@@ -428,7 +428,7 @@ async def _wait_all(
     for source in sources:
         try:
             offers.append((source, *await moves.wait_offer(key, ProcId(source))))
-        except Exception as error:  # noqa: BLE001 - go on waiting for the others, so that their memory is released
+        except Exception as error:  # noqa: BLE001 - the others are waited for, so that they get their memory back
             first = first or error
     return offers, first
 

@@ -102,7 +102,7 @@ def _answer(rank: Rank, team: TeamOnRank, request: int, function: Callable[[], A
     """Send the result of a function, or its error, to the controller."""
     try:
         found = function()
-    except Exception as error:  # noqa: BLE001 - sent to the controller
+    except Exception as error:  # noqa: BLE001 - goes to whoever publishes
         found = Poison(team.number, team.done, "trimesh::publish", error)
         rank.leave(team, found)
     rank.outside.reply(request, found)

@@ -183,7 +183,7 @@ def read_rows(
     made: torch.Tensor | Poison
     try:
         made = _read(rank, team, data, dtype, size, cuts)
-    except BaseException as error:  # noqa: BLE001 - raised by a fetch
+    except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         made = Poison(team.number, team.done, "trimesh::read_rows", error)
     rank.outside.reply(request, made if isinstance(made, Poison) else 1)

@@ -89,7 +89,7 @@ def _traced(
             try:
                 with torch.no_grad():
                     return _iterated(operator, given, run(*args, **kwargs)), given
-            except Exception:  # noqa: BLE001 - fake tensors raise it with torch's own text
+            except Exception:  # noqa: BLE001 - fake tensors say it in the words that torch has for it
                 args, kwargs = (), {}
     try:
         with quiet(), fake, torch.no_grad():

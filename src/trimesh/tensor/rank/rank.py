@@ -373,7 +373,7 @@ class Rank:
                 self._keep(signature, command.first, result)
                 if not is_good:
                     self._kept(command, operands, poison)
-            except BaseException as error:  # noqa: BLE001 - raised by a fetch
+            except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
                 self.fail(team, command, operands, error)
         else:
             assert poison is not None
@@ -394,7 +394,7 @@ class Rank:
         """Release ranks that wait for this one in the current operation, in which it cannot take part (rule N3)."""
         try:
             self.outside.leave(team, poison.error, is_waited_for=bool(team.on_failed))
-        except BaseException as error:  # noqa: BLE001 - the process, or the team, has ended
+        except BaseException as error:  # noqa: BLE001 - the process, or the team, has come to its end
             traceback.clear_frames(error.__traceback__)
         for function in team.on_failed:
             function()

@@ -85,7 +85,7 @@ class Runner:
     def _run(self) -> None:
         try:
             self._execute_batches()
-        except BaseException as error:  # noqa: BLE001 - a bug of trimesh: else the controller waits for an ended thread
+        except BaseException as error:  # noqa: BLE001 - a bug of ours: the controller would wait for a thread that has ended
             self.tell(self.proc.serve, _break_down, error)
 
     def _execute_batches(self) -> None:
