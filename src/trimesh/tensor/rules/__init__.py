@@ -1,5 +1,5 @@
-"""Which operators of torch run on the parts of global tensors, and how: a table of ours, and what it cannot be asked.
+"""Sharding rules: a table of the torch operators that run on the local parts of global tensors, and its engine.
 
-DTensor is the container (the local tensor, how it lies, the mesh, how it is laid out anew); its own rules of sharding
-are not asked. `table` has the rows, `engine` runs them.
+DTensor serves as the container (local tensor, placements, mesh, redistribution); its own sharding rules are not used.
+`table` has the rows, `engine` runs them.
 """

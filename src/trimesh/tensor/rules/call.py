@@ -1,4 +1,4 @@
-"""One call of an operator on global tensors, as the rules see it: named arguments, with metadata for tensors."""
+"""One operator call on global tensors, in the form that rules take: arguments by name, tensors as metadata."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class GlobalMeta:
     """A global tensor among the arguments of a call, or its results.
 
     Attributes:
-        index: Its place among the tensors of the call.
+        index: Position among the tensors of the call.
         size, stride, dtype: As torch's.
-        cuts: How it lies; of a result: ().
+        cuts: Placements, one for each mesh dimension; () for a result.
     """
 
     index: int
@@ -48,7 +48,7 @@ class GlobalMeta:
 
     @property
     def can_sum(self) -> bool:
-        """Whether ranks may have parts of a sum of this dtype: those that a collective can add."""
+        """Whether collectives can add this dtype, so that ranks may hold partial sums of it."""
         return self.dtype in _SUMMED
 
 
@@ -61,8 +61,8 @@ class Strategy(NamedTuple):
     """One way to run a call along one dimension of the mesh.
 
     Attributes:
-        args: For each tensor of the call, how it is to lie.
-        results: For each tensor among the results, how it lies then.
+        args: Required cut of each tensor of the call.
+        results: Resulting cut of each result tensor.
     """
 
     args: tuple[int, ...]
@@ -71,13 +71,13 @@ class Strategy(NamedTuple):
 
 @attrs.frozen(eq=False)
 class Chosen:
-    """How the tensors of a call lie while it runs, along all dimensions of the mesh.
+    """The placements of all tensors of a call while it runs, along all dimensions of the mesh.
 
     Attributes:
-        args, results: By tensor.
+        args, results: Placements of each tensor.
         mesh: Size of each dimension of the mesh.
         place: This rank's coordinates.
-        device_mesh: Torch's.
+        device_mesh: Torch's device mesh.
     """
 
     args: Sequence[Cuts]
@@ -87,7 +87,7 @@ class Chosen:
     device_mesh: Any
 
     def part(self, meta: GlobalMeta) -> tuple[list[int], list[int]]:
-        """Return where this rank's part of an argument starts, and its size."""
+        """Return the start and the size of this rank's part of an argument."""
         return local_part(meta.size, self.args[meta.index], self.mesh, self.place)
 
     def result_size(self, number: int, meta: GlobalMeta) -> list[int]:
@@ -97,17 +97,17 @@ class Chosen:
 
 @attrs.define(eq=False)
 class OperatorCall:
-    """A call, taken apart.
+    """An operator call with its arguments bound to the names of the schema.
 
     Attributes:
         operator: An `OpOverload`.
-        name: Of it, without overload; of one that writes to its first argument, that of the one that does not.
-        arguments: By name; a `GlobalMeta` in the place of each tensor.
-        metas: Of the tensors, in order.
-        written: Which of them it writes to.
-        is_in_place: Whether it is named for writing to its first argument.
+        name: Its name without overload; for an in-place operator (`add_`), the name of its functional form (`add`).
+        arguments: Arguments by name; a `GlobalMeta` replaces each tensor.
+        metas: Metadata of the tensors, in order.
+        written: Indices of the tensors that it writes to.
+        is_in_place: Whether its name marks it as in-place (`add_`).
         mesh: Size of each dimension of the mesh.
-        leaves: What it returns: metadata, and None for what is no tensor.
+        leaves: Leaves of the result: metadata of tensors, None for other values.
     """
 
     operator: Any
@@ -128,17 +128,17 @@ class OperatorCall:
 
     @property
     def result(self) -> GlobalMeta:
-        """The first tensor that it returns."""
+        """Metadata of the first tensor that the call returns."""
         return self.results[0]
 
     def dim(self, name: str, ndim: int, default: int = 0) -> int:
-        """Return an argument that numbers a dimension, from the front."""
+        """Return a dimension argument as a non-negative number."""
         dim = self.arguments.get(name)
         dim = default if dim is None else dim
         return dim % ndim if ndim else 0
 
     def dims(self, name: str, ndim: int) -> list[int]:
-        """Return an argument that numbers dimensions, from the front; all if it is None or empty."""
+        """Return an argument of several dimensions as non-negative numbers; all dimensions if it is None or empty."""
         found = self.arguments.get(name)
         if found is None or (isinstance(found, list | tuple) and not found):
             return list(range(ndim))
@@ -146,15 +146,15 @@ class OperatorCall:
         return sorted({dim % ndim if ndim else 0 for dim in found} if ndim else set())
 
     def of(self, name: str) -> list[GlobalMeta]:
-        """Return the tensors of an argument: none, one or those of a list."""
+        """Return the metadata of all tensors in an argument: none, one or those of a list."""
         return list(metas_in(self.arguments.get(name)))
 
     def strategy(self, args: dict[int, int], results: Sequence[int], *, default: int = -1) -> Strategy:
-        """Return a strategy by the indices of tensors; those that are not named lie whole."""
+        """Return a strategy from cuts by tensor index; tensors that `args` omits get `default` (replicated)."""
         return Strategy(tuple(args.get(index, default) for index in range(len(self.metas))), tuple(results))
 
     def is_sum(self, meta: GlobalMeta, dim: int) -> bool:
-        """Whether the ranks have parts of a sum of it along a dimension of the mesh."""
+        """Whether ranks hold partial sums of a tensor along a dimension of the mesh."""
         return meta.cuts[dim] == SUM
 
 
@@ -168,7 +168,7 @@ def metas_in(tree: Any) -> Iterator[GlobalMeta]:
 
 
 def localized(call: OperatorCall, **changes: Any) -> Callable[..., Any]:
-    """Return the operator with some of its arguments that are no tensors replaced by those of this rank."""
+    """Return the operator with some non-tensor arguments replaced by this rank's values."""
     names = [one.name for one in call.operator._schema.arguments]
     operator = call.operator
 
@@ -185,30 +185,30 @@ def localized(call: OperatorCall, **changes: Any) -> Callable[..., Any]:
     return run
 
 
-# ---- one row of the table: some operators, and how they run on parts -------------------------------------------------
+# ---- rows of the table: operators and how they run on parts ----------------------------------------------------------
 
 Offer = Callable[[OperatorCall, int], Iterable[Strategy]]
-"""The ways to run a call along a dimension of the mesh, beside that with everything whole."""
+"""Yields strategies to run a call along a dimension of the mesh, besides the fully replicated one."""
 
 Localize = Callable[[OperatorCall, Chosen], Callable[..., Any] | None]
-"""What a rank calls with its parts, where that is not the operator itself."""
+"""Returns the function that a rank calls with its parts; None for the operator itself."""
 
 
 @attrs.frozen(eq=False)
 class Row:
-    """Operators of one kind.
+    """A row of the table: operators that share one rule.
 
     Attributes:
-        kind: What the table calls them.
-        names: Of the operators, without overload; `x` stands for `x_`, too.
+        kind: Title of the row in the printed table.
+        names: Operator names without overload; `x` includes `x_`.
         offer: See `Offer`.
-        cut: What may be cut, in words.
-        sums: What may be parts of a sum, and what becomes one, in words.
+        cut: Text for the printed table: dimensions that may be cut.
+        sums: Text for the printed table: arguments that may be, and results that become, partial sums.
         localize: See `Localize`.
         is_view: Whether results share the memory of the first argument.
-        numbers_vary: Whether numbers cannot change what the rule says of tensors that are not in parts.
-        takes_empty: Whether ranks may have nothing of a tensor.
-        may_run: Whether a call is one that the rule is for.
+        numbers_vary: Whether the rule is independent of numeric arguments when no tensor is a partial sum.
+        takes_empty: Whether parts of ranks may be empty.
+        may_run: Predicate: whether the rule applies to a call.
     """
 
     kind: str
@@ -224,11 +224,11 @@ class Row:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Return names that are written in one text."""
+    """Split a text of names at white space."""
     return tuple(text.split())
 
 
-# ---- the arguments of an operator with global tensors among them, and what its schema says of them -------------------
+# ---- arguments of operators and their schemas ------------------------------------------------------------------------
 
 
 def is_global(value: Any) -> TypeGuard[DTensor]:
@@ -258,7 +258,7 @@ def _collect(values: Iterable[Any], found: list[Any]) -> None:
 
 
 def replaced(tree: Any, parts: Iterator[Any]) -> Any:
-    """Return arguments with other values in the place of global tensors, in order."""
+    """Return arguments with global tensors replaced, in order, by the values of an iterator."""
     if is_global(tree):
         return next(parts)
     if isinstance(tree, list | tuple):
@@ -269,7 +269,7 @@ def replaced(tree: Any, parts: Iterator[Any]) -> Any:
 
 
 def key_of(tree: Any, *, vary: bool) -> Any:
-    """Return what a way depends on of arguments that are no tensors, and where tensors are."""
+    """Return the cache key of arguments: positions of tensors, types and values of all else (only types if `vary`)."""
     kind = type(tree)
     if kind is list or kind is tuple:
         return (kind, *[key_of(one, vary=vary) for one in tree])
@@ -283,7 +283,7 @@ def key_of(tree: Any, *, vary: bool) -> Any:
 
 
 def bound(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by their names in the schema."""
+    """Bind arguments to the names of the operator's schema."""
     found: dict[str, Any] = {}
     for place, one in enumerate(operator._schema.arguments):
         if place < len(args):
@@ -296,7 +296,7 @@ def bound(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[st
 
 
 def plain_name(operator: Any) -> str:
-    """Return the name of an operator without overload, and of one that writes to its argument that of the other."""
+    """Return the name of an operator without overload; for an in-place operator, the name of its functional form."""
     name: str = operator._schema.name.partition("::")[2]
     if name.startswith("__"):
         return name
@@ -310,7 +310,7 @@ def _writes(operator: Any) -> Iterator[tuple[int, Any]]:
 
 
 def has_out(operator: Any) -> bool:
-    """Whether an operator writes to tensors that are given only for that."""
+    """Whether an operator has `out=` arguments."""
     return any(one.kwarg_only for _, one in _writes(operator))
 
 
@@ -331,11 +331,11 @@ def makes_views(operator: Any) -> bool:
     return any(one.alias_info is not None and not one.alias_info.is_write for one in operator._schema.returns)
 
 
-# ---- global tensors put together of the parts that the ranks have, and parts taken of what is whole ------------------
+# ---- global tensors assembled from local parts, and parts sliced from whole tensors ----------------------------------
 
 
 def spec_of(mesh: Any, cuts: Cuts, meta: GlobalMeta) -> Any:
-    """Return what torch is to know of a global tensor."""
+    """Return the `DTensorSpec` of a global tensor."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415 - see `sharding`
 
     known = TensorMeta(torch.Size(meta.size), meta.stride, meta.dtype)
@@ -343,7 +343,7 @@ def spec_of(mesh: Any, cuts: Cuts, meta: GlobalMeta) -> Any:
 
 
 def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
-    """Return a leaf of a result: see `OperatorWay.made`."""
+    """Return one leaf of a result, built as `OperatorWay.made` describes it."""
     if made is None or not isinstance(local, torch.Tensor):
         return local
     if isinstance(made, int):
@@ -360,7 +360,7 @@ def assembled(local: Any, made: Any, leaves: Sequence[DTensor]) -> Any:
 
 
 def made_of(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
-    """Return the global tensor with the metadata of `whole` of which this rank has a part."""
+    """Return a global tensor with this rank's part and the metadata of `whole`."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta  # noqa: PLC0415 - see `sharding`
 
     spec = DTensorSpec(mesh, tuple(placements), tensor_meta=TensorMeta(whole.size(), whole.stride(), whole.dtype))
@@ -368,14 +368,14 @@ def made_of(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: to
 
 
 def joined(value: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """Return a tensor that every rank has as a global one."""
+    """Return a tensor that every rank holds whole as a replicated global tensor."""
     if is_global(value):
         return value
     return made_of(value, like.device_mesh, placements_of((WHOLE,) * len(like.placements)), value)
 
 
 def own_part(whole: torch.Tensor, like: DTensor, cuts: Cuts) -> torch.Tensor:
-    """Return this rank's part of a tensor that every rank has."""
+    """Return this rank's part of a tensor that every rank holds whole."""
     mesh = like.device_mesh
     starts, lengths = local_part(
         whole.size(), cuts, [mesh.size(dim) for dim in range(mesh.ndim)], mesh.get_coordinate() or ()
@@ -390,7 +390,7 @@ def own_part(whole: torch.Tensor, like: DTensor, cuts: Cuts) -> torch.Tensor:
 
 
 def sliced_part(value: DTensor, cuts: Cuts, target: Cuts) -> torch.Tensor | None:
-    """Return the own part of what is whole so far, if nothing has to be sent for it."""
+    """Return this rank's part under the target placements if slicing suffices; None if data must be sent."""
     local = value._local_tensor
     for dim, (cut, want) in enumerate(zip(cuts, target, strict=True)):
         if cut == want:
@@ -406,7 +406,7 @@ def sliced_part(value: DTensor, cuts: Cuts, target: Cuts) -> torch.Tensor | None
 def metas_made(
     operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: Sequence[DTensor], fake: FakeTensorMode
 ) -> tuple[list[GlobalMeta | None], list[int | None]]:
-    """Find out what an operator makes; and which of it are arguments, by their numbers."""
+    """Infer metadata of an operator's results on fake tensors, and the argument index of each result that is one."""
 
     def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
         parts = iter(fakes)

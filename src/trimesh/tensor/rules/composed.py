@@ -1,4 +1,4 @@
-"""Operators that are taken into others, each of which runs by the table."""
+"""Composite operators: decomposed into operators that run by the table."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 
 Compose = Callable[["RuleEngine", Any, Sequence[Any], dict[str, Any]], Any]
-"""Takes what runs operators, the operator and its arguments."""
+"""Runs a composite operator: takes the engine, the operator and its arguments."""
 
 aten = torch.ops.aten
 
 _DECOMPOSED: Final = words("""
     mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss native_batch_norm_backward
 """)
-"""As torch itself takes them apart; what comes of that is a program on whole tensors, whose operators have rules."""
+"""Decomposed by torch itself, into operators on global tensors that have rules."""
 
 
 def _decomposed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    from torch._decomp import decomposition_table  # noqa: PLC0415 - takes a while
+    from torch._decomp import decomposition_table  # noqa: PLC0415 - slow import
 
     with OnParts(engine):
         return decomposition_table[operator](*args, **kwargs)
 
 
 def _batch_norm(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Do what torch's does; that writes to the running statistics without saying so."""
+    """Compute batch norm as torch does; its schema does not declare the writes to the running statistics."""
     value, weight, bias, mean, variance, training, momentum, eps = args
     dtype = dtype_of_statistics(value, args[1:])
     if not training or mean is None:
@@ -59,7 +59,7 @@ def _batch_norm(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs:
 
 
 def _laid_out(engine: RuleEngine, value: Any, found: Sequence[Any], dtype: torch.dtype) -> Sequence[Any]:
-    """Lay out what batch norm makes as torch's does: contiguous, or with channels last."""
+    """Give results of batch norm torch's memory format: contiguous or channels last."""
     form = suggest_memory_format(value)
     made, *rest = found
     if not made.is_contiguous(memory_format=form):
@@ -74,7 +74,7 @@ _SUMMED: Final = 2
 
 
 def _unless_empty(compose: Compose) -> Compose:
-    """Return what the gradient of a loss by its second argument is: of no elements none, where a mean divides by 0."""
+    """Wrap the gradient of a loss by its second argument: without elements it has none, where a mean divides by 0."""
 
     def composed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if args[1].numel() == 0:
@@ -85,7 +85,7 @@ def _unless_empty(compose: Compose) -> Compose:
 
 
 def _smooth_l1_backward(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Do what torch's kernel does: its decomposition makes 0 of NaN."""
+    """Compute as torch's kernel does; torch's decomposition turns NaN into 0."""
     del kwargs
     grad, value, target, reduction, beta = args
     with OnParts(engine):
@@ -95,7 +95,7 @@ def _smooth_l1_backward(engine: RuleEngine, _operator: Any, args: Sequence[Any],
 
 
 def _soft_margin_backward(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Do what torch's operator does: its decomposition makes infinity of NaN."""
+    """Compute as torch's operator does; torch's decomposition turns NaN into infinity."""
     del kwargs
     grad, value, target, reduction = args
     with OnParts(engine):
@@ -105,7 +105,7 @@ def _soft_margin_backward(engine: RuleEngine, _operator: Any, args: Sequence[Any
 
 
 def _nll(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The mean is of what all ranks count: one may have more labels to ignore than another."""
+    """Divide the mean by the label count of all ranks: ranks may ignore different numbers of labels."""
     value, target, weight, reduction, ignored = args
     if reduction != _MEAN:
         return engine.by_table(operator, args, kwargs)
@@ -116,13 +116,13 @@ def _nll(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[st
 def _norms(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
-    engine.settle(*args[0])  # at once; a norm of parts adds them up in any case
+    engine.settle(*args[0])  # in one go: a norm of partial sums reduces them in any case
     vector = aten.linalg_vector_norm.default
     return [engine.run(vector, (one, order), {"dtype": dtype}) for one in args[0]]
 
 
 def _unscale(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A rank whose part has an infinity says so to all."""
+    """Share `found_inf` among all ranks, since only some parts may have an infinity."""
     del kwargs
     grads, found, scale = args
     engine.settle(*grads)
@@ -146,14 +146,14 @@ COMPOSED: Final[dict[str, Compose]] = {
     "_foreach_norm": _norms,
     "_amp_foreach_non_finite_check_and_unscale_": _unscale,
 }
-"""By name without overload."""
+"""Compositions by operator name without overload."""
 
 
-# ---- `OnParts`: code that computes with global tensors, as torch's decompositions do, runs by the table --------------
+# ---- `OnParts`: runs torch's decompositions on global tensors by the table -------------------------------------------
 
 
 class OnParts(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Lets code that computes with global tensors, as torch's decompositions do, run by the table."""
+    """Dispatch mode that runs operators on global tensors by the table; used for torch's decompositions."""
 
     def __init__(self, operators: RuleEngine) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -166,9 +166,9 @@ class OnParts(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore
 
 # ---- random numbers of global tensors --------------------------------------------------------------------------------
 
-# All ranks draw the same ones, for the whole tensor, from a generator that the team shares, and each keeps its part. So
-# values do not depend on how a tensor lies, and replicas are equal. It costs every rank the time and, for a moment, the
-# memory of the whole; torch's own way serves CUDA only, and its numbers depend on the layout.
+# All ranks draw the whole tensor from a generator that the team shares, and each keeps its part. So values do not
+# depend on placements, and replicas are equal. It costs every rank the time and, for a moment, the memory of the whole
+# tensor. Torch's own scheme is for CUDA only, and its numbers depend on the layout.
 
 Draw = Callable[["RuleEngine", Rank, TeamOnRank, Sequence[Any], dict[str, Any]], Any]
 
@@ -180,7 +180,7 @@ _RANDOM: Final = frozenset(words("""
 
 
 def draw_of(operator: Any) -> Draw | None:
-    """Return how an operator draws random numbers; None for one that draws none."""
+    """Return the function that draws random numbers for an operator; None if it draws none."""
     name = operator._schema.name.partition("::")[2]
     if name in _LIKES:
         return _like(_LIKES[name], takes_sizes=name == "randint_like")
@@ -201,7 +201,7 @@ def draw_of(operator: Any) -> Draw | None:
 
 
 def _refused(operator: Any) -> Draw:
-    """Each rank would draw its own numbers, and replicas differ; attention draws none without dropout."""
+    """Refuse an operator whose ranks would draw different numbers; attention without dropout runs."""
 
     def refuse(engine: RuleEngine, _rank: Rank, _team: TeamOnRank, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         names = [one.name for one in operator._schema.arguments]
@@ -237,7 +237,7 @@ def _drawn(
 ) -> None:
     local = target._local_tensor
     kwargs.pop("generator", None)
-    if local.size() == target.size():  # each rank has all of it
+    if local.size() == target.size():  # replicated
         operator(local, *args, **kwargs, generator=generator)
         return
     values = torch.empty_strided(target.size(), target.stride(), dtype=target.dtype, device=local.device)
@@ -251,7 +251,7 @@ def _like(filler: str, *, takes_sizes: bool) -> Draw:
         if takes_sizes and len(bounds) == 1:
             bounds = [0, *bounds]
         made: DTensor = engine.run(aten.empty_like.default, (value,), kwargs)
-        # The overload is torch's to choose: `random_` has one for each number of bounds.
+        # Torch chooses the overload: `random_` has one for each number of bounds.
         _drawn(
             engine,
             lambda local, *given, **rest: getattr(local, filler)(*given, **rest),

@@ -1,8 +1,8 @@
-"""How one tensor lies along each dimension of the mesh, as numbers: cut along a dimension, whole, or parts of a sum.
+"""Placements as numbers: the tensor dimension that a mesh dimension cuts, or `WHOLE`, or `SUM` (partial sums).
 
-A tuple of them, one for each dimension of the mesh, says how a tensor lies. Where several dimensions of the mesh cut
-the same dimension of a tensor, the first cuts it, the next cuts the parts, and so on. Parts are as long as
-`torch.chunk` makes them, so that the last ones may be shorter, or empty.
+A tuple with one number for each mesh dimension is a placement. Where several mesh dimensions cut the same tensor
+dimension, the first cuts the tensor, the next cuts its parts, and so on. Part sizes are those of `torch.chunk`, so
+the last parts may be shorter or empty.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 SUM: Final = -2
-"""The ranks have parts of a sum. There are no parts of anything else: a maximum of parts would lose a NaN."""
+"""Ranks hold partial sums. Other reductions have no partial form: a maximum of parts would lose a NaN."""
 
 Cuts = tuple[int, ...]
-"""By dimension of the mesh: the dimension of the tensor that is cut, `WHOLE`, or `SUM`."""
+"""For each mesh dimension: the tensor dimension that it cuts, `WHOLE`, or `SUM`."""
 
 
 def cuts_of(placements: Sequence[Any]) -> Cuts:
-    """Return torch's placements as numbers.
+    """Convert torch's placements to numbers.
 
     Raises:
-        NotImplementedError: One of them is none that global tensors of ours have.
+        NotImplementedError: A placement is of a kind that global tensors do not support.
     """
     return _cuts_of(tuple(placements))
 
@@ -52,19 +52,19 @@ def _cuts_of(placements: tuple[Any, ...]) -> Cuts:
 
 
 def placements_of(cuts: Cuts) -> tuple[Placement, ...]:
-    """Return numbers as torch's placements."""
+    """Convert numbers to torch's placements."""
     from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: PLC0415 - see `sharding`
 
     return tuple(Replicate() if cut == WHOLE else Partial() if cut == SUM else Shard(cut) for cut in cuts)
 
 
 def added_up(cuts: Cuts) -> Cuts:
-    """Return the same with all sums whole."""
+    """Return the placements with `SUM` replaced by `WHOLE`."""
     return tuple(WHOLE if cut == SUM else cut for cut in cuts)
 
 
 def part_of(length: int, parts: int, index: int) -> tuple[int, int]:
-    """Return the start and the length of a part, as `torch.chunk` cuts."""
+    """Return the start and the length of part `index` of `parts`, as `torch.chunk` cuts."""
     step = -(-length // parts)
     start = min(index * step, length)
     return start, min(step, length - start)
@@ -73,13 +73,13 @@ def part_of(length: int, parts: int, index: int) -> tuple[int, int]:
 def local_part(
     size: Sequence[int], cuts: Cuts, mesh: Sequence[int], place: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return where the part of one rank starts in a tensor, and its size.
+    """Return the start of one rank's part in a tensor, and the size of the part.
 
     Args:
-        size: Of the tensor.
-        cuts: How it lies.
+        size: Size of the whole tensor.
+        cuts: Its placements.
         mesh: Size of each dimension of the mesh.
-        place: The rank's coordinate along each.
+        place: The rank's coordinates in the mesh.
     """
     starts, lengths = [0] * len(size), list(size)
     for cut, parts, index in zip(cuts, mesh, place, strict=True):
@@ -90,13 +90,13 @@ def local_part(
 
 
 def has_empty_part(size: Sequence[int], cuts: Cuts, mesh: Sequence[int]) -> bool:
-    """Whether some rank has nothing of a tensor: the last of each row has the least."""
+    """Whether the part of some rank is empty; the last rank of each dimension has the smallest."""
     _, lengths = local_part(size, cuts, mesh, [parts - 1 for parts in mesh])
     return 0 in lengths
 
 
 def dense_strides(size: Sequence[int], like_size: Sequence[int], like_stride: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the strides of a part that lies in memory in the order of its whole; None if the whole is not dense."""
+    """Return the strides of a dense part with the dimension order of its whole; None if the whole is not dense."""
     order = sorted(range(len(size)), key=lambda dim: (like_stride[dim], -dim))
     step, whole_step = 1, 1
     strides = [0] * len(size)
@@ -109,18 +109,18 @@ def dense_strides(size: Sequence[int], like_size: Sequence[int], like_stride: Se
     return tuple(strides)
 
 
-# ---- what the rules let the ranks along a dimension of the mesh do together ------------------------------------------
+# ---- collectives of rules, along one dimension of the mesh -----------------------------------------------------------
 
 
 def all_reduced(value: torch.Tensor, operation: str, mesh: Any, dim: int) -> torch.Tensor:
-    """Return what the ranks have, put together element by element."""
+    """All-reduce a tensor with an operation ("sum", "max", ...) along a mesh dimension."""
     ops = torch.ops._c10d_functional
     made: torch.Tensor = ops.wait_tensor(ops.all_reduce(value, operation, mesh.get_group(dim).group_name))
     return made
 
 
 def all_summed(values: Sequence[torch.Tensor], mesh: Any, dim: int) -> list[torch.Tensor]:
-    """Return the sums of what the ranks have, of one dtype: as few collectives as their memory for copies allows."""
+    """All-reduce tensors of one dtype by sum, in as few collectives as the memory for copies allows."""
     ops, group = torch.ops._c10d_functional, mesh.get_group(dim).group_name
     made: list[torch.Tensor] = []
     for some in _within(values, limits.TENSOR_SUMMED_BYTES):
@@ -132,7 +132,7 @@ def all_summed(values: Sequence[torch.Tensor], mesh: Any, dim: int) -> list[torc
 
 
 def _within(values: Sequence[torch.Tensor], nbytes: int) -> Iterator[list[torch.Tensor]]:
-    """Yield them in order, as many at once as have so many bytes together; one that has more alone."""
+    """Yield groups of tensors, in order, of at most `nbytes` each; a larger tensor forms a group of its own."""
     some: list[torch.Tensor] = []
     room = nbytes
     for one in values:
@@ -145,7 +145,7 @@ def _within(values: Sequence[torch.Tensor], nbytes: int) -> Iterator[list[torch.
 
 
 def all_gathered(value: torch.Tensor, mesh: Any, dim: int) -> torch.Tensor:
-    """Return what the ranks have, of one size and contiguous, one after another along the first dimension."""
+    """All-gather contiguous tensors of equal size, concatenated along the first dimension."""
     ops = torch.ops._c10d_functional
     group = mesh.get_group(dim)
     made: torch.Tensor = ops.wait_tensor(ops.all_gather_into_tensor(value, mesh.size(dim), group.group_name))

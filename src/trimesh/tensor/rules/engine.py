@@ -1,4 +1,4 @@
-"""Runs the operators of one rank on global tensors, by the table, or on whole ones."""
+"""Rule engine of one rank: runs operators on global tensors by the table, or falls back to whole tensors."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ Operator = Callable[..., Any]
 
 
 class OperatorWay:
-    """How a call of a certain signature runs: as long as these are the same, so is this.
+    """Cached dispatch decision for one operator signature.
 
     Attributes:
-        targets: How each tensor is to lie.
-        function: What runs on the parts.
-        made: For each leaf of the result: an argument (a number), what a new tensor is (spec, size, strides), or None.
-            None for all where each rank has the whole of every tensor: they are what they are.
+        targets: Required placements of each tensor.
+        function: Function that runs on the parts.
+        made: For each leaf of the result: index of an argument, `(spec, size, strides)` of a new tensor, or None. None
+            altogether if every tensor is replicated; results are then returned as they are.
         is_view: Whether results share memory with the first argument.
-        summed: Which tensors are added up, so that each rank has what it had a part of.
+        summed: Tensors whose partial sums are reduced before the call.
     """
 
     __slots__ = ("function", "is_view", "made", "summed", "targets")
@@ -88,12 +88,12 @@ _UNKNOWN: Final = OperatorWay((), print, (), is_view=False)
 
 
 class _Known:
-    """What the table has for an operator.
+    """Cached table look-up for an operator.
 
     Attributes:
-        composed: Takes it into others.
+        composed: Its decomposition, if it has one.
         rows: Its rows.
-        numbers_vary: Whether its numbers do not decide how it runs.
+        numbers_vary: Whether its rules are independent of numeric arguments.
     """
 
     __slots__ = ("composed", "numbers_vary", "rows")
@@ -104,16 +104,16 @@ class _Known:
         self.numbers_vary = bool(rows) and rows[0].numbers_vary
 
     def may_vary(self, cuts: Sequence[Cuts]) -> bool:
-        """Whether that holds for tensors that lie so: what is added to parts of a sum must be known."""
+        """Whether numbers may vary for these placements; with partial sums, numbers that are added must be known."""
         return self.numbers_vary and not any(SUM in each for each in cuts)
 
 
 class OperatorCounts:
-    """How many operators ran on global tensors.
+    """Counts of operators that ran on global tensors.
 
     Attributes:
-        all: Of any kind.
-        fallbacks: By name those that ran on whole tensors, for they are not in the table.
+        all: All operators.
+        fallbacks: Count by name of operators that fell back to whole tensors because no rule applied.
     """
 
     __slots__ = ("all", "fallbacks")
@@ -127,18 +127,18 @@ class OperatorCounts:
         self.fallbacks.update(other.fallbacks)
 
     def since(self, before: OperatorCounts) -> OperatorCounts:
-        """Return what came after another one was a copy of it."""
+        """Return the counts added since the snapshot `before`."""
         made = OperatorCounts()
         made.all, made.fallbacks = self.all - before.all, self.fallbacks - before.fallbacks
         return made
 
 
 class RuleEngine:
-    """The operators of one rank on global tensors.
+    """Runs the operators of one rank on global tensors.
 
     Attributes:
-        counts: Of what it has run.
-        sums: What is in parts.
+        counts: Operators run so far.
+        sums: Tensors of which the rank holds partial sums.
     """
 
     __slots__ = ("_fake", "_known", "_ways", "counts", "sums")
@@ -161,7 +161,7 @@ class RuleEngine:
         return self._run(operator, args, kwargs, leaves, is_taken_apart=True)
 
     def by_table(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator that is composed of others as it is."""
+        """Run an operator by its row of the table, without decomposing it."""
         return self._run(operator, args, kwargs, globals_in((args, kwargs)), is_taken_apart=False)
 
     def _know(self, operator: Any) -> _Known:
@@ -199,7 +199,7 @@ class RuleEngine:
         parts = iter(
             [
                 leaf._local_tensor
-                if cut == target and SUM not in cut  # adding one up may change how another one lies
+                if cut == target and SUM not in cut  # reducing one tensor may change the placement of another
                 else self.part(leaf, target, is_viewed=way.is_view)
                 for leaf, target, cut in zip(leaves, way.targets, cuts, strict=True)
             ]
@@ -208,7 +208,7 @@ class RuleEngine:
         return self.finish(way, result, leaves)
 
     def finish(self, way: OperatorWay, result: Any, leaves: Sequence[DTensor]) -> Any:
-        """Return what a way makes of what its function has returned on the parts of global tensors."""
+        """Build the result of a call from the value that the function of its way returned for the local parts."""
         if way.made is None:
             return _of_wholes(result, leaves)
         made = iter(way.made)
@@ -223,10 +223,10 @@ class RuleEngine:
     def lasting_way(
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[OperatorWay, bool] | None:
-        """Return how an operator that has run here does on tensors that lie so; None where that moves some of them.
+        """Return the cached way of a call that has run before; None if it reshards a tensor.
 
         Returns:
-            The way, and whether numbers among its arguments do not decide it.
+            The way, and whether it is independent of numeric arguments.
         """
         tensors = tensors_in((args, kwargs))
         leaves = globals_in(tensors)
@@ -248,7 +248,7 @@ class RuleEngine:
         return operator, tuple([one._spec for one in leaves]), key_of(args, vary=vary), key_of(kwargs, vary=vary)
 
     def part(self, value: DTensor, target: Cuts, *, is_viewed: bool = False) -> torch.Tensor:
-        """Return this rank's part of a tensor as it is to lie."""
+        """Return this rank's part of a tensor under the target placements; reshards if necessary."""
         cuts = cuts_of(value.placements)
         if cuts == target:
             return value._local_tensor
@@ -261,7 +261,7 @@ class RuleEngine:
         return moved(value, target) if sliced is None else sliced
 
     def settle(self, *values: DTensor) -> None:
-        """Add up what is in parts."""
+        """Reduce the partial sums of tensors, in place."""
         if len(values) > 1:
             self.sums.settle_together(values)
         for value in values:
@@ -270,7 +270,7 @@ class RuleEngine:
                 self.sums.settle(value, added_up(cuts))
 
     def write(self, target: DTensor, whole: torch.Tensor) -> None:
-        """Write a tensor that every rank has into a global one."""
+        """Copy a tensor that every rank holds whole into a global tensor."""
         self.settle(target)
         local, part = target._local_tensor, own_part(whole, target, cuts_of(target.placements))
         for dim, (size, stride) in enumerate(zip(local.size(), local.stride(), strict=True)):
@@ -279,17 +279,17 @@ class RuleEngine:
         local.copy_(part)
 
     def whole(self, value: DTensor) -> torch.Tensor:
-        """Return all of a tensor; what is in parts is added up for good."""
+        """Return the whole tensor on every rank; partial sums are reduced in place."""
         return self.part(value, (WHOLE,) * len(value.placements))
 
     def _run_whole(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor]) -> Any:
-        """Run an operator on tensors of which every rank has the whole."""
+        """Run an operator on replicated tensors."""
         parts = iter([one._local_tensor for one in leaves])
         result = operator(*replaced(tuple(args), parts), **replaced(kwargs, parts))
         return _of_wholes(result, leaves)
 
     def fall_back(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_counted: bool = True) -> Any:
-        """Run an operator on whole tensors, on every rank, and cut what it makes as the first of its size was."""
+        """Run an operator on whole tensors on every rank; results as large as the first argument are cut like it."""
         if is_counted:
             name = operator.name()
             if name not in self.counts.fallbacks:
@@ -298,7 +298,7 @@ class RuleEngine:
         leaves = globals_in((args, kwargs))
         whole = [self.whole(one) for one in leaves]
         written = written_in(operator, args, kwargs)
-        # What is a view of the tensor itself where all of it lies here must not be written to by way of the result.
+        # View operators get copies of replicated tensors: a write to their result must not reach the tensor itself.
         given = [
             one.clone(memory_format=torch.preserve_format)
             if one is leaf._local_tensor and id(leaf) not in written and makes_views(operator)
@@ -328,7 +328,7 @@ class RuleEngine:
         self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], leaves: list[DTensor], cuts: list[Cuts],
         rows: Sequence[Row],
     ) -> OperatorWay | None:  # fmt: skip
-        """Find out how a call runs; None for on whole tensors."""
+        """Compute the way of a call by the rows; None for fallback to whole tensors."""
         if not rows or has_out(operator):
             return None
         mesh = leaves[0].device_mesh
@@ -373,7 +373,7 @@ def _way(row: Row, call: OperatorCall, chosen: Chosen, aliases: Sequence[int | N
 
 
 def _of_wholes(result: Any, leaves: Sequence[DTensor]) -> Any:
-    """Return what an operator has made of tensors of which every rank has the whole."""
+    """Wrap the results of an operator that ran on replicated tensors."""
     by_id = {id(one._local_tensor): one for one in leaves}
 
     def keep(value: Any) -> Any:
@@ -395,21 +395,21 @@ def engine_of(rank: Rank) -> RuleEngine:
 
 
 def engine_in(rank: Rank) -> RuleEngine | None:
-    """Return that of a rank; None if it has had no global tensor."""
+    """Return the engine of a rank; None if the rank has had no global tensor."""
     found = rank.above.get(RuleEngine)
     assert found is None or isinstance(found, RuleEngine)
     return found
 
 
-# ---- which of the ways that a rule offers is taken: the one that moves the fewest bytes ------------------------------
+# ---- choice among the strategies of a rule: the one that moves the fewest bytes --------------------------------------
 
 _NEVER: Final = float("inf")
 _SLICED: Final = 0.001
-"""A part of what is there costs little, and still more than nothing to be done."""
+"""Cost of slicing a local tensor, relative to its bytes: small, but more than no change."""
 
 
 def choose(row: Row, call: OperatorCall, mesh: Any, aliases: Sequence[int | None]) -> Chosen | None:
-    """Choose a strategy for each dimension of the mesh; None where what is written to would have to move."""
+    """Choose the cheapest strategy along each mesh dimension; None if a written tensor would have to move."""
     picked: list[Strategy] = []
     for dim in range(len(call.mesh)):
         strategy = _cheapest(row, call, dim, aliases)

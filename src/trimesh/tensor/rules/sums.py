@@ -1,4 +1,4 @@
-"""Parts of a sum are added up in the place of the tensor, and of all that share its memory."""
+"""Partial sums of one rank: reduced in place, for a tensor and all that share its memory."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """The tensors of a rank of which it has parts of a sum, and which share memory.
+    """The tensors of a rank that hold partial sums, grouped by shared memory.
 
-    SU-1 All global tensors that share memory are in parts along the same dimensions of the mesh: views keep them, and
-    adding up reaches all.
+    SU-1 All global tensors that share memory are partial along the same dimensions of the mesh: views keep the sums
+    partial, and a reduction reaches all of them.
 
     Attributes:
-        on_laid: Called with each tensor that lies otherwise from then on, and the part that it had.
+        on_laid: Called with each tensor whose placements change, and its former part.
     """
 
     __slots__ = ("_sharing", "on_laid")
@@ -42,7 +42,7 @@ class Sums:
         self._sharing: dict[int, list[weakref.ref[Any]]] = {}
 
     def viewed(self, base: DTensor, results: Sequence[DTensor]) -> None:
-        """Learn of views of a tensor in parts: they share its memory, or that in which it was laid anew for them."""
+        """Record views of a partial tensor: they share its memory, or the memory that it was relaid in for them."""
         if not results:
             return
         memory = memory_of(results[0])
@@ -56,11 +56,11 @@ class Sums:
         self._sharing[memory] = [*kept, *map(weakref.ref, news)]
 
     def settle(self, value: DTensor, wanted: Cuts) -> None:
-        """Add up a tensor's parts. Whoever has it, or shares its memory, sees the same values as before.
+        """Reduce the partial sums of a tensor, in place; its values, and those of tensors that share its memory, stay.
 
         Args:
-            value: In parts; all ranks take part.
-            wanted: How it is to lie, if nothing shares its memory; otherwise it lies whole in the place of the parts.
+            value: Partial tensor; all ranks take part.
+            wanted: New placements if nothing shares its memory; otherwise its sums become whole in the same memory.
         """
         memory, sharing = self._sharers(value)
         if len(sharing) == 1:
@@ -79,10 +79,10 @@ class Sums:
             self._lay(one, one._local_tensor, added_up(cuts_of(one.placements)))
 
     def settle_together(self, values: Sequence[DTensor]) -> None:
-        """Add up the parts of several tensors at once: those that share no memory with others; the rest is left.
+        """Reduce several partial tensors together: those that share no memory with others; the rest is left.
 
         Args:
-            values: Tensors of one device mesh, of any layout; all ranks take part.
+            values: Tensors of one device mesh, with any placements; all ranks take part.
         """
         alike: dict[tuple[int, torch.dtype], dict[int, DTensor]] = {}
         for value in values:
@@ -98,7 +98,7 @@ class Sums:
                 self._lay(value, ordered(local, value.size(), value.stride()), added_up(cuts_of(value.placements)))
 
     def is_shared(self, value: Any) -> bool:
-        """Whether other tensors in parts share the memory of one."""
+        """Whether other partial tensors share the memory of one."""
         return bool(self._sharing) and len(self._sharers(value)[1]) > 1
 
     def _lay(self, value: DTensor, local: torch.Tensor, cuts: Cuts) -> None:
@@ -108,7 +108,7 @@ class Sums:
             self.on_laid(value, before)
 
     def _sharers(self, value: DTensor) -> tuple[int | None, dict[int, DTensor]]:
-        """Return the memory of a tensor in parts, and by identity all that share it, itself among them."""
+        """Return the memory of a partial tensor, and by identity all tensors that share it, itself included."""
         memory = memory_of(value)
         sharing = {id(value): value}
         for ref in self._sharing.get(memory, ()) if memory is not None else ():
@@ -119,33 +119,33 @@ class Sums:
 
 
 def respecified(value: DTensor, cuts: Cuts) -> Any:
-    """Return what torch is to know of a tensor that lies otherwise."""
+    """Return the `DTensorSpec` of a tensor with other placements."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec  # noqa: PLC0415 - see `sharding`
 
     return DTensorSpec(value.device_mesh, placements_of(cuts), tensor_meta=value._spec.tensor_meta)
 
 
 def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:
-    """Return this rank's part of a tensor as it would lie otherwise, in memory in the order of the whole."""
+    """Return this rank's part of a tensor under other placements, with the dimension order of the whole in memory."""
     from torch.distributed.tensor._redistribute import redistribute_local_tensor  # noqa: PLC0415 - see `sharding`
 
     own = cuts_of(value.placements)
     if cuts == own:
         return ordered(value._local_tensor, value.size(), value.stride())
     added = [dim for dim, (cut, was) in enumerate(zip(cuts, own, strict=True)) if cut == SUM != was]
-    if added:  # torch would divide it, which makes fractions of counts
+    if added:  # torch would divide it, so integers would become fractions
         whole = moved(value, tuple(WHOLE if dim in added else cut for dim, cut in enumerate(cuts)))
         place = value.device_mesh.get_coordinate()
         assert place is not None, "this rank is in it"
         return whole if all(place[dim] == 0 for dim in added) else torch.zeros_like(whole)
-    # `DTensor.redistribute` of torch 2.9 refuses parts of a sum that stay so.
+    # `DTensor.redistribute` of torch 2.9 refuses partial sums that stay partial.
     with torch.no_grad():
         local = redistribute_local_tensor(value._local_tensor, value._spec, respecified(value, cuts))
     return ordered(local, value.size(), value.stride())
 
 
 def ordered(local: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """Return a part that lies in memory in the order of its whole."""
+    """Return a part with the dimension order of its whole in memory; copies if necessary."""
     wanted = dense_strides(local.size(), size, stride)
     if wanted is None or lies_so(local, wanted):
         return local
@@ -154,7 +154,7 @@ def ordered(local: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> 
 
 
 def lies_so(local: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides, but for dimensions in which no step is taken."""
+    """Whether a tensor has these strides, apart from dimensions of length 0 or 1."""
     found = local.stride()
     return found == strides or all(
         length <= 1 or one == other for length, one, other in zip(local.size(), found, strides, strict=True)

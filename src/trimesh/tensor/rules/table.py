@@ -1,4 +1,4 @@
-"""The table: which operators run on the parts of global tensors, and how. Whatever is not in it runs on whole ones."""
+"""Table of rules for operators on parts of global tensors. Operators without a row fall back to whole tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ END: Final = "<!-- its end -->"
 
 
 def written_into(document: str) -> str:
-    """Return a document with the table between its marks."""
+    """Return a document with the text between its marks replaced by the table."""
     before, _, rest = document.partition(BEGIN)
     _, _, after = rest.partition(END)
     return "\n".join([before + BEGIN, "", *lines(), "", END + after])

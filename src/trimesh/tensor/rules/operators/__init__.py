@@ -1,1 +1,1 @@
-"""The rows of the table, a file for each way in which operators run on parts."""
+"""Rows of the table, one module for each family of operators."""

@@ -1,4 +1,4 @@
-"""Operators that compute along some dimensions, for each place in the others by itself."""
+"""Operators along some dimensions (softmax, sort, cumsum, ...): all other dimensions may be cut."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Row, Strategy, localized, words
 
 Used = Callable[[OperatorCall], Sequence[int]]
-"""The dimensions that a call computes along."""
+"""Returns the dimensions that a call computes along."""
 
 
 def _named(name: str) -> Used:
@@ -78,7 +78,7 @@ def _fits(call: OperatorCall) -> bool:
 
 
 def _not_normalized(call: OperatorCall) -> Iterator[tuple[int, dict[int, int]]]:
-    """Yield each dimension that is not normalized, and how the tensors that have it lie if they are cut there."""
+    """Yield each dimension that is not normalized, with the cuts of the tensors that have it."""
     value = call["input"]
     assert isinstance(value, GlobalMeta)
     for cut in range(value.ndim - len(call["normalized_shape"])):

@@ -1,4 +1,4 @@
-"""Operators that take elements by their places, or put them there."""
+"""Gather, scatter and indexing operators: they read or write elements by index."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _offer_embedding(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _localize_embedding(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """Of a table that is cut by rows each rank gives the rows that it has, and zeros."""
+    """For a table cut by rows, return a look-up of this rank's rows that gives zeros for all others (a partial sum)."""
     weight = call["weight"]
     if 0 not in chosen.args[weight.index]:
         return None
@@ -51,7 +51,7 @@ def _offer_embedding_backward(call: OperatorCall, _dim: int) -> Iterable[Strateg
 
 
 def _offer_gather(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
-    """Dimensions but that of the places may be cut where the places go as far as the tensor; the places everywhere."""
+    """Offer cuts of index and tensor outside `dim` where both are equally long, and of the index along `dim`."""
     value, index = call["self"], call["index"]
     if value.ndim != index.ndim or not value.ndim:
         return
@@ -85,7 +85,7 @@ def _offer_index_select(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _offer_index_add(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
-    """`source` has the dimensions of `self`; one number, or a tensor without dimensions, serves all places."""
+    """`source` has the dimensions of `self`; a number or a tensor without dimensions applies to all indices."""
     value = call["self"]
     if not value.ndim:
         return
@@ -99,7 +99,7 @@ def _offer_index_add(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _indexed(call: OperatorCall) -> tuple[list[int], tuple[int, ...], int] | None:
-    """Return which dimensions are indexed, the size of the places, and where these are in the result."""
+    """Return the indexed dimensions, the broadcast size of the indices, and their first dimension in the result."""
     indices = call["indices"]
     metas = [one for one in indices if one is not None]
     if not metas or any(one.dtype in (torch.bool, torch.uint8) for one in metas):
@@ -112,7 +112,7 @@ def _indexed(call: OperatorCall) -> tuple[list[int], tuple[int, ...], int] | Non
 
 
 def _free(call: OperatorCall) -> Iterable[tuple[int, int]]:
-    """Yield dimensions of the tensor that are not indexed, and where each is among the values."""
+    """Yield dimensions of the tensor that are not indexed, each with its dimension among the values."""
     found = _indexed(call)
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""Products of matrices, by letters for their dimensions: one that the result does not have is summed over."""
+"""Matrix products, written as einsum letters: a dimension that the result lacks is summed over."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """Of a product in parts of a sum only the first rank adds what is to be added."""
+    """For a product in partial sums, let only the first rank add the input to be added."""
     sums = [dim for dim, cut in enumerate(chosen.results[0]) if cut == SUM]
     if not sums or len(call.metas) < 3 or all(chosen.place[dim] == 0 for dim in sums):
         return None
@@ -97,7 +97,7 @@ def _offer_linear(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _localize_linear(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """Of a product in parts of a sum only the first rank adds the bias."""
+    """For a product in partial sums, let only the first rank add the bias."""
     sums = [dim for dim, cut in enumerate(chosen.results[0]) if cut == SUM]
     if not sums or all(chosen.place[dim] == 0 for dim in sums):
         return None

@@ -13,7 +13,7 @@ from trimesh.tensor.rules.cuts import SUM, placements_of
 from trimesh.tensor.rules.sums import moved
 
 _NONE, _SUMMED = 0, 2
-"""Torch's numbers for reductions of a loss; 1 is the mean."""
+"""Torch's numbers for the `reduction` of a loss; 1 is the mean."""
 
 
 def _offer_nll(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
@@ -96,11 +96,11 @@ ROWS: Final = (
 # ---- attention, and its derivative -----------------------------------------------------------------------------------
 
 _ROWS: Final = 2
-"""The dimension of queries, keys and values that is the sequence."""
+"""Sequence dimension of queries, keys and values."""
 
 
 def _offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
-    """Batch and heads may be cut; a mask, where it has them."""
+    """Offer cuts of batch and heads; the mask is cut along those that it has."""
     query, mask = call["query"], call["attn_mask"]
     if call["dropout_p"] or query.ndim != 4:
         return
@@ -118,7 +118,7 @@ def _offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _by_rows(call: OperatorCall) -> Strategy:
-    """Queries are cut along the sequence: each rank computes its rows, for which it has all keys and values."""
+    """Return the strategy that cuts queries along the sequence: a rank computes its rows with all keys and values."""
     query, mask = call["query"], call["attn_mask"]
     args = {meta.index: _ROWS for meta in call.metas}
     args |= {call[name].index: WHOLE for name in ("key", "value")}
@@ -147,7 +147,7 @@ def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
 
 
 def _localize_backward(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """Each rank finds gradients of all keys and values; they are added up where these are cut."""
+    """Each rank computes gradients of all keys and values; where these are cut, the gradients are reduce-scattered."""
     if not _is_by_rows(call, chosen):
         return None
     start, rows = _own_rows(call, chosen)
@@ -171,7 +171,7 @@ def _localize_backward(call: OperatorCall, chosen: Chosen) -> Callable[..., Any]
 
 
 def _scattered(found: torch.Tensor, meta: GlobalMeta, chosen: Chosen, place: int, length: int) -> torch.Tensor:
-    """Add up what the ranks have found, of the first rows, where the result is cut."""
+    """Reduce-scatter gradients of the first rows to the placement of the result."""
     size = list(found.size())
     if size[_ROWS] < length:
         size[_ROWS] = length - size[_ROWS]
@@ -188,7 +188,7 @@ def _own_rows(call: OperatorCall, chosen: Chosen) -> tuple[int, int]:
 
 
 def _causal(query: torch.Tensor, start: int, seen: int) -> torch.Tensor:
-    """Return the mask of rows from `start` on, of the first `seen` keys: each row sees no later one."""
+    """Return the causal mask of query rows from `start` on over the first `seen` keys: no row sees a later key."""
     rows = torch.arange(start, start + query.size(_ROWS), device=query.device)
     is_later = torch.arange(seen, device=query.device) > rows[:, None]
     return torch.zeros(is_later.size(), dtype=query.dtype, device=query.device).masked_fill_(is_later, float("-inf"))

@@ -1,4 +1,4 @@
-"""Operators that compute each element of the result from the elements at its place."""
+"""Element-wise operators, with broadcasting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PLAIN: Final = words("""
 
 
 def broadcast(call: OperatorCall, metas: Iterable[GlobalMeta], size: tuple[int, ...], cut: int) -> dict[int, int]:
-    """Return how tensors that are broadcast to a size lie where dimension `cut` of it is cut."""
+    """Return the cut of each tensor that is broadcast to a size of which dimension `cut` is cut."""
     found: dict[int, int] = {}
     for meta in metas:
         own = cut - (len(size) - meta.ndim)
@@ -43,7 +43,7 @@ def broadcast(call: OperatorCall, metas: Iterable[GlobalMeta], size: tuple[int, 
 
 
 def offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
-    """Any dimension may be cut, the same in all that have it; what is broadcast along it is whole."""
+    """Offer a cut of any dimension, in all tensors that have it; tensors broadcast along it are replicated."""
     size = call.metas[0].size if call.is_in_place else call.result.size
     if any(one.size != size for one in call.results):
         return
@@ -54,7 +54,7 @@ def offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _offer_linear_one(call: OperatorCall, dim: int) -> Iterable[Strategy]:
-    """Of one tensor: parts of a sum stay so."""
+    """Linear in one tensor: partial sums stay partial."""
     meta = call.metas[0]
     if len(call.metas) == 1 and meta.can_sum and call.is_sum(meta, dim) and not call.is_in_place:
         yield call.strategy({0: SUM}, [SUM])
@@ -62,7 +62,7 @@ def _offer_linear_one(call: OperatorCall, dim: int) -> Iterable[Strategy]:
 
 
 def _offer_sum(call: OperatorCall, dim: int) -> Iterable[Strategy]:
-    """Of two tensors of the same size: parts of two sums are parts of the sum."""
+    """Sum of two tensors of the same size: if both are partial, the result is partial."""
     metas = call.metas
     if (
         len(metas) == 2
@@ -82,7 +82,7 @@ def _is_moderate(number: object) -> bool:
 
 
 def _offer_multiple(call: OperatorCall, dim: int) -> Iterable[Strategy]:
-    """By a number of some size parts of a sum of floats stay so; by others the parts alone might be infinite."""
+    """Partial sums of floats stay partial under moderate factors; larger ones could make single parts infinite."""
     number, meta = call["other"], call["self"]
     is_fit = isinstance(meta, GlobalMeta) and meta.dtype.is_floating_point and meta.dtype is not torch.float16
     if call.name == "div":
@@ -95,7 +95,7 @@ def _offer_multiple(call: OperatorCall, dim: int) -> Iterable[Strategy]:
 
 
 def _offer_cast(call: OperatorCall, dim: int) -> Iterable[Strategy]:
-    """A cast that loses nothing keeps parts of a sum."""
+    """Partial sums stay partial under a lossless cast."""
     meta, made = call.metas[0], call.result
     loses_nothing = meta.dtype.is_floating_point and torch.promote_types(meta.dtype, made.dtype) == made.dtype
     if loses_nothing and meta.can_sum and made.can_sum and call.is_sum(meta, dim) and not call.is_in_place:
@@ -144,7 +144,7 @@ ROWS: Final = (
 )
 
 
-# ---- operators that take the metadata of a tensor and not its values -------------------------------------------------
+# ---- operators that use only the metadata of a tensor ----------------------------------------------------------------
 
 
 def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
@@ -176,7 +176,7 @@ ROWS_FACTORY: Final = (
 )
 
 
-# ---- operators on lists of tensors, as optimizers use them: each place of the lists by itself ------------------------
+# ---- foreach operators on lists of tensors, as optimizers use them ---------------------------------------------------
 
 _FOREACH: Final = tuple(
     f"_foreach_{name}"
@@ -197,7 +197,7 @@ def _lists(call: OperatorCall) -> list[Sequence[object]]:
 
 
 def _offer_listed(call: OperatorCall, dim: int) -> Iterable[Strategy]:
-    """The tensors of one place lie alike: as the first, which is what is written to if anything is."""
+    """Give tensors at one list index the placement of the first, which is the one written to if any is."""
     lists = _lists(call)
     if not lists:
         return

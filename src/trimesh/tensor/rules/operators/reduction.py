@@ -1,4 +1,4 @@
-"""Operators that make one element of many."""
+"""Reductions: sum, mean, maximum, norm, product and the like."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _reduced(call: OperatorCall) -> list[int]:
 
 
 def _kept(call: OperatorCall, cut: int) -> int:
-    """Return where a dimension of the argument that is not reduced is in the result."""
+    """Return the dimension of the result for a dimension of the argument that is not reduced."""
     if call["keepdim"]:
         return cut
     return cut - sum(dim < cut for dim in _reduced(call))
@@ -42,7 +42,7 @@ def _offer_sum(call: OperatorCall, dim: int) -> Iterable[Strategy]:
 
 
 def _sum_parts(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """The mean of a part counts by how much of the whole it is; a sum needs nothing."""
+    """Weight the mean of a part by its share of the whole; a sum needs no change."""
     if call.name != "mean":
         return None
     meta = call.metas[0]
@@ -72,7 +72,7 @@ def _offer_two(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def gathered(local: torch.Tensor, chosen: Chosen, dims: Sequence[int], along: int) -> torch.Tensor:
-    """Return what the ranks have along some dimensions of the mesh, one after another along a dimension."""
+    """All-gather along some mesh dimensions, concatenated along a dimension of the tensor."""
     for dim in reversed(dims):
         moved = local.movedim(along, 0).contiguous()
         raw = moved.view(torch.uint8) if moved.dtype is torch.bool else moved
@@ -82,7 +82,7 @@ def gathered(local: torch.Tensor, chosen: Chosen, dims: Sequence[int], along: in
 
 
 def _two_steps(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """Reduce the own part, then what all ranks have made of theirs, which keeps NaN as torch does."""
+    """Reduce the local part, then the gathered results of all ranks; this propagates NaN as torch does."""
     gone = _reduced(call)
     across = [dim for dim, cut in enumerate(chosen.args[0]) if cut in gone]
     if not across:

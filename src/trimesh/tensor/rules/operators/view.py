@@ -1,4 +1,4 @@
-"""Operators that look at the memory of a tensor in another shape, and the derivatives of these."""
+"""View operators (transpose, reshape, slice, ...) and their derivatives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trimesh.tensor.rules.call import Chosen, GlobalMeta, OperatorCall, Row, Str
 from trimesh.tensor.rules.cuts import SUM, part_of
 
 Mapping = Callable[[OperatorCall, int], int | None]
-"""Where a dimension of the argument that is cut is in the results; None where these cannot be cut so."""
+"""Maps a cut dimension of the argument to the dimension of the results; None if these cannot be cut so."""
 
 
 def _same(_call: OperatorCall, cut: int) -> int:
@@ -41,7 +41,7 @@ def _unsqueeze(call: OperatorCall, cut: int) -> int:
 
 
 def _squeezed(call: OperatorCall) -> list[int]:
-    """Return the dimensions that a call takes away: those of length 1 in the whole."""
+    """Return the dimensions that a call removes: those of length 1 in the whole tensor."""
     meta = call.metas[0]
     named = call.dims("dim", meta.ndim) if "dim" in call.arguments else range(meta.ndim)
     if call["dim"] == [] or call["dim"] == ():
@@ -95,7 +95,7 @@ def _bytes(call: OperatorCall, cut: int) -> int | None:
 
 
 def groups_of(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]] | None:
-    """Return the dimensions of two sizes that belong together; None where a tensor has no elements."""
+    """Return the groups of dimensions that correspond in two sizes; None for a tensor without elements."""
     if 0 in before or 0 in after:
         return None
     found: list[tuple[list[int], list[int]]] = []
@@ -120,7 +120,7 @@ def groups_of(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[in
 
 
 def _target(call: OperatorCall, cut: int) -> tuple[int, bool] | None:
-    """Return which dimension of the result a view has in the place of one, and whether unequal parts are the same."""
+    """Return the dimension of the result that replaces one, and whether parts of unequal length still correspond."""
     before, after = call.metas[0].size, call.result.size
     if before == after:
         return cut, True
@@ -173,13 +173,13 @@ def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     if at is not None:
         yield call.strategy({0: cut}, [at] * count)
     elif call.name in _RESIZED and sum(one != WHOLE for one in meta.cuts) == 1:
-        found = _target(call, cut)  # unequal parts: all of it, and of the result the own part
+        found = _target(call, cut)  # unequal parts: compute on all of it, then slice
         if found is not None:
             yield call.strategy({0: WHOLE}, [found[0]])
 
 
 def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    if call.name == "squeeze":  # a part may be of length 1 where the whole is not
+    if call.name == "squeeze":  # a part may have length 1 where the whole is longer
         gone = _squeezed(call)
         return lambda local, *_: torch.ops.aten.squeeze.dims(local, gone)
     if "size" not in call.arguments or call.name not in (*_RESIZED, "expand"):
@@ -206,7 +206,7 @@ def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
 
 
 def _offer_backward(call: OperatorCall, dim: int) -> Iterable[Strategy]:
-    """The result has `input_sizes`; dimensions but those that were looked at lie as the gradient's."""
+    """The result has `input_sizes`; dimensions that the view kept are cut as the gradient's."""
     meta, made = call.metas[0], call.result
     if meta.can_sum and call.is_sum(meta, dim):
         yield call.strategy({0: SUM}, [SUM])
