@@ -1,1 +1,1 @@
-"""Global tensors on the ranks, as torch's DTensor: by the table of rules, or whole."""
+"""Global tensors on the ranks, as torch's `DTensor`: operators run by the table of rules or on whole tensors."""

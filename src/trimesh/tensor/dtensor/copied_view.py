@@ -1,8 +1,8 @@
-"""Views of global tensors that torch could only make by copying, and that are to be views all the same.
+"""Copied views: views of global tensors that torch can only make by copying, kept consistent with their base.
 
-A row of a tensor that is cut by rows lies on one rank; torch gathers it, so that what is written to it would never
-reach the tensor, nor the other way round. Here a write to such a view is copied back, and one to the tensor makes the
-view again before it is read next. Every rank knows the same of each, so all of them take part.
+One rank holds the row of a tensor that is cut by rows. Torch gathers the row, so writes to it would not reach the
+tensor, nor the other way round. Here a write to such a view is copied back. A write to the tensor makes the view
+stale: it is made again before its next read. All ranks have the same records, so all of them take part.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 @attrs.define(eq=False)
 class _Copied:
-    """One such view.
+    """One copied view.
 
     Attributes:
-        base: What it is a view of.
-        view: Makes it of `base`, or of a whole tensor with the same values.
+        base: The tensor that it is a view of.
+        view: Makes the view from `base`, or from a whole tensor with the same values.
         is_stale: Whether `base` has been written to since.
     """
 
@@ -40,7 +40,7 @@ class _Copied:
 
 @attrs.define(eq=False)
 class CopiedViews:
-    """All of one rank."""
+    """All copied views of one rank."""
 
     _engine: RuleEngine
     _found: Any = attrs.field(factory=WeakIdKeyDictionary)
@@ -54,13 +54,13 @@ class CopiedViews:
     def made(
         self, base: DTensor, results: Sequence[Any], view: Callable[[Any], Sequence[Any]], *, overlaps: bool = False
     ) -> None:
-        """Learn what an operator that makes views has made.
+        """Record the results of a view operator, if they are copies.
 
         Args:
-            base: What they are views of.
+            base: The tensor that they are views of.
             results: The views.
-            view: Makes them of `base`, or of a whole tensor with the same values.
-            overlaps: Whether places of a view may be the same place of memory: nothing could be written to all of it.
+            view: Makes them from `base`, or from a whole tensor with the same values.
+            overlaps: Whether elements of a view may share memory, so that they cannot all be written.
         """
         for index, result in enumerate(results):
             if not isinstance(result, torch.Tensor):
@@ -69,7 +69,7 @@ class CopiedViews:
                 self._found[result] = _Copied(base, partial(_at, view, index))
 
     def copies_of(self, tensor: Any) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Return what a tensor is a view of in the end, or that itself, and all such views of it."""
+        """Return the root base of a tensor (itself if it is no copied view), and all copied views on its memory."""
         base = self._base_of(tensor)
         memory = memory_of(base)
         return base, [one for one in list(self._found) if memory_of(self._base_of(one)) == memory]
@@ -78,11 +78,11 @@ class CopiedViews:
         return self._views_to(tensor)[0]
 
     def share(self, one: DTensor, other: DTensor) -> bool:
-        """Whether two tensors are views of one in the end, or of two that are the same memory from end to end."""
+        """Return whether two tensors have one root base, or root bases over exactly the same memory."""
         return _memory(self._base_of(one)) == _memory(self._base_of(other))
 
     def laid_out_as(self, tensors: Iterable[DTensor], device: torch.device) -> list[torch.Tensor]:
-        """Return plain tensors of zeros that lie as global ones do in one process: on one memory where these do."""
+        """Return plain zero tensors with the strides and memory sharing that global ones would have in one process."""
         whole: dict[Any, torch.Tensor] = {}
         found: list[torch.Tensor] = []
         for tensor in tensors:
@@ -98,7 +98,7 @@ class CopiedViews:
         return found
 
     def _views_to(self, tensor: DTensor) -> tuple[DTensor, list[Callable[[Any], Any]]]:
-        """Return what a tensor is a view of in the end, and what makes it of that, the last one first."""
+        """Return the root base of a tensor, and the functions that make the tensor from it, the last one first."""
         views = list[Callable[[Any], Any]]()
         while (copied := self._found.get(tensor)) is not None:
             views.append(copied.view)
@@ -106,7 +106,7 @@ class CopiedViews:
         return tensor, views
 
     def refresh(self, tensor: DTensor) -> None:
-        """Let a tensor that is about to be read be what it is a view of."""
+        """Update a stale view from its base, before it is read."""
         copied = self._found.get(tensor)
         if copied is None:
             return
@@ -117,7 +117,7 @@ class CopiedViews:
             copied.is_stale = False
 
     def written(self, tensor: DTensor) -> None:
-        """Carry a write to all that the tensor is a view of, and to what are views of these."""
+        """Propagate a write: copy it back to the bases of a view, and mark other views of them stale."""
         memory = memory_of(tensor)
         for other, copied in list(self._found.items()):
             if other is not tensor and memory_of(copied.base) == memory:
@@ -128,14 +128,14 @@ class CopiedViews:
         base, views = self._views_to(tensor)
         engine = self._engine
         engine.settle(base)
-        # All views are made of one memory, so that places of them that are one place of it are written to at once.
+        # All views are made from one memory, so that elements that share a place in it are written together.
         once = _once(engine.whole(base), base).clone(memory_format=torch.preserve_format)
         target = once.expand(base.size())
         for view in reversed(views):
             target = view(target)
         place, value = _once(target, tensor), _once(engine.whole(tensor), tensor)
         overlaps = _overlaps(place)
-        if overlaps:  # what was not written may be a place that was, and is there now what it was before
+        if overlaps:  # an unwritten element may share memory with a written one, and still have the former value
             changed = _changed(place, value)
             place[changed] = value[changed]
         else:
@@ -147,14 +147,12 @@ class CopiedViews:
     def _forget(self, tensor: DTensor, copied: _Copied) -> None:
         copied.is_stale = True
         for other, further in list(self._found.items()):
-            if (
-                further.base is tensor
-            ):  # also of one that was stale: what is a view of it may have been written to since
+            if further.base is tensor:  # stale ones, too: views of them may have been written to since
                 self._forget(other, further)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements of a tensor take each place of some memory once."""
+    """Return whether the elements of a tensor fill a range of memory, without gaps or overlaps."""
     expected = 1
     for stride, size in _steps(tensor):
         if stride != expected:
@@ -164,7 +162,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor may be one place of its memory."""
+    """Return whether two elements of a tensor may share memory."""
     end = 0
     for stride, size in _steps(tensor):
         if stride <= end:
@@ -174,23 +172,23 @@ def _overlaps(tensor: torch.Tensor) -> bool:
 
 
 def _steps(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Return stride and size of each dimension of more than one place, the smallest stride first."""
+    """Return stride and size of each dimension longer than 1, the smallest stride first."""
     return sorted((stride, size) for size, stride in zip(tensor.size(), tensor.stride(), strict=True) if size > 1)
 
 
 def _changed(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """Return where two tensors are not the same, bit by bit: NaN is the same as itself, and 0 not as -0."""
+    """Return the mask of elements that differ in any bit: NaN equals itself, 0 differs from -0."""
     was, now = (one.contiguous().unsqueeze(-1).view(torch.uint8) for one in (before, after))
     return (was != now).any(-1)
 
 
 def _memory(base: torch.Tensor) -> tuple[object, int]:
-    """Return what is the same of two global tensors that are one memory from end to end."""
+    """Return a key that is equal for global tensors over exactly the same memory."""
     return (memory_of(base) if is_dense(base) else id(base)), base.numel()
 
 
 def _once(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return a part of a tensor in which each place of the memory of another one, which was expanded, is once."""
+    """Narrow a tensor along the expanded dimensions of `like`, so that each place of its memory occurs once."""
     for dim, (size, stride) in enumerate(zip(like.size(), like.stride(), strict=True)):
         if size > 1 and stride == 0:
             value = value.narrow(dim, 0, min(1, value.size(dim)))

@@ -1,8 +1,8 @@
-"""A recording as a rank has once run it: the operators on its parts, without the rules that have found them.
+"""Local programs: a recording as a sequence of operators on one rank's parts, without dispatch by the rules.
 
-LP-1 A program runs where what it reads lies as it did when the program was made, and the same tensors are the same.
+LP-1 A program runs only if its inputs have the layouts that they had when it was made, and the same ones coincide.
 LP-2 Commands keep their boundaries: one that fails leaves what it would by the rules, and those after it run by them.
-LP-3 A command that cannot be taken apart (a function of the user's, a move) runs as it is, between the others.
+LP-3 A command that cannot be decomposed (a user's function, a move) runs as it is, between the others.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class PartLayout:
-    """How a value lies on this rank.
+    """Layout of a value on this rank.
 
     Attributes:
-        spec: What torch knows of a global tensor; None for any other value.
-        size, stride, dtype: Of this rank's part, or of a tensor of its own; None for what is no tensor.
+        spec: `DTensorSpec` of a global tensor; None for any other value.
+        size, stride, dtype: Those of this rank's part, or of a tensor per rank; None for other values.
     """
 
     spec: Any = None
@@ -40,7 +40,7 @@ class PartLayout:
     dtype: torch.dtype | None = None
 
     def fits(self, value: Any) -> bool:
-        """Whether a value lies so."""
+        """Return whether a value has this layout."""
         if not isinstance(value, torch.Tensor):
             return self.size is None and value is not None and type(value) is not Poison
         part, spec = local_of(value), getattr(value, "_spec", None)
@@ -54,12 +54,12 @@ def _is_in_shared_parts(rank: Rank, value: Any) -> bool:
 
 
 def _lay_of(value: Any) -> tuple[Any, Any]:
-    """Return the part of a value, and what torch knows of it."""
+    """Return the local part of a value and its `DTensorSpec`; the value and None for other values."""
     return getattr(value, "_local_tensor", value), getattr(value, "_spec", None)
 
 
 def is_in_parts(spec: Any) -> bool:
-    """Whether what torch knows of a tensor says that its parts are to be added up."""
+    """Return whether a `DTensorSpec` has partial placements; False for None."""
     return spec is not None and SUM in cuts_of(spec.placements)
 
 
@@ -71,17 +71,17 @@ def layout_of(value: Any) -> PartLayout:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    # To torch device meshes over the same ranks are equal, whatever groups they name.
+    # Torch takes device meshes over the same ranks as equal, even if their groups differ.
     return one.device_mesh is other.device_mesh and bool(one == other)
 
 
 @attrs.frozen
 class Made:
-    """A value of a program, as it was made.
+    """A value of a program, as recorded.
 
     Attributes:
-        slot: Of its part; -1 for what is no tensor.
-        layout: How it lay.
+        slot: Slot of its part; -1 if it is no tensor.
+        layout: Its layout when it was made.
     """
 
     slot: int
@@ -89,13 +89,13 @@ class Made:
 
 
 class Slots(list[Any]):
-    """The parts of one run, by number, and the values that they are parts of.
+    """The local parts of one run, by slot, and the values that they belong to.
 
     Args:
-        program: That runs.
+        program: The program that runs.
 
     Attributes:
-        done: Steps that were begun.
+        done: Number of steps begun.
     """
 
     def __init__(self, program: LocalProgram) -> None:
@@ -106,13 +106,13 @@ class Slots(list[Any]):
         self._laid: dict[int, tuple[int, Any]] = {}
 
     def take(self, number: int, value: Any) -> None:
-        """Take a value that was not made by operators on parts."""
+        """Store a value that was not made by operators on parts."""
         self._objects[number] = value
         if isinstance(value, torch.Tensor):
             self[self._values[number].slot] = local_of(value)
 
     def lay(self, number: int, slot: int, spec: Any) -> None:
-        """Let a global tensor have another part, and lie otherwise."""
+        """Give a global tensor another part and other placements."""
         self._laid[number] = slot, spec
         found = self._objects.get(number)
         if found is not None:
@@ -127,22 +127,22 @@ class Slots(list[Any]):
         return found
 
     def found(self, number: int) -> Any:
-        """Return a value, if anything has asked for it, and it was not forgotten."""
+        """Return a value if it was built and not forgotten; None otherwise."""
         return self._objects.get(number)
 
     def is_known_as(self, number: int, value: Any) -> bool:
-        """Whether a tensor is the one of a number, or, where that has none yet, a new one."""
+        """Return whether a tensor is the known value of a number; if there is none yet, whether it is a new tensor."""
         if not isinstance(value, torch.Tensor):
             return True
         known = self._objects.get(number)
         return known is value if known is not None else all(value is not one for one in self._objects.values())
 
     def forget(self, number: int) -> None:
-        """Let a value go."""
+        """Drop a value."""
         self._objects.pop(number, None)
 
     def close(self) -> None:
-        """Let all go: an error keeps the frame that has these."""
+        """Drop all values: the traceback of an error keeps the frame that holds them."""
         self.clear()
         self._objects.clear()
 
@@ -151,24 +151,24 @@ Op = Callable[[Slots], None]
 """One operator on parts."""
 
 Named = tuple[int, int]
-"""A ref, and the number of the value that it stands for."""
+"""A ref, and the number of its value."""
 
 
 @attrs.frozen
 class LocalStep:
-    """What a rank does for one step of a recording.
+    """Local form of one step of a recording.
 
     Attributes:
-        step: It, as it runs by the rules.
+        step: The original step, for execution by the rules.
         ops: The operators on parts; None for a command that runs as it is.
-        given: What must be there for one that runs as it is.
-        made: What it makes.
-        replaced: Those of the refs of what it makes that name something of the replay before until then.
-        relaid: Values that one that runs as it is lays anew, and how they are then.
-        freed: What has no name after it.
-        dropped: Slots that nothing needs after it.
-        ran: The operators on global tensors that its operators on parts stand for.
-        count: How many commands it is: 1, or 0.
+        given: Inputs of a command that runs as it is.
+        made: Values that it makes.
+        replaced: Refs of made values that until then name values of the previous replay.
+        relaid: Values that a command that runs as it is reshards in place, and their new layouts.
+        freed: Refs that it frees.
+        dropped: Slots that no later operator needs.
+        ran: Counts of the operators on global tensors that `ops` replaces.
+        count: How many commands it counts as: 1 or 0.
         is_named: Whether it replaces or frees anything.
     """
 
@@ -190,11 +190,11 @@ class LocalStep:
 
 
 class _Counts:
-    """Lets commands count that ran as operators on parts.
+    """Counts commands that ran as operators on parts.
 
     Args:
-        team: Whose they are.
-        is_counted: Whether they do, rather than all as one.
+        team: The team of the commands.
+        is_counted: Whether each command counts by itself, not the whole replay as one.
     """
 
     def __init__(self, team: TeamOnRank, is_counted: bool) -> None:  # noqa: FBT001
@@ -203,25 +203,25 @@ class _Counts:
         self._more = team.steps - team.done
 
     def settle(self) -> None:
-        """Let those count that have run so far."""
+        """Settle the count of commands that have run so far."""
         if self.is_counted:
             self._team.done = self._team.steps - self._more
 
 
 @attrs.frozen(eq=False)
 class LocalProgram:
-    """What a rank does for a recording.
+    """The program of one rank for a recording.
 
     Attributes:
-        externals: Refs of what it reads and has not made; their places are the numbers of these values.
-        twins: Further refs of some of them.
-        alone: The numbers of those of whose parts it makes a sum: nothing else may share their memory.
-        steps: In order.
-        values: By number.
-        constants: By number: what is no tensor, and the same each time.
-        slots: How many parts there are.
-        makes_parts: Whether it makes tensors in parts of a sum.
-        ran: The operators on global tensors that its steps stand for, as the engine of the rules counts them.
+        externals: Refs of its inputs; their positions are the numbers of these values.
+        twins: Further refs of some inputs, each with the number of its value.
+        alone: Numbers of inputs whose partial sums it reduces: no other tensor may share their memory.
+        steps: The steps, in order.
+        values: Layouts of all values, by number.
+        constants: Values that are no tensors and the same in each replay, by number.
+        slots: How many slots it needs.
+        makes_parts: Whether it makes partial tensors.
+        ran: Counts of the operators on global tensors that its steps replace, as the rule engine counts them.
     """
 
     externals: Sequence[int]
@@ -239,7 +239,7 @@ class LocalProgram:
         object.__setattr__(self, "_left", _live(self.steps))
 
     def fits(self, values: Mapping[int, Any], engine: RuleEngine | None) -> bool:
-        """Whether what it reads is as it was."""
+        """Return whether all inputs have their recorded layouts and identities (LP-1)."""
         found = [values.get(ref) for ref in self.externals]
         return (
             all(made.layout.fits(value) for value, made in zip(found, self.values, strict=False))
@@ -249,12 +249,12 @@ class LocalProgram:
         )
 
     def run(self, rank: Rank, team: TeamOnRank, first_move: int, *, is_counted: bool) -> int:
-        """Do it; return how many steps were done, of which the last may have failed. Never raises.
+        """Run the program; return how many steps ran, of which the last may have failed. Never raises.
 
         Args:
-            rank: That does it.
-            team: Whose commands these are.
-            first_move: What moves are numbered from.
+            rank: The rank that runs it.
+            team: The team of the commands.
+            first_move: Number of the first move.
             is_counted: See `LearntReplay`.
         """
         counts = _Counts(team, is_counted)
@@ -275,7 +275,7 @@ class LocalProgram:
         return slots.done
 
     def _do(self, rank: Rank, team: TeamOnRank, slots: Slots, first_move: int, counts: _Counts) -> None:
-        """Do steps until one has not done as it did."""
+        """Run steps until one deviates from the recording."""
         for one in self.steps:
             slots.done += 1
             if one.ops is None:
@@ -294,14 +294,14 @@ class LocalProgram:
     def _run_as_it_is(
         self, rank: Rank, team: TeamOnRank, slots: Slots, one: LocalStep, first_move: int, *, is_counted: bool
     ) -> bool:
-        """Run a command by the rules; return whether all of it is as it was."""
+        """Run a command by the rules; return whether its effects are those recorded."""
         given = [(ref, number, slots.value(number)) for ref, number in one.given]
         lay = [_lay_of(value) for _, _, value in given]
         rank.values.update((ref, value) for ref, _, value in given)
         execute(one.step, rank, team, first_move, is_counted=is_counted)
         relaid = dict(one.relaid)
         for (ref, number, value), (part, spec) in zip(given, lay, strict=True):
-            if rank.values.get(ref) is not value or _is_in_shared_parts(rank, value):  # it has failed, or is not alone
+            if rank.values.get(ref) is not value or _is_in_shared_parts(rank, value):  # it has failed, or shares memory
                 return False
             made, (now, spec_now) = relaid.get(number), _lay_of(value)
             if (now is not part or spec_now is not spec) if made is None else not made.layout.fits(value):
@@ -317,10 +317,10 @@ class LocalProgram:
         return not has_copied_views(rank)
 
     def _put_back(self, rank: Rank, slots: Slots, done: int) -> None:
-        """Let a rank have what there is after some steps."""
+        """Give a rank the values that exist after some steps."""
         live = self._left if done == len(self.steps) else _live(self.steps[:done])
         ran = self.steps[done - 1] if done else None
-        # What a command that ran as it is was given and has made is there, and need not be as it was.
+        # Inputs and results of a command that ran as it is are there already, and may deviate from the recording.
         there = {ref for ref, _ in (*ran.given, *ran.made)} if ran is not None and ran.ops is None else set[int]()
         for ref, number in live.items():
             if ref not in there:
@@ -338,7 +338,7 @@ class LocalProgram:
                 counts.add(ran)
 
     def _tell_of_parts(self, rank: Rank, slots: Slots, made: set[int]) -> None:
-        """Let the rules know of tensors in parts that share memory, of each other's or of what was given."""
+        """Register partial tensors with the rules, which track those that share memory."""
         sums = engine_of(rank).sums
         for number in (*made, *range(len(self.externals))):
             value = slots.found(number)
@@ -347,7 +347,7 @@ class LocalProgram:
 
 
 def _live(steps: Sequence[LocalStep]) -> dict[int, int]:
-    """Return what steps make and do not free, by ref."""
+    """Return the numbers of values that steps make and do not free, by ref."""
     live: dict[int, int] = {}
     for one in steps:
         live.update(one.made)
@@ -357,7 +357,7 @@ def _live(steps: Sequence[LocalStep]) -> dict[int, int]:
 
 
 def _name(rank: Rank, slots: Slots, one: LocalStep) -> None:
-    """Forget what a step forgets, and what had the names of what it makes."""
+    """Drop the values that a step frees, and former values under the refs of those that it makes."""
     for ref in one.replaced:
         rank.values.pop(ref, None)
     for ref, number in one.freed:
@@ -373,12 +373,12 @@ def _fail(rank: Rank, team: TeamOnRank, step: Step, error: BaseException) -> Non
     team.steps += 1
 
 
-# ---- operators on parts, as they were noted during a replay by the rules, and what does them again -------------------
+# ---- operators on parts, noted during a replay by the rules, and their replay ----------------------------------------
 
 
 @attrs.frozen
 class PartSlot:
-    """Stands for a part among the arguments of an operator."""
+    """Placeholder for a part among the arguments of an operator."""
 
     number: int
 
@@ -388,10 +388,10 @@ class NotedCall:
     """An operator on parts.
 
     Attributes:
-        operator: Of torch.
+        operator: The torch operator.
         args, kwargs: Its arguments, with a `PartSlot` for each part.
-        outs: The slots of what it makes; -1 for what was there.
-        is_list: Whether it returns several.
+        outs: Slots of its results; -1 for a result that existed before.
+        is_list: Whether it returns a list.
     """
 
     operator: Any
@@ -403,7 +403,7 @@ class NotedCall:
 
 @attrs.frozen
 class Relayout:
-    """A global tensor that lies otherwise from here on: its number, and how."""
+    """A change of layout of a global tensor: its number, and its layout from here on."""
 
     number: int
     made: Made
@@ -419,7 +419,7 @@ def slots_in(value: Any) -> Iterator[int]:
 
 
 def op_of(call: NotedCall | Relayout, dropped: Sequence[int]) -> Op:
-    """Return what does again what was seen, and lets slots go that nothing needs after it."""
+    """Return a function that repeats a noted call, then drops slots that no later operator needs."""
     op = _again(call)
     if not dropped:
         return op
@@ -456,7 +456,7 @@ def _again(call: NotedCall | Relayout) -> Op:
 
 
 def _simple(function: Any, tensors: Sequence[int], rest: Sequence[Any], kwargs: dict[str, Any], out: int) -> Op:
-    """Return an operator that takes one part or two, then what is no part, and makes one: nearly all do."""
+    """Return a fast path for nearly all operators: one or two parts, then other arguments, and one result."""
     first, second = tensors[0], tensors[-1]
 
     def on_one(slots: Slots) -> None:

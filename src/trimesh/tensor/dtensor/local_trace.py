@@ -1,4 +1,4 @@
-"""Listens to a replay that runs by the rules, and makes a `LocalProgram` of what it does to this rank's parts."""
+"""Tracing of a replay by the rules into a `LocalProgram` of operators on this rank's parts."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _PLAIN: Final = (
     int, float, complex, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
     torch.Generator,
 )  # fmt: skip
-"""What an operator may be given beside tensors: the same in each replay."""
+"""Types of non-tensor arguments that are the same in each replay."""
 
 _VARYING: Final = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-"""Operators whose result decides what is done next."""
+"""Tags of operators whose result sizes or control flow depend on data."""
 
 
 _AFTER: Final = -1
-"""In the place of an operator of a step: after all of it."""
+"""Operator index that stands for the end of a step."""
 
 
 class NotLocal(Exception):
-    """What was seen is not the same in each replay, or not of operators on parts; the text says why."""
+    """Raised if a replay cannot be traced: it may vary, or is not of operators on parts; the text has the reason."""
 
 
 @attrs.define(eq=False)
 class _Seen:
-    """A step, and what it was seen to do: see `LocalStep`."""
+    """A step, and its observed effects: see `LocalStep`."""
 
     step: Step
     calls: Sequence[NotedCall | Relayout] | None = ()
@@ -66,13 +66,13 @@ class _Seen:
 
 
 class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
-    """Takes down the operators on parts that a command runs.
+    """Notes the operators on parts that a command runs.
 
     Attributes:
-        slots: Of the parts that there are.
-        count: Of slots so far.
-        calls: What the command has done.
-        is_lost: Whether it has done something that cannot be done again so.
+        slots: Slots of the live parts.
+        count: Slots assigned so far.
+        calls: Noted calls of the command.
+        is_lost: Whether the command did something that cannot be replayed.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, so torch need not import its compiler, a second of time, to see to that."""
+        """Nothing is compiled here; this spares torch the import of its compiler, which takes a second."""
         return False
 
     def begin(self) -> None:
@@ -92,7 +92,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         self._first = self.count
 
     def lose(self) -> None:
-        """Forget what the command has done and made."""
+        """Discard the noted calls and results of the command."""
         self.is_lost = True
         self.calls = []
         for part, slot in list(self.slots.items()):
@@ -100,7 +100,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
                 del self.slots[part]
 
     def slot_of(self, part: torch.Tensor) -> int:
-        """Return the slot of a part, a new one where it has none."""
+        """Return the slot of a part; assign a new one if it has none."""
         slot: int | None = self.slots.get(part)
         if slot is None:
             slot = self.slots[part] = self.count
@@ -108,10 +108,10 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         return slot
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if FakeTensor in types:  # only a layout is looked for
+        if FakeTensor in types:  # only metadata is computed
             return func(*args, **(kwargs or {}))
         if any(kind is not torch.Tensor and kind is not torch.nn.Parameter for kind in types):
-            return NotImplemented  # what it is made of comes here next
+            return NotImplemented  # its parts are dispatched here next
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if not self.is_lost:
@@ -125,7 +125,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         is_list = isinstance(result, list | tuple)
         found = result if is_list else [result]
         if any(isinstance(one, torch.Tensor) and one.is_meta for one in found):
-            return  # only a layout is looked for
+            return  # only metadata is computed
         if any(tag in operator.tags for tag in _VARYING):
             raise NotLocal(f"{operator} decides what is done next")
         marked, named = self._marked(list(args)), {name: self._marked(one) for name, one in kwargs.items()}
@@ -150,11 +150,11 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
 
 class LocalTrace:
-    """One replay, listened to.
+    """The trace of one replay.
 
     Args:
-        rank: That runs it.
-        team: Whose recording it is.
+        rank: The rank that runs it.
+        team: The team of the recording.
         is_counted: See `LearntReplay`.
     """
 
@@ -181,7 +181,7 @@ class LocalTrace:
         """Run all steps by the rules, and return the program.
 
         Raises:
-            NotLocal: There is none; the steps have run all the same.
+            NotLocal: The replay cannot be traced; the steps have run all the same.
         """
         why: NotLocal | None = None
         try:
@@ -220,20 +220,20 @@ class LocalTrace:
         raise why
 
     def _listen(self, step: Step, first_move: int) -> None:
-        """Run a step by the rules, and take down the operators on parts that it runs."""
+        """Run a step by the rules, and note the operators on parts that it runs."""
         self._listener.begin()
         self._relaid.clear()
         if isinstance(step, Command) and is_of_operators(step.signature):
             with self._listener:
                 execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
-        else:  # functions of users are not listened to: they may have modes of their own
+        else:  # user functions are not traced: they may have dispatch modes of their own
             self._listener.lose()
             execute(step, self._rank, self._team, first_move, is_counted=self._is_counted)
 
-    # ---- what is seen ----------------------------------------------------------------------------------------
+    # ---- observation -----------------------------------------------------------------------------------------
 
     def _take_externals(self, steps: Sequence[Step]) -> None:
-        """Number what the steps read and do not make."""
+        """Number the inputs of the steps: values that they read and do not make."""
         made: set[int] = set()
         for command in filter(None, map(_command_of, steps)):
             for ref in _refs_of(command):
@@ -274,8 +274,8 @@ class LocalTrace:
         return number
 
     def _laid(self, value: DTensor, before: torch.Tensor) -> None:
-        """Note that a global tensor lies otherwise, unless only the command itself has it."""
-        # Whatever shared the memory of parts would have been added up, too.
+        """Note a change of layout of a global tensor, unless only the command itself has the tensor."""
+        # A reduction of partial sums also reaches all tensors that share their memory.
         self._alone.update(self._in_parts.get(memory_of(before), ()))
         number = self._numbers.get(value)
         if number is None:
@@ -291,7 +291,7 @@ class LocalTrace:
             self._listener.calls.append(Relayout(number, Made(slot, layout_of(value))))
 
     def _see(self, step: Step) -> None:
-        """Understand what a step has done."""
+        """Derive the effects of a step."""
         if isinstance(step, Free):
             freed = [(ref, self._named.pop(ref)) for ref in step.refs if ref in self._named]
             left = set(self._named.values())
@@ -329,7 +329,7 @@ class LocalTrace:
         self._seen.append(_Seen(step, None, given, self._name(made), relaid))
 
     def _name(self, made: dict[int, Any]) -> list[Named]:
-        """Remember which values refs stand for."""
+        """Record the values of refs."""
         named: list[Named] = []
         for ref, value in made.items():
             number = self._numbers.get(value) if isinstance(value, torch.Tensor) else None
@@ -337,7 +337,7 @@ class LocalTrace:
             named.append((ref, self._named[ref]))
         return named
 
-    # ---- what comes of it ------------------------------------------------------------------------------------
+    # ---- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> LocalProgram:
         ran = OperatorCounts()
@@ -376,7 +376,7 @@ class LocalTrace:
         )
 
     def _needed(self) -> dict[int, tuple[int, int]]:
-        """Return the step, and the operator in it, after which nothing needs a slot any more."""
+        """Return, for each slot, the step and the operator in it that use the slot last."""
         last: dict[int, tuple[int, int]] = {}
         at = {number: self._values[number].slot for number in range(len(self._externals))}
         for place, one in enumerate(self._seen):
@@ -420,17 +420,17 @@ def _outs_of(command: Command) -> list[int]:
 
 # ---- learnt replay ---------------------------------------------------------------------------------------------------
 
-# `LearntReplay`: the replays of one recording, or sequence, which run by what this rank has learnt before.
+# `LearntReplay`: replays of one recording, or sequence, by the local programs that this rank has traced.
 
 
 @attrs.define(eq=False)
 class LearntReplay:
-    """What a part of a recording, or a sequence, learns from its replays, to do the next ones sooner.
+    """Cache of local programs for a part of a recording, or a sequence.
 
-    A replay whose tensors lie as those of no replay before runs by the rules, and is learnt from.
+    A replay with layouts that no earlier replay had runs by the rules and is traced.
 
     Attributes:
-        is_counted: Whether each command counts, rather than all of a replay as one.
+        is_counted: Whether each command counts by itself, not the whole replay as one.
     """
 
     is_counted: bool = False
@@ -438,8 +438,8 @@ class LearntReplay:
     _learnt: int = 0
 
     def run(self, rank: Rank, team: TeamOnRank, steps: Sequence[Step], first_move: int) -> int:
-        """Do some of the first steps; return how many. Never raises."""
-        if type(rank) is not Rank or has_copied_views(rank):  # one that is profiled, or simulated, has its own ways
+        """Run some of the first steps; return how many. Never raises."""
+        if type(rank) is not Rank or has_copied_views(rank):  # profiled and simulated ranks execute differently
             return 0
         engine = engine_in(rank)
         for program in self._programs:

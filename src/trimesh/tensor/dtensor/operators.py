@@ -1,8 +1,8 @@
-"""The operators of torch on global tensors, on the ranks: by the table of `rules`, or on whole tensors.
+"""Torch operators on global tensors, on the ranks: by the table of `rules`, or on whole tensors.
 
-LW-1 The rules alone find how an operator runs. Here is remembered which function that was, for global tensors with
-     the same specs and, where they matter, the same numbers; and only if nothing is moved or added up for it.
-LW-2 What a function has made is looked at each time: if it lies otherwise than it did, the rules put it together.
+LW-1 Only the rules decide how an operator runs. This module caches their function for global tensors with the same
+     specs and, where they matter, the same numbers; and only if the call moves and reduces nothing.
+LW-2 Results of a cached function are checked each time: if their layout differs, the rules assemble them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Operator = Callable[..., Any]
 
 def operator_on_globals(name: str, operator: Operator) -> Kernel:
     schema = getattr(operator, "_schema", None)
-    if schema is None:  # this process does not have it: it says so when it is called
+    if schema is None:  # unknown in this process: a call reports it
         return Kernel(name, lambda _rank, _team, *args, **kwargs: operator(*args, **kwargs), takes_poison=False)
     draw = draw_of(operator)
     shares = [one.alias_info is not None for one in schema.arguments]
@@ -73,9 +73,9 @@ def operator_on_globals(name: str, operator: Operator) -> Kernel:
 
 
 def _places(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[Any], dict[str, Any]]]:
-    """Yield the arguments of an operator on lists for each place of these.
+    """Yield the arguments of an operator on lists for each index of these.
 
-    What is written at one place is read at the next, where that is a view of it.
+    One index at a time, so that a write at one index is visible at the next if that is a view of it.
     """
 
     def at(place: int, value: Any) -> Any:
@@ -88,7 +88,7 @@ def _places(args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[list[
 def _again(
     rank: Rank, team: TeamOnRank, compute: Operator, rest: Sequence[Any], kwargs: dict[str, Any], base: Any
 ) -> list[Any]:
-    """Make views of a tensor that has been written to, or of a whole one, again."""
+    """Repeat a view operator on a tensor that was written to, or on a whole one."""
     return list(_parts(compute(rank, team, base, *rest, **kwargs)))
 
 
@@ -98,23 +98,23 @@ def _parts(value: Any) -> Sequence[torch.Tensor]:
 
 # ---- learnt operator -------------------------------------------------------------------------------------------------
 
-# `LearntOperator`: the commands of one signature, which run on the parts of this rank as they did when they lay so.
+# `LearntOperator`: commands of one signature, run on this rank's parts by cached dispatch for each layout.
 
 _is_alias_of: Final[Callable[[torch.Tensor, torch.Tensor], bool]] = torch._C._is_alias_of  # type: ignore[attr-defined]
 
 
 @attrs.frozen(eq=False)
 class _Again:
-    """How an operator runs on tensors that lie in one way.
+    """Cached dispatch of an operator for tensors with given specs.
 
     Attributes:
-        specs: Of the tensors: kept, so that no other has the identity of one.
-        way: By the rules; None if it has to move tensors, or is put together of other operators.
-        numbers: Those among the operands, as text; None if any will do.
-        spec: Of the result, if that is one new tensor.
-        size, stride, dtype: Of this rank's part of it.
-        is_summed_view: Whether parts of a sum have views of their memory.
-        is_whole: Whether each rank has all of each tensor.
+        specs: Specs of the tensors; kept alive, because they are compared by identity.
+        way: Decision of the rules; None if the call moves tensors, or is composed of other operators.
+        numbers: Numeric operands as text; None if they do not matter.
+        spec: Spec of the result, if that is one new tensor.
+        size, stride, dtype: Those of this rank's part of the result.
+        is_summed_view: Whether the call makes views of partial tensors.
+        is_whole: Whether all tensors are replicated.
     """
 
     specs: Sequence[Any]
@@ -130,11 +130,11 @@ class _Again:
 
 @attrs.define(eq=False)
 class LearntOperator:
-    """Runs the commands of one signature by what it has learnt from those before.
+    """Runs the commands of one signature by dispatch cached from earlier ones.
 
     Attributes:
-        operator: Of torch.
-        by_rules: What runs it on global tensors of any layout.
+        operator: The torch operator.
+        by_rules: Runs it on global tensors with any placements.
         makes_views: Whether its results share memory with its first argument.
     """
 
@@ -157,7 +157,7 @@ class LearntOperator:
         for place in tensors:
             value = operands[place]
             spec = getattr(value, "_spec", None)
-            if spec is None:  # of this rank alone
+            if spec is None:  # a tensor per rank
                 return described.call(self.by_rules, operands, rank, team)
             key.append(id(spec))
             parts[place] = value._local_tensor
@@ -168,7 +168,7 @@ class LearntOperator:
             return described.call(self.by_rules, operands, rank, team)
         result = described.call(known.way.function, parts)
         if self.makes_views and not _shares(result, parts[tensors[0]]):
-            return described.call(self.by_rules, operands, rank, team)  # which take note of that
+            return described.call(self.by_rules, operands, rank, team)  # the rules track partial sums
         engine = engine_of(rank)
         engine.counts.all += 1
         if (
@@ -185,19 +185,19 @@ class LearntOperator:
         return made
 
     def _places(self, operands: Sequence[Any]) -> Sequence[int]:
-        """Find out which operands are tensors: the same for all commands of a signature."""
+        """Find the positions of tensor operands, which are the same for all commands of a signature."""
         self._tensors = [place for place, one in enumerate(operands) if isinstance(one, torch.Tensor)]
         self._numbers = [place for place, one in enumerate(operands) if type(one) in (int, float)]
         return self._tensors
 
     def _text(self, operands: Sequence[Any]) -> Sequence[str]:
-        """Return the numbers among operands as text: -0.0 equals 0.0, and nan nothing."""
+        """Return numeric operands as text: as numbers, -0.0 equals 0.0, and nan does not equal itself."""
         return [repr(operands[place]) for place in self._numbers]
 
     def _learn(
         self, key: tuple[int, ...], described: Signature, operands: Sequence[Any], rank: Rank, team: TeamOnRank
     ) -> Any:
-        """Run one command by the rules, and remember how it ran."""
+        """Run one command by the rules, and cache its dispatch."""
         leaves = [operands[place] for place in self._tensors or ()]
         specs = [one._spec for one in leaves]
         given: list[Any] = []
@@ -228,28 +228,28 @@ class LearntOperator:
 
 
 def _shares(result: Any, base: torch.Tensor) -> bool:
-    """Whether all that an operator has made shares memory with a tensor."""
+    """Return whether all results of an operator share memory with a tensor."""
     return all(_is_alias_of(one, base) for one in ([result] if isinstance(result, torch.Tensor) else result))
 
 
 # ---- overlaps --------------------------------------------------------------------------------------------------------
 
-# Whether what an operator writes to, and what it reads, share some places of memory, as torch asks before it writes.
+# Detection of operators that write to memory that they also read in part, as torch's kernels do.
 #
-# Torch refuses `t.sub_(t[0])`. Of global tensors the view may be a copy on the ranks, so that their kernels see nothing
-# of it; here torch looks at tensors that lie as the whole ones do in one process.
+# Torch refuses `t.sub_(t[0])`. With global tensors the view may be a copy on the ranks, which hides the overlap from
+# their kernels. So torch is given tensors with the strides and memory sharing of the whole ones in one process.
 
 
 def check_overlap(
     views: CopiedViews, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], written: Sequence[DTensor]
 ) -> None:
-    """Refuse an operator that torch would refuse as it writes to a part of what it reads.
+    """Refuse an operator that torch would refuse because its input and output overlap in part.
 
-    It costs nothing unless an argument is a copied view of what is written to, or the other way round, and they overlap
+    It costs nothing unless an argument is a copied view of a written tensor, or the other way round, and they overlap
     in part. Then the operator runs on zeros in this process, of `limits.TENSOR_TRIED_BYTES_MAX` at most.
 
     Raises:
-        RuntimeError: What torch raises.
+        RuntimeError: The error of torch.
     """
     if not written:
         return
@@ -269,9 +269,9 @@ def check_overlap(
 
 
 def overlap_in_part(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of one memory have some of its places in common and some not, as far as torch sees it.
+    """Return whether two tensors of one memory overlap in part, by torch's criteria.
 
-    As torch does, this leaves out tensors with gaps between their elements.
+    As in torch, tensors with gaps between their elements do not count.
     """
     if not (one.numel() and other.numel() and is_dense(one) and is_dense(other)):
         return False

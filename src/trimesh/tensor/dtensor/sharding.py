@@ -1,4 +1,4 @@
-"""How global tensors lie on the ranks, where they are `DTensor`s of torch."""
+"""Sharding of global tensors on the ranks, as torch's `DTensor`s: parts, boxes and placements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
-"""What warns that gloo has no all-to-all, and that a gather along two dimensions takes two: users cannot change it."""
+"""Loggers that warn of missing all-to-all in gloo and of gathers along two dimensions: users cannot change either."""
 
 
 def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
@@ -35,28 +35,28 @@ def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
 
 
 def assemble(local: torch.Tensor, mesh: Any, placements: Sequence[Any], whole: torch.Tensor) -> DTensor:
-    """Return the global tensor with the metadata of `whole` of which this rank has a part."""
+    """Return a global tensor with this rank's part and the metadata of `whole`."""
     from torch.distributed.tensor import DTensor  # noqa: PLC0415
 
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.size(), stride=whole.stride())
 
 
 def unsummed(placements: Sequence[Placement]) -> list[Placement]:
-    """Return the same placements with all that is partial replicated."""
+    """Return the placements with partial ones replaced by replicated ones."""
     from torch.distributed.tensor import Replicate  # noqa: PLC0415
 
     return [Replicate() if one.is_partial() else one for one in placements]
 
 
 def boxed(placements: Sequence[Placement]) -> list[Placement]:
-    """Return the nearest placements by which every rank has one box: what is not plainly cut is replicated."""
+    """Return placements under which every rank has one box: all but plain `Shard` placements become replicated."""
     from torch.distributed.tensor import Replicate, Shard  # noqa: PLC0415
 
     return [one if type(one) is Shard else Replicate() for one in placements]
 
 
 def box_by_placements(size: Sequence[int], mesh: Any, placements: Sequence[Any]) -> Box:
-    """Return the part of a tensor of some size that this rank has, by placements that are `boxed`."""
+    """Return this rank's box of a tensor of some size, under placements that are `boxed`."""
     box = Box.of_all(size)
     for dim, (placement, index) in enumerate(zip(placements, mesh.get_coordinate(), strict=True)):
         if placement.is_shard():
@@ -65,9 +65,9 @@ def box_by_placements(size: Sequence[int], mesh: Any, placements: Sequence[Any])
 
 
 def part_on_rank(value: DTensor) -> tuple[Box, torch.Tensor, DTensor]:
-    """Return which part of a global tensor this rank has, that part, and the tensor as it lies then.
+    """Return this rank's box of a global tensor, the part in it, and the tensor under `boxed` placements.
 
-    All ranks take part: what is partial is added up, and what is not plainly cut is gathered.
+    All ranks take part: partial sums are reduced, and other placements are gathered.
     """
     placements = boxed(value.placements)
     found: Any = value if list(value.placements) == placements else value.redistribute(placements=placements)
@@ -78,42 +78,41 @@ def part_on_rank(value: DTensor) -> tuple[Box, torch.Tensor, DTensor]:
 
 
 def is_first_replica(value: DTensor) -> bool:
-    """Whether this rank is the first of those that have the same part."""
+    """Return whether this rank is the first of the replicas of its part."""
     places = zip(value.placements, value.device_mesh.get_coordinate() or (), strict=True)
     return all(index == 0 for placement, index in places if not placement.is_shard())
 
 
 # ---- own dtensors ----------------------------------------------------------------------------------------------------
 
-# Global tensors in functions of the user's, where they are torch's `DTensor`s, and what these functions make of them.
+# Global tensors in user functions, where they are torch's `DTensor`s, and the results of these functions.
 #
-# Inside a function torch's own rules of sharding hold. What comes out is looked at: the rules of ours believe what a
-# tensor says of itself.
+# Inside a function torch's own sharding rules apply. Results are checked, because our rules trust the spec of a tensor.
 
 
 @contextmanager
 def lent_to_function(rank: Rank, tensors: Iterable[Any]) -> Generator[None]:
-    """Let a function read and write global tensors in a block: they are what they are views of, before and after."""
+    """Let a user function read and write global tensors in a block: copied views are updated before and after it."""
     views = copied_views(rank)
     found = [one for one in tensors if is_global(one)] if views else []
     for one in found:
         views.refresh(one)
     yield
-    for one in found:  # it may have written to it
+    for one in found:  # the function may have written to it
         views.written(one)
 
 
 def adopted(name: str, value: DTensor, mesh: Any, stride: Sequence[int] = ()) -> DTensor:
-    """Return a distributed tensor of a function's as a global tensor, on the same memory where that lies as it should.
+    """Return the `DTensor` of a user function as a global tensor, on the same memory if its strides fit.
 
     Args:
-        name: Of the function.
-        value: What it has made, without history.
+        name: Name of the function.
+        value: Its result, detached.
         mesh: The device mesh of the ranks that it ran on.
-        stride: How the whole is to lie; nothing for as it does.
+        stride: Strides that the whole shall have; empty to keep them.
 
     Raises:
-        TypeError: There is no global tensor that lies so.
+        TypeError: Global tensors do not support its placements or its mesh.
     """
 
     def refused(rule: str, found: object, instead: str) -> TypeError:
@@ -134,7 +133,7 @@ def adopted(name: str, value: DTensor, mesh: Any, stride: Sequence[int] = ()) ->
             "write t.redistribute(placements=[...]) by Shard, Replicate and Partial()",
         ) from None
     local: Any = value._local_tensor
-    if hasattr(local, "wait"):  # of a collective that torch has left under way
+    if hasattr(local, "wait"):  # result of an asynchronous collective
         local = local.wait()
     sizes = [mesh.size(dim) for dim in range(mesh.ndim)]
     _, expected = local_part(value.size(), cuts, sizes, mesh.get_coordinate() or ())

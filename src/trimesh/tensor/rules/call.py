@@ -48,7 +48,7 @@ class GlobalMeta:
 
     @property
     def can_sum(self) -> bool:
-        """Whether collectives can add this dtype, so that ranks may hold partial sums of it."""
+        """Return whether collectives can add this dtype, so that ranks may hold partial sums of it."""
         return self.dtype in _SUMMED
 
 
@@ -154,7 +154,7 @@ class OperatorCall:
         return Strategy(tuple(args.get(index, default) for index in range(len(self.metas))), tuple(results))
 
     def is_sum(self, meta: GlobalMeta, dim: int) -> bool:
-        """Whether ranks hold partial sums of a tensor along a dimension of the mesh."""
+        """Return whether ranks hold partial sums of a tensor along a dimension of the mesh."""
         return meta.cuts[dim] == SUM
 
 
@@ -310,7 +310,7 @@ def _writes(operator: Any) -> Iterator[tuple[int, Any]]:
 
 
 def has_out(operator: Any) -> bool:
-    """Whether an operator has `out=` arguments."""
+    """Return whether an operator has `out=` arguments."""
     return any(one.kwarg_only for _, one in _writes(operator))
 
 

@@ -33,7 +33,7 @@ _DECOMPOSED: Final = words("""
 
 
 def _decomposed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    from torch._decomp import decomposition_table  # noqa: PLC0415 - slow import
+    from torch._decomp import decomposition_table  # noqa: PLC0415 - takes a while
 
     with OnParts(engine):
         return decomposition_table[operator](*args, **kwargs)

@@ -90,7 +90,7 @@ def local_part(
 
 
 def has_empty_part(size: Sequence[int], cuts: Cuts, mesh: Sequence[int]) -> bool:
-    """Whether the part of some rank is empty; the last rank of each dimension has the smallest."""
+    """Return whether the part of some rank is empty; the last rank of each dimension has the smallest."""
     _, lengths = local_part(size, cuts, mesh, [parts - 1 for parts in mesh])
     return 0 in lengths
 

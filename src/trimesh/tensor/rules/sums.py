@@ -98,7 +98,7 @@ class Sums:
                 self._lay(value, ordered(local, value.size(), value.stride()), added_up(cuts_of(value.placements)))
 
     def is_shared(self, value: Any) -> bool:
-        """Whether other partial tensors share the memory of one."""
+        """Return whether other partial tensors share the memory of one."""
         return bool(self._sharing) and len(self._sharers(value)[1]) > 1
 
     def _lay(self, value: DTensor, local: torch.Tensor, cuts: Cuts) -> None:
@@ -154,7 +154,7 @@ def ordered(local: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> 
 
 
 def lies_so(local: torch.Tensor, strides: Sequence[int]) -> bool:
-    """Whether a tensor has these strides, apart from dimensions of length 0 or 1."""
+    """Return whether a tensor has these strides, apart from dimensions of length 0 or 1."""
     found = local.stride()
     return found == strides or all(
         length <= 1 or one == other for length, one, other in zip(local.size(), found, strides, strict=True)

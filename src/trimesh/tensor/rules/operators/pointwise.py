@@ -77,7 +77,7 @@ def _offer_sum(call: OperatorCall, dim: int) -> Iterable[Strategy]:
 
 
 def _is_moderate(number: object) -> bool:
-    """Whether a product with a number stays as far from infinity as a sum does."""
+    """Return whether a product with a number stays as far from infinity as a sum does."""
     return isinstance(number, int | float) and math.isfinite(number) and abs(number) <= _FACTOR_MAX
 
 
