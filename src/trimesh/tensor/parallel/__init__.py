@@ -1,1 +1,1 @@
-"""Which parameters of a module lie where, said by patterns of their names."""
+"""Parallel plans: placements of a module's parameters, by patterns of their names; schedules of pipelines."""

@@ -1,4 +1,4 @@
-"""What a plan does to a module: where its tensors lie, what a rank holds, what a step moves."""
+"""Explanation of a plan: placements of a module's tensors, bytes that a rank holds, bytes that a step moves."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trimesh.tensor.protocol.placement import Placements, placements_of
 
 @attrs.frozen
 class NamedTensor:
-    """A parameter or buffer as a plan sees it.
+    """A parameter or buffer of a module.
 
     Attributes:
-        names: All of them: a shared parameter has several.
-        size: Of the whole.
-        is_parameter: It is no buffer.
-        needs_gradient: It is trained.
-        tensor: Itself.
+        names: All its names: a shared parameter has several.
+        size: Size of the whole tensor.
+        is_parameter: Whether it is a parameter, not a buffer.
+        needs_gradient: Whether it requires a gradient.
+        tensor: The tensor itself.
     """
 
     names: tuple[str, ...]
@@ -58,15 +58,15 @@ def named_tensors(module: nn.Module) -> list[NamedTensor]:
 
 @attrs.frozen
 class Lying:
-    """How one parameter or buffer lies.
+    """Placement of one parameter or buffer.
 
     Attributes:
-        named: What it is.
-        cuts: For each dimension of the mesh the dimension of the tensor that is cut along it, or -1.
-        gathered: Labels along which it is brought together when its module runs.
-        patterns: Those that fit it.
-        spoken: Labels that these say something of.
-        shared: Labels along which the state of its optimizer is cut, and it is not.
+        named: The parameter or buffer.
+        cuts: For each dimension of the mesh, the tensor dimension that is cut along it, or -1.
+        gathered: Labels along which it is gathered when its module runs.
+        patterns: Patterns that match its names.
+        spoken: Labels for which these give a placement.
+        shared: Labels along which only the state of its optimizer is cut, each with the tensor dimension.
     """
 
     named: NamedTensor
@@ -77,18 +77,18 @@ class Lying:
     shared: tuple[tuple[str, int], ...] = ()
 
     def state_placements(self, extent: Mapping[str, int]) -> Placements:
-        """Return how the state of its optimizer lies, as `distribute` takes it."""
+        """Return the placements of its optimizer's state, as `distribute` takes them."""
         shared = dict(self.shared)
         cuts = [shared.get(label, cut) for label, cut in zip(extent, self.cuts, strict=True)]
         return placements_of(cuts, [""] * len(cuts), len(self.named.size), list(extent))
 
     def placements(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> Placements:
-        """Return the same as `distribute` takes it, whole along some labels."""
+        """Return its placements, as `distribute` takes them, but replicated along the labels `without`."""
         cuts = [-1 if label in without else cut for label, cut in zip(extent, self.cuts, strict=True)]
         return placements_of(cuts, [""] * len(cuts), len(self.named.size), list(extent))
 
     def bytes_on_rank(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:
-        """Return what the first rank holds of it, which is the most that one does."""
+        """Return the bytes of its part on the first rank, which has the largest; whole along the labels `without`."""
         size = list(self.named.size)
         for (label, count), cut in zip(extent.items(), self.cuts, strict=True):
             if cut >= 0 and label not in without:
@@ -98,15 +98,15 @@ class Lying:
 
 @attrs.frozen
 class Moved:
-    """What a rank sends along one dimension of the mesh in one step, in bytes.
+    """Bytes that a rank sends along one dimension of the mesh in one step.
 
     Attributes:
-        gathered: Parts of parameters that are brought together, once for each forward pass; where only the state of
-            optimizers is shared out, once for each step of the optimizer.
-        scattered: Gradients that are added up part by part, once for each backward pass; where only the state of
-            optimizers is shared out, and gradients are not, once for each step of the optimizer.
-        reduced: Gradients that are added up for all, once for each step of the optimizer.
-        activations: What the plan lays out anew between modules, in a forward and a backward pass of the example.
+        gathered: All-gathers of parameters, once for each forward pass; once for each optimizer step where only the
+            state of optimizers is sharded.
+        scattered: Reduce-scatters of gradients, once for each backward pass; once for each optimizer step where the
+            state of optimizers is sharded and gradients are not.
+        reduced: All-reduces of gradients, once for each optimizer step.
+        activations: Activations that the plan reshards, in a forward and a backward pass of the example.
     """
 
     gathered: int = 0
@@ -129,14 +129,14 @@ class Moved:
 
 @attrs.frozen
 class Explanation:
-    """What `ParallelPlan.explain` has found; `str` makes a table of it.
+    """Result of `ParallelPlan.explain`; `str` formats it as a table.
 
     Attributes:
-        lying: How each parameter and buffer lies.
+        lying: Placement of each parameter and buffer.
         extent: Sizes of the dimensions of the mesh.
         batch: Labels that inputs are cut along.
-        partial: Labels that activations are cut along: what no pattern says is used on parts of them.
-        activations: What the plan lays out anew between modules, by label, for the example; None without one.
+        partial: Labels that activations are cut along; gradients of tensors without a pattern are reduced along them.
+        activations: Bytes of activations that the plan reshards, by label, for the example; None without one.
     """
 
     lying: tuple[Lying, ...]
@@ -157,12 +157,11 @@ class Explanation:
 
     @property
     def moved(self) -> dict[str, Moved]:
-        """What parameters and gradients move in one step, for each dimension of the mesh.
+        """Bytes that parameters and gradients move in one step, for each dimension of the mesh.
 
-        A forward and a backward pass of each module and a step of the optimizer, by rings: to bring B bytes together
-        among n ranks each sends B (n - 1) / n, to add them up for all twice that. Activations, which move along
-        dimensions that linear layers are cut along, depend on the batch: of those are counted, with an example, what
-        the plan lays out anew, and none that the rules of operators move.
+        A step is a forward and a backward pass of each module and an optimizer step. Collectives count as rings: in an
+        all-gather of B bytes among n ranks each sends B (n - 1) / n, in an all-reduce twice that. Activations depend on
+        the batch; with an example, those that the plan reshards are counted, but none that operator rules move.
         """
         found = {label: Moved(activations=(self.activations or {}).get(label, 0)) for label in self.extent}
         for one in self.lying:
@@ -171,7 +170,7 @@ class Explanation:
         return found
 
     def _moved_by(self, one: Lying) -> dict[str, Moved]:
-        """Return what one tensor moves; each module that has a shared parameter brings it together for itself."""
+        """Return the bytes that one tensor moves; each module with a shared parameter gathers it separately."""
         if not one.named.is_parameter:
             return {}
         found: dict[str, Moved] = {}
@@ -188,13 +187,13 @@ class Explanation:
                 held //= count
             elif label in shared:
                 found[label] = Moved(gathered=ring_bytes(held, count), scattered=ring_bytes(held, count))
-                held //= count  # along what comes after it in the mesh parts of it are added up
+                held //= count  # along later mesh dimensions only parts of it are reduced
             elif cut < 0 and (label in self.batch or (label in self.partial and label not in one.spoken)):
                 found[label] = Moved(reduced=2 * ring_bytes(held, count))
         return found
 
     def __str__(self) -> str:
-        """Show a line for each tensor, then the sums."""
+        """Format a line for each tensor, then the totals."""
         rows = [("name", "size", "lies", "bytes on a rank", "by")]
         for one in self.lying:
             by = [*one.patterns, *(f"fully sharded along {label!r}" for label in one.gathered)]
@@ -222,9 +221,9 @@ class Explanation:
         return "\n".join(lines)
 
 
-# ---- what collectives send, by rings ---------------------------------------------------------------------------------
+# ---- traffic of ring collectives -------------------------------------------------------------------------------------
 
 
 def ring_bytes(count: int, ranks: int) -> int:
-    """Return the bytes that each of some ranks sends to bring `count` bytes together."""
+    """Return the bytes that each rank sends in a ring all-gather of `count` bytes."""
     return count * (ranks - 1) // ranks

@@ -1,4 +1,4 @@
-"""Plans: how the parameters of a module lie on a mesh, by patterns of their names and by kind of parallelism."""
+"""Parallel plans: placements of a module's parameters on a mesh, by name patterns and kinds of parallelism."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from trimesh.tensor.protocol.placement import WHOLE, Where, cuts_by_label, dim_c
 
 @attrs.frozen
 class PatternRule:
-    """One pattern of names, and what it says of the tensors that it fits."""
+    """A name pattern, and the placement of tensors that match it."""
 
     pattern: str
     where: Where
     must_fit: bool = True
 
     def cuts(self, name: str, ndim: int, extent: Mapping[str, int]) -> dict[str, int]:
-        """Return the dimension of a tensor that is cut, or `WHOLE`, for each label that this says something of.
+        """Return, for each label that the rule mentions, the tensor dimension that is cut, or `WHOLE`.
 
         Raises:
             ShapeError: It does not fit the tensor and the mesh.
@@ -43,16 +43,15 @@ class PatternRule:
 
 
 class ParallelPlan:
-    """How the parameters and buffers of a module lie on a mesh; `module_to_mesh` takes it.
+    """Placements of the parameters and buffers of a module on a mesh; an argument of `module_to_mesh`.
 
-    Plans of several dimensions of a mesh are put together by `|`. Whatever no part of a plan says something of is whole
-    on every rank.
+    Combine plans for several dimensions of a mesh by `|`. Tensors that no part of a plan mentions are replicated.
 
     Args:
-        patterns: By pattern of names (`"layers.*.up.weight"`, as `fnmatch` has it): placements as `distribute` takes
-            them (`["tp", None]`), or for some dimensions of the mesh the dimension of the tensor that is cut along it
-            (`{"tp": 0}`; also torch's `Shard(0)`, `Replicate()`), or None: the whole on every rank, whatever
-            `fully_sharded` says. All patterns that fit a name count, so they must agree.
+        patterns: Placements by name pattern (`"layers.*.up.weight"`, syntax of `fnmatch`). A placement is as in
+            `distribute` (`["tp", None]`); or for some dimensions of the mesh the tensor dimension to cut along each
+            (`{"tp": 0}`; also torch's `Shard(0)`, `Replicate()`); or None to replicate, even under `fully_sharded`.
+            All patterns that match a name apply, so they must agree.
 
     Example:
         >>> plan = ParallelPlan.tensor("tp", columns=["*.up"], rows=["*.down"]) | ParallelPlan.fully_sharded("dp")
@@ -74,37 +73,37 @@ class ParallelPlan:
 
     @classmethod
     def data(cls, label: str) -> Self:
-        """Return a plan of data parallel training: the inputs are cut along `label`, parameters are whole along it.
+        """Return a plan of data parallel training: inputs are cut along `label`, parameters are replicated along it.
 
-        It places nothing: `distribute` cuts the inputs. `explain` counts what their gradients move.
+        It places nothing: cut the inputs by `distribute`. `explain` counts the traffic of gradients.
         """
         return cls()._changed(batch=(label,))
 
     @classmethod
     def fully_sharded(cls, label: str) -> Self:
-        """Return a plan of data parallel training in which the ranks along `label` share out each parameter.
+        """Return a plan of fully sharded data parallel training (ZeRO 3) along `label`.
 
-        A parameter, its gradient and the state of its optimizer are in parts. When a module runs, its own parameters
-        are brought together along `label`, and the gradient is added up part by part: ZeRO 3. Autograd keeps the whole
-        of a parameter from forward to backward; with `torch.utils.checkpoint` it is brought together again.
+        Parameters, their gradients and the state of their optimizer are sharded. When a module runs, its own parameters
+        are all-gathered along `label`, and gradients are reduce-scattered. Autograd keeps the whole parameter from
+        forward to backward; with `torch.utils.checkpoint` it is gathered again.
 
-        Cut is the first dimension that nothing else cuts and that divides evenly, or else the first that has an
-        element for each rank. A parameter without one is whole.
+        The plan cuts the first dimension that nothing else cuts and that divides evenly, or else the first that has an
+        element for each rank. A parameter without such a dimension is replicated.
         """
         return cls()._changed(batch=(label,), sharded=(label,))
 
     @classmethod
     def optimizer_sharded(cls, label: str, *, gradients: bool = False) -> Self:
-        """Return a plan of data parallel training in which the ranks along `label` share out the optimizer's state.
+        """Return a plan of data parallel training with the optimizer's state sharded along `label` (ZeRO 1).
 
-        Parameters are whole. The optimizer, once `trimesh.optimizer_to_mesh(optimizer)` has been told of it, updates a
-        part of each on each rank, of gradients that are added up part by part, and what comes of it is brought
-        together: ZeRO 1. Cut is the dimension that `fully_sharded` would cut. Where gradients are needed whole before,
-        as by `clip_grad_norm_`, they are added up for all there, which moves twice as much.
+        Parameters are replicated. Call `trimesh.optimizer_to_mesh(optimizer)`: from then on gradients are
+        reduce-scattered, the optimizer updates one part of each parameter on each rank, and the updated parts are
+        all-gathered. The dimension is the one that `fully_sharded` would cut. If gradients are needed whole before the
+        step, as by `clip_grad_norm_`, they are all-reduced there, which moves twice as much.
 
         Args:
             label: A dimension of the mesh.
-            gradients: Add them up part by part in each backward pass, and keep parts: ZeRO 2.
+            gradients: Whether to reduce-scatter gradients in each backward pass, and keep only parts (ZeRO 2).
         """
         name = f"ParallelPlan.optimizer_sharded({label!r}{', gradients=True' if gradients else ''})"
         return cls()._changed(batch=(label,), shared=((label, gradients),), shown=(name,))
@@ -113,16 +112,17 @@ class ParallelPlan:
     def tensor(
         cls, label: str, *, columns: Iterable[str] = (), rows: Iterable[str] = (), sequence: bool = False
     ) -> Self:
-        """Return a plan in which the ranks along `label` share out linear layers and tables of rows.
+        """Return a plan of tensor parallelism along `label`, for linear layers and embeddings.
 
         Args:
             label: A dimension of the mesh.
-            columns: Patterns of names of modules whose outputs are shared out: `weight` and `bias` are cut along
-                their first dimension. An `nn.Embedding` is cut by rows of its table.
-            rows: Of modules whose inputs are: `weight` is cut along its second dimension, `bias` is whole.
-            sequence: Cut activations between them along their second dimension (batch, sequence, features): what comes
-                out of `rows` and of tables is added up part by part, what goes into `columns` is brought together, and
-                what is in between, norms and dropout, computes on parts.
+            columns: Name patterns of modules with sharded outputs: `weight` and `bias` are cut along their first
+                dimension. An `nn.Embedding` is cut by rows of its table.
+            rows: Name patterns of modules with sharded inputs: `weight` is cut along its second dimension, `bias` is
+                replicated.
+            sequence: Cut activations between them along their second dimension (batch, sequence, features). Outputs of
+                `rows` and of embeddings are reduce-scattered, inputs of `columns` are all-gathered, and modules in
+                between, such as norms and dropout, compute on parts.
         """
         made: list[PatternRule] = []
         exchanges: list[Exchange] = []
@@ -145,13 +145,13 @@ class ParallelPlan:
 
     @classmethod
     def expert(cls, label: str, experts: Iterable[str]) -> Self:
-        """Return a plan in which the ranks along `label` share out experts, and inputs as in data parallel training.
+        """Return a plan of expert parallelism along `label`, with inputs cut as in data parallel training.
 
         Args:
-            label: A dimension of the mesh, that the groups of tokens are cut along.
-            experts: Patterns of names of modules that compute all experts: of their parameters, and of what goes in
-                and comes out, the first dimension is that of experts, and of the latter the second is that of groups of
-                tokens. Before and after such a module each rank sends each other one the tokens for its experts.
+            label: A dimension of the mesh, along which groups of tokens are cut.
+            experts: Name patterns of modules that compute all experts. The first dimension of their parameters, inputs
+                and outputs is the expert; the second of inputs and outputs is the group of tokens. An all-to-all before
+                and after such a module sends each rank the tokens for its experts.
         """
         names = _several(experts, "experts")
         exchanges = [
@@ -165,14 +165,14 @@ class ParallelPlan:
 
     @classmethod
     def context(cls, label: str) -> Self:
-        """Return a plan in which the ranks along `label` share out the sequence of every input.
+        """Return a plan of context parallelism along `label`: the sequence of every input is cut.
 
-        It places nothing: `distribute` cuts the inputs (`[None, "cp"]`: batch, sequence). Linear layers, norms and
-        whatever else computes place by place does so on parts. For `scaled_dot_product_attention` a rank has the
-        queries of its places; keys and values are brought together, in the backward pass once more, and their gradients
-        are added up part by part. With `is_causal` a rank does not compute what comes after its places: the last one
-        has most to do. A loss that folds batch and sequence brings its inputs together; `cross_entropy` of
-        `logits.transpose(1, 2)` does not.
+        It places nothing: cut the inputs by `distribute` (`[None, "cp"]`: batch, sequence). Linear layers, norms and
+        other position-wise modules compute on parts. In `scaled_dot_product_attention` a rank has the queries of its
+        positions; keys and values are all-gathered, in the backward pass once more, and their gradients are
+        reduce-scattered. With `is_causal` a rank skips the keys after its positions, so the last rank has most to
+        compute. A loss that folds batch and sequence gathers its inputs; `cross_entropy` of `logits.transpose(1, 2)`
+        does not.
 
         Args:
             label: A dimension of the mesh.
@@ -181,7 +181,7 @@ class ParallelPlan:
         return cls()._changed(contexts=(label,), partial=(label,), shown=shown)
 
     def __or__(self, other: ParallelPlan) -> Self:
-        """Return what both say."""
+        """Combine two plans."""
         if not isinstance(other, ParallelPlan):
             return NotImplemented
         return self._changed(
@@ -196,7 +196,7 @@ class ParallelPlan:
         )
 
     def __repr__(self) -> str:
-        """Show what it says."""
+        """Show the calls that make the plan."""
         parts = [f"ParallelPlan({ {rule.pattern: rule.where for rule in self._rules} })"] if self._rules else []
         shared = [label for label, _ in self._shared]
         parts += [
@@ -208,7 +208,7 @@ class ParallelPlan:
 
     @property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """What it does to activations."""
+        """Resharding of activations around modules."""
         return self._exchanges
 
     @property
@@ -217,20 +217,20 @@ class ParallelPlan:
         return self._contexts
 
     def scatters_gradients(self, label: str) -> bool:
-        """Whether gradients are added up part by part in each backward pass, of what is whole along a label."""
+        """Return whether each backward pass reduce-scatters gradients of tensors that are replicated along a label."""
         return (label, True) in self._shared
 
     def explain(self, module: nn.Module, mesh: Any, example: Sequence[torch.Tensor] | None = None) -> Explanation:
-        """Say what lies where, how many bytes a rank holds, and what a step of training moves.
+        """Return the placement of each tensor, the bytes that a rank holds, and the bytes that a training step moves.
 
         Args:
-            module: Before it is moved or afterwards; its values are not looked at.
-            mesh: The processes, or the sizes of their dimensions (`{"dp": 64, "tp": 8}`), for which none are needed.
-            example: Inputs of the module, whole; looked at are sizes and types. What the plan does to activations is
-                counted then; the module must be one that was not moved yet.
+            module: The module, moved already or not; its values are not used.
+            mesh: The processes, or sizes of dimensions (`{"dp": 64, "tp": 8}`), for which no processes are needed.
+            example: Whole inputs of the module, of which only sizes and types are used. With it, traffic of
+                activations is counted; the module must not have been moved yet.
 
         Returns:
-            The same as data and, by `str`, as text.
+            The explanation; `str` formats it as a table.
 
         Raises:
             ShapeError: The plan does not fit the module and the mesh, as `module_to_mesh` would say.
@@ -264,7 +264,7 @@ class ParallelPlan:
         return self._contexts
 
     def resolved(self, tensors: Sequence[NamedTensor], extent: Mapping[str, int]) -> list[Lying]:
-        """Return how each tensor lies.
+        """Return the placement of each tensor.
 
         Raises:
             ShapeError: The plan does not fit them and the mesh.
@@ -354,22 +354,22 @@ def _free_dim(size: Sequence[int], count: int, cut: Iterable[int]) -> int | None
 
 # ---- exchanges -------------------------------------------------------------------------------------------------------
 
-# What a plan does to activations: how they are laid out anew along one dimension of the mesh around some modules.
+# Exchanges of a plan: resharding of activations along one dimension of the mesh, around some modules.
 
 
 @attrs.frozen
 class Exchange:
-    """One of them: inputs or outputs of modules are to be cut otherwise along a label.
+    """Resharding of inputs or outputs of modules along one label.
 
     Attributes:
-        pattern: Of names of modules.
-        side: Whether it is done to what goes in or to what comes out.
-        label: Of the mesh; along all others a tensor stays as it lies.
-        kind: "gather" brings parts together, "scatter" adds up parts of a sum where they are cut, "turn" cuts another
-            dimension than before: each rank sends something to each.
-        dim: Of the tensor, that is cut afterwards; `WHOLE` for none.
-        must_fit: The pattern fits a module.
-        of_embeddings: Only modules that are tables of rows count.
+        pattern: Pattern of module names.
+        side: Whether it applies to inputs or to outputs.
+        label: Dimension of the mesh; placements along all others are kept.
+        kind: "gather" is an all-gather, "scatter" a reduce-scatter, "turn" an all-to-all that cuts another dimension
+            than before.
+        dim: Tensor dimension that is cut afterwards; `WHOLE` for none.
+        must_fit: Whether the pattern must match a module.
+        of_embeddings: Whether it applies to embeddings only.
     """
 
     pattern: str
@@ -384,11 +384,11 @@ class Exchange:
         return fnmatchcase(name, self.pattern) and (not self.of_embeddings or isinstance(part, nn.Embedding))
 
     def is_for(self, value: Any) -> bool:
-        """Whether it is done to a value: numbers of classes and the like are left alone."""
+        """Return whether it applies to a value: only tensors of floating point with enough dimensions are resharded."""
         return isinstance(value, torch.Tensor) and value.is_floating_point() and value.ndim > max(1, self.dim)
 
     def bytes_sent(self, whole: int, ranks: int) -> int:
-        """Return what a rank sends in one direction for `whole` bytes; back it is as much."""
+        """Return the bytes that a rank sends for `whole` bytes in the forward pass; the backward pass sends as many."""
         sent = ring_bytes(whole, ranks)
         return sent // ranks if self.kind == "turn" else sent
 
@@ -415,15 +415,15 @@ def activations_sent(
     batch: Sequence[str],
     contexts: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Return what a rank sends of activations in a forward and a backward pass, by label.
+    """Return the bytes of activations that a rank sends in a forward and a backward pass, by label.
 
     Args:
-        module: Is run on tensors without data.
-        exchanges: Of the plan.
-        example: Its inputs, whole.
-        extent: Of the mesh.
-        batch: Labels that its inputs are cut along; each divides what a rank has.
-        contexts: Those of them along which the sequence is.
+        module: The module; it runs on tensors without data.
+        exchanges: Exchanges of the plan.
+        example: Whole inputs of the module.
+        extent: Extent of the mesh.
+        batch: Labels that inputs are cut along; each divides the part of a rank.
+        contexts: Those of them along which the sequence is cut.
     """
     counting = _Counting(extent, batch)
     if not exchanges and not contexts:
@@ -439,7 +439,7 @@ def activations_sent(
 
 
 class _Attention(TorchFunctionMode):
-    """Sees each attention of a module, and counts what a plan of contexts moves for it."""
+    """Function mode that counts the traffic of each attention under context parallelism."""
 
     def __init__(self, counting: _Counting, contexts: Sequence[str]) -> None:
         super().__init__()
@@ -455,7 +455,7 @@ class _Attention(TorchFunctionMode):
 
 
 class _Counting:
-    """Counts what exchanges of a forward pass, and of the backward pass after it, send."""
+    """Counts the bytes that exchanges of a forward pass and its backward pass send."""
 
     def __init__(self, extent: Mapping[str, int], batch: Sequence[str]) -> None:
         self._extent, self._batch = extent, batch
@@ -469,7 +469,7 @@ class _Counting:
             part.register_forward_hook(lambda _part, _args, made: self._count_all(one, (made,)))
 
     def attention(self, label: str, query: torch.Tensor, keys: Sequence[torch.Tensor]) -> None:
-        """Count keys and values that are brought together along a label, and their gradients."""
+        """Count the all-gather of keys and values along a label, and the reduce-scatter of their gradients."""
         others = prod(self._extent[one] for one in self._batch if one != label)
         has_gradient = query.requires_grad or any(one.requires_grad for one in keys)
         for one in keys:
@@ -484,7 +484,7 @@ class _Counting:
     def _count(self, one: Exchange, value: torch.Tensor) -> None:
         if one.kind == "gather" and value.grad_fn is not None:
             if any(label == one.label and other is value for label, other in self._gathered):
-                return  # modules side by side share what was brought together
+                return  # sibling modules (queries, keys, values) share one gathered input
             self._gathered.append((one.label, value))
         others = prod(self._extent[label] for label in self._batch if label != one.label)
         sent = one.bytes_sent(value.numel() * value.element_size() // others, self._extent[one.label])

@@ -1,4 +1,4 @@
-"""In which order the stages of a pipeline compute: pure."""
+"""Pipeline schedules: the order in which stages compute micro-batches. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Schedule = Literal["1f1b", "gpipe", "interleaved"]
 
 @attrs.frozen
 class Turn:
-    """A stage computes one micro-batch, forward or backward."""
+    """One pass of one micro-batch through one stage, forward or backward."""
 
     stage: int
     batch: int
@@ -27,11 +27,11 @@ class Turn:
 
 
 def turns_of_stage(schedule: Schedule, stage: int, stages: int, batches: int) -> Iterator[Turn]:
-    """Yield what one stage does, in order.
+    """Yield the turns of one stage, in order.
 
-    By "gpipe" all forward passes, then all backward passes, the last one first. By "1f1b" as many forward passes as
-    there are stages after it, then a forward and a backward pass in turn: it keeps what at most `stages - stage`
-    forward passes have left, however many micro-batches there are.
+    "gpipe": all forward passes, then all backward passes, the last one first. "1f1b": as many forward passes as there
+    are stages after it, then forward and backward passes alternate. The stage then keeps activations of at most
+    `stages - stage` forward passes, however many micro-batches there are.
     """
     ahead = batches if schedule == "gpipe" else min(stages - stage - 1, batches)
     for batch in range(ahead):
@@ -45,12 +45,11 @@ def turns_of_stage(schedule: Schedule, stage: int, stages: int, batches: int) ->
 
 
 def turns_of_ranks(schedule: Schedule, rank: int, ranks: int, stages: int, batches: int) -> Iterator[Turn]:
-    """Yield what the ranks of one place along the pipeline do, in order.
+    """Yield the turns of the ranks at one index along the pipeline, in order.
 
-    By "interleaved" they have every stage whose number is theirs modulo `ranks`. Micro-batches go in groups of as many
-    as there are ranks: a group goes through the first stage of each, then through the second, and back in the other
-    order. Before the first backward pass as many forward passes are done as keep the last stage busy from then on; then
-    it is a forward and a backward pass in turn.
+    "interleaved": a rank has every stage with its index modulo `ranks`. Micro-batches go in groups as large as the
+    number of ranks: a group passes the first stage of each rank, then the second, and returns in reverse order. Forward
+    passes come first, as many as keep the last stage busy from then on; then forward and backward passes alternate.
     """
     if schedule != "interleaved":
         yield from turns_of_stage(schedule, rank, stages, batches)
@@ -68,13 +67,13 @@ def turns_of_ranks(schedule: Schedule, rank: int, ranks: int, stages: int, batch
 
 
 def issue_order(schedule: Schedule, stages: int, batches: int, ranks: int | None = None) -> list[Turn]:
-    """Return what all stages do, so that nothing comes before what it needs, and ranks keep their own order.
+    """Return the turns of all stages in an order that respects dependencies and the own order of each rank.
 
     Args:
         schedule: See `turns_of_ranks`.
-        stages: How many.
-        batches: How many micro-batches.
-        ranks: How many places the pipeline has; None for one a stage.
+        stages: Number of stages.
+        batches: Number of micro-batches.
+        ranks: Number of ranks along the pipeline; None for one for each stage.
 
     Raises:
         ValueError: There is no such order.
@@ -97,9 +96,9 @@ def issue_order(schedule: Schedule, stages: int, batches: int, ranks: int | None
 
 
 def idle_share(order: Sequence[Turn], stages: int, ranks: int) -> float:
-    """Return which share of the time the ranks wait, if stages take equally long, and backward passes twice as long.
+    """Return the share of time that ranks wait (pipeline bubble).
 
-    Sending takes no time.
+    Assumes stages of equal time, backward passes twice as long as forward passes, and free communication.
     """
     free = [0] * ranks
     end: dict[Turn, int] = {}
@@ -113,10 +112,10 @@ def idle_share(order: Sequence[Turn], stages: int, ranks: int) -> float:
 
 
 def needs_one_place(order: Sequence[Turn], stages: int, ranks: int) -> bool:
-    """Return whether an order goes on where each rank keeps one copy for others at most, and waits with the next.
+    """Return whether an order completes if each rank keeps at most one copy for others and waits with the next.
 
-    It then goes on wherever ranks keep more. Where one would wait for ever, as interleaved stages do, ranks must not
-    wait at all: the schedule bounds what they keep.
+    It then also completes if ranks keep more. Orders that would deadlock, as those of interleaved stages, must run
+    without such waits: the schedule bounds the number of copies.
     """
     own = [[turn for turn in order if turn.stage % ranks == rank] for rank in range(ranks)]
     sent: set[Turn] = set()
@@ -147,7 +146,7 @@ def needs_one_place(order: Sequence[Turn], stages: int, ranks: int) -> bool:
 
 
 def _needed(turn: Turn, stages: int) -> Turn | None:
-    """Return the turn of another stage that comes before; of the last stage its own forward pass."""
+    """Return the turn that a turn depends on: of a neighbour stage, or the last stage's own forward pass."""
     if turn.is_forward:
         return Turn(turn.stage - 1, turn.batch, is_forward=True) if turn.stage else None
     if turn.stage == stages - 1:
@@ -161,7 +160,7 @@ def _is_ready(turn: Turn, done: set[Turn], stages: int) -> bool:
 
 
 def kept_most(turns: Sequence[Turn]) -> int:
-    """Return of how many forward passes ranks keep what they have left, at most."""
+    """Return the maximal number of forward passes whose activations a rank keeps at a time."""
     kept = most = 0
     for turn in turns:
         kept += 1 if turn.is_forward else -1
@@ -171,24 +170,24 @@ def kept_most(turns: Sequence[Turn]) -> int:
 
 # ---- stages ----------------------------------------------------------------------------------------------------------
 
-# What a pipeline does: which share of the time its ranks wait, what they keep, what stages send each other.
+# Explanation of a pipeline: idle time, kept activations, and bytes between stages.
 
 Plans = ParallelPlan | Sequence[ParallelPlan | None] | None
 
 
 @attrs.frozen
 class PipelineExplanation:
-    """What `Pipeline.explain` has found; `str` makes a text of it.
+    """Result of `Pipeline.explain`; `str` formats it as text.
 
     Attributes:
-        stages: Of each the explanation of its plan. What it counts for a pass is for one micro-batch.
-        microbatches: How many a step has.
-        kept: By place along the pipeline: of how many forward passes, each of one micro-batch through one stage, the
-            ranks keep what the backward passes need, at most.
-        idle: The share of a step in which ranks wait, if all stages take equally long, backward passes twice as long as
-            forward passes, and sending no time.
-        crossing: By stage but the last: bytes of activations, whole, that all micro-batches of a step bring to the next
-            one; as many gradients come back. None without an example.
+        stages: Explanation of each stage's plan. Counts for a pass are for one micro-batch.
+        microbatches: Number of micro-batches in a step.
+        kept: For each index along the pipeline, the maximal number of forward passes (one micro-batch through one
+            stage) whose activations ranks keep for the backward pass.
+        idle: Share of a step in which ranks wait, if all stages take equally long, backward passes twice as long as
+            forward passes, and communication no time.
+        crossing: For each stage but the last, bytes of whole activations that a step sends to the next stage; the
+            gradients that return are as large. None without an example.
     """
 
     stages: tuple[Explanation, ...]
@@ -198,7 +197,7 @@ class PipelineExplanation:
     crossing: tuple[int, ...] | None
 
     def __str__(self) -> str:
-        """Say it in lines."""
+        """Format it in lines."""
         lines = [
             f"{len(self.stages)} stages on {len(self.kept)} places, {self.microbatches} micro-batches: ranks wait for "
             f"{self.idle:.1%} of a step, and keep {', '.join(map(str, self.kept))} forward passes at most"
@@ -218,7 +217,7 @@ class PipelineExplanation:
 
 
 def places_of(stages: int, extent: Mapping[str, int], label: str, schedule: Schedule) -> int:
-    """Return how many places a pipeline has.
+    """Return the number of ranks along a pipeline.
 
     Raises:
         ShapeError: Its stages do not fit the mesh.
@@ -234,7 +233,7 @@ def plans_of(plan: Plans, stages: int) -> list[ParallelPlan | None]:
     """Return the plan of each stage.
 
     Raises:
-        ValueError: There are not as many.
+        ValueError: The number of plans differs from the number of stages.
     """
     plans = [plan] * stages if plan is None or isinstance(plan, ParallelPlan) else list(plan)
     if len(plans) != stages:
