@@ -1,4 +1,4 @@
-"""Hands in, once, what lower rooms use of higher ones: the operations of mesh tensors, and how these travel."""
+"""Registers implementations of higher rooms that lower ones use: operations of mesh tensors, and their pickling."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trimesh.tensor.ops.reduction import reduce, reduce_
 
 
 def assemble() -> None:
-    """Make the engine whole; the package does so when it is imported."""
+    """Register all implementations; called when the package is imported."""
     MeshTensor._above = Operations(
         issue=issue,
         make_global=make_global,

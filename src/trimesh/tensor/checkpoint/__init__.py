@@ -1,1 +1,1 @@
-"""Checkpoints: what a training needs to go on, on disk, in the format of `torch.distributed.checkpoint`."""
+"""Checkpoints: the state of a training on disk, in the format of `torch.distributed.checkpoint`; safetensors."""

@@ -1,4 +1,4 @@
-"""`load_checkpoint`."""
+"""`load_checkpoint`: reads a checkpoint onto a mesh of any size."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ from trimesh.tensor.protocol.placement import Box, Wanted, read_box
 async def load_checkpoint(
     path: str | os.PathLike[str], state: Mapping[str, Any], mesh: ProcMesh | None = None
 ) -> dict[str, Any]:
-    """Read what `save_checkpoint` has written, or `torch.distributed.checkpoint`, on a mesh of any size.
+    """Load a checkpoint of `save_checkpoint` or `torch.distributed.checkpoint`, on a mesh of any size.
 
-    Every rank reads the parts that it needs, however those lay that wrote them. Nothing is changed before all of it has
+    Every rank reads the parts that it needs, whatever the placements at saving. Nothing is changed before all of it has
     been read.
 
     Args:
         path: The directory.
-        state: By name: the modules, optimizers and other objects with `load_state_dict()` that get what the checkpoint
-            has under that name, each tensor lying as what it replaces; or None for what is to be returned. Names of the
-            checkpoint that are not in it are left alone. An optimizer is that of a module in `state`.
-        mesh: Its generators of random numbers, and torch's of this process, go on from where they were. On a mesh of
-            another size only those that global tensors draw from do; those of the ranks stay.
+        state: By name in the checkpoint: modules, optimizers and other objects with `load_state_dict()`, which receive
+            the values under that name, each tensor with the placements of the one that it replaces; or None for values
+            to return. Other names in the checkpoint are ignored. An optimizer must belong to a module in `state`.
+        mesh: If given, its random generators and torch's in this process are restored. On a mesh of another size only
+            the generators of global tensors are; those of the ranks stay.
 
     Returns:
-        For each None what the checkpoint has: tensors, numbers, texts, lists and dicts of them.
+        For each None the value in the checkpoint: tensors, numbers, strings, lists and dicts of them.
 
     Raises:
         FileNotFoundError: There is no checkpoint at `path`.
-        KeyError: It has not all that is asked for, by name.
+        KeyError: A name of `state`, or a tensor of a module, is missing in the checkpoint.
         MeshErrorGroup: A rank could not read, or a process has ended.
-        ValueError: A tensor has another size, an optimizer other groups; or the files are damaged.
+        ValueError: A tensor differs in size, an optimizer in its groups; or the files are damaged.
 
-    Blocking: a checkpoint, cancellable. The ranks have the old and the new tensors of modules for a moment.
+        Blocking: a checkpoint, cancellable. The ranks briefly hold the old and the new tensors of modules.
 
     Example:
         >>> rest = await trimesh.tensor.load_checkpoint("run/10", {"model": model, "step": None}, procs)
@@ -107,14 +107,14 @@ async def _set_generators(values: Mapping[Path_, Any], mesh: ProcMesh) -> None:
     states = list(values[GENERATORS, "ranks"])
     torch.set_rng_state(values[GENERATORS, "controller"])
     now = list((await get_rng_state(mesh)).values())
-    if len(now) != len(states):  # what each rank draws by itself is its own affair; global tensors draw alike on all
-        length = states[0].numel() // 2  # that of a rank's own, then that of global tensors
+    if len(now) != len(states):  # keep the own generators of ranks; restore those of global tensors
+        length = states[0].numel() // 2  # first the rank's own generator, then that of global tensors
         states = [torch.cat([one[:length], states[0][length:]]) for one in now]
     set_rng_state(states, mesh)
 
 
 class CheckpointReading:
-    """What is read of one checkpoint."""
+    """One load of a checkpoint: the values wanted, in this process or on meshes."""
 
     def __init__(self, path: Path, entries: Mapping[str, StoredValue]) -> None:
         self._path = path
@@ -160,7 +160,7 @@ class CheckpointReading:
         return found
 
     def want(self, entry: StoredValue, like: Any) -> None:
-        """Read a value; onto a mesh if it is to lie as a tensor there does."""
+        """Add a value to be read; onto a mesh if `like` is a tensor there."""
         if isinstance(like, MeshTensor):
             bare: Any = like.detach()
             self._there.append((entry, bare))
@@ -168,7 +168,7 @@ class CheckpointReading:
             self._here.append(entry)
 
     async def finish(self) -> dict[Path_, Any]:
-        """Return each value by its path, tensors on meshes when all of their ranks have them."""
+        """Read all values and return them by path; waits until the ranks have read theirs."""
         values: dict[Path_, Any] = {}
         groups: dict[Team, list[tuple[StoredValue, MeshTensor]]] = {}
         for entry, like in self._there:
@@ -182,7 +182,7 @@ class CheckpointReading:
             for request in requests:
                 await answers(request)
         finally:
-            for request in requests:  # those after one that failed
+            for request in requests:  # also those after a failed one
                 request.team.engine.forget(request)
         values.update(await trio.to_thread.run_sync(self._read_here))
         return values

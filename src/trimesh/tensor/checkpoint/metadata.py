@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint: what it has by name, and where, in the records of `torch.distributed.checkpoint`."""
+"""Metadata of a checkpoint: names and storage of its values, in the records of `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 Path_ = tuple[Any, ...]
-"""Where a value is in a nested state: keys of dicts, numbers of places in lists."""
+"""Path of a value in a nested state: keys of dicts, indices of lists."""
 
 
 @attrs.frozen
@@ -33,9 +33,9 @@ class StoredValue:
     """One value of a checkpoint.
 
     Attributes:
-        path: In the state.
-        parts: Where it is: of a tensor each part, of anything else one.
-        dtype, size: Of a tensor; None for anything else.
+        path: Path in the state.
+        parts: Storage of each part of a tensor; one part for any other value.
+        dtype, size: Those of a tensor; None for any other value.
     """
 
     path: Path_
@@ -45,7 +45,7 @@ class StoredValue:
 
 
 def flattened(state: Mapping[str, Any]) -> dict[str, tuple[Path_, Any]]:
-    """Return each value of a nested state by the name that torch gives it: its path, and itself."""
+    """Flatten a nested state: path and value by the name that torch gives the value."""
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict  # noqa: PLC0415 - takes a second
 
     values, paths = flatten_state_dict(dict(state))
@@ -53,7 +53,7 @@ def flattened(state: Mapping[str, Any]) -> dict[str, tuple[Path_, Any]]:
 
 
 def nested(values: Mapping[Path_, Any]) -> dict[str, Any]:
-    """Return the nested state that has values at some paths."""
+    """Build the nested state from values by path."""
     from torch.distributed.checkpoint._traverse import set_element  # noqa: PLC0415 - takes a second
 
     made: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def nested(values: Mapping[Path_, Any]) -> dict[str, Any]:
 
 
 def metadata_bytes(entries: Mapping[str, StoredValue]) -> bytes:
-    """Return the file that says what a checkpoint has."""
+    """Return the content of the metadata file of a checkpoint."""
     from torch.distributed.checkpoint import filesystem, metadata  # noqa: PLC0415 - takes a second
 
     described: dict[str, Any] = {}
@@ -91,10 +91,10 @@ def metadata_bytes(entries: Mapping[str, StoredValue]) -> bytes:
 
 
 def read_metadata(path: Path) -> dict[str, StoredValue]:
-    """Return what the checkpoint at a path has; also of one that torch has written.
+    """Return the values of the checkpoint at a path, by name; also of one that torch has written.
 
     Raises:
-        ValueError: The file is none of torch's.
+        ValueError: The file is not in torch's format.
     """
     found = _Records(io.BytesIO((path / METADATA).read_bytes())).load()
     try:
@@ -136,18 +136,18 @@ _BESIDE: Final = (
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
 )
-"""What torch's records name beside each other."""
+"""Globals that torch's records may name besides its own record classes."""
 
 
 class _Records(pickle.Unpickler):
-    """Reads the records of torch's checkpoints, and nothing that would run other code."""
+    """Unpickler for the records of torch's checkpoints; refuses anything that could run other code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class that such a file may name."""
+        """Return a class that such a file may name; refuse all others."""
         is_record = module in ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
         if is_record and name.isidentifier() and isinstance(found := super().find_class(module, name), type):
             return found
-        if module == "pathlib._local":  # as written by Python 3.13; others have no such module
+        if module == "pathlib._local":  # Python 3.13 writes this; other versions lack the module
             module = "pathlib"
         if (module, name) in _BESIDE:
             return super().find_class(module, name)
@@ -156,11 +156,11 @@ class _Records(pickle.Unpickler):
         raise ValueError(f"the metadata of a checkpoint has records of torch only, got {module}.{name}")
 
 
-# ---- the state of an optimizer by names of parameters, as `torch.distributed.checkpoint` has it ----------------------
+# ---- optimizer state by parameter names, as in `torch.distributed.checkpoint` ----------------------------------------
 
 
 def parameter_names(modules: Mapping[str, nn.Module]) -> dict[int, str]:
-    """Return the name of each parameter, in the first module that has it, by its identity."""
+    """Return the name of each parameter in the first module that has it, by the parameter's `id`."""
     found: dict[int, str] = {}
     for module in modules.values():
         for name, parameter in module.named_parameters():
@@ -169,7 +169,7 @@ def parameter_names(modules: Mapping[str, nn.Module]) -> dict[int, str]:
 
 
 def state_by_name(key: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the state of an optimizer, with names of parameters instead of numbers.
+    """Return the state of an optimizer, keyed by parameter names instead of numbers.
 
     Raises:
         ValueError: A parameter is in no module that is saved, or two have one name.
@@ -197,11 +197,11 @@ def parameters_by_name(optimizer: torch.optim.Optimizer, names: Mapping[int, str
 
 
 _COUNTED: Final = frozenset({"step", "eta", "mu", "mu_product"})
-"""Names of numbers that torch's optimizers count in this process, unless they are fused or capturable."""
+"""Scalar states that torch's optimizers keep in this process, unless they are fused or capturable."""
 
 
 def is_on_mesh(name: str, size: tuple[int, ...], parameter: Any, group: Mapping[str, Any]) -> bool:
-    """Whether what an optimizer keeps of a parameter under some name is on the parameter's mesh."""
+    """Return whether an optimizer keeps its state `name` of a parameter on the parameter's mesh."""
     if not isinstance(parameter, MeshTensor):
         return False
     return bool(size) or name not in _COUNTED or bool(group.get("fused") or group.get("capturable"))
@@ -210,7 +210,7 @@ def is_on_mesh(name: str, size: tuple[int, ...], parameter: Any, group: Mapping[
 def load_by_name(
     key: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Any], names: Mapping[int, str]
 ) -> None:
-    """Give an optimizer the state that `state_by_name` has returned.
+    """Load the result of `state_by_name` into an optimizer.
 
     Raises:
         ValueError: Its groups have other parameters.
@@ -230,26 +230,26 @@ def load_by_name(
     optimizer.load_state_dict({"state": kept, "param_groups": groups})
 
 
-# ---- the directory of a checkpoint: there when all of it is on disk, and not before ----------------------------------
+# ---- the directory of a checkpoint: appears only when all of it is on disk -------------------------------------------
 
 METADATA = ".metadata"
-"""What torch has in the directory of a checkpoint beside the files of parts."""
+"""Name of torch's metadata file in the directory of a checkpoint."""
 
 
 @asynccontextmanager
 async def new_directory(path: Path) -> AsyncGenerator[Path]:
-    """Make the directory of a checkpoint under another name; it gets its own with the end of the block.
+    """Create the directory of a checkpoint under a temporary name; rename it to `path` at the end of the block.
 
     Yields:
-        It, empty. Files in it must be synced to disk by who writes them.
+        The empty directory. Writers must sync their files in it to disk.
 
     Raises:
-        FileExistsError: There is something at `path`.
+        FileExistsError: `path` exists.
     """
     unfinished = _begin(path)
     try:
         yield unfinished
-        with trio.CancelScope(shield=True):  # milliseconds; a cancel in between would leave it half named
+        with trio.CancelScope(shield=True):  # milliseconds; a cancel would leave the rename half done
             await trio.to_thread.run_sync(_finish, unfinished, path)
     except BaseException:
         with trio.CancelScope(shield=True):
@@ -268,7 +268,7 @@ def _begin(path: Path) -> Path:
 
 def _finish(unfinished: Path, path: Path) -> None:
     _sync(unfinished)
-    unfinished.rename(path)  # fails if a checkpoint has come there meanwhile
+    unfinished.rename(path)  # fails if a checkpoint was created there meanwhile
     _sync(path.parent)
 
 
@@ -281,7 +281,7 @@ def _sync(directory: Path) -> None:
 
 
 def write_synced(path: Path, parts: Mapping[str, bytes] | bytes) -> dict[str, tuple[int, int]]:
-    """Write bytes, or those of several names one after another; return where each begins and how many they are."""
+    """Write bytes, or several named ones in sequence, synced to disk; return offset and length of each."""
     places: dict[str, tuple[int, int]] = {}
     with path.open("wb") as file:
         for name, data in ({"": parts} if isinstance(parts, bytes) else parts).items():
@@ -296,7 +296,7 @@ def check_is_there(path: Path) -> None:
     """Raise unless there is a checkpoint at a path.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: No checkpoint is there.
     """
     if not (path / METADATA).is_file():
         raise FileNotFoundError(f"there is no checkpoint at {str(path)!r}: it has no file {METADATA!r}")

@@ -1,6 +1,6 @@
-"""`save_safetensors`, `load_safetensors`: weights of modules in the format that most models are published in.
+"""`save_safetensors`, `load_safetensors`: weights of modules in the safetensors format.
 
-A file has the length of a header in 8 bytes, the header in JSON, and the elements of each tensor in order.
+A file holds the length of a header in 8 bytes, the header in JSON, and the elements of each tensor in order.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def load_safetensors(path: str | os.PathLike[str], module: nn.Module, *, strict: bool = True) -> None:
-    """Give a module the tensors of a file, by name, each lying as what it replaces.
+    """Load the tensors of a file into a module by name, each with the placements of the one that it replaces.
 
-    On a mesh every rank reads its own parts from the file, which all must see; nothing passes through this process.
-    Nothing is changed before all of it has been read.
+    On a mesh every rank reads its own parts from the file, which all must be able to open; nothing passes through this
+    process. Nothing is changed before all of it has been read.
 
     Args:
         path: The file, `NAME.safetensors`.
-        module: Of this process, or on a mesh.
-        strict: The file has all that the module has, and nothing else. Otherwise names that only one has are left.
+        module: A module in this process, or on a mesh.
+        strict: Require the same names in file and module. Otherwise names in only one of them are ignored.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
         KeyError: With `strict`, names differ.
         MeshErrorGroup: A rank could not read, or a process has ended.
-        ValueError: It is no such file, or a tensor has another size.
+        ValueError: The file is not in the format, or a tensor differs in size.
 
-    Blocking: a checkpoint, cancellable. The ranks have the old and the new tensors for a moment.
+    Blocking: a checkpoint, cancellable. The ranks briefly hold the old and the new tensors.
 
     Example:
         >>> await trimesh.tensor.load_safetensors("model.safetensors", model)
@@ -85,10 +85,10 @@ async def _load(path: Path, module: nn.Module, strict: bool) -> None:  # noqa: F
 
 
 def _entries(path: Path) -> dict[str, StoredValue]:
-    """Return what a file has, by name.
+    """Return the tensors of a file, by name.
 
     Raises:
-        ValueError: It is no file of safetensors.
+        ValueError: The file is not in the safetensors format.
     """
     if path.suffix != RAW_SUFFIX:
         raise ValueError(f"a file of safetensors is called so, NAME{RAW_SUFFIX}, got {str(path)!r}")
@@ -123,21 +123,21 @@ def _stored(path: Path, name: str, entry: _Entry, begin: int, size: int) -> Stor
 
 
 async def save_safetensors(path: str | os.PathLike[str], tensors: nn.Module | Mapping[str, torch.Tensor]) -> None:
-    """Write the tensors of a module to a file; what is tied is there under each of its names.
+    """Write the tensors of a module to a file; tied tensors appear under each of their names.
 
-    They come to this process one after the other. The file appears at `path`, in the place of one that was there, when
-    all of it is on disk.
+    Tensors are fetched to this process one at a time. The file appears at `path`, or replaces one there, when all of it
+    is on disk.
 
     Args:
         path: The file, `NAME.safetensors`.
-        tensors: A module, or tensors by name; of this process, or global ones.
+        tensors: A module, or tensors by name; in this process, or global tensors.
 
     Raises:
-        MeshErrorGroup: One could not be computed, or a process has ended.
-        TypeError: One is a tensor on each rank, or of a dtype that the format does not have.
+        MeshErrorGroup: A tensor could not be computed, or a process has ended.
+        TypeError: A tensor is one for each rank, or of a dtype that the format lacks.
         ValueError: The path has another suffix.
 
-    Blocking: a checkpoint, cancellable; what is written to the tensors meanwhile may be in the file or not.
+    Blocking: a checkpoint, cancellable; concurrent writes to the tensors may or may not be in the file.
     """
     await in_trio(_save)(Path(path), tensors)
 

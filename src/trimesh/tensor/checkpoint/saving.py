@@ -1,4 +1,4 @@
-"""`save_checkpoint`."""
+"""`save_checkpoint`: writes the state of a training, each rank its own parts."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from trimesh.tensor.ops.gradients import get_rng_state
 from trimesh.tensor.protocol.placement import Stored
 
 GENERATORS = "generators"
-"""The key of what draws random numbers."""
+"""Key of the states of random generators."""
 
 
 async def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any], mesh: ProcMesh | None = None) -> None:
-    """Write all that a training needs to go on to a directory.
+    """Write the state of a training to a directory, so that the training can be resumed.
 
-    Every rank writes its own parts of global tensors to a file there, so the directory must be one that all ranks and
-    this process see. It has the format of `torch.distributed.checkpoint`, whose functions read it: by the names of
-    `module.state_dict()`, and of an optimizer by those of `torch.distributed.checkpoint.state_dict`. What is written is
-    what all that was issued before makes of it, and what else the state has is taken when this is called.
+    Every rank writes its own parts of global tensors to a file there, so all ranks and this process must share the file
+    system. The format is that of `torch.distributed.checkpoint`, whose functions read it, with the names of
+    `module.state_dict()` and, for optimizers, of `torch.distributed.checkpoint.state_dict`. Tensors have their values
+    after all operations issued before; other values are captured at the call.
 
     The directory appears at `path` when all of it is on disk. After a failure or a crash nothing is there, at most a
     directory `.NAME.*.unfinished` beside it.
 
     Args:
-        path: Where nothing is yet.
-        state: By name: modules; optimizers, beside the modules that have their parameters; other objects with
-            `state_dict()` (schedules); and tensors, numbers, texts, lists and dicts. Not with names that have dots.
-        mesh: Its generators of random numbers are saved, too, as is torch's of this process.
+        path: The directory to create.
+        state: By name: modules; optimizers, together with the modules of their parameters; other objects with
+            `state_dict()` (learning rate schedules); tensors, numbers, strings, lists and dicts. Names without dots.
+        mesh: If given, its random generators and torch's in this process are saved, too.
 
     Raises:
-        FileExistsError: There is something at `path`.
+        FileExistsError: `path` exists.
         MeshErrorGroup: A tensor could not be computed, a rank could not write, or a process has ended.
-        TypeError: Something in it is neither a tensor nor what `torch.load(weights_only=True)` reads; or it is a tensor
-            on each rank, which no mesh of another size could load.
+        TypeError: A value is neither a tensor nor readable by `torch.load(weights_only=True)`; or it is a tensor with
+            one on each rank, which a mesh of another size could not load.
         ValueError: An optimizer has parameters of no module in `state`.
 
-    Blocking: a checkpoint, cancellable; the ranks write before they go on with what is issued after it.
+    Blocking: a checkpoint, cancellable; the ranks write before they execute operations issued later.
 
     Example:
         >>> await trimesh.tensor.save_checkpoint("run/10", {"model": model, "optimizer": optimizer, "step": 10}, procs)
@@ -83,7 +83,7 @@ async def _save(path: Path, state: Mapping[str, Any], mesh: ProcMesh | None) -> 
 
 
 def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of what `save_checkpoint` is given."""
+    """Return the state dicts and values of the arguments of `save_checkpoint`."""
     names = parameter_names({key: one for key, one in state.items() if isinstance(one, nn.Module)})
     found: dict[str, Any] = {}
     for key, one in state.items():
@@ -98,7 +98,7 @@ def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @attrs.define(eq=False)
 class _Group:
-    """Tensors of one team that its ranks write."""
+    """Tensors that the ranks of one team write."""
 
     names: list[str]
     tensors: list[MeshTensor]
@@ -106,7 +106,7 @@ class _Group:
 
 
 class _Taken:
-    """What is written: the values of this process as they were, and the requests to the ranks."""
+    """A checkpoint being written: captured values of this process, and the requests to the ranks."""
 
     def __init__(self, values: Mapping[str, tuple[Path_, Any]], directory: Path) -> None:
         self._directory = directory
@@ -130,7 +130,7 @@ class _Taken:
             self._own[name] = _saved(name, value)
 
     def _by_team(self, values: Mapping[str, tuple[Path_, Any]]) -> dict[Team, dict[str, MeshTensor]]:
-        """Return the tensors on meshes, each once."""
+        """Group the tensors on meshes by team, each tensor once."""
         found: dict[Team, dict[str, MeshTensor]] = {}
         first: dict[int, str] = {}
         for name, (path, value) in values.items():
@@ -142,14 +142,14 @@ class _Taken:
                     f"{name!r}: write t.to_global([...])"
                 )
             self._entries[name] = StoredValue(path, (), value.dtype, tuple(value.size()))
-            # Of a shared parameter a state has several names, and a new object for each.
+            # A state has several names for a shared parameter, and a new object for each.
             self._same[name] = first.setdefault(value._held.ref, name)
             if self._same[name] == name:
                 found.setdefault(value._held.team, {})[name] = value
         return found
 
     async def finish(self) -> None:
-        """Wait for the ranks, and write what is left."""
+        """Wait for the ranks, then write the values of this process and the metadata."""
         parts: dict[str, list[Stored]] = {}
         for group in self._groups:
             for _, written in sorted((await answers(group.request)).items()):
@@ -170,7 +170,7 @@ class _Taken:
         write_synced(self._directory / METADATA, metadata_bytes(entries))
 
     def forget(self) -> None:
-        """Wait for no rank any more."""
+        """Stop waiting for the ranks."""
         for group in self._groups:
             group.request.team.engine.forget(group.request)
 
