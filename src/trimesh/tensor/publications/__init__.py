@@ -1,1 +1,1 @@
-"""Versions of tensors that the ranks of a mesh, or actors, publish: made, read by other layouts, relayed."""
+"""Publications of sharded tensors: published by ranks or actors, read in any layout, relayed between hosts."""

@@ -1,11 +1,11 @@
-"""Relays of published weights: one process of each host fetches a version, the readers of that host read it there.
+"""Relays of published weights: one process of each host fetches a version, readers on that host read it there.
 
     publisher --> host 0 --> hosts 2, 3
     publisher --> host 1 --> hosts 4, 5 ...
 
-RL-1 what a relay has is whole, and of one version: it pins the version while it reads.
-RL-2 a reader whose relay has ended reads from the publisher; a relay whose source has ended, too.
-RL-3 when the publisher has died, a relay keeps what it has, for readers that come then, too, until its block is left.
+RL-1 a relay holds whole versions, never parts of two: it pins the version while it reads.
+RL-2 a reader whose relay has ended reads from the publisher; so does a relay whose source has ended.
+RL-3 when the publisher has died, a relay keeps its versions, also for new readers, until its block is left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ENDS = (ProcDied, MeshStopped, LinkLost, trio.ClosedResourceError)
 
 
 class WeightRelay(Actor):
-    """Has the newest versions of a publication, whole."""
+    """Actor that holds the newest versions of a publication, whole."""
 
     def __init__(self, retain: int) -> None:
         self.shards = ShardPublisher(retain=retain, alone=True)
@@ -44,7 +44,7 @@ class WeightRelay(Actor):
 
     @endpoint(group="relay")
     async def run(self, origin: Publication, parent: Published | None) -> None:
-        """Fetch each version from another relay, or from the publisher, until that publishes no more."""
+        """Fetch each version from another relay or the publisher, until the publisher finishes."""
         source = origin if parent is None else publication_of([parent])
         version = 0
         while True:
@@ -59,7 +59,7 @@ class WeightRelay(Actor):
                     source = origin
                     continue
                 if isinstance(error, ProcDied | LinkLost):
-                    self.shards.finish()  # who waits for more finds out from the publisher itself why (RL-2, RL-3)
+                    self.shards.finish()  # waiting readers learn the reason from the publisher itself (RL-2, RL-3)
                     return
                 break
             self.fetched += 1
@@ -68,11 +68,11 @@ class WeightRelay(Actor):
 
     @endpoint(group="looks")
     def counts(self) -> tuple[int, int]:
-        """Return how many versions were fetched, and how many of them from the publisher itself."""
+        """Return the number of versions fetched, and how many of them came from the publisher itself."""
         return self.fetched, self.from_origin
 
     def _room(self, snapshot: StateSnapshot) -> Mapping[str, torch.Tensor]:
-        """Return tensors that a version fits, those of the version before if they do."""
+        """Return tensors of the sizes and types of a version; those of the previous version if they fit."""
         wanted = snapshot.kinds()
         if {name: (tuple(one.size()), one.dtype) for name, one in self.spare.items()} != wanted:
             self.spare = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in wanted.items()}
@@ -80,7 +80,7 @@ class WeightRelay(Actor):
 
 
 class RelayedPublication(Publication):
-    """A publication that is read from the relay of the reader's host. Made by `open_relays`."""
+    """Publication that readers read from the relay on their host. Made by `open_relays`."""
 
     __slots__ = ("_origin", "_relays")
 
@@ -111,7 +111,7 @@ class RelayedPublication(Publication):
             yield snapshot
 
     def _near(self) -> Publication | None:
-        """Return what the relay of this host has; None if there is none."""
+        """Return the publication of the relay on this host; None if there is no relay."""
         here = current_proc().bulk.host
         found = next((one for one in self._relays if one.host == here), None)
         return None if found is None else publication_of([found])
@@ -124,10 +124,10 @@ class RelayedPublication(Publication):
 
 
 def rebuild_relayed(origin: Any, relays: Any) -> RelayedPublication:
-    """Return a handle on a relayed publication.
+    """Rebuild a handle on a relayed publication from its pickled fields.
 
     Raises:
-        ProtocolError: The fields name none.
+        ProtocolError: The fields are malformed.
     """
     is_list = isinstance(relays, list) and all(isinstance(one, Published) for one in relays)
     if not isinstance(origin, Publication) or not is_list:
@@ -141,25 +141,25 @@ def rebuild_relayed(origin: Any, relays: Any) -> RelayedPublication:
 def open_relays(
     weights: Publication, procs: ProcMesh, *, fan_out: int = 2, retain: int = 1
 ) -> AbstractAsyncContextManager[Publication]:
-    """Let each host fetch a version once, in this block: its readers read it there.
+    """Open relays, so that each host fetches a version only once, for as long as the block.
 
     `async with open_relays(weights, procs.slice(gpus=0)) as relayed:`: one process of each host fetches each version
-    whole, from the publisher or from the relay of another host; readers read it there (`relayed.pin()`), so what a host
-    gets does not grow with its readers, nor what the publisher sends with the hosts.
+    whole, from the publisher or from the relay of another host. Readers read it on their host (`relayed.pin()`). So the
+    traffic into a host does not grow with its readers, nor the traffic of the publisher with the hosts.
 
     Args:
-        weights: What is published.
-        procs: One process of each host; a reader on another host reads from the publisher.
-        fan_out: How many hosts fetch from one other, the publisher's included.
-        retain: How many of the newest versions a relay keeps; each takes the memory of the whole state, and one more
-            is being written.
+        weights: The publication.
+        procs: One process of each host; readers on other hosts read from the publisher.
+        fan_out: How many hosts fetch from one host, the publisher's included.
+        retain: How many of the newest versions a relay keeps. Each takes the memory of the whole state, and so does one
+            more that is being written.
 
     Returns:
-        A block that yields a publication, which may be sent to any actor. It ends with the block.
+        A block that yields a publication, which can be sent to any actor. It ends with the block.
 
     Raises:
-        TypeError: `weights` is no publication, or `procs` no mesh of processes.
-        ValueError: `fan_out` is below 1, or `retain` out of its bounds.
+        TypeError: `weights` is not a publication, or `procs` not a mesh of processes.
+        ValueError: `fan_out` is below 1, or `retain` out of bounds.
     """
     if not isinstance(weights, Publication):
         raise TypeError(f"open_relays takes what publication_of or trimesh.publication gives, got {weights!r:.100}")

@@ -1,4 +1,4 @@
-"""`publication`: versions of the tensors of a mesh that other processes follow, read where they lie, never torn."""
+"""`publication`: versions of the tensors of a mesh, which other processes read in place and never torn."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from trimesh.tensor.publications.state_snapshot import StateSnapshot, state_snap
 class Publication:
     """Versions of a set of named tensors on a mesh: its ranks publish them, many processes read.
 
-    Made by `trimesh.publication`. Sent to other processes, it arrives as a handle by which they read. A version is
-    there when every rank has published its part; a reader pins it on all of them, so that it never gets parts of two.
+    Made by `trimesh.publication`. Sent to other processes, it arrives as a handle for reading. A version is available
+    when every rank has published its part. A reader pins it on all ranks, so it never gets parts of two versions.
     """
 
     __slots__ = ("_members", "_publish")
@@ -59,18 +59,18 @@ class Publication:
         raise TypeError("a publication is made by `async with trimesh.publication(model) as weights:`")
 
     async def publish(self) -> int:
-        """Copy the tensors as they are now, after all that was issued before, and make them the latest version.
+        """Copy the tensors, as they are after all operations issued before, and make them the latest version.
 
         Returns:
-            Its number: one more each time, from 1.
+            The version's number; numbers start at 1 and grow by 1.
 
         Raises:
             MeshErrorGroup: A tensor could not be computed or copied, or a process has ended; no reader will see this
                 version.
-            TypeError, ValueError: What is to be published is no set of tensors on this mesh any more.
-            RuntimeError: This is a handle: the process that has made it publishes.
+            TypeError, ValueError: The tensors are no longer a set of tensors on this mesh.
+            RuntimeError: This is a handle; only the process that made the publication can publish.
 
-        Blocking: a checkpoint, cancellable; the ranks go on. A rank waits, before it executes what comes next, while
+        Blocking: a checkpoint, cancellable; the ranks go on. A rank waits, before it executes its next operation, while
         readers have all of its versions but the latest pinned.
         """
         if self._publish is None:
@@ -93,7 +93,7 @@ class Publication:
                 found.append(await member.wait_newer(version))
             except (TrimeshError, trio.ClosedResourceError) as error:
                 errors.append(error)
-                scope.cancel()  # the others may have nothing newer for as long as they live
+                scope.cancel()  # the others may never have anything newer
 
         async with trio.open_nursery() as nursery:
             for member in self._members.values():
@@ -103,16 +103,16 @@ class Publication:
         return min(found)
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[StateSnapshot]:
-        """Keep a version as it is for as long as a block: `async with weights.pin() as snapshot:`.
+        """Pin a version for as long as the block: `async with weights.pin() as snapshot:`.
 
         Args:
-            version: Which; by default the latest, for the first of which it waits.
+            version: Number of the version; by default the latest, and the first one is waited for.
 
         Raises:
-            VersionGone: `version` is not there any more, or was never, on one of the ranks.
+            VersionGone: A rank no longer has `version`, or never had it.
             trio.ClosedResourceError, ProcDied, MeshStopped, LimitExceeded, LinkLost: As `Published.pin`.
 
-        Blocking: entering and leaving it are checkpoints; it is given back also when the block is cancelled.
+        Blocking: entering and leaving are checkpoints; a cancelled block releases the pin, too.
         """
         return in_trio_block(self._pin(version))
 
@@ -130,7 +130,7 @@ class Publication:
                 except VersionGone:
                     if version is not None:
                         raise
-                seen = latest  # one rank has gone on already, or never had it: the others get there
+                seen = latest  # one rank is ahead already, or never had it: the others catch up
             yield await state_snapshot(latest, parts)
 
     def follow(
@@ -141,24 +141,24 @@ class Publication:
         lock: AbstractAsyncContextManager[Any] | None = None,
         renew: Callable[[], Awaitable[Publication]] | None = None,
     ) -> Following:
-        """Let a model take over each new version, all of it in one step: `async for version in weights.follow(model):`.
+        """Update a model with each new version, all of it at once: `async for version in weights.follow(model):`.
 
         Args:
-            target: A module, or a mapping of whole tensors: some of the published names, or all. A reader that has
-                parts, as `ShardOf` or `DTensor`, pins versions and calls `read_into`.
-            version: The first that is taken over is above it.
-            lock: Entered while the tensors are changed, as of `Published.follow`.
-            renew: Returns the publication that takes the place of one that has ended, as of `Published.follow`.
+            target: A module, or a mapping of whole tensors: some of the published names, or all. A reader with parts
+                (`ShardOf` or `DTensor`) pins versions and calls `read_into` instead.
+            version: Only versions above this number are read.
+            lock: Held while the tensors are changed, as in `Published.follow`.
+            renew: Returns the successor of a publication that has ended, as in `Published.follow`.
 
         Raises and blocks as `Published.follow`.
         """
         return Following(self, target, version, lock, renew)
 
     def shard(self, coordinates: Mapping[str, int] | None = None, /, **coords: int) -> Published:
-        """Return what one rank publishes: its own tensors, and its parts of global ones, by their names.
+        """Return the publication of one rank: its own tensors, and its parts of global ones, by name.
 
         Raises:
-            ShapeError: The coordinates are of no rank.
+            ShapeError: No rank has these coordinates.
         """
         return self._members.item(**{**(coordinates or {}), **coords})
 
@@ -170,10 +170,10 @@ class Publication:
 
 
 def rebuild(members: Any) -> Publication:
-    """Return a handle on a publication.
+    """Rebuild a handle on a publication from its pickled fields.
 
     Raises:
-        ProtocolError: The fields name none.
+        ProtocolError: The fields are malformed.
     """
     if not isinstance(members, ValueMesh) or not all(isinstance(one, Published) for one in members.values()):
         raise ProtocolError("a publication of a mesh must be named by those of its ranks")
@@ -189,15 +189,15 @@ def _publication(members: ValueMesh[Published], publish: Callable[[], Awaitable[
 def publication(
     tensors: torch.nn.Module | Mapping[str, torch.Tensor], *, slots: int = 2
 ) -> AbstractAsyncContextManager[Publication]:
-    """Publish tensors on a mesh, again and again: `async with trimesh.publication(model) as weights:`.
+    """Publish versions of tensors on a mesh: `async with trimesh.publication(model) as weights:`.
 
     Args:
-        tensors: A module on the mesh, of which the state is published, or a mapping of tensors by their names. It is
-            kept and looked at in each `publish`.
+        tensors: A module on the mesh, for its state dict, or a mapping of tensors by name. It is kept, and read in each
+            `publish`.
         slots: How many versions have memory on the ranks, from 2; see `Published`.
 
     Returns:
-        A block that yields the `Publication`: to be sent to actors, who read it. It is closed when the block is left.
+        A block that yields the `Publication`, which actors receive and read. It is closed when the block is left.
 
     Raises:
         TypeError: There is no mesh tensor, or one that is not on the same ranks as the others.
@@ -236,7 +236,7 @@ async def _opened(tensors: Any, team: Team, slots: int) -> AsyncGenerator[Public
             try:
                 await _asked(team, "publication_close", number)
             except (MeshError, MeshErrorGroup):
-                pass  # with the processes that have ended nothing is left to be closed
+                pass  # the processes have ended, so nothing is left to close
 
 
 async def _asked(team: Team, kernel: str, *args: Any) -> list[Any]:
@@ -247,7 +247,7 @@ async def _asked(team: Team, kernel: str, *args: Any) -> list[Any]:
 
 
 def _named(tensors: Any, team: Team | None) -> tuple[Team, _Names, list[MeshTensor]]:
-    """Return the ranks that some tensors are on, their names, and them."""
+    """Return the team of some tensors, their names, and the tensors."""
     state: Mapping[str, Any] = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
     if not isinstance(state, Mapping) or not state:
         raise TypeError(f"a module, or a mapping of tensors by their names, is published, got {state!r:.100}")
@@ -266,22 +266,22 @@ def _named(tensors: Any, team: Team | None) -> tuple[Team, _Names, list[MeshTens
 
 
 class _Names(tuple[str, ...]):
-    """Names that are part of an operation."""
+    """Names of tensors, as an operand of an operation."""
 
     __slots__ = ()
 
 
-# ---- versions that the members of an elastic mesh publish, whoever they are now --------------------------------------
+# ---- publications of elastic meshes, whose members change ------------------------------------------------------------
 
 _GONE = (ProcDied, MeshStopped, LinkLost, trio.ClosedResourceError)
-"""What a handle on a member raises that has left."""
+"""Errors of a handle on a member that has left."""
 
 
 class ElasticPublication(Publication):
-    """A publication that follows a mesh of actors as that grows, shrinks and loses members.
+    """Publication of a mesh of actors that grows, shrinks and loses members.
 
-    Made by `elastic_publication`. A version counts when all members of the moment have published it, and their parts
-    are all of each tensor: after a change that is the first one that they publish in their new layout.
+    Made by `elastic_publication`. A version is available when all current members have published it, and their parts
+    cover each tensor: after a change, that is the first version in the new layout.
     """
 
     __slots__ = ("_endpoint", "_found", "_mesh")
@@ -314,23 +314,23 @@ class ElasticPublication(Publication):
                         if version is not None or snapshot.is_whole:
                             stack.push_async_exit(pins.pop_all())
                             break
-                        seen = max(latest, snapshot.version)  # of members that were others: the next one is whole
+                        seen = max(latest, snapshot.version)  # members have changed since: the next one is whole
                 except _GONE:
                     await self._renewed(source)
             yield snapshot
 
     async def _source(self) -> Publication:
-        """Return the publication of those that are members now."""
+        """Return the publication of the current members."""
         points = list((await current_view(self._mesh)).alive().points())
         if self._found is None or self._found[0] != points:
             self._found = await self._ask()
         return self._found[1]
 
     async def _renewed(self, source: Publication) -> None:
-        """Find out who has come in place of members that are gone; called while their error is handled.
+        """Query the current members after an error of one that is gone; called while that error is handled.
 
         Raises:
-            Exception: That error, if the members are the same.
+            Exception: That error, if the members are unchanged.
         """
         found = await self._ask()
         if list(found[1]._members.values()) == list(source._members.values()):
@@ -338,7 +338,7 @@ class ElasticPublication(Publication):
         self._found = found
 
     async def _ask(self) -> tuple[list[Any], Publication]:
-        """Ask the members that are there now for their handles."""
+        """Query the current members for their handles."""
         while True:
             alive: Any = (await current_view(self._mesh)).alive()
             points = list(alive.points())
@@ -349,10 +349,10 @@ class ElasticPublication(Publication):
             except MeshErrorGroup as group:
                 is_gone = all(isinstance(leaf, _GONE) for leaf in leaves(group))
                 if not is_gone or points == list((await current_view(self._mesh)).alive().points()):
-                    raise  # else a member has left that was not known to have
+                    raise  # otherwise query again: a member has just left
 
     def shard(self, coordinates: Any = None, /, **coords: int) -> Published:
-        """Refuse: whose parts they are changes."""
+        """Refuse: the ranks of an elastic publication change."""
         raise ShapeError("an elastic publication has no fixed ranks: ask the member itself for what it publishes")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -363,10 +363,10 @@ class ElasticPublication(Publication):
 
 
 def rebuild_elastic(mesh: Any, endpoint: Any) -> ElasticPublication:
-    """Return a handle on an elastic publication.
+    """Rebuild a handle on an elastic publication from its pickled fields.
 
     Raises:
-        ProtocolError: The fields name none.
+        ProtocolError: The fields are malformed.
     """
     if not isinstance(mesh, ActorMesh) or not isinstance(endpoint, str):
         raise ProtocolError("an elastic publication must be named by a mesh of actors and an endpoint")
@@ -376,20 +376,20 @@ def rebuild_elastic(mesh: Any, endpoint: Any) -> ElasticPublication:
 
 
 def elastic_publication(publishers: Any, endpoint: str = "publication") -> Publication:
-    """Return a handle on what the members of a mesh publish, as that grows, shrinks, and is restarted.
+    """Return a handle on the publication of a mesh whose members join, leave and restart.
 
-    `weights = elastic_publication(trainers)`: like `publication_of(await trainers.publication.call())`, but readers ask
-    again when a member has come or gone. It may be sent to any actor.
+    `weights = elastic_publication(trainers)` is like `publication_of(await trainers.publication.call())`, but readers
+    query the members again when one has joined or left. It can be sent to any actor.
 
     Args:
         publishers: Actors, each with a `ShardPublisher`.
-        endpoint: Name of their endpoint that returns its `handle`.
+        endpoint: Name of their endpoint that returns the `handle` of the `ShardPublisher`.
 
     Raises:
-        TypeError: `publishers` is no mesh of actors.
+        TypeError: `publishers` is not a mesh of actors.
         AttributeError: They have no such endpoint.
 
-    Cost: each `pin` asks the owner of the mesh who is there.
+    Cost: each `pin` queries the owner of the mesh for its members.
     """
     if not isinstance(publishers, ActorMesh):
         raise TypeError(f"an elastic publication is of a mesh of actors, got {publishers!r:.100}")
@@ -397,26 +397,26 @@ def elastic_publication(publishers: Any, endpoint: str = "publication") -> Publi
     return rebuild_elastic(publishers, endpoint)
 
 
-# ---- versions of tensors whose parts several actors have: each publishes its own, readers get them as one ------------
+# ---- tensors sharded over actors: each publishes its parts, readers read them as one publication ---------------------
 
 
 class ShardPublisher:
-    """What one of several ranks publishes of a set of tensors: an FSDP rank, an actor of a tensor parallel group.
+    """Publisher of one rank's parts of a set of tensors: an FSDP rank, an actor of a tensor parallel group.
 
-    Each rank makes one in its actor, and publishes its parts under the same numbers. Who has the handles of all of them
-    reads whole versions, by `publication_of`. It ends with the actor that made it.
+    Each rank makes one in its actor, and publishes its parts under the same version numbers. With the handles of all
+    ranks, `publication_of` reads whole versions. It ends with the actor that made it.
 
     Args:
         retain: How many of the newest versions stay readable, from 1; ranks may be one version apart besides. Each has
-            memory of its own, so what the optimizer changes afterwards does not touch it.
-        alone: Whether its versions are read by themselves, not as one with those of other members of its mesh.
+            memory of its own, so later changes by the optimizer do not affect it.
+        alone: Whether its versions are read separately, not combined with those of other members of its mesh.
 
     Raises:
         ValueError: `retain` is not 1 to `limits.PUBLISHED_SLOTS_MAX - 1`.
         RuntimeError: No mesh is open here.
 
     Attributes:
-        handle: What readers need of this rank: an endpoint returns it.
+        handle: The handle for readers of this rank; return it from an endpoint.
 
     Example:
         self.shards = ShardPublisher()                                   # in each trainer; an endpoint returns .handle
@@ -435,18 +435,18 @@ class ShardPublisher:
         self._is_alone = alone
 
     async def publish(self, tensors: Mapping[str, torch.Tensor | ShardOf], *, version: int | None = None) -> int:
-        """Copy this rank's parts of tensors, and make them its latest version; return its number.
+        """Copy this rank's parts of tensors, and make them its latest version; return the version's number.
 
-        A version is there for readers once every rank has published it.
+        Readers get a version once every rank has published it.
 
         Args:
-            tensors: By name, the same names on all ranks: each a `ShardOf`, a `DTensor`, or a whole tensor that this
-                rank alone publishes whole. They must not be written to meanwhile.
-            version: Its number, the same on all ranks; None for one more than the last.
+            tensors: By name, with the same names on all ranks: a `ShardOf`, a `DTensor`, or a whole tensor that no
+                other rank publishes. They must not be written to during the call.
+            version: Number of the version, the same on all ranks; None for one more than the last.
 
         Raises:
-            ValueError: This is not the first member of its mesh, and all tensors are whole: then the first one has
-                published them, too.
+            ValueError: This is not the first member of its mesh, and all tensors are whole: the first member publishes
+                them already.
 
         Raises and blocks as `Published.publish`.
         """
@@ -475,16 +475,16 @@ class ShardPublisher:
         return await self.handle.publish({LAYOUT: bytearray(msgspec.msgpack.encode(parts)), **local}, version=version)
 
     def finish(self) -> None:
-        """Say that no version follows; those that are there are read and pinned until `aclose`."""
+        """Announce that no version follows; existing ones can be read and pinned until `aclose`."""
         finish(self.handle)
 
     async def aclose(self) -> None:
-        """Publish nothing any more; see `Published.aclose`."""
+        """Close the publication; see `Published.aclose`."""
         await self.handle.aclose()
 
 
 def _check_replica(tensors: Mapping[str, Any]) -> None:
-    """Refuse the whole state of a replica, of which readers would find each part several times."""
+    """Refuse the whole state of a replica: readers would find each part several times."""
     cell = find_cell()
     if cell is None or not tensors or cell.spec.point.rank == 0:
         return
@@ -499,16 +499,16 @@ def _check_replica(tensors: Mapping[str, Any]) -> None:
 
 
 def publication_of(handles: ValueMesh[Published] | Iterable[Published]) -> Publication:
-    """Return a handle on what several ranks publish as one: `publication_of(await trainers.handle.call())`.
+    """Combine the handles of several ranks into one publication: `publication_of(await trainers.handle.call())`.
 
-    It may be sent to any actor. A version is there when every rank has published it, and pinned on all of them, so no
-    reader ever gets parts of two. When one of the ranks has been restarted, make another one, with its new handle.
+    It can be sent to any actor. A version is available when every rank has published it, and a reader pins it on all of
+    them, so it never gets parts of two versions. After the restart of a rank make another one, with its new handle.
 
     Args:
         handles: `ShardPublisher.handle` of every rank.
 
     Raises:
-        ProtocolError: There are none, or one of them is something else.
+        ProtocolError: There are none, or one of them is not a handle.
     """
     if not isinstance(handles, ValueMesh):
         found = list(handles)

@@ -1,4 +1,4 @@
-"""One version of what the ranks of a mesh have published, while it is pinned on all of them."""
+"""Snapshots: a version of a publication, pinned on all its ranks, and plans to read it in another layout."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 @attrs.frozen
 class StateParts:
-    """What the ranks of a publication have published, as each says it.
+    """Parts of published tensors, as each rank describes them.
 
     Attributes:
-        sizes: By name: the size of the whole tensor.
-        by_name: By name: what each rank has of it, in the order of the ranks.
+        sizes: Size of each whole tensor, by name.
+        by_name: Part of each rank, by name, in the order of the ranks.
     """
 
     sizes: Mapping[str, tuple[int, ...]]
@@ -43,7 +43,7 @@ class StateParts:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the parts make up each tensor that is one over all ranks."""
+        """Return whether the parts cover each tensor that is sharded over ranks."""
         return all(
             sum(one.box.count for one in found if one.is_here) == Box.of_all(found[0].size).count
             for found in self.by_name.values()
@@ -53,16 +53,16 @@ class StateParts:
 
 @attrs.frozen
 class PlannedRead:
-    """One range of one rank.
+    """Read of one range of one rank's memory.
 
     Attributes:
-        rank: Which.
-        offset: Where the range begins in the part of that rank, in elements.
-        length: How many elements on it ends, those between that are not wanted included.
-        size: Of what is wanted of it.
-        strides: How that lies in the range.
-        target: Where it belongs in the tensor of the reader.
-        has_gaps: Whether it does not lie in one piece, there or here.
+        rank: Index of the rank.
+        offset: Start of the range within that rank's part, in elements.
+        length: Length of the range in elements, including unwanted ones in between.
+        size: Shape of the requested slice.
+        strides: Its strides within the range.
+        target: Its position in the reader's tensor.
+        has_gaps: Whether it is not contiguous, at the rank or at the reader.
     """
 
     rank: int
@@ -76,11 +76,11 @@ class PlannedRead:
 
 @attrs.frozen
 class ReshardPlan:
-    """What is to be read for a request.
+    """Plan of all reads for a request.
 
     Attributes:
-        reads: By name.
-        dtypes: By name: as it was published.
+        reads: Reads by tensor name.
+        dtypes: Published dtypes by tensor name.
     """
 
     reads: Mapping[str, Sequence[PlannedRead]]
@@ -88,10 +88,10 @@ class ReshardPlan:
 
 
 class ReshardPlans:
-    """The plans of a process that reads publications, by whatever handles; those that were used last are kept.
+    """Cache (LRU) of the reshard plans of a process, shared by all its handles on publications.
 
     Attributes:
-        computed: How many were computed.
+        computed: How many plans were computed.
     """
 
     def __init__(self) -> None:
@@ -100,22 +100,22 @@ class ReshardPlans:
         self._plans: OrderedDict[Hashable, ReshardPlan] = OrderedDict()
 
     def parts(self, layouts: tuple[bytes, ...]) -> StateParts:
-        """Return what ranks have published.
+        """Return the parts that ranks have published.
 
         Args:
-            layouts: What each says of it.
+            layouts: Encoded layout of each rank.
 
         Raises:
-            ProtocolError: They do not say the same of a tensor.
+            ProtocolError: Layouts disagree about a tensor.
         """
         found = self._parts.get(layouts)
         return _keep(self._parts, layouts, _parts_of(layouts) if found is None else found)
 
     def plan(self, layouts: tuple[bytes, ...], wanted: Mapping[str, Box]) -> ReshardPlan:
-        """Return how to read some boxes of tensors.
+        """Return the plan to read some boxes of tensors.
 
         Raises:
-            ProtocolError: What the ranks have is not all of one of them.
+            ProtocolError: The parts of the ranks do not cover a box.
         """
         key = layouts, tuple((name, box.start, box.size) for name, box in wanted.items())
         found = self._plans.get(key)
@@ -126,7 +126,7 @@ class ReshardPlans:
 
 
 def reshard_plans() -> ReshardPlans:
-    """Return the plans of this process.
+    """Return the plan cache of this process.
 
     Raises:
         RuntimeError: No mesh is open here.
@@ -182,10 +182,10 @@ def _read_of(rank: int, box: Box, common: Box, place: Box) -> PlannedRead:
 
 
 def dtype_of(one: PartOfState) -> torch.dtype:
-    """Return the type of a published tensor.
+    """Return the dtype of a published tensor.
 
     Raises:
-        ProtocolError: It is none of torch.
+        ProtocolError: Torch has no such dtype.
     """
     found = getattr(torch, one.dtype, None)
     if not isinstance(found, torch.dtype):
@@ -198,18 +198,18 @@ def dtype_of(one: PartOfState) -> torch.dtype:
 
 @attrs.define(eq=False)
 class StateSnapshot:
-    """A version that is pinned: what it holds, and how to get it. Of no use after its block.
+    """A pinned version of a publication, readable until its block is left.
 
     Attributes:
-        version: Its number.
-        sizes: What it holds, by name: the size of the whole tensor.
+        version: Number of the version.
+        sizes: Size of each whole tensor, by name.
     """
 
     version: int
     sizes: Mapping[str, tuple[int, ...]]
     _ranks: Sequence[Snapshot] = attrs.field(repr=False)
     _layouts: tuple[bytes, ...] = attrs.field(repr=False)
-    """What each rank says of its parts."""
+    """Encoded layout of each rank's parts."""
     _plans: ReshardPlans = attrs.field(repr=False)
 
     @property
@@ -218,18 +218,18 @@ class StateSnapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all of each tensor that is one over the ranks: not if ranks have come or gone since."""
+        """Whether its parts cover each tensor that is sharded over ranks; False if members joined or left meanwhile."""
         return self._parts.is_whole
 
     def kinds(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Return what it holds, by name: the size of the whole tensor, and its type."""
+        """Return size and dtype of each whole tensor, by name."""
         return {name: (self.sizes[name], dtype_of(found[0])) for name, found in self._parts.by_name.items()}
 
     def entry(self, name: str) -> TensorEntry:
-        """Return what a whole tensor was published as.
+        """Return the entry of a published tensor.
 
         Raises:
-            KeyError: There is none of that name.
+            KeyError: No tensor has that name.
         """
         found = self._parts.by_name.get(name)
         if found is None:
@@ -237,16 +237,16 @@ class StateSnapshot:
         return TensorEntry(name, "torch", found[0].dtype, tuple(self.sizes[name]), 0, 0)
 
     async def read_into(self, tensors: Mapping[str, torch.Tensor | ShardOf]) -> None:
-        """Copy published tensors into those of this process that have the same names: a state dict.
+        """Copy published tensors into tensors of this process with the same names, such as a state dict.
 
-        Only what is asked for is read, from the ranks that have it, whatever the layout there.
+        Only the requested parts are read, from the ranks that have them, whatever their layout.
 
         Args:
-            tensors: Some names or all; each has the size of what was published, or is a `ShardOf` that or a `DTensor`.
-                Values are cast where the types differ.
+            tensors: Targets for some or all names: a tensor of the published size, or a `ShardOf` or `DTensor` of that
+                size. Values are cast if dtypes differ.
 
         Raises:
-            KeyError, TypeError, ValueError: One of them does not fit; nothing was copied.
+            KeyError, TypeError, ValueError: A target does not fit; nothing was copied.
             ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As `RDMABuffer.read_into`.
 
         Blocking: a checkpoint, cancellable.
@@ -263,14 +263,14 @@ class StateSnapshot:
             await snapshot.check()
 
     async def read(self) -> dict[str, torch.Tensor]:
-        """Return a copy of everything, whole; raises and blocks as `read_into`."""
+        """Return copies of all tensors, whole; raises and blocks as `read_into`."""
         found = {name: parts[0] for name, parts in self._parts.by_name.items()}
         made = {name: new_tensor(self.sizes[name], dtype_of(one)) for name, one in found.items()}
         await self.read_into(made)
         return made
 
     def _check(self, name: str, shard: ShardOf) -> None:
-        """Refuse what a published tensor cannot be read into."""
+        """Refuse a target that does not fit the published tensor."""
         parts = self._parts.by_name.get(name)
         if parts is None:
             some = ", ".join(sorted(self.sizes)[:3])
@@ -290,7 +290,7 @@ class StateSnapshot:
 
 
 class _Reading:
-    """One way to read a version into tensors."""
+    """One read of a version into tensors, by a plan."""
 
     def __init__(self, ranks: Sequence[Snapshot], plan: ReshardPlan, tensors: Mapping[str, torch.Tensor]) -> None:
         self._ranks = ranks
@@ -301,10 +301,10 @@ class _Reading:
         self._rows: list[RowCopy] = []
 
     async def run(self) -> None:
-        """Read all that is planned.
+        """Execute all reads of the plan.
 
-        What lies in one piece is read straight to its place. What has gaps or another type is copied from the memory of
-        the other process, if that is of this host, in one pass; from other hosts it is read first, gaps and all.
+        Contiguous ranges are read directly into the target. Ranges with gaps or another dtype are copied in one pass
+        from the mapped memory of a process on this host; from other hosts they are read first, including the gaps.
         """
         async with AsyncExitStack() as stack:
             views: dict[int, memoryview] = {}
@@ -324,7 +324,7 @@ class _Reading:
                 if self._copies:
                     await trio.to_thread.run_sync(run_all, self._copies)
             finally:
-                self._copies.clear()  # what they read is there no longer
+                self._copies.clear()  # their sources are unmapped
 
     def _is_direct(self, name: str, one: PlannedRead) -> bool:
         tensor = self._tensors[name]
@@ -362,24 +362,24 @@ class _Reading:
 
 
 def _shown(rank: Snapshot) -> AbstractAsyncContextManager[memoryview]:
-    """Return the memory of a version, mapped as it is for transfers: so that later versions have no page faults."""
+    """Map the memory of a version; shares the mapping of transfers, so that later versions cause no page faults."""
     return mapped(rank.whole().handle, writable=False, is_shared=True)
 
 
 def _put(target: torch.Tensor, source: torch.Tensor) -> None:
-    with torch.inference_mode():  # what was made there can be changed nowhere else, all others anywhere
+    with torch.inference_mode():  # inference tensors can be written only in this mode, others in any
         target.copy_(source)
 
 
 def run_all(calls: Sequence[Callable[[], object]]) -> None:
-    """Copy, in one thread: each change of threads costs more than a piece where all cores copy."""
+    """Run copies in one thread: while all cores copy, a switch of threads costs more than a piece."""
     for call in calls:
         trio.from_thread.check_cancelled()
         call()
 
 
 async def state_snapshot(version: int, ranks: Sequence[Snapshot]) -> StateSnapshot:
-    """Return a version that is pinned on all ranks."""
+    """Return the snapshot of a version that is pinned on all ranks."""
     layouts: list[bytes] = []
     for snapshot in ranks:
         data = bytearray(snapshot.entry(LAYOUT).nbytes)
@@ -391,22 +391,21 @@ async def state_snapshot(version: int, ranks: Sequence[Snapshot]) -> StateSnapsh
 
 # ---- mapped memory ---------------------------------------------------------------------------------------------------
 
-# Tensors over memory that is only to be read, which torch has none of: they must not be written to. Copies from there.
+# Tensors over read-only memory, and copies from there. Torch has no read-only tensors, so these must not be written to.
 #
-# torch copies with as many threads as it computes with. Where several processes of a host read at once, as the ranks of
-# a mesh do, those fight for the same cores: a copy then takes three times the processor time of one thread (measured:
-# four readers on two cores). So what only has to be copied is by `RowCopy`, in the thread that asks, and past the
-# caches.
+# Torch copies with all its compute threads. If several processes of a host read at once, as the ranks of a mesh do,
+# these threads compete for the same cores: a copy then takes three times the processor time of one thread (measured:
+# four readers on two cores). So plain copies use `RowCopy`, in the calling thread, bypassing the caches.
 
 
 def flat_over(view: memoryview, dtype: torch.dtype, offset: int, count: int) -> torch.Tensor:
-    """Return some elements that lie in a view; they are only to be read, and not after the view was released.
+    """Return a flat tensor over elements in a view; only for reading, and not after the view was released.
 
     Args:
-        view: Of bytes.
-        dtype: Of the elements.
-        offset: In bytes.
-        count: Of elements, at least one.
+        view: A view of bytes.
+        dtype: Dtype of the elements.
+        offset: Offset of the first one, in bytes.
+        count: Number of elements, at least one.
     """
     assert offset + count * dtype.itemsize <= view.nbytes, "elements lie within their view"
     return torch.frombuffer(memory_at(address_of(view) + offset, count * dtype.itemsize, None), dtype=dtype)
@@ -414,13 +413,13 @@ def flat_over(view: memoryview, dtype: torch.dtype, offset: int, count: int) -> 
 
 @attrs.frozen
 class RowCopy:
-    """Rows of equal length that are copied from one tensor into another: one call of the native library.
+    """Copy of rows of equal length from one tensor into another, by one call of the native library.
 
     Attributes:
-        into, source: Where the first row begins.
-        row_bytes: Of each.
-        rows: How many.
-        into_step, source_step: Bytes from the beginning of a row to that of the next.
+        into, source: Addresses of the first row.
+        row_bytes: Bytes of a row.
+        rows: Number of rows.
+        into_step, source_step: Strides between rows, in bytes.
     """
 
     into: int
@@ -432,11 +431,11 @@ class RowCopy:
 
     @property
     def nbytes(self) -> int:
-        """Of all rows."""
+        """Bytes of all rows."""
         return self.row_bytes * self.rows
 
     def cut(self, nbytes: int) -> list[RowCopy]:
-        """Return it as pieces of at most so many bytes, or of one row."""
+        """Split it into pieces of at most `nbytes`, or of one row."""
         rows = max(1, nbytes // self.row_bytes)
         return [
             attrs.evolve(
@@ -452,7 +451,7 @@ class RowCopy:
         """Copy, without the GIL.
 
         Args:
-            is_huge: Whether the caches do not hold all that is copied, of which this may be a part.
+            is_huge: Whether the whole copy, of which this may be a piece, exceeds the caches.
         """
         library = load()
         ffi = library.ffi
@@ -463,11 +462,11 @@ class RowCopy:
 
 
 def rows_of(target: torch.Tensor, source: torch.Tensor) -> RowCopy | None:
-    """Return how to copy a tensor into another one as rows; None if they do not lie so, or values would change.
+    """Return the row copy of a tensor into another one; None if strides do not allow it, or values would be cast.
 
     Args:
-        target: Of the same size.
-        source: As `flat_over` has given it, perhaps with strides.
+        target: A tensor of the same size.
+        source: A tensor from `flat_over`, perhaps strided.
     """
     if type(target) is not torch.Tensor or target.dtype != source.dtype or target.device.type != "cpu":
         return None
@@ -488,7 +487,7 @@ def rows_of(target: torch.Tensor, source: torch.Tensor) -> RowCopy | None:
 
 
 def _merged(size: Sequence[int], one: Sequence[int], other: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return length and strides of the dimensions of two tensors, those that lie as one as one."""
+    """Return length and strides of the dimensions of two tensors, merging dimensions that are contiguous in both."""
     found: list[tuple[int, int, int]] = []
     for length, a, b in zip(size, one, other, strict=True):
         if length == 1:
