@@ -1,1 +1,1 @@
-"""A mesh without processes: the same program runs on shapes alone, and what it would take is counted."""
+"""Simulation: a mesh without processes, which runs programs on shapes and estimates time, memory and traffic."""

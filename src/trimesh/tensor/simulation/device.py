@@ -1,12 +1,12 @@
-"""`Device` and `RankLink`: the numbers by which a simulation counts time. Pure.
+"""`Device` and `RankLink`: the cost model of a simulation. Pure.
 
-The model, which is all that there is of it:
+The whole model:
 
-    an operator     the larger of (operations / flops) and (bytes read and written / memory_bytes_per_second), and
-                    `launch_seconds`; a view only what the rank's Python takes
+    an operator     the largest of (operations / flops), (bytes read and written / memory_bytes_per_second) and
+                    `launch_seconds`; a view takes only time of the rank's Python
     a command       `operator_seconds` of the rank's Python, which runs ahead of the device if that is asynchronous
-    a collective    by a ring of n ranks, (n - 1) steps of `latency_seconds`, and the bytes that a rank sends by
-                    `bytes_per_second`; to add up for all twice the steps, or a tree of them where that is faster
+    a collective    as a ring of n ranks: (n - 1) steps of `latency_seconds`, plus bytes sent by a rank /
+                    `bytes_per_second`; an all-reduce takes twice the steps, or those of a tree if that is faster
     the controller  `issue_seconds` a command, before the ranks can execute it
 """
 
@@ -51,23 +51,23 @@ def _rates(device: object, attribute: attrs.Attribute[Mapping[str, float]], valu
 
 @attrs.frozen
 class RankLink:
-    """What joins the ranks along a dimension of a mesh.
+    """Link between the ranks along a dimension of a mesh.
 
     Attributes:
-        latency_seconds: Of one step of a collective, however little is sent.
-        bytes_per_second: That a rank sends, while it receives as many.
+        latency_seconds: Latency of one step of a collective.
+        bytes_per_second: Bandwidth at which a rank sends, while it receives as much.
     """
 
     latency_seconds: float = attrs.field(validator=_not_negative)
     bytes_per_second: float = attrs.field(validator=_positive)
 
     def seconds(self, name: str, ranks: int, sent: int) -> float:
-        """Return how long a collective takes.
+        """Return the duration of a collective, in seconds.
 
         Args:
-            name: As methods of torch's process groups are called.
-            ranks: That take part.
-            sent: Bytes that each of them sends, by a ring.
+            name: Name of a method of torch's process groups.
+            ranks: Number of ranks that take part.
+            sent: Bytes that each of them sends in a ring.
         """
         if ranks < 2:
             return 0.0
@@ -82,19 +82,19 @@ class RankLink:
 
 @attrs.frozen
 class Device:
-    """The numbers of one device, and of what joins it to others: make your own by `attrs.evolve`, or `measure_device`.
+    """Performance of one device and its links; make your own by `attrs.evolve` or `measure_device`.
 
     Attributes:
-        name: For reports.
-        flops: Operations a second, by dtype (`{"float32": 67e12}`); a dtype that is not there gets the least of them.
-        memory_bytes_per_second: That are read and written.
-        memory_bytes: That it has.
-        launch_seconds: The least that an operator takes which computes something.
-        operator_seconds: Of the rank's Python for each operation that it executes.
-        issue_seconds: Of the controller for each operation that it issues.
-        link: To devices of the same host.
-        network: To those of others.
-        per_host: Devices of a host: ranks are numbered host by host.
+        name: Name for reports.
+        flops: Operations per second, by dtype (`{"float32": 67e12}`); other dtypes get the smallest value.
+        memory_bytes_per_second: Memory bandwidth, reads and writes together.
+        memory_bytes: Size of its memory.
+        launch_seconds: Minimal duration of an operator that computes.
+        operator_seconds: Time of the rank's Python for each operation.
+        issue_seconds: Time of the controller for each operation.
+        link: Link to devices on the same host.
+        network: Link to devices on other hosts.
+        per_host: Devices on a host; ranks are numbered host by host.
         is_asynchronous: Whether the rank's Python goes on while the device computes, until it needs a collective.
     """
 
@@ -111,13 +111,13 @@ class Device:
     is_asynchronous: bool = True
 
     def compute_seconds(self, dtype: str, operations: float, moved: float) -> float:
-        """Return how long an operator takes that computes so much, and reads and writes so many bytes."""
+        """Return the duration, in seconds, of an operator with these operations and bytes read and written."""
         rate = self.flops.get(dtype) or min(self.flops.values())
         return max(operations / rate, moved / self.memory_bytes_per_second, self.launch_seconds)
 
 
 DEVICES: Final = {
-    # Data sheet of the SXM version, on which nothing of this has run; seconds of Python are those of an idle CPU.
+    # Data sheet of the SXM version, not measured; times of Python are those of an idle CPU.
     "h100": Device(
         name="h100",
         flops={"bfloat16": 989e12, "float16": 989e12, "float32": 67e12, "float64": 67e12, "int8": 1979e12},
@@ -149,11 +149,11 @@ DEVICES: Final = {
 
 
 def device_of(device: Device | str) -> Device:
-    """Return a device that was named, or given.
+    """Return a device, which may be given by name.
 
     Raises:
-        ValueError: There is none of the name.
-        TypeError: It is neither.
+        ValueError: No device has that name.
+        TypeError: It is neither a device nor a name.
     """
     if isinstance(device, Device):
         return device
@@ -164,7 +164,7 @@ def device_of(device: Device | str) -> Device:
     return DEVICES[device]
 
 
-# ---- `measure_device`: the numbers of a `Device`, as they are on a mesh with processes -------------------------------
+# ---- `measure_device`: measures a `Device` on a mesh with processes --------------------------------------------------
 
 _ROWS: Final = 512
 _COPIED_BYTES: Final = 64 << 20
@@ -175,18 +175,17 @@ _COLLECTIVES: Final = 50
 
 
 async def measure_device(mesh: ProcMesh, *, name: str = "measured") -> Device:
-    """Measure what the ranks of a mesh compute, copy and send, for `simulate(..., device=...)`.
+    """Measure compute, memory and link speeds of the ranks of a mesh, for `simulate(..., device=...)`.
 
-    The median of some repetitions each, on the first rank, while nothing else runs there. What the network between
-    hosts does is measured only where the first dimension of the mesh spans hosts; else it is taken for the same as the
-    link.
+    Takes medians of several runs on the first rank, while nothing else runs there. The network between hosts is
+    measured only if the first dimension of the mesh spans hosts; otherwise it is assumed equal to the link.
 
     Args:
         mesh: Processes, at least two along the first dimension.
-        name: Of the device, for reports.
+        name: Name of the device, for reports.
 
     Raises:
-        ShapeError: The first dimension has one place.
+        ShapeError: The first dimension has size 1.
         MeshErrorGroup: A process has ended.
 
     Blocking: a checkpoint, cancellable; some seconds.
@@ -218,7 +217,7 @@ async def measure_device(mesh: ProcMesh, *, name: str = "measured") -> Device:
 
 
 async def _commands(mesh: ProcMesh, label: str) -> tuple[float, float]:
-    """Return how long the controller takes to issue a command, and a rank to execute it."""
+    """Return the time of the controller to issue a command, and of a rank to execute it, in seconds."""
     issuing, executing = [], []
     there: Any = distribute(torch.ones(64, 64), mesh, [label, None])
     for _ in range(_TIMES):
@@ -233,7 +232,7 @@ async def _commands(mesh: ProcMesh, label: str) -> tuple[float, float]:
 
 
 async def _link(mesh: ProcMesh, label: str, ranks: int) -> RankLink:
-    """Return what joins the ranks, by the time of collectives of few bytes and of many."""
+    """Return the link between ranks, from the duration of small and large collectives."""
 
     async def seconds(nbytes: int, times: int) -> float:
         with mesh.activate():
@@ -254,7 +253,7 @@ async def _link(mesh: ProcMesh, label: str, ranks: int) -> RankLink:
 
 
 def _measured() -> tuple[dict[str, float], float, float, int, bool]:
-    """Return what a rank measures by itself: operations a second, bytes a second, the least time, bytes of memory."""
+    """Measure one rank: operations and bytes per second, minimal duration, memory size, whether it is asynchronous."""
     is_cuda = torch.cuda.is_available()
     device = torch.device("cuda" if is_cuda else "cpu")
 
@@ -272,7 +271,7 @@ def _measured() -> tuple[dict[str, float], float, float, int, bool]:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         rows = _ROWS * (16 if is_cuda else 1)
         one = torch.ones(rows, rows, dtype=dtype, device=device)
-        torch.mm(one, one)  # what it sets up first does not count
+        torch.mm(one, one)  # warm-up
         flops[str(dtype).removeprefix("torch.")] = 2.0 * rows**3 / seconds(lambda one=one: one @ one)  # type: ignore[misc]
     large = torch.ones(_COPIED_BYTES // 4, device=device)
     other = torch.empty_like(large)

@@ -1,4 +1,4 @@
-"""`SimulatedEngine`: the controller's side of a mesh without processes. What it sends is executed here, on shapes."""
+"""`SimulatedEngine`: the controller's engine of a simulation. It executes commands in this process, on shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 StandIn = Callable[[torch.Tensor], torch.Tensor]
-"""Makes a value of a tensor on the device "meta", which has its size and dtype."""
+"""Makes a substitute value for a tensor, given on the device "meta" with its size and dtype."""
 
 _NUMBERS: Final = count(1)
 
@@ -62,10 +62,10 @@ class SimulatedEngine(Engine):
     """The engine of one simulation.
 
     Args:
-        procs: What stands for its processes.
-        device: Their numbers.
-        links: What joins the ranks along a dimension, where the program has said so.
-        values: What stands for values that are asked for, or None where they are refused.
+        procs: The simulated processes.
+        device: Their device.
+        links: Links by label, where the program gives them.
+        values: Makes substitutes for fetched values; None to refuse fetches.
     """
 
     has_values: ClassVar[bool] = False
@@ -131,30 +131,30 @@ class SimulatedEngine(Engine):
         return team
 
     def switch_to(self, team: Team) -> None:
-        """Keep the order of all commands: what one rank sends another has been sent before it is read."""
+        """Execute pending commands of all other teams, so that a rank has sent tensors before another reads them."""
         for other in self._by_number.values():
             if other is not team and other.stream:
                 self.flush_team(other)
         self.current = team
 
     def check_open(self, team: Team | None) -> None:
-        """Refuse commands when the block has been left.
+        """Refuse commands after the end of the block.
 
         Raises:
-            MeshStopped: It has.
+            MeshStopped: The block has been left.
         """
         del team
         if self.is_closed:
             raise MeshStopped(f"{self.name} computes no more: the block of the simulation has been left")
 
     def wake(self) -> None:
-        """Nothing: what is issued is executed when a batch is full, or when something is asked."""
+        """Do nothing: commands are executed when a batch is full, or on a request."""
 
     def flush_team(self, team: Team) -> None:
-        """Execute what was issued to a team.
+        """Execute the commands issued to a team.
 
         Raises:
-            Exception: What an operation of it has raised.
+            Exception: The error of an operation.
         """
         self._post(team)
 
@@ -181,7 +181,7 @@ class SimulatedEngine(Engine):
         """Make a request, and answer it; see `Engine.ask`.
 
         Raises:
-            RuntimeError: It is for values, which nothing stands for.
+            RuntimeError: It is for values, and the simulation has no substitutes for them.
         """
         return self._answer(super().ask(team, places, issue, expected))
 
@@ -192,7 +192,7 @@ class SimulatedEngine(Engine):
         return self._answer(super().fetch(team, refs, places, expected, is_large=is_large))
 
     def _send(self, peers: Sequence[Peer], message: messages.AnyMessage, bodies: Sequence[Any] = ()) -> None:
-        """Let the simulated rank answer, if it is asked."""
+        """Let the simulated rank answer requests."""
         del bodies
         assert isinstance(message, messages.Fetch)
         team = self._by_number[message.team]
@@ -239,7 +239,7 @@ class SimulatedEngine(Engine):
 
         return pytree.tree_map_only(torch.Tensor, stand_in, value)
 
-    # ---- its end ---------------------------------------------------------------------------------------------
+    # ---- reset and end ---------------------------------------------------------------------------------------
 
     def begin_anew(self) -> None:
         """Count time, traffic and lines from zero."""
@@ -260,7 +260,7 @@ class SimulatedEngine(Engine):
 
 
 def filled_with(number: float) -> StandIn:
-    """Return what makes a value of one number."""
+    """Return a function that makes values filled with one number."""
 
     def fill(one: torch.Tensor) -> torch.Tensor:
         value = bool(number) if one.dtype is torch.bool else number
@@ -272,7 +272,7 @@ def filled_with(number: float) -> StandIn:
 
 
 def _explained(error: BaseException, rank: SimulatedRank) -> BaseException:
-    """Return what an operation has raised, with the line that has issued it."""
+    """Return the error of an operation with the line that issued it."""
     if isinstance(error, DATA_DEPENDENT):
         error = RuntimeError(_NO_VALUES)
     if rank.meter.line is not None:
@@ -280,11 +280,11 @@ def _explained(error: BaseException, rank: SimulatedRank) -> BaseException:
     return error
 
 
-# ---- the ranks that are simulated: of each view the first one, which stands for all of it ----------------------------
+# ---- simulated ranks: the first of each view represents the view -----------------------------------------------------
 
-# All ranks of a view execute the same commands, on parts of the same sizes but for the last ones, so that one of them
-# says what all would take. They run in a thread of their own, where no mesh is active and no mode of the program's is,
-# and whoever issues waits for it.
+# All ranks of a view execute the same commands, on parts of the same sizes except for the last ones, so one of them
+# gives the costs of all. Simulated ranks run in a thread of their own, without active meshes or dispatch modes, and
+# the issuing thread waits for it.
 
 
 class _MeteredRank(Rank):
@@ -297,14 +297,14 @@ class _MeteredRank(Rank):
 
 @attrs.define(eq=False)
 class _Outside:
-    """What a simulated rank asks of its process; see `Outside`.
+    """Services of the process for a simulated rank; see `Outside`.
 
     Attributes:
-        proc: Of the controller, which is this one.
+        proc: The controller, which is this process.
         controller: The same.
-        engine: Its number.
-        answered: Called with what the rank answers to a request.
-        error: What has failed first.
+        engine: Number of the engine.
+        answered: Called with the rank's reply to a request.
+        error: The first error.
     """
 
     proc: Proc
@@ -314,15 +314,15 @@ class _Outside:
     error: BaseException | None = None
 
     def reply(self, request: int, value: Any) -> None:
-        """Give a value, or a `Poison`, to the controller."""
+        """Reply to the controller with a value or a `Poison`."""
         self.answered(request, value)
 
     def reply_packed(self, request: int, data: bytes) -> None:
-        """Nothing is packed here: there are no values."""
+        """Refuse: without values, nothing is packed."""
         raise NotImplementedError
 
     def reply_lent(self, request: int, described: list[Any], memory: memoryview, *, is_staged: bool) -> None:
-        """Nothing is large here: see `fetching`."""
+        """Refuse: nothing is large here; see `fetching`."""
         raise NotImplementedError
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -338,11 +338,11 @@ class _Outside:
         error: BaseException | None = None,
         seconds: float = 0.0,
     ) -> messages.Answer:
-        """Refuse: no other rank would answer."""
+        """Refuse: there is no other rank to answer."""
         raise NotImplementedError(f"a simulation has no processes that could meet, got {verb!r} of {list(keys)}")
 
     def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
-        """Learn that something has failed."""
+        """Record the first error."""
         del team, is_waited_for
         if self.error is None:
             self.error = error
@@ -355,16 +355,16 @@ class _Outside:
 
 
 class SimulatedRank:
-    """One rank, and what counts for it.
+    """One simulated rank and its meter.
 
     Args:
-        name: Of the mesh, which no other simulation of this process has.
-        region: All of the mesh.
-        number: Of the rank.
-        device: Its numbers.
-        links: By label.
-        timeline: Takes what it does.
-        sent: What is on its way between ranks.
+        name: Name of the mesh, unique among the simulations of this process.
+        region: The whole mesh.
+        number: Number of the rank.
+        device: Its device.
+        links: Links by label.
+        timeline: Records its events.
+        sent: Tensors in transit between ranks.
         answered: See `_Outside`.
     """
 
@@ -391,7 +391,7 @@ class SimulatedRank:
         self._readers: dict[int, CommandReader] = {}
 
     def join(self, number: int, region: Region) -> None:
-        """Take part in a team."""
+        """Join a team."""
         table = attrs.evolve(region, excluded=frozenset[int]()).ranks()
         procs = [proc_id_of(rank) if rank in region else proc_id_of(rank) * 0 for rank in table]
         place = list(table).index(self.number)
@@ -402,13 +402,13 @@ class SimulatedRank:
     def execute(
         self, number: int, stream: Sequence[Any], bodies: Sequence[memoryview], lines: Sequence[tuple[Line, float]]
     ) -> BaseException | None:
-        """Execute commands of a team; return what has failed.
+        """Execute commands of a team; return the first error, if any.
 
         Args:
-            number: Of the team.
+            number: Number of the team.
             stream: The commands.
-            bodies: What they carry.
-            lines: Where each operation was issued, and when.
+            bodies: Their bodies.
+            lines: Source line and time of issue of each operation.
         """
         team = self._rank.teams[number]
         first = team.done
@@ -433,7 +433,7 @@ class SimulatedRank:
             FetchStep(message.request, message.refs).execute(self._rank, self._rank.teams[message.team])
 
     def close(self) -> None:
-        """Let torch forget the groups."""
+        """Destroy torch's process groups."""
         with swap_world(self._rank):
             for team in self._rank.teams.values():
                 Disband().execute(self._rank, team)

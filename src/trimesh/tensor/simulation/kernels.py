@@ -1,4 +1,4 @@
-"""The kernels of a simulated rank that are not those of a real one: where values would come from, or go to."""
+"""Kernels of simulated ranks for commands that create, send or receive values; all others are those of real ranks."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 @attrs.frozen
 class _Sent:
-    """What a view has sent.
+    """A tensor that a view has sent.
 
     Attributes:
-        at: When, in seconds.
-        cuts: How it lay, of a global tensor.
+        at: Time of sending, in seconds.
+        cuts: Its placements, if it is a global tensor.
     """
 
     at: float
@@ -44,7 +44,7 @@ class _Sent:
 
 
 class Sent(dict[int, _Sent]):
-    """What is on its way between the ranks of one simulation, by number of the move."""
+    """Tensors in transit between the ranks of one simulation, by number of the move."""
 
 
 def meter_of(rank: Rank) -> Meter:
@@ -54,7 +54,7 @@ def meter_of(rank: Rank) -> Meter:
 
 
 def mesh_of(rank: Rank, team: TeamOnRank) -> Any:
-    """Return the device mesh of a team, whose tables of ranks have values."""
+    """Return the device mesh of a team; its tables of ranks have values."""
     with meter_of(rank).paused():
         return device_mesh(rank, team)
 
@@ -120,7 +120,7 @@ def receive_parts(
 
 
 def _read(rank: Rank, sent: _Sent, sources: Sequence[int], nbytes: int) -> None:
-    """Wait for what others have sent, and let it come."""
+    """Simulate receiving tensors that other ranks have sent."""
     meter = meter_of(rank)
     link = link_between(meter.device, [rank.number, *sources])
     meter.receive("to_mesh", sent.at, link, nbytes)
@@ -177,12 +177,12 @@ def to_global(rank: Rank, team: TeamOnRank, *args: Any) -> Any:
 
 
 def keep_generators(rank: Rank, _: TeamOnRank) -> torch.Tensor:
-    """Return what stands for the states of generators: nothing is drawn."""
+    """Return a placeholder for the states of generators; simulated ranks draw nothing."""
     return meter_of(rank).made((0,), torch.uint8)
 
 
 def _nothing(*_: Any) -> None:
-    """Nothing: there are no values that it could change."""
+    """Do nothing: there are no values to change."""
 
 
 def _refused(what: str) -> Callable[..., Any]:
@@ -228,17 +228,17 @@ SIMULATED: Final = Kernels(
 )
 
 
-# ---- process groups of simulated ranks: what goes through them is counted, and does not go anywhere ------------------
+# ---- process groups of simulated ranks: they count traffic and send nothing ------------------------------------------
 
 _c10d: Any = _distributed_c10d  # whose stub leaves out much
 
 
 class MeteredCounts(TrafficCounts):
-    """The collectives of one simulated rank, which take time.
+    """Counts of the collectives of one simulated rank; each also takes simulated time.
 
     Args:
-        meter: Of the rank.
-        links: By label of the mesh, where the program has said what joins the ranks along it.
+        meter: Meter of the rank.
+        links: Links by label of the mesh, where the program gives them.
     """
 
     def __init__(self, meter: Meter, links: Mapping[str, RankLink]) -> None:
@@ -253,7 +253,7 @@ class MeteredCounts(TrafficCounts):
         self._meter.collective(name, labels, link, ranks, sent_bytes(name, ranks, args))
 
     def _link(self, labels: Sequence[str]) -> RankLink:
-        """Return what joins the ranks: of several dimensions the slowest."""
+        """Return the link between the ranks; for several dimensions the slowest."""
         device = self._meter.device
         found = [self._links[label] for label in labels if label in self._links]
         if len(found) < len(labels):
@@ -281,22 +281,22 @@ class SimulatedGroup(Group):
         return _c10d._create_work_from_future(done)
 
     def leave(self, error: BaseException) -> None:
-        """Nothing: no other rank waits."""
+        """Do nothing: no other rank waits."""
 
     def destroy(self) -> None:
-        """Nothing: it has no connection."""
+        """Do nothing: there are no connections."""
 
 
 # ---- process ---------------------------------------------------------------------------------------------------------
 
-# What stands for processes where there are none: their numbers, and how values travel to nowhere and back.
+# Substitutes for processes: their ids, and the encoding of values within this process.
 
 CONTROLLER: Final = ProcId(1)
 _FIRST_RANK: Final = 2
 
 
 def proc_id_of(rank: int) -> ProcId:
-    """Return the number of the process that a rank would have."""
+    """Return the id of the process of a simulated rank."""
     return ProcId(_FIRST_RANK + rank)
 
 
@@ -305,19 +305,19 @@ def rank_of(proc: int) -> int:
 
 
 class _NoDeadlocks:
-    """Nothing waits for anything."""
+    """Deadlock search of a simulation, where nothing waits."""
 
     def end_search_now(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class SimulatedController:
-    """The process of the controller, as far as an engine without ranks asks it for anything.
+    """The controller's process, as far as an engine without ranks uses it.
 
     Attributes:
-        is_simulated: That nothing of it may be waited for, nor lent.
-        proc_id: Its number.
-        values: Encodes what is answered.
+        is_simulated: Marks that it supports neither waiting nor lending memory.
+        proc_id: Its process id.
+        values: Encodes replies.
     """
 
     is_simulated = True
@@ -330,12 +330,12 @@ class SimulatedController:
 
 @attrs.define(eq=False)
 class SimulatedPeer:
-    """The process of one rank.
+    """The process of one simulated rank.
 
     Attributes:
-        proc_id: Its number.
-        link: Anything but None, which would say that it is gone.
-        death: None.
+        proc_id: Its process id.
+        link: Any object but None, which would mean that the process is gone.
+        death: Always None.
     """
 
     proc_id: ProcId
@@ -343,15 +343,15 @@ class SimulatedPeer:
     death: None = None
 
     def define(self, definitions: object) -> None:
-        """Nothing: this process has them."""
+        """Do nothing: this process has the definitions."""
 
 
 class SimulatedProcs(WithoutProcesses):
-    """What stands for the processes that a mesh owns.
+    """Substitute for the processes that a mesh owns.
 
     Attributes:
-        name: Of the mesh.
-        whole: All of it.
+        name: Name of the mesh.
+        whole: Region of the whole mesh.
     """
 
     def __init__(self, name: str, whole: Region) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedMesh(ProcMesh):
-    """A mesh without processes, on which tensors have shapes and no values; see `simulate`."""
+    """A mesh without processes: tensors on it have shapes but no values; see `simulate`."""
 
     def __init__(
         self, owned: SimulatedProcs, region: Region, *, is_reference: bool = False, policy: Policy | None = None
@@ -35,7 +35,7 @@ class SimulatedMesh(ProcMesh):
 
     @property
     def name(self) -> str:
-        """Of the simulation."""
+        """Name of the simulation."""
         return self._procs.name
 
     @property
@@ -45,10 +45,10 @@ class SimulatedMesh(ProcMesh):
         return engine
 
     def report(self) -> SimulationReport:
-        """Return what the program would take, from the beginning of the block, or from `begin_anew`, up to here.
+        """Return time, memory and traffic of the program since the start of the block, or since `begin_anew`.
 
         Raises:
-            MeshStopped: The block has been left: ask before its end.
+            MeshStopped: The block has been left; call this before its end.
         """
         engine = self._engine
         engine.check_open(None)
@@ -83,14 +83,14 @@ class SimulatedMesh(ProcMesh):
         )
 
     def begin_anew(self) -> None:
-        """Count time, traffic, lines and the peak of memory from here on: what a program does first is not its step."""
+        """Reset time, traffic, lines and peak memory, so that set-up does not count as part of a step."""
         self._engine.check_open(None)
         self._engine.begin_anew()
 
     def write_trace(self, path: Path | str) -> None:
-        """Write what the simulated ranks do when, as a file that Perfetto shows (https://ui.perfetto.dev).
+        """Write a timeline of the simulated ranks, as a trace file for Perfetto (https://ui.perfetto.dev).
 
-        At most `limits.TENSOR_TRACE_EVENTS_MAX` operators and collectives are in it; `otherData` counts the others.
+        It has at most `limits.TENSOR_TRACE_EVENTS_MAX` operators and collectives; `otherData` counts the missing ones.
         """
         engine = self._engine
         engine.check_open(None)
@@ -100,7 +100,7 @@ class SimulatedMesh(ProcMesh):
             file.writelines(engine.timeline.trace(names))
 
     def alive(self) -> Self:
-        """Return all: nothing of it lives, and nothing ends."""
+        """Return the whole mesh: simulated members never end."""
         return self
 
     def _seen(self, region: Region) -> Self:
@@ -124,27 +124,27 @@ def simulate(
     links: Mapping[str, RankLink] | None = None,
     values: float | StandIn | None = None,
 ) -> Generator[SimulatedMesh]:
-    """Run a program of tensors without processes, on shapes alone, and count what it would take on a mesh.
+    """Run a tensor program without processes, on shapes alone, and estimate its costs on a mesh.
 
-    In the block the mesh stands where one of `spawn_procs` would: it is activated, modules move to it, plans and
-    recorded functions are the same code. One rank of each view is simulated, by the engine's own rules and collectives,
-    for all of its ranks do the same: a mesh of 512 costs what one of 2 costs. `mesh.report()` says seconds by the
-    numbers of `device`, memory, and bytes sent; bytes are exact, seconds are an estimate.
+    In the block the mesh replaces one of `spawn_procs`: it can be activated, modules move to it, plans and compiled
+    functions work unchanged. One rank of each view is simulated, with the engine's own rules and collectives, because
+    all ranks of a view do the same: a mesh of 512 costs as much as one of 2. `mesh.report()` returns seconds on
+    `device`, memory, and bytes sent; bytes are exact, seconds are an estimate.
 
     Args:
-        sizes: Of the dimensions of the mesh, host by host: `{"hosts": 64, "gpus": 8}`.
-        device: What each rank has: the name of one ("h100", "cpu"), or its numbers.
-        links: What joins the ranks along a dimension, in place of what the device says of a host and its network.
-        values: What stands for values that the program asks for (`fetch`, `.item()`): a number that fills them, or a
-            function of a tensor that has size and dtype and is on the device "meta". None refuses them.
+        sizes: Sizes of the dimensions of the mesh, host by host: `{"hosts": 64, "gpus": 8}`.
+        device: Device of each rank: a name ("h100", "cpu"), or a `Device`.
+        links: Links by dimension, in place of the device's links within and between hosts.
+        values: Substitutes for fetched values (`fetch`, `.item()`): a number that fills them, or a function of a tensor
+            on the device "meta" with their size and dtype. None refuses to fetch.
 
     Yields:
         The mesh. Its modules may be built on the device "meta", and so be larger than this machine.
 
     Raises:
-        ShapeError: A size is none, or `links` names no dimension.
-        ValueError: There is no device of that name.
-        RuntimeError: In the block: a value is asked for, or something that needs a process.
+        ShapeError: A size is invalid, or `links` names an unknown dimension.
+        ValueError: No device has that name.
+        RuntimeError: In the block: a value is fetched without substitutes, or an operation needs a process.
 
     Blocking: no checkpoint. Works in Trio and outside of it.
 
@@ -168,23 +168,23 @@ def simulate(
         engine.close()
 
 
-# ---- `SimulationReport`: what a simulation has counted ---------------------------------------------------------------
+# ---- `SimulationReport`: the result of a simulation ------------------------------------------------------------------
 
 _LINES_SHOWN = 12
-"""Lines of a program in the table that `str` makes: those that cost most."""
+"""Number of program lines in the table of `str`: the most expensive ones."""
 
 
 @attrs.frozen
 class LineCost:
-    """What the operations that one line has issued have cost a rank.
+    """Costs on a rank of the operations that one source line has issued.
 
     Attributes:
         line: `file:line in function`.
-        commands: Operations that were issued there.
-        operators: Operators of torch that a rank ran for them.
-        seconds: Of the device, of its links and of the rank's Python; these go on beside each other where the device
-            is asynchronous.
-        sent: Bytes that a rank has sent in collectives.
+        commands: Operations issued there.
+        operators: Torch operators that a rank ran for them.
+        seconds: Total time of the device, its links and the rank's Python; these overlap if the device is
+            asynchronous.
+        sent: Bytes that a rank sent in collectives.
     """
 
     line: str
@@ -196,23 +196,23 @@ class LineCost:
 
 @attrs.frozen
 class SimulationReport:
-    """What a program would take; `str` makes a table of it.
+    """Estimated costs of a program; `str` formats them as a table.
 
     Attributes:
-        device: By whose numbers.
+        device: The assumed device.
         extent: Sizes of the dimensions of the mesh.
-        seconds: From the first operation to the end of the last one on the rank that ends last.
-        issue_seconds: Of those, how long the controller would be busy issuing; it runs ahead of the ranks.
-        peak_bytes: The most memory that a rank would hold in tensors.
-        held_bytes: What it would hold now.
-        traffic: What the first rank would have sent in collectives, as `await trimesh.tensor.traffic(mesh)` says it of
-            a mesh with processes.
-        moved_bytes: What the rank that reads most reads from ranks of other views: `to_mesh`, the stages of pipelines.
+        seconds: Time from the first operation to the end of the last one, on the rank that ends last.
+        issue_seconds: Part of it in which the controller is busy issuing; it runs ahead of the ranks.
+        peak_bytes: Peak memory of a rank in tensors.
+        held_bytes: Current memory of a rank in tensors.
+        traffic: Collectives of the first rank, as `await trimesh.tensor.traffic(mesh)` returns them for a mesh with
+            processes.
+        moved_bytes: Bytes read from ranks of other views (`to_mesh`, stages of pipelines), by the rank that reads most.
         commands: Operations that the controller has issued.
-        operators: Operators of torch that the rank has run which has run most.
-        operations: Of arithmetic, on the same.
-        lines: What each line of the program has cost, on the rank where it cost most, the dearest first.
-        ranks: How many ranks were simulated for all.
+        operators: Torch operators run, on the rank that ran most.
+        operations: Arithmetic operations on the same rank.
+        lines: Costs of each program line, on the rank where it cost most, most expensive first.
+        ranks: How many ranks were simulated to represent all.
     """
 
     device: Device
@@ -231,11 +231,11 @@ class SimulationReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the device has the memory."""
+        """Return whether peak memory fits the device."""
         return self.peak_bytes <= self.device.memory_bytes
 
     def __str__(self) -> str:
-        """Show the sums, then what is sent along each dimension, then the lines that cost most."""
+        """Format totals, then traffic along each dimension, then the most expensive lines."""
         sizes = " x ".join(f"{label} {size}" for label, size in self.extent.items()) or "one rank"
         left = "" if self.fits else f", MORE than the {self.device.memory_bytes / 1e9:,.1f} GB of a {self.device.name}"
         lines = [
@@ -261,7 +261,7 @@ class SimulationReport:
 
 
 def dearest(found: Iterable[LineCost]) -> tuple[LineCost, ...]:
-    """Return each line once, as it cost most, the dearest first."""
+    """Return each line once, with its highest cost, most expensive first."""
     by_line: dict[str, LineCost] = {}
     for one in found:
         known = by_line.get(one.line)

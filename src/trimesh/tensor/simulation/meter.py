@@ -1,11 +1,11 @@
-"""`Meter`: what one simulated rank would compute, keep and send, and when.
+"""`Meter`: counts compute, memory, traffic and time of one simulated rank.
 
-Its tensors are on torch's device "meta", which has shapes and no memory, while everything else of the rank says "cpu":
-so this mode of torch tells what the rank makes from what only its rules make to find something out (`torch.empty(size,
-device="meta")`). That costs nothing, and neither does what is made of it.
+The rank's tensors are on torch's device "meta", with shapes and no memory, while all its code asks for "cpu". So this
+dispatch mode can tell tensors of the rank from those that rules make to infer shapes (`torch.empty(size,
+device="meta")`): the latter, and all tensors made from them, cost nothing.
 
-XM-1 Memory that a rank holds is that of the storages of tensors that operators have made for it and that are alive.
-XM-2 Clocks go forward: that of the rank's Python, and of an asynchronous device that of what it has been given.
+XM-1 Memory that a rank holds is that of the live storages that operators have made for it.
+XM-2 Clocks go forward: that of the rank's Python, and that of the work queued on an asynchronous device.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _c10d: Any = distributed_c10d
 
 @attrs.define
 class LineTotals:
-    """What the operations that one line has issued have cost a rank.
+    """Costs on a rank of the operations that one source line has issued.
 
     Attributes:
-        commands: Operations that were issued there.
-        operators: Operators of torch that they ran.
-        seconds: Of the device and of the rank's Python.
-        sent: Bytes in collectives.
+        commands: Operations issued there.
+        operators: Torch operators that they ran.
+        seconds: Time of the device and of the rank's Python.
+        sent: Bytes sent in collectives.
     """
 
     commands: int = 0
@@ -60,20 +60,20 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
     """Counts what the operators of one rank cost, while they run on tensors without data.
 
     Args:
-        device: Its numbers.
-        rank: Of the rank in its mesh.
-        timeline: Takes what is to be seen later.
+        device: Device of the rank.
+        rank: Number of the rank in its mesh.
+        timeline: Records events for the trace.
 
     Attributes:
-        host_at: When the rank's Python is done with what it was given, in seconds.
-        device_at: When the device is.
-        held_bytes: Of memory now.
-        peak_bytes: The most that it was.
-        moved_bytes: Read from ranks of other views.
+        host_at: Time at which the rank's Python is done with its work so far, in seconds.
+        device_at: Time at which the device is.
+        held_bytes: Memory held now.
+        peak_bytes: Peak of memory held.
+        moved_bytes: Bytes read from ranks of other views.
         operators: Operators that have run.
-        operations: Of arithmetic.
-        line: What has issued what runs now.
-        lines: By line that issued them.
+        operations: Arithmetic operations.
+        line: Source line that issued the current operation.
+        lines: Costs by source line.
     """
 
     def __init__(self, device: Device, rank: int, timeline: SimulatedTimeline) -> None:
@@ -94,26 +94,26 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
 
     @property
     def now(self) -> float:
-        """When all that it was given is done."""
+        """Time at which all work so far is done."""
         return max(self.host_at, self.device_at)
 
-    # ---- what commands say -----------------------------------------------------------------------------------
+    # ---- commands --------------------------------------------------------------------------------------------
 
     def at(self, line: Line, issued_at: float) -> None:
-        """Let what comes be that of a line, which the controller has issued at some time."""
+        """Attribute further work to a source line, issued by the controller at the given time."""
         if line != self.line:
             self.line = line
             self._totals = self.lines.setdefault(line, LineTotals())
         self.host_at = max(self.host_at, issued_at)
 
     def begin_command(self) -> None:
-        """Count the rank's Python for one operation."""
+        """Count one operation and its time in the rank's Python."""
         self._totals.commands += 1
         self._totals.seconds += self.device.operator_seconds
         self.host_at += self.device.operator_seconds
 
     def begin_anew(self) -> None:
-        """Count from zero; what is held is held."""
+        """Reset all counts except memory held."""
         self.host_at = self.device_at = 0.0
         self.peak_bytes = self.held_bytes
         self.moved_bytes = self.operators = 0
@@ -123,17 +123,17 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
 
     @contextmanager
     def paused(self) -> Generator[None]:
-        """Count nothing: what runs finds something out of shapes."""
+        """Count nothing in this block, in which code infers shapes."""
         before, self._is_paused = self._is_paused, True
         try:
             yield
         finally:
             self._is_paused = before
 
-    # ---- what the rank does ----------------------------------------------------------------------------------
+    # ---- work of the rank ------------------------------------------------------------------------------------
 
     def made(self, size: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> torch.Tensor:
-        """Return a tensor that has come from elsewhere."""
+        """Return a tensor received from elsewhere; it counts as memory of the rank."""
         with self.paused():
             if stride is None:
                 one = torch.empty(tuple(size), dtype=dtype, device=_META)
@@ -143,7 +143,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         return one
 
     def spend(self, name: str, seconds: float, *, is_sending: bool = False, sent: int = 0) -> None:
-        """Let time go by for something that the device, or a link, does."""
+        """Advance the clocks by work of the device or of a link."""
         device = self.device
         begun = max(self.host_at, self.device_at) if device.is_asynchronous or is_sending else self.host_at
         ended = begun + seconds
@@ -155,17 +155,17 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         self._timeline.add(self._rank, name, self.line, begun, seconds, sent, is_sending=is_sending)
 
     def collective(self, name: str, labels: str, link: RankLink, ranks: int, sent: int) -> None:
-        """Let time go by for a collective along some dimensions of the mesh."""
+        """Advance the clocks by a collective along some dimensions of the mesh."""
         self.spend(f"{name} along {labels}", link.seconds(name, ranks, sent), is_sending=True, sent=sent)
 
     def copy_out(self, nbytes: int) -> None:
-        """Let time go by for a copy that others may read: what it is made of must be there."""
+        """Advance the clocks by a copy for other ranks; it waits until its source is computed."""
         self.host_at = self.now
         self.spend("copy for others", 2 * nbytes / self.device.memory_bytes_per_second)
         self.host_at = self.now
 
     def receive(self, name: str, sent_at: float, link: RankLink, nbytes: int) -> None:
-        """Wait for what another rank has sent, and let it come."""
+        """Advance the clocks by receiving from another rank, which sent at the given time."""
         self.host_at = max(self.now, sent_at)
         self.moved_bytes += nbytes
         self.spend(name, link.seconds("recv", 2, nbytes), is_sending=True, sent=0)
@@ -176,7 +176,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         if self._is_paused or FakeTensor in types or torch._C._get_dispatch_mode(_FAKE) is not None:
             return func(*args, **kwargs)
         if any(one is not torch.Tensor for one in types):
-            return NotImplemented  # a DTensor, say: torch takes it apart, and comes back with the parts
+            return NotImplemented  # such as a DTensor: torch dispatches its parts here next
         device = kwargs.get("device")
         given = tensors_in((args, kwargs))
         if given and not any(self._has(one) for one in given):
@@ -186,7 +186,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         if not given and device is not None and torch.device(device).type == "meta":
             return func(*args, **kwargs)
         if func is _ONE_VALUE:
-            return _ZEROS.get(args[0].dtype, 0.0)  # a rule looks whether indices are in range
+            return _ZEROS.get(args[0].dtype, 0.0)  # a rule checks the range of indices
         if func.namespace == "_c10d_functional":
             return self._communicate(func, args, kwargs)
         if func is _TO and kwargs.get("device") is not None and kwargs.get("memory_format") is None:
@@ -200,12 +200,12 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         return result
 
     def _computed(self, func: Any, args: Any, kwargs: dict[str, Any], given: Sequence[torch.Tensor]) -> Any:
-        """Return what an operator makes, of shapes."""
+        """Run an operator on shapes and return its results."""
         try:
             return func(*args, **kwargs)
         except NotImplementedError:
             if not func._schema.returns:
-                return None  # it changes values, of which there are none
+                return None  # it only changes values, and there are none
         cpu = torch.device("cpu")
         known = [(one.size(), one.stride(), one.dtype, cpu) for one in given]
 
@@ -245,7 +245,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
         self.spend(func._schema.name.partition("::")[2], seconds)
 
     def _communicate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run a collective of torch's functional ones, as its own code calls it on a process group."""
+        """Run one of torch's functional collectives by the process group method that torch itself would call."""
         name = func._schema.name.partition("::")[2]
         if name in _WAITING:
             return args[0]
@@ -294,7 +294,7 @@ _FREE: Final = frozenset(
         torch.ops.aten.new_empty.default, torch.ops.aten.new_empty_strided.default,
     )
 )  # fmt: skip
-"""Operators that make memory, and nothing of what is in it."""
+"""Operators that allocate memory without initializing it."""
 
 _IN_LISTS: Final = hasattr(torch.distributed.ProcessGroup, "all_gather_single_coalesced")  # since torch 2.13
 
@@ -308,26 +308,26 @@ _METHODS: Final = {
     "broadcast": "broadcast",
     "broadcast_": "broadcast",
 }
-"""What torch's functional collectives call on a process group."""
+"""Process group methods that torch's functional collectives call."""
 
 
 _WAITING: Final = frozenset({"wait_tensor", "_wrap_tensor_autograd"})
-"""What waits for a collective, or puts that off: the tensor is the same."""
+"""Operators that wait for a collective, or defer that; they return the same tensor."""
 
 
 def _takes_device(func: Any) -> bool:
     return any(one.name == "device" for one in func._schema.arguments)
 
 
-# ---- what an operator computes, reads and writes, by the sizes of its arguments and results --------------------------
+# ---- operations and bytes of an operator, from the sizes of its arguments and results --------------------------------
 
 aten = torch.ops.aten
 
 
 def operations_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> float:
-    """Return how many operations of arithmetic an operator takes: those of products by torch's own table.
+    """Return the number of arithmetic operations of an operator: matrix products by torch's own table.
 
-    Of anything else it is one for each element that it makes, which never counts beside the bytes of that.
+    Any other operator counts one for each element of its result, which is negligible beside its bytes.
     """
     counted = flop_registry.get(func.overloadpacket)
     if counted is not None:
@@ -339,7 +339,7 @@ def operations_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result
 
 
 def moved_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """Return how many bytes an operator reads and writes: each argument once, what it makes or changes once."""
+    """Return the bytes that an operator reads and writes: each argument once, each result or changed argument once."""
     if func.overloadpacket in _WRITE_ONLY:
         return sum(map(_nbytes, tensors_in(result)))
     seen: dict[int, int] = {}
@@ -352,7 +352,7 @@ def moved_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
 
 
 def dtype_of(args: Any, result: Any) -> str:
-    """Return the dtype that an operator computes in: that of its first argument with numbers of floating point."""
+    """Return the dtype that an operator computes in: that of its first floating-point argument."""
     found = ""
     for one in tensors_in((args, result)):
         found = found or str(one.dtype).removeprefix("torch.")
@@ -362,7 +362,7 @@ def dtype_of(args: Any, result: Any) -> str:
 
 
 def _nbytes(one: torch.Tensor) -> int:
-    """Return the bytes of memory that an element of a tensor is in: what was expanded is there once."""
+    """Return the bytes of memory behind a tensor; expanded dimensions count once."""
     sizes = (size for size, stride in zip(one.size(), one.stride(), strict=True) if stride or not size)
     return prod(sizes) * one.element_size()
 
@@ -402,17 +402,17 @@ _WRITE_ONLY: Final = frozenset(
         aten.new_zeros,
     )
 )
-"""Those that do not read the values of their arguments."""
+"""Operators that do not read the values of their arguments."""
 
 
-# ---- `SimulatedTimeline`: when simulated ranks would do what, as a trace that Perfetto shows -------------------------
+# ---- `SimulatedTimeline`: events of simulated ranks, as a trace for Perfetto -----------------------------------------
 
 
 class SimulatedTimeline:
-    """What ranks have done, at most `limits.TENSOR_TRACE_EVENTS_MAX` of it.
+    """Events of simulated ranks, at most `limits.TENSOR_TRACE_EVENTS_MAX`.
 
     Attributes:
-        missing: Events beyond the bound, which are not kept.
+        missing: Number of events dropped beyond that limit.
     """
 
     def __init__(self) -> None:
@@ -422,7 +422,7 @@ class SimulatedTimeline:
     def add(
         self, rank: int, name: str, line: Line | None, begun: float, seconds: float, sent: int, *, is_sending: bool
     ) -> None:
-        """Take one event."""
+        """Record one event."""
         if len(self._events) >= limits.TENSOR_TRACE_EVENTS_MAX:
             self.missing += 1
             return
@@ -433,10 +433,10 @@ class SimulatedTimeline:
         self._events.clear()
 
     def trace(self, names: Sequence[tuple[int, str]]) -> Iterator[bytes]:
-        """Yield a file in the JSON trace event format.
+        """Yield the content of a file in the JSON trace event format.
 
         Args:
-            names: Ranks, and what they are called.
+            names: Numbers and names of ranks.
         """
         return trace_bytes(self._all(names), {"missing": self.missing})
 
