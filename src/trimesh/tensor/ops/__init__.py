@@ -1,1 +1,1 @@
-"""What users do with tensors on a mesh."""
+"""User-level operations on tensors on a mesh: placement, modules, functions, reductions, profiles, pipelines."""

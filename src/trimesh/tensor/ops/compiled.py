@@ -1,4 +1,4 @@
-"""`@trimesh.compile`: a function whose operations are sent once and run again by one message."""
+"""`@trimesh.compile`: record the operations of a function once, replay them by one message."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _ROWS: Final = (list, tuple, set, frozenset, deque)
 
 
 class WrappedFunction:
-    """A function that is called by way of an object.
+    """A callable object that wraps a function.
 
     Attributes:
         function: The function.
@@ -44,10 +44,10 @@ class WrappedFunction:
 
 @attrs.frozen
 class Surroundings:
-    """What a function read at one moment: numbers, texts, and containers of them, by what they are called there.
+    """Snapshot of the data that a function reads from its environment: numbers, strings and containers, by name.
 
-    SR-1 It is found in the function's closure, in the globals that its code names, in its defaults, in the attributes
-    of what it is a method of, and in the same of functions of its module that it finds there. Not in objects elsewhere.
+    SR-1 It covers the function's closure, the globals that its code names, its defaults, the attributes of its `self`,
+    and the same of functions of its module that it refers to. Not objects elsewhere.
     """
 
     by_name: Mapping[str, Any]
@@ -63,10 +63,10 @@ class Surroundings:
         return cls(found)
 
     def check_own(self, name: str, after: Surroundings) -> None:
-        """Refuse to record a function whose own call has changed what it reads.
+        """Refuse to record a function whose call changes the data that it reads.
 
         Raises:
-            RecordingError: It has.
+            RecordingError: The call has changed it.
         """
         changed = self._changed(after)
         if changed is not None:
@@ -77,10 +77,10 @@ class Surroundings:
             )
 
     def check(self, name: str, now: Surroundings) -> None:
-        """Refuse a replay that would read something else.
+        """Refuse a replay if the data has changed since the recording.
 
         Raises:
-            RecordingError: It would.
+            RecordingError: It has changed.
         """
         changed = self._changed(now)
         if changed is not None:
@@ -104,7 +104,7 @@ def _shown(of: Surroundings, name: str) -> str:
 
 
 def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield what a function finds around it, with names for people."""
+    """Yield the objects that a function refers to, with names for error messages."""
     if isinstance(function, functools.partial):
         yield from (("an argument of a partial", one) for one in ((*function.args, function.keywords),))
         yield from _read_by(function.func, seen)
@@ -136,7 +136,7 @@ def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             yield name, cell.cell_contents
-        except ValueError:  # nothing was assigned to it yet
+        except ValueError:  # not assigned yet
             continue
     for name in _names_in(function.__code__):
         if name in function.__globals__:
@@ -146,12 +146,12 @@ def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:
 def _names_in(code: CodeType) -> Iterator[str]:
     yield from code.co_names
     for constant in code.co_consts:
-        if isinstance(constant, CodeType):  # functions within it
+        if isinstance(constant, CodeType):  # nested functions
             yield from _names_in(constant)
 
 
 def _taken(value: Any, budget: Iterator[int]) -> Any:
-    """Return data as it is now, with types, for 1 equals True and 1.0; None for what is no data."""
+    """Return a copy of data with its types, because 1 equals True and 1.0; None for anything but data."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, (value.hex() if kind is float else value)
@@ -176,7 +176,7 @@ def _plain(taken: Any) -> Any:
 
 # ---- watched ---------------------------------------------------------------------------------------------------------
 
-# What a recorded function has read of modules and optimizers: a replay runs no Python, so it must be so still.
+# State of modules and optimizers that a recorded function has read: a replay runs no Python, so it must not change.
 
 
 class Watched:
@@ -191,7 +191,7 @@ class Watched:
 
     @contextmanager
     def watching(self) -> Generator[None, None, None]:
-        """Learn of all that is called meanwhile."""
+        """Record the modules called and the optimizers stepped in this block."""
         handles = [
             register_module_forward_pre_hook(self._called),
             register_optimizer_step_pre_hook(self._stepped),
@@ -209,10 +209,10 @@ class Watched:
         self._optimizers.setdefault(id(optimizer), (optimizer, _settings(optimizer)))
 
     def check(self, name: str) -> None:
-        """Refuse a replay that would not do what the function does.
+        """Refuse a replay that would differ from a call of the function.
 
         Raises:
-            RecordingError: A module is in another mode, or a number of an optimizer is another.
+            RecordingError: The mode of a module, or a number of an optimizer, has changed.
         """
         for module, training in self._modules.values():
             if module.training is not training:
@@ -253,13 +253,13 @@ R = TypeVar("R")
 
 @attrs.frozen
 class _OfTeam:
-    """What the ranks of one view keep of a function.
+    """The recording of a function on the ranks of one view.
 
     Attributes:
         team: The ranks.
-        number: Of the recording there.
-        places: Which of the tensors among the arguments are theirs.
-        results: How many tensors of theirs it returns.
+        number: Number of the recording there.
+        places: Indices of the tensor arguments that are on these ranks.
+        results: How many tensors on these ranks the function returns.
     """
 
     team: Team
@@ -270,18 +270,18 @@ class _OfTeam:
 
 @attrs.frozen
 class _Replayable:
-    """What the ranks keep of a function.
+    """A recorded function, ready for replay.
 
     Attributes:
-        teams: By view.
-        order: In which order their parts run: places in `teams`, and the part.
-        moves: How many numbers of moves it takes.
-        key: What it was recorded with: metadata and values of the arguments.
-        metas: Of what it returns: the place in `teams`, and the metadata.
-        leaves: What else it returns, with None in the place of tensors.
-        is_tensor: By leaf, whether it is one.
-        tree: How they are put together.
-        watched, surroundings: What must be as it was.
+        teams: Recordings by view.
+        order: Order of their parts: indices into `teams`, and the part.
+        moves: How many numbers of moves it needs.
+        key: Metadata and values of the arguments of the recording.
+        metas: For each returned tensor, the index into `teams` and its metadata.
+        leaves: The other returned values, with None in place of tensors.
+        is_tensor: Whether each leaf is a tensor.
+        tree: Structure of the returned value.
+        watched, surroundings: State that must be unchanged.
     """
 
     teams: Sequence[_OfTeam]
@@ -299,11 +299,11 @@ class _Replayable:
 class Compiled(WrappedFunction, Generic[P, R]):
     """A function that is recorded: its first call is an ordinary one, the next two are recorded, the rest replayed.
 
-    A call by another such function is an ordinary one: its operations are part of the recording of that one.
+    A call from another compiled function is an ordinary one: its operations become part of that recording.
     """
 
     def __init__(self, function: Callable[P, R]) -> None:
-        self.__name__ = type(function).__name__  # of what has no name of its own, as a partial
+        self.__name__ = type(function).__name__  # for callables without a name, as a partial
         functools.update_wrapper(self, function)
         self.function = self._function = function
         self._key: Sequence[Any] | None = None
@@ -312,11 +312,11 @@ class Compiled(WrappedFunction, Generic[P, R]):
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the next call is a replay."""
+        """Return whether a recording exists, so that the next call is a replay."""
         return self._replayable is not None
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function, or let the ranks run again what it did."""
+        """Call the function, or replay its recording."""
         if _IS_INSIDE.get():
             return self._function(*args, **kwargs)
         outside = _IS_INSIDE.set(True)
@@ -342,7 +342,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         return self._record(key, tensors, lambda: self._function(*args, **kwargs))
 
     def reset(self) -> None:
-        """Forget what was recorded: the next call is an ordinary one. The ranks let go of what it had captured."""
+        """Drop the recording: the next call is an ordinary one. The ranks free the tensors that it captured."""
         found, self._replayable = self._replayable, None
         self._key = self._before = None
         for one in () if found is None else found.teams:
@@ -382,7 +382,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         outs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
         metas = [(out._held.team, out._meta) for out in outs]
         results = {out._held.ref: out._held.team for out in outs}
-        # What the caller gets must not be what the next replay writes to.
+        # Detach: the next replay must not write to the results of the caller.
         given = pytree.tree_map_only(MeshTensor, torch.Tensor.detach, result)
         del outs, result
         is_tensor = [isinstance(leaf, MeshTensor) for leaf in leaves]
@@ -392,7 +392,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         freed = {ref for one in after.commands for ref in one.freed}
         teams = [team for team in after.teams if isinstance(team, Team)]
         for team in teams:
-            team.engine.post_around(team)  # which may use what is forgotten
+            team.engine.post_around(team)  # pending commands may use freed tensors
             freed.update(team.take_freed())
         recording = compare(before, after, results, freed, teams[0].engine.new_refs(len(after.formals)))
         around.check_own(self.__name__, Surroundings.of(self.function))
@@ -405,7 +405,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
 
 
 def _sent(team: Team, recording: TeamRecording) -> _OfTeam:
-    """Let the ranks of a team keep what they do."""
+    """Store the recording on the ranks of a team."""
     team.engine.post_around(team)
     number = team.engine.new_refs(1)
     body = len(team.bodies)
@@ -423,7 +423,7 @@ def _replay(found: _Replayable, tensors: Sequence[MeshTensor]) -> Any:
     move = found.teams[0].team.engine.shapes.new_numbers(found.moves)
     for one in found.teams:
         one.team.check()
-    # Nothing of the ranks is looked at meanwhile: some would wait for others whose part is not issued any more.
+    # Query no rank in between: some would wait for others whose part is not issued any more.
     for place, part in found.order:
         one = found.teams[place]
         own = [given[index] for index in one.places] if part == 0 else []
@@ -444,7 +444,7 @@ def _replay(found: _Replayable, tensors: Sequence[MeshTensor]) -> Any:
 
 
 def _key(leaves: Sequence[Any], tree: pytree.TreeSpec) -> list[Any]:
-    """Return what a recording depends on: metadata of tensors, which of them are the same, and all other values."""
+    """Return the key of a recording: metadata of tensors, identities among them, and all other values."""
     seen: dict[int, int] = {}
     key: list[Any] = [tree, torch.is_grad_enabled()]
     for leaf in leaves:
@@ -480,24 +480,24 @@ def _show(part: Any) -> str:
 
 
 def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torch's own
-    """Record what a function does on the ranks, and run it again by one message a call.
+    """Record the operations of a function on the ranks, and replay them by one message for each call.
 
     The first call is an ordinary one (an optimizer makes its state then), the second and third are recorded and
-    compared, the rest are replayed: the ranks do what they did, with the tensors that they are given, and with what the
-    calls before have left in parameters and other tensors. None of the Python code of the function runs again.
+    compared, the rest are replayed. In a replay the ranks repeat the operations with the given tensors and the current
+    values of parameters and other captured tensors. None of the Python code of the function runs again.
 
     Args:
         function: Takes and returns tensors on meshes, and data. It may contain a whole training step: forward,
             backward, optimizer. Data among its arguments must stay the same.
 
     Returns:
-        A callable with `reset()`. What it returns is detached from autograd.
+        A callable with `reset()`. Tensors that it returns are detached from autograd.
 
     Raises:
-        RecordingError: By its calls: the function looks at values, or does something else in its third call than in its
-            second; or a replay is asked for with other shapes or values.
+        RecordingError: From calls: the function reads values of tensors, its third call differs from its second, or a
+            replay has other shapes or values.
 
-    Cost: a replay is one message of some 20 bytes for each view that the function computes on, whatever it does there;
-    one for each part between which other views that have some of the ranks compute.
+    Cost: a replay is one message of some 20 bytes for each view that the function computes on, whatever it does there.
+    If overlapping views compute in between, it is one message for each part.
     """
     return Compiled(function)

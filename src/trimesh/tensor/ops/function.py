@@ -1,4 +1,4 @@
-"""`@trimesh.remote`: functions of the user's that run on every rank, with its own tensors."""
+"""`@trimesh.remote`: user functions that run on every rank with the rank's own tensors."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Propagate = Callable[..., Any] | Literal["cached", "inspect"] | None
-"""How it is known at the controller what a function returns: see `remote`."""
+"""How the controller infers the metadata of a function's results: see `remote`."""
 
 
 class _Metas(tuple[Any, ...]):
-    """Of what a function returns: part of an operation."""
+    """Metadata of a function's results, as an operand of an operation."""
 
     __slots__ = ()
 
@@ -50,9 +50,9 @@ class _Prepared:
 
     Attributes:
         team: The ranks.
-        number: Of the function there.
-        tensors: Those among its arguments.
-        encoded: The rest of them.
+        number: Number of the function there.
+        tensors: Its tensor arguments.
+        encoded: Its other arguments, encoded.
     """
 
     team: Team
@@ -61,18 +61,18 @@ class _Prepared:
     encoded: Encoded
 
     def operands(self) -> tuple[Any, ...]:
-        """Return what each kernel begins with."""
+        """Return the leading operands of each kernel."""
         bodies = [memoryview(bytes(buffer)) for buffer in self.encoded.buffers]
         return self.number, list(self.tensors), memoryview(self.encoded.payload), bodies
 
 
 @attrs.frozen
 class _Made:
-    """What a call will return.
+    """Inferred result of a call.
 
     Attributes:
-        metas: Of its tensors.
-        parts: How they are put together.
+        metas: Metadata of its tensors.
+        parts: Structure of the result.
     """
 
     metas: Sequence[Meta]
@@ -170,11 +170,11 @@ class RemoteFunction(Generic[P, R]):
         return _Prepared(team, self._number(team), tensors, encoded)
 
     def name(self) -> str:
-        """Return its name, as an operator of torch does."""
+        """Return its name, in the form of a torch operator."""
         return f"remote::{self.__qualname__}"
 
     def _number(self, team: Team) -> int:
-        """Return its number on the ranks of a team, which know it from now on."""
+        """Return the function's number on the ranks of a team; defines it there at first use."""
         found = self._numbers.get(team)
         if found is None:
             what = f"the remote function {self.__qualname__}"
@@ -187,14 +187,14 @@ class RemoteFunction(Generic[P, R]):
         return found
 
     def _reference(self) -> Any:
-        """Return what stands for the function: where it is, or itself."""
+        """Return a reference to the function: its name if importable, otherwise the function itself."""
         if self._named is not None:
             return self._named
         assert self.function is not None
         module, qualname = self.function.__module__, self.function.__qualname__
         found = find(sys.modules.get(module), qualname)
         if found is self and not is_by_value(module):
-            return Named(module, qualname)  # by its own name there is this object, not the function
+            return Named(module, qualname)  # its own name refers to this object, not to the function
         return self.function
 
     def _send_definitions(self, team: Team, encoded: Encoded, what: str) -> None:
@@ -203,7 +203,7 @@ class RemoteFunction(Generic[P, R]):
         for peer in team.peers:
             peer.define(encoded.definitions)
 
-    # ---- what it will return ---------------------------------------------------------------------------------
+    # ---- inference of results --------------------------------------------------------------------------------
 
     def _propagated(self, call: _Prepared, args: Any, kwargs: Any) -> _Made:
         if self._propagate != "cached":
@@ -291,12 +291,12 @@ def _metas(made: _Made) -> _Metas:
 
 
 def _opaque(team: Team) -> Meta:
-    """Return metadata for something on the ranks that is no tensor; no operation of torch is ever given it."""
+    """Return metadata for a non-tensor value on the ranks; no torch operation ever receives it."""
     return team.engine.shapes.meta((), (), torch.uint8, team.engine.device)
 
 
 class _Differentiable(torch.autograd.Function):
-    """The ranks keep what the gradient needs for as long as it may be asked for here."""
+    """Autograd function of a call: the ranks keep the state for the gradient as long as it may be needed."""
 
     @staticmethod
     def forward(ctx: Any, call: _Prepared, made: _Made, needed: Sizes, *tensors: MeshTensor) -> tuple[MeshTensor, ...]:
@@ -344,28 +344,27 @@ def remote(
     *, propagate: Propagate = None, returns_global: bool | None = None
 ) -> Callable[[Callable[P, R]], RemoteFunction[P, R]]: ...
 def remote(function: Any = None, /, *, propagate: Propagate = None, returns_global: bool | None = None) -> Any:
-    """Let a function run on every rank of a mesh when it is called here: `@trimesh.remote`.
+    """Make a function run on every rank of a mesh when it is called here: `@trimesh.remote`.
 
-    Its arguments are tensors of one mesh, in lists, tuples and dicts, and whatever can be pickled beside them; each
-    rank gets its own tensors. A global tensor is a `DTensor` there, on the memory of its parts and the mesh that
-    `procs.device_mesh()` stands for, and torch's own rules hold for it. It returns tensors. Without tensors among its
-    arguments it runs on the active mesh. It is sent once, by its name if ranks can import it, else by value, as
-    endpoints' classes are. What it raises poisons its results. A gradient is computed on the ranks, by torch; a second
-    one of that is not.
+    Arguments are tensors of one mesh, in lists, tuples and dicts, and any values that can be pickled. Each rank gets
+    its own tensors; results are tensors. A global tensor arrives as a `DTensor` on the memory of its parts and the mesh
+    of `procs.device_mesh()`, with torch's own sharding rules. Without tensors among its arguments the function runs on
+    the active mesh. It is sent once: by name if ranks can import it, otherwise by value, as classes of actors are. Its
+    errors poison its results. Gradients are computed on the ranks, by torch; second derivatives are not supported.
 
     Args:
         function: The function, or its name: "package.module.function".
-        propagate: How the metadata of its results is known here, without waiting: None, by running the function itself
-            on tensors without data; "cached", the same once for arguments that are alike; a function, by running that
-            in its place (it returns example tensors, or a `torch.Size`); "inspect", by running it on the ranks and
-            waiting for what they say, which blocks as `.item()` does, and gives no gradients.
-        returns_global: Whether the tensors that it returns are `DTensor`s, which are global tensors here, on the same
-            memory; None for exactly if some of its arguments are. "inspect" asks each of them.
+        propagate: How the controller infers the metadata of results. None: run the function on tensors without data.
+            "cached": the same, once for arguments with equal metadata. A function: run that instead; it returns example
+            tensors, or a `torch.Size`. "inspect": run on the ranks and wait for their metadata, which blocks as
+            `.item()` does, and gives no gradients.
+        returns_global: Whether the tensors that it returns are `DTensor`s, which become global tensors on the same
+            memory. None: if and only if some arguments are global. "inspect" checks each result.
 
     Raises:
-        ShapeError: Of a call: a tensor is global, and ranks are missing in the view.
-        TypeError: Of a call: the tensors are not on the same ranks, or what it returns cannot be found out so.
-        RuntimeError: Of a call: it has no tensors, and no mesh is active.
+        ShapeError: From a call: a tensor is global, and ranks are missing in the view.
+        TypeError: From a call: the tensors are not on the same ranks, or results cannot be inferred.
+        RuntimeError: From a call: it has no tensors, and no mesh is active.
 
     Example:
         @trimesh.remote
@@ -380,10 +379,10 @@ def remote(function: Any = None, /, *, propagate: Propagate = None, returns_glob
 async def call_on_shard_and_fetch(
     function: Callable[..., Any] | str, /, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
 ) -> Any:
-    """Run a function on the ranks, as `remote` does, and return what it returns: any value, not only tensors.
+    """Run a function on the ranks, as `remote` does, and return its result: any value, not only tensors.
 
     Args:
-        function: A remote function, any other, or its name.
+        function: A remote function, any other function, or its name.
         *args: Tensors of one mesh, and other values.
         shard: Coordinates of the one rank to run it on; None for all.
         **kwargs: Like `args`.
@@ -392,7 +391,7 @@ async def call_on_shard_and_fetch(
         The value of that rank, or a `ValueMesh` of all. Tensors in it are copies, on the CPU.
 
     Raises:
-        MeshErrorGroup: It has raised, or what it was given could not be computed, or a process has ended.
+        MeshErrorGroup: The function has raised, an argument could not be computed, or a process has ended.
         TypeError, RuntimeError: As a call of a remote function.
         ShapeError: `shard` is no rank.
 

@@ -1,4 +1,4 @@
-"""Global tensors at the controller: one tensor of which the ranks have parts, or all of them the whole."""
+"""Global tensors at the controller: single tensors that are sharded over the ranks or replicated on them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def distribute(
         tensor: Of this process; it is copied.
         mesh: The processes.
         placements: For each dimension of the tensor, the label of the mesh, or a tuple of labels, that it is cut along,
-            or None. Parts need not be equal. None for all of it: every rank has the whole.
-        sharding_spec: In place of `placements`: the same, or for labels of the mesh the dimension of the tensor that is
-            cut along each (`{"gpus": 0}`; also torch's `Shard(0)`, `Replicate()`). It is whole along the others.
+            or None. Parts need not be equal. None for all: the tensor is replicated.
+        sharding_spec: In place of `placements`: the same, or for labels of the mesh the tensor dimension to cut along
+            each (`{"gpus": 0}`; also torch's `Shard(0)`, `Replicate()`). It is replicated along other labels.
 
     Returns:
-        A tensor of the same size, on which every operation of torch computes what it computes on `tensor`. Needs
-        gradients as `tensor` does.
+        A tensor of the same size, on which every torch operation gives the same result as on `tensor`. Requires
+        gradients if `tensor` does.
 
     Raises:
         ShapeError: The placements do not fit the tensor and the mesh.
@@ -78,7 +78,7 @@ def distribute(
 
 
 def replicate(tensor: torch.Tensor, mesh: ProcMesh) -> MeshTensor:
-    """Put a tensor of this process onto a mesh, the whole on every rank, as one global tensor; see `distribute`."""
+    """Put a tensor of this process onto a mesh as one replicated global tensor; see `distribute`."""
     return distribute(tensor, mesh)
 
 
@@ -93,7 +93,7 @@ def put(tensor: torch.Tensor, team: Team, placements: Sequence[Cut] | None) -> M
 
 
 def put_like(tensor: torch.Tensor, like: MeshTensor) -> MeshTensor:
-    """Return a tensor of this process as a global one that lies as another of its size."""
+    """Return a tensor of this process as a global one with the placements of another of its size."""
     team = like._held.team
     meta = global_meta(team, tuple(tensor.size()), tensor.dtype)
     with supplied(tensor, team) as (data, move):
@@ -102,15 +102,15 @@ def put_like(tensor: torch.Tensor, like: MeshTensor) -> MeshTensor:
 
 
 def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> MeshTensor:
-    """Lay a global tensor out anew: same values, other parts on the ranks. Differentiable.
+    """Reshard a global tensor: same values, other placements. Differentiable.
 
     Args:
         tensor: A global tensor.
-        placements: See `distribute`; None for the whole on every rank.
+        placements: See `distribute`; None to replicate.
 
     Raises:
         ShapeError: The placements do not fit the tensor and the mesh.
-        TypeError: It is no global tensor.
+        TypeError: It is not a global tensor.
 
     Blocking: no checkpoint.
     """
@@ -122,7 +122,7 @@ def redistribute(tensor: torch.Tensor, placements: Sequence[Cut] | None) -> Mesh
 
 
 class _Redistribute(torch.autograd.Function):
-    """The gradient lies as the tensor that it is of."""
+    """Autograd function of a reshard: the gradient gets the placements of the tensor."""
 
     @staticmethod
     def forward(ctx: Any, value: MeshTensor, cuts: tuple[int, ...]) -> torch.Tensor:
@@ -141,11 +141,11 @@ class _Redistribute(torch.autograd.Function):
 
 
 async def placements(tensor: torch.Tensor) -> Placements:
-    """Ask the ranks how a global tensor lies, in the form that `distribute` takes.
+    """Query the ranks for the placements of a global tensor, in the form that `distribute` takes.
 
     Raises:
         MeshErrorGroup: See `fetch`.
-        TypeError: It is no global tensor.
+        TypeError: It is not a global tensor.
 
     Blocking: a checkpoint, cancellable.
     """
@@ -205,7 +205,7 @@ def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
 
 
 def whole(value: MeshTensor, team: Team) -> MeshTensor:
-    """Return a tensor that is the same on each rank as a global one."""
+    """Return a tensor that is equal on all ranks as a replicated global tensor."""
     if value._held.team is not team:
         return value
     return _joined(value, team, None)
@@ -223,10 +223,10 @@ def _joined(value: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> MeshTe
 
 
 def checked_global(tensor: Any) -> MeshTensor:
-    """Return a global tensor.
+    """Check that a tensor is a global tensor; return it.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not.
     """
     value = checked(tensor)
     if not value._meta.is_global:
@@ -235,10 +235,10 @@ def checked_global(tensor: Any) -> MeshTensor:
 
 
 def checked_team(team: Team) -> Team:
-    """Return ranks that can hold a global tensor.
+    """Check that a team can hold a global tensor; return it.
 
     Raises:
-        ShapeError: Some of them are missing in their extent.
+        ShapeError: Ranks are missing in its extent.
     """
     if len(team.peers) != team.region.extent.nelements:
         raise ShapeError(
@@ -253,7 +253,7 @@ def global_meta(team: Team, size: tuple[int, ...], dtype: torch.dtype) -> Meta:
     return team.engine.shapes.meta(size, contiguous_strides(size), dtype, team.engine.device, is_global=True)
 
 
-# ---- the factories of torch under `mesh.activate(global_tensors=True)`: one tensor, whole on every rank --------------
+# ---- torch factories under `mesh.activate(global_tensors=True)`: replicated global tensors ---------------------------
 
 aten = torch.ops.aten
 
@@ -263,13 +263,13 @@ _FILLERS: Final[dict[str, tuple[Any, tuple[str, ...]]]] = {
     "randint": (getattr(aten.random_, "from"), ("low", "high")),
     "normal": (aten.normal_.default, ("mean", "std")),
 }
-"""What fills an empty tensor with the numbers that a factory draws, and its arguments."""
+"""For each random factory, the in-place operator that draws the same numbers, and its arguments."""
 
 _OPTIONS: Final = ("dtype", "layout", "device", "pin_memory")
 
 
 def make_global(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -> MeshTensor:
-    """Return what a factory makes, the same on every rank, as one global tensor."""
+    """Run a factory on every rank, and return its result as one replicated global tensor."""
     if torch.Tag.nondeterministic_seeded in func.tags:
         return _drawn(func, args, kwargs, team)
     made: MeshTensor = issue(func, args, kwargs, team)
@@ -282,7 +282,7 @@ def put_global(tensor: torch.Tensor, team: Team) -> MeshTensor:
 
 
 def _drawn(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -> MeshTensor:
-    """Draw from the generator of the ranks' global tensors, which each of them has: their own ones differ."""
+    """Draw from the generator of global tensors, which is equal on all ranks, unlike the ranks' own generators."""
     names = [one.name for one in func._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     name = func._schema.name.partition("::")[2]
@@ -302,7 +302,7 @@ def _drawn(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -
     return made
 
 
-# ---- global tensors from one mesh to another: every rank there reads, of the parts here, what it needs ---------------
+# ---- global tensors from one mesh to another: each target rank reads what it needs from the source ranks -------------
 
 
 def global_to_mesh(tensor: MeshTensor, target: Team) -> MeshTensor:
@@ -323,14 +323,14 @@ def global_to_mesh(tensor: MeshTensor, target: Team) -> MeshTensor:
 def send_global(
     tensor: MeshTensor, target: Team, like: MeshTensor | None = None, *, waits: bool = True
 ) -> tuple[Callable[[], MeshTensor], MeshTensor]:
-    """Send a tensor; return what lets the target take it, to be called once, and how it lay.
+    """Send a tensor; return a function that receives it on the target, to be called once, and its kept placements.
 
     Args:
-        tensor: What moves.
-        target: The ranks.
-        like: How another one lay, which it is to lie as; None to be cut along the labels that the target has, too.
-        waits: Whether ranks of the source wait where much that they have sent was not read yet: where other commands
-            come before the target takes it, only if none of these waits for the source.
+        tensor: The tensor to move.
+        target: The target ranks.
+        like: Kept placements of another tensor to copy; None to keep cuts along the labels that the target has, too.
+        waits: Whether source ranks wait while much that they have sent is unread. If other commands come before the
+            target receives, set it only if none of these waits for the source.
 
     Raises:
         RuntimeError: The processes are simulated.
@@ -346,7 +346,7 @@ def send_global(
     same = Sizes(labels.index(label) if label in labels else WHOLE for label in target.region.extent)
     move = engine.shapes.new_number()
     [layout] = call_kernel(source, "send_parts", tensor, move, Sizes(ids[1]), waits, outputs=[nothing])
-    # The target may be waited for without anything else being sent: what it waits for must be under way.
+    # A later wait for the target flushes nothing of the source, so send now the commands that the target waits for.
     engine.flush_team(source)
     layouts = [] if like is None else [like]
     receive = partial(
@@ -357,7 +357,7 @@ def send_global(
 
 
 class _MoveParts(torch.autograd.Function):
-    """The gradient moves back, and lies there as the tensor that it is of."""
+    """Autograd function of a move: the gradient moves back and gets the placements of the tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: MeshTensor, target: Team, like: MeshTensor | None) -> MeshTensor:

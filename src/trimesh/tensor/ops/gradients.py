@@ -1,11 +1,11 @@
 """`grad_generator`: gradients one at a time, so that a schedule decides what is computed between two of them.
 
-`torch.autograd.grad` computes all that it is asked for in one go, and a second call begins at the roots again. Here the
-graph that torch has recorded is walked in Python: each node is executed once, when the first gradient that needs it is
-asked for, and what has reached the others waits at them.
+`torch.autograd.grad` computes all requested gradients at once, and a second call starts at the roots again. This
+module walks torch's graph in Python: each node is executed once, when the first gradient that needs it is requested.
+Gradients that have reached other nodes wait there.
 
-    GG-1 A node is executed after all that lead to it from the roots, so that what has reached it is complete.
-    GG-2 A node is executed only if something that was asked for lies behind it.
+    GG-1 A node is executed after all nodes that lead to it from the roots, so that its incoming gradient is complete.
+    GG-2 A node is executed only if a requested gradient depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trimesh.tensor.issue.temporaries import executing
 from trimesh.tensor.session.opening import team_of
 
 _Edge = tuple[Any, int]
-"""A node of the graph, and which of its inputs."""
+"""A node of the graph, and the index of one of its inputs."""
 
 
 def grad_generator(
@@ -37,18 +37,18 @@ def grad_generator(
     params: Iterable[torch.Tensor],
     grad_roots: Sequence[torch.Tensor | None] | None = None,
 ) -> Generator[torch.Tensor | None]:
-    """Yield the gradient of the sum of some tensors by each of others, in their order, computing no more than that.
+    """Yield the gradients of the sum of `roots` by each of `params`, in their order, computed lazily.
 
-    What the gradient of a parameter needs is computed when it is asked for, and nothing twice: ask for the last layer
-    first and the rest of the backward pass can wait until its gradient has been sent off. The graph is kept. Takes mesh
-    tensors, of several meshes too, and those of this process.
+    Each gradient is computed when it is requested, and nothing twice: request the last layer first, and send off its
+    gradient before the rest of the backward pass. The graph is kept. Accepts mesh tensors, also of several meshes, and
+    tensors of this process.
 
-    Hooks of `params` are run. Those of tensors between them and the roots, and of nodes, are not: torch does not tell
-    but its own engine of them.
+    Hooks of `params` run. Hooks of nodes, and of tensors between `params` and the roots, do not: torch exposes them
+    only to its own engine.
 
     Args:
-        roots: What is differentiated; one element each, unless `grad_roots` says more.
-        params: By what; any tensors that require gradients, the results of operations included.
+        roots: Tensors to differentiate; of one element each, unless `grad_roots` is given.
+        params: Tensors to differentiate by: any that require gradients, including results of operations.
         grad_roots: Gradients of the roots, None for one.
 
     Yields:
@@ -98,7 +98,7 @@ def _after_hooks(param: torch.Tensor, grad: torch.Tensor | None) -> torch.Tensor
 
 @attrs.define(eq=False)
 class _Walk:
-    """How far a graph has been executed.
+    """Progress of the execution of a graph.
 
     Attributes:
         wanted: Nodes whose gradients stay when they have been executed.
@@ -111,7 +111,7 @@ class _Walk:
     _grads: dict[Any, dict[int, torch.Tensor]] = attrs.field(factory=dict[Any, "dict[int, torch.Tensor]"])
 
     def explore(self, starts: Sequence[Any]) -> None:
-        """Find all nodes behind some, without recursion: graphs are as deep as programs are long."""
+        """Find all nodes reachable from some, without recursion: graphs can be very deep."""
         finished: list[Any] = []
         seen: set[Any] = set()
         for start in starts:
@@ -130,7 +130,7 @@ class _Walk:
         self._places = {node: place for place, node in enumerate(reversed(finished))}
 
     def gradient(self, edge: _Edge) -> torch.Tensor | None:
-        """Execute what the gradient that arrives at an edge needs (GG-2), and return it."""
+        """Execute the nodes that the gradient at an edge needs (GG-2), and return that gradient."""
         target, number = edge
         missing: set[Any] = set()
         stack = list(self._leading.get(target, ()))
@@ -144,7 +144,7 @@ class _Walk:
         return self._grads.get(target, {}).get(number)
 
     def add(self, edge: _Edge, grad: torch.Tensor) -> None:
-        """Let a gradient arrive at an edge."""
+        """Add a gradient at an edge."""
         node, number = edge
         arrived = self._grads.setdefault(node, {})
         arrived[number] = arrived[number] + grad if number in arrived else grad
@@ -168,7 +168,7 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
     if not isinstance(node, BackwardCFunction):
         results = node(*grads)
         return results if isinstance(results, tuple) else (results,)
-    # Torch's engine puts zeros in the place of what has not arrived at a Function of the user.
+    # Torch's engine passes zeros for missing gradients to a user's Function.
     one = next(iter(arrived.values()))
     if getattr(node, "materialize_grads", True):
         grads = [
@@ -181,7 +181,7 @@ def _called(node: Any, arrived: dict[int, torch.Tensor]) -> Sequence[torch.Tenso
 
 
 def _as_expected(edge: _Edge, grad: torch.Tensor) -> torch.Tensor:
-    """Undo what broadcasting and promotion did to a gradient, which torch's engine does between two nodes."""
+    """Reverse broadcasting and type promotion in a gradient, as torch's engine does between two nodes."""
     node, number = edge
     meta = node._input_metadata[number]
     size = tuple(meta.shape)
@@ -198,14 +198,14 @@ def _as_expected(edge: _Edge, grad: torch.Tensor) -> torch.Tensor:
 def manual_seed(seed: int, mesh: ProcMesh, *, same: bool = False) -> None:
     """Seed torch's generators on the ranks, in order with the operations on their tensors.
 
-    `torch.manual_seed` seeds those of this process only. A rank's generator is shared by all that runs in its process.
-    Global tensors of this view draw from one of their own, the same on every rank: it gets `seed`, and gives the
-    numbers that torch gives here after `torch.manual_seed(seed)`, however the tensors lie.
+    `torch.manual_seed` seeds those of this process only. A rank's generator is shared by all code in its process.
+    Global tensors of this view draw from a separate generator, equal on every rank. It gets `seed`, and produces the
+    numbers that torch produces here after `torch.manual_seed(seed)`, whatever the placements.
 
     Args:
-        seed: Of the first rank of the view; the others have one more each.
+        seed: Seed of the first rank of the view; each further rank gets one more.
         mesh: The processes.
-        same: Whether all have the same seed instead.
+        same: Whether all ranks get the same seed instead.
 
     Raises:
         RuntimeError: The mesh is a reference, or `this_proc()`.
@@ -214,9 +214,9 @@ def manual_seed(seed: int, mesh: ProcMesh, *, same: bool = False) -> None:
 
 
 async def get_rng_state(mesh: ProcMesh) -> ValueMesh[torch.Tensor]:
-    """Return the state of torch's generator on each rank, after what was issued so far.
+    """Return the state of torch's generator on each rank, after all operations issued so far.
 
-    It is followed, in the same tensor, by the state of the generator that global tensors of this view draw from.
+    The same tensor also holds, after it, the state of the generator for global tensors of this view.
 
     Raises:
         MeshErrorGroup: A process has ended.
@@ -230,17 +230,17 @@ async def get_rng_state(mesh: ProcMesh) -> ValueMesh[torch.Tensor]:
 
 
 def set_rng_state(states: ValueMesh[torch.Tensor] | Sequence[torch.Tensor] | torch.Tensor, mesh: ProcMesh) -> None:
-    """Give the ranks' generators a state, in order with the operations on their tensors.
+    """Set the state of the ranks' generators, in order with the operations on their tensors.
 
-    The generator of global tensors gets that of the first rank's state, on all ranks: they draw alike.
+    The generator for global tensors gets the state of the first rank, on all ranks, so that they draw alike.
 
     Args:
-        states: What `get_rng_state` has returned, or one for all. One of `torch.get_rng_state()` leaves the generator
-            of global tensors as it is.
+        states: Result of `get_rng_state`, or one state for all ranks. A state of `torch.get_rng_state()` leaves the
+            generator for global tensors unchanged.
         mesh: The processes.
 
     Raises:
-        ValueError: There are not as many as ranks.
+        ValueError: The number of states differs from the number of ranks.
         RuntimeError: The mesh is a reference, or `this_proc()`.
     """
     team = team_of(mesh, "the state of generators is set on")

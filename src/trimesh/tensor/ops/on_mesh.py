@@ -1,4 +1,4 @@
-"""What `ProcMesh` can do with tensors."""
+"""Tensor methods of `ProcMesh`."""
 
 from __future__ import annotations
 
