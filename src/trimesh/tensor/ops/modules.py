@@ -1,4 +1,4 @@
-"""Modules of torch with their parameters and buffers on a mesh."""
+"""Torch modules on a mesh: placement of parameters, hooks of parallel plans, and sharded optimizers."""
 
 from __future__ import annotations
 
@@ -34,24 +34,23 @@ Patterns = Mapping[str, Sequence[Cut] | None]
 def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | None = None) -> M:
     """Move the parameters and buffers of a module onto a mesh, as global tensors; in place, as `module.to` does.
 
-    Make the optimizer afterwards: parameters are new objects. Shared ones stay shared. `load_state_dict` of tensors of
-    this process works from then on, and each lies as what it replaces.
+    Make the optimizer afterwards: parameters are new objects. Shared ones stay shared. From then on `load_state_dict`
+    accepts tensors of this process, and each gets the placements of the one that it replaces.
 
     Args:
-        module: What is moved.
+        module: The module to move.
         mesh: The processes.
-        plan: A `ParallelPlan`, which says the kind of parallelism. Or placements, as `distribute` takes them, by name
-            of parameter or buffer (`"layers.*.up.weight"`, as `fnmatch` has it); the first pattern that fits counts.
-            The others are on every rank, whole: with inputs that are cut along a dimension of the mesh this is data
-            parallel training.
+        plan: A `ParallelPlan`. Or placements, as `distribute` takes them, by name pattern of parameters and buffers
+            (`"layers.*.up.weight"`, syntax of `fnmatch`); the first matching pattern applies. All others are
+            replicated: with inputs cut along a dimension of the mesh this is data parallel training.
 
     Returns:
         The module.
 
     Raises:
-        ShapeError: Placements do not fit their tensor and the mesh, a pattern fits no name, or two patterns of a
+        ShapeError: Placements do not fit their tensor and the mesh, a pattern matches no name, or two patterns of a
             `ParallelPlan` disagree. Nothing was moved.
-        TypeError: `torch.compile` has been at the module, or at one in it.
+        TypeError: `torch.compile` was applied to the module, or to a submodule.
         RuntimeError: See `ProcMesh.activate`.
 
     Blocking: no checkpoint.
@@ -97,13 +96,13 @@ def module_to_mesh(module: M, mesh: ProcMesh, plan: ParallelPlan | Patterns | No
 
 
 def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
-    """Move what an optimizer keeps of each parameter onto the parameter's mesh, where it lies as the parameter does.
+    """Move the state of an optimizer onto the meshes of its parameters, with the placements of the parameters.
 
-    For a state that was loaded: `optimizer.load_state_dict(saved)` leaves the tensors of `saved` in this process. What
-    has not the size of its parameter (the number of steps) stays here.
+    Needed after `optimizer.load_state_dict(saved)`, which leaves the tensors of `saved` in this process. State that
+    differs in size from its parameter (the step count) stays here.
 
-    And for an optimizer of a module under `ParallelPlan.optimizer_sharded`: from then on it keeps, on each rank, the
-    state of a part of each parameter.
+    Needed also for an optimizer of a module under `ParallelPlan.optimizer_sharded`: from then on each rank keeps the
+    state of one part of each parameter.
 
     Blocking: no checkpoint.
     """
@@ -119,7 +118,7 @@ def optimizer_to_mesh(optimizer: torch.optim.Optimizer) -> None:
 
 def _check_plain(module: nn.Module) -> None:
     for name, one in module.named_modules():
-        # Torch's compiler reads the code of handles rather than run it, and leaves half of what it has tried behind.
+        # Torch's compiler traces the code of handles instead of running it, and leaves partial effects behind.
         if hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None:
             raise TypeError(
                 f"a module that torch.compile has been at ({name or 'the module itself'!r}) cannot move onto a mesh, "
@@ -137,7 +136,7 @@ def _check_local(tensors: Sequence[NamedTensor]) -> None:
 def _checked_placements(
     tensors: Sequence[NamedTensor], patterns: Patterns, team: Team
 ) -> dict[int, Sequence[Cut] | None]:
-    """Return the placements of each tensor by its identity; see `module_to_mesh` for what is refused."""
+    """Return the placements of each tensor by its `id`; see `module_to_mesh` for the errors."""
     every = [name for one in tensors for name in one.names]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in every):
@@ -155,11 +154,11 @@ def _checked_placements(
 
 @attrs.frozen
 class _Gathering:
-    """Hooks of a module that is fully sharded: while it runs, it has its parameters as they are without that.
+    """Hooks of a fully sharded module: while it runs, its attributes are the gathered parameters.
 
-    They are in the `__dict__` of the module, where attributes are looked for first: the parameters themselves, which
-    optimizers and `state_dict` see, stay what they are. What reads a parameter of a module that does not run gets the
-    one in parts, with which operators compute the same.
+    Gathered parameters are put into the `__dict__` of the module, which attribute access reads first. The registered
+    parameters, which optimizers and `state_dict` use, stay sharded. Outside of a run, code reads the sharded ones, with
+    which operators compute the same values.
     """
 
     placements: Mapping[str, Sequence[Cut]]
@@ -167,7 +166,7 @@ class _Gathering:
     def begin(self, module: nn.Module, _: Any) -> None:
         for name, cuts in self.placements.items():
             parameter = module._parameters.get(name)
-            if isinstance(parameter, MeshTensor) and parameter._meta.is_global:  # torch.func may have put another
+            if isinstance(parameter, MeshTensor) and parameter._meta.is_global:  # torch.func may have replaced it
                 vars(module)[name] = redistribute(parameter, cuts)
 
     def end(self, module: nn.Module, *_: Any) -> None:
@@ -189,7 +188,7 @@ def _gather_when_it_runs(module: nn.Module, gathered: Mapping[int, Lying], team:
 
 def _parameter(local: nn.Parameter, made: MeshTensor, team: Team, cuts: Sequence[Cut] | None) -> nn.Parameter:
     parameter = nn.Parameter(made, requires_grad=local.requires_grad)
-    for name, value in vars(local).items():  # what users mark parameters with
+    for name, value in vars(local).items():  # attributes set by users
         if name not in vars(parameter):
             setattr(parameter, name, value)
     if local.grad is not None:
@@ -198,35 +197,35 @@ def _parameter(local: nn.Parameter, made: MeshTensor, team: Team, cuts: Sequence
 
 
 def _upload_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Put what a module is about to load onto its mesh."""
+    """Pre-hook of `load_state_dict`: put tensors of this process onto the module's mesh."""
     for name, target in [*module._parameters.items(), *module._buffers.items()]:
         value = state.get(prefix + name)
         if (
             isinstance(target, MeshTensor)
             and isinstance(value, torch.Tensor)
             and not isinstance(value, MeshTensor)
-            and value.size() == target.size()  # torch refuses others, and says so
+            and value.size() == target.size()  # torch reports other sizes
         ):
             state[prefix + name] = put_like(value, target)
 
 
 # ---- exchanging ------------------------------------------------------------------------------------------------------
 
-# What a plan does to activations on a mesh: hooks around modules that lay them out anew along one label.
+# Exchanges of a plan on a mesh: hooks around modules that reshard activations along one label.
 
 
 class Exchanging:
-    """The exchanges of one module that was moved by a plan."""
+    """Performs the exchanges of a module that was moved by a plan."""
 
     def __init__(self) -> None:
         self._last: tuple[weakref.ref[torch.Tensor], int, int, torch.Tensor] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return one that has brought nothing together yet: a module is copied with its hooks."""
+        """Return one without cached activations: a module is copied with its hooks."""
         return type(self)()
 
     def follow(self, part: nn.Module, exchanges: list[Exchange]) -> None:
-        """Do exchanges whenever a module runs."""
+        """Register hooks that perform exchanges whenever a module runs."""
         hooks = _Hooks(self, exchanges)
         if any(one.side == "input" for one in exchanges):
             part.register_forward_pre_hook(hooks.before)
@@ -234,7 +233,7 @@ class Exchanging:
             part.register_forward_hook(hooks.after)
 
     def moved(self, one: Exchange, value: Any) -> Any:
-        """Return a tensor as it is to be along the label; anything else as it is."""
+        """Return a tensor resharded along the label of an exchange; any other value unchanged."""
         if not isinstance(value, MeshTensor) or not value._meta.is_global or not one.is_for(value):
             return value
         along = list(value._held.team.region.extent).index(one.label)
@@ -242,8 +241,8 @@ class Exchanging:
             if one.kind == "scatter":
                 self._last = None
             return _moved(value, along, one.dim)
-        # Modules side by side (queries, keys, values) share what is brought together, and its gradient goes back once.
-        # Only of what was computed for this pass: whoever writes to such a tensor changes its version.
+        # Sibling modules (queries, keys, values) share one gathered input, so that its gradient moves back once.
+        # Only within this pass: a write to such a tensor changes its version.
         last = self._last
         if last is not None and last[0]() is value and last[1:3] == (value._version, along):
             return last[3]
@@ -253,7 +252,7 @@ class Exchanging:
 
 
 class _Hooks:
-    """Those of one module."""
+    """Hooks of one module."""
 
     def __init__(self, exchanging: Exchanging, exchanges: list[Exchange]) -> None:
         self._exchanging = exchanging
@@ -273,7 +272,7 @@ class _Hooks:
 
 
 def exchange_around(module: nn.Module, exchanges: tuple[Exchange, ...]) -> None:
-    """Do the exchanges of a plan whenever the modules run that they are for."""
+    """Register hooks for the exchanges of a plan on the modules that they apply to."""
     exchanging = Exchanging()
     for name, part in module.named_modules():
         found = [one for one in exchanges if one.fits(name, part)]
@@ -288,7 +287,7 @@ def _moved(value: MeshTensor, along: int, dim: int) -> torch.Tensor:
 
 
 class _Move(torch.autograd.Function):
-    """The gradient lies, along the label, as the tensor that it is of."""
+    """Autograd function of an exchange: along the label, the gradient gets the placement of the tensor."""
 
     @staticmethod
     def forward(ctx: Any, value: MeshTensor, along: int, dim: int) -> torch.Tensor:
@@ -308,13 +307,13 @@ class _Move(torch.autograd.Function):
 
 # ---- linear layers ---------------------------------------------------------------------------------------------------
 
-# Linear layers of modules whose inputs are cut along the sequence: one operator, that leaves it as it is.
+# Linear layers of modules whose inputs are cut along the sequence: one operator that keeps the cut.
 
 _torch: Final[Any] = torch._C
 
 
 def keep_dimensions(module: nn.Module) -> None:
-    """Let the linear layers of a module compute without folding dimensions of their inputs into one."""
+    """Make the linear layers of a module compute without folding dimensions of their inputs."""
     for part in module.modules():
         if isinstance(part, nn.Linear) and type(part).forward is nn.Linear.forward:
             vars(part)["forward"] = MethodType(_forward, part)
@@ -378,27 +377,27 @@ class _WeightGradient(torch.autograd.Function):
         return linear(value, own, None), linear(grad, own.t(), None)
 
 
-# ---- optimizers that update, on each rank, a part of each parameter that is whole there: ZeRO 1 and 2 ----------------
+# ---- optimizers that update, on each rank, a part of each replicated parameter: ZeRO 1 and 2 -------------------------
 
 
 @attrs.frozen
 class _Shares:
-    """How a parameter lies, and how the state of its optimizer does."""
+    """Placements of a parameter and of the state of its optimizer."""
 
     own: Sequence[Cut]
     part: Sequence[Cut]
 
 
 _shares: Final[Any] = WeakIdKeyDictionary()
-"""By parameter, of those whose optimizers are to update parts."""
+"""Placements by parameter, for parameters that their optimizer is to update in parts."""
 
 
 _updating: Final[weakref.WeakKeyDictionary[torch.optim.Optimizer, _Updating]] = weakref.WeakKeyDictionary()
-"""Optimizers that do."""
+"""Hooks of the optimizers that update in parts."""
 
 
 def share_out(plan: ParallelPlan, parameters: Sequence[tuple[nn.Parameter, Lying]], team: Team) -> None:
-    """Remember which parts of parameters optimizers are to update, and add gradients up so, if the plan says it."""
+    """Record the parts of parameters for optimizers to update; reduce-scatter gradients if the plan requires it."""
     extent = team.region.extent
     for parameter, lying in parameters:
         shares = _shares[parameter] = _Shares(lying.placements(extent), lying.state_placements(extent))
@@ -408,7 +407,7 @@ def share_out(plan: ParallelPlan, parameters: Sequence[tuple[nn.Parameter, Lying
 
 @attrs.frozen
 class _Scattering:
-    """A hook of a parameter: its gradient in parts."""
+    """Hook of a parameter that reduce-scatters its gradient."""
 
     part: Sequence[Cut]
 
@@ -422,9 +421,9 @@ def _hook(parameter: Any, function: Callable[[Any], Any]) -> None:
 
 
 def add_in_parts(parameter: nn.Parameter) -> None:
-    """Let gradients of several backward passes be added to each other as parts of a sum, which are added up once.
+    """Accumulate gradients of several backward passes as partial sums, which are reduced once.
 
-    Autograd adds in place, and what is written to in place is no part of a sum.
+    Needed because autograd accumulates in place, and a tensor written in place cannot stay partial.
     """
     of = weakref.ref(parameter)
 
@@ -440,17 +439,17 @@ def add_in_parts(parameter: nn.Parameter) -> None:
 
 
 def _is_added(parameter: nn.Parameter) -> bool:
-    """Whether the pass that runs adds to the gradient of a parameter: `torch.autograd.grad` returns it instead."""
+    """Return whether the running pass accumulates a parameter's gradient; `torch.autograd.grad` returns it instead."""
     with torch.enable_grad():
         view: Any = parameter.view_as(parameter)
     try:
         return bool(torch._C._will_engine_execute_node(view.grad_fn.next_functions[0][0]))
-    except RuntimeError:  # torch says that of `torch.autograd.grad`
+    except RuntimeError:  # torch raises this in `torch.autograd.grad`
         return False
 
 
 def update_parts(optimizer: torch.optim.Optimizer) -> None:
-    """Let an optimizer update parts of the parameters that are to be shared out; once is enough."""
+    """Make an optimizer update parameters recorded by `share_out` in parts; idempotent."""
     every = [one for group in optimizer.param_groups for one in group["params"]]
     if optimizer not in _updating and any(one in _shares for one in every):
         updating = _updating[optimizer] = _Updating()
@@ -460,10 +459,10 @@ def update_parts(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _end_after_errors(optimizer: torch.optim.Optimizer, updating: _Updating) -> None:
-    """Call `end` also after a step that fails, for which torch has no hook."""
+    """Make sure that `end` is called after a failed step, too, for which torch has no hook."""
     before: Any = optimizer.step
     function: Any = getattr(before, "__func__", None)  # None once a schedule has wrapped it
-    of = weakref.ref(optimizer)  # without a cycle
+    of = weakref.ref(optimizer)  # avoids a reference cycle
 
     @wraps(before)
     def step(_: Any, *args: Any, **kwargs: Any) -> Any:
@@ -474,11 +473,11 @@ def _end_after_errors(optimizer: torch.optim.Optimizer, updating: _Updating) -> 
         finally:
             updating.end(found)
 
-    vars(optimizer)["step"] = MethodType(step, weakref.proxy(optimizer))  # a method: schedules ask for its function
+    vars(optimizer)["step"] = MethodType(step, weakref.proxy(optimizer))  # a method: schedules use its `__func__`
 
 
 class _Updating:
-    """Hooks of an optimizer: while it steps it has parts instead of parameters, and their state."""
+    """Hooks of an optimizer: during a step it has parts in place of parameters, and their state."""
 
     def __init__(self) -> None:
         self._whole: dict[nn.Parameter, nn.Parameter] = {}
@@ -495,9 +494,9 @@ class _Updating:
                 group["params"] = [self._part(optimizer, one) for one in group["params"]]
 
     def end(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Give the optimizer its parameters back, with what was computed; once for each step, later calls do nothing.
+        """Restore the parameters of the optimizer with their new values; idempotent within a step.
 
-        Groups and state are right again before anything is moved, which fails where a process has ended.
+        Groups and state are restored before anything is moved, because moves fail where a process has ended.
         """
         whole, self._whole = self._whole, {}
         state: Any = optimizer.state
@@ -524,7 +523,7 @@ class _Updating:
         if parameter in state:
             state[part] = state.pop(parameter)
             for name, value in state[part].items():
-                # What was loaded lies as the parameter.
+                # Loaded state has the placements of the parameter.
                 if isinstance(value, MeshTensor) and value.size() == part.size() and value not in self._laid:
                     state[part][name] = redistribute(value, shares.part)
         return part

@@ -1,4 +1,4 @@
-"""Tensors from some ranks to others: a part of a mesh, another view of it, another mesh of the same controller."""
+"""Movement of tensors to a part of a mesh, another view of it, or another mesh of the same controller."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from trimesh.tensor.protocol.placement import contiguous_strides
 from trimesh.tensor.session.opening import team_of
 
 Pairs = tuple[tuple[int, int], ...]
-"""Places in the source and in the target that a tensor moves between."""
+"""Pairs of source and target indices that a tensor moves between."""
 
 
 class Routes(tuple[Sizes, ...]):
-    """By place in a team, processes: part of an operation."""
+    """Process ids for each index in a team, as an operand of an operation."""
 
     __slots__ = ()
 
 
 def slice_tensor(tensor: torch.Tensor, **selection: int | slice) -> MeshTensor:
-    """Return a tensor as a part of its ranks have it; see `MeshTensor.slice_mesh`."""
+    """Return a tensor restricted to a part of its ranks; see `MeshTensor.slice_mesh`."""
     found = _local(tensor, "slice_mesh")
     team = found._held.team
     region = team.region.slice(**selection)
@@ -57,15 +57,16 @@ def tensor_to_mesh(tensor: torch.Tensor, target: ProcMesh) -> MeshTensor:
 
 
 def send_to_mesh(tensor: torch.Tensor, target: ProcMesh, *, waits: bool = True) -> Callable[[], MeshTensor]:
-    """Send a tensor to other ranks now, and let them take it later.
+    """Send a tensor to other ranks now, to be received later.
 
     Args:
-        tensor: What moves; autograd does not see it.
-        target: The ranks.
+        tensor: The tensor to move, without autograd.
+        target: The target ranks.
         waits: See `send_global`.
 
     Returns:
-        What lets the target take it, and returns it there. It must be called, once: the source keeps a copy until then.
+        A function that receives the tensor on the target and returns it. Call it exactly once: the source keeps a copy
+        until then.
 
     Raises:
         ShapeError, TypeError, ProcDied, MeshStopped: See `MeshTensor.to_mesh`.
@@ -89,7 +90,7 @@ def _local(tensor: torch.Tensor, name: str) -> MeshTensor:
 
 
 def _pairs(source: Team, target: Team) -> Pairs:
-    """Return who sends to whom: rank by rank, or one to all.
+    """Return the pairs of sender and receiver: rank by rank, or one to all.
 
     Raises:
         ShapeError: The two do not fit.
@@ -123,7 +124,7 @@ def _sent(tensor: MeshTensor, target: Team, pairs: Pairs, *, waits: bool = True)
     meta = _contiguous(target, meta)
     move = engine.shapes.new_number()
     call_kernel(source, "send", tensor, move, _routes(pairs, ids[1], len(ids[0])), waits)
-    # The target may be waited for without anything else being sent: what it waits for must be under way.
+    # A later wait for the target flushes nothing of the source, so send now the commands that the target waits for.
     engine.flush_team(source)
     back = tuple((other, one) for one, other in pairs)
     routes = _routes(back, ids[0], len(ids[1]))
@@ -140,13 +141,13 @@ def _contiguous(team: Team, meta: Meta) -> Meta:
 
 
 def _applied(function: Any, *args: Any) -> MeshTensor:
-    """Run a function that has a gradient; torch's own types do not say what that returns."""
+    """Apply an autograd function; torch's annotations lack its result type."""
     made: MeshTensor = function.apply(*args)
     return made
 
 
 class _Slice(torch.autograd.Function):
-    """The gradient of the ranks that were left out is zero."""
+    """Autograd function of a slice: the gradient of omitted ranks is zero."""
 
     @staticmethod
     def forward(ctx: Any, tensor: MeshTensor, part: Team) -> MeshTensor:
@@ -163,7 +164,7 @@ class _Slice(torch.autograd.Function):
 
 
 class _Move(torch.autograd.Function):
-    """Gradients move back; those of one rank that has sent to several are added."""
+    """Autograd function of a move: gradients move back, and are added where one rank has sent to several."""
 
     @staticmethod
     def forward(ctx: Any, tensor: MeshTensor, target: Team, pairs: Pairs) -> MeshTensor:
@@ -182,11 +183,11 @@ T = TypeVar("T")
 
 
 def to_mesh(tree: T, target: ProcMesh) -> T:
-    """Return copies on other ranks of all tensors of a tree: `t.to_mesh(target)` of each, in order.
+    """Copy all tensors of a tree to other ranks: `t.to_mesh(target)` of each, in order.
 
     Args:
-        tree: A tensor on a mesh, or any nesting of lists, tuples and dicts with some; anything else in it stays.
-        target: The ranks.
+        tree: A tensor on a mesh, or nested lists, tuples and dicts with such tensors; other values are kept.
+        target: The target ranks.
 
     Raises:
         ShapeError: The ranks do not fit those of a tensor.
@@ -199,7 +200,7 @@ def to_mesh(tree: T, target: ProcMesh) -> T:
 
 
 def slice_mesh(tree: T, **selection: int | slice) -> T:
-    """Return all tensors of a tree as a part of their ranks has them: `t.slice_mesh(...)` of each.
+    """Restrict all tensors of a tree to a part of their ranks: `t.slice_mesh(...)` of each.
 
     Args:
         tree: See `to_mesh`; with a tensor on each rank.

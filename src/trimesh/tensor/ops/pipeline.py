@@ -32,15 +32,15 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 Batch = torch.Tensor | Sequence[torch.Tensor]
-"""Rows that are to be cut into micro-batches, or these."""
+"""Rows to be cut into micro-batches, or the micro-batches."""
 
 _Coming = Callable[[], torch.Tensor]
-"""Lets the ranks of a stage take what has been sent to them."""
+"""Receives, on the ranks of a stage, a tensor that was sent to them."""
 
 
 @attrs.define(eq=False)
 class _Passed:
-    """What a forward pass of one micro-batch at one stage has left for its backward pass."""
+    """Tensors kept from the forward pass of one micro-batch at one stage, for its backward pass."""
 
     given: torch.Tensor
     made: torch.Tensor
@@ -48,10 +48,10 @@ class _Passed:
 
 @attrs.frozen
 class _Shared:
-    """A parameter that several stages have: a copy on each of their meshes, with one gradient.
+    """A parameter shared by several stages: a copy on each of their meshes, all with the same gradient.
 
     Attributes:
-        copies: By number of the stage, that of the first first.
+        copies: Copies by number of the stage, in order.
     """
 
     copies: dict[int, nn.Parameter]
@@ -60,30 +60,30 @@ class _Shared:
 class Pipeline:
     """A model whose stages are on different ranks; a step runs several micro-batches through it.
 
-    Stage `i` is moved onto `mesh.slice(**{label: i})`, in place; interleaved, where there are several times as many
-    stages as places along `label`, onto that of `i` modulo their number. The stages compute at the same time, each on
-    another micro-batch: every rank has its own part of the commands, in the order of the schedule, sends what others
-    need as soon as it has it, and waits for nothing but what comes from other stages. A parameter that several stages
-    have, as tied embeddings, is there once for each, with the same gradient, so that optimizers keep the copies equal.
+    Stage `i` is moved onto `mesh.slice(**{label: i})`, in place. With the interleaved schedule there are several times
+    as many stages as ranks along `label`, and the slice is `i` modulo their number. Stages compute at the same time, on
+    different micro-batches: each rank executes its commands in the order of the schedule, sends results as soon as they
+    exist, and waits only for tensors from other stages. A parameter shared by several stages, such as tied embeddings,
+    has a copy on each, with the same gradient, so that optimizers keep the copies equal.
 
     Args:
-        stages: Each takes one tensor and returns one: what the one before has returned.
+        stages: Modules; each takes the tensor that the previous stage returned, and returns one.
         mesh: The processes.
         label: Its dimension of stages, as large as there are stages; interleaved, one that divides their number.
-        microbatches: Into how many equal parts a batch is cut, by rows.
-        schedule: "1f1b": a stage keeps what at most as many micro-batches have left as there are stages; "gpipe": all.
-            "interleaved": ranks have several stages, wait less, and keep more; see `explain`.
-        plan: Of all stages, or one for each, on what is left of the mesh.
-        inputs: How inputs and goals are cut there: placements of their first dimensions, the rest is not.
+        microbatches: Number of equal parts that a batch is cut into, by rows.
+        schedule: "1f1b": a stage keeps activations of at most as many micro-batches as there are stages; "gpipe": of
+            all. "interleaved": ranks have several stages, wait less, and keep more; see `explain`.
+        plan: Plan of all stages, or one for each, on the remaining dimensions of the mesh.
+        inputs: Placements of the first dimensions of inputs and goals there; other dimensions are not cut.
 
     Attributes:
         stages: The modules. Make an optimizer for each: `[AdamW(one.parameters()) for one in pipeline.stages]`.
         meshes: Theirs.
-        waits: Whether ranks wait while much that they have sent was not read: see `needs_one_place`.
+        waits: Whether ranks wait while much that they have sent is unread: see `needs_one_place`.
 
     Raises:
-        ShapeError: There are not as many stages as the dimension has, or see `module_to_mesh`.
-        ValueError: Interleaved stages have no order for so many micro-batches.
+        ShapeError: The number of stages does not fit the dimension, or see `module_to_mesh`.
+        ValueError: The interleaved schedule has no order for this number of micro-batches.
         RuntimeError: See `ProcMesh.activate`.
 
     Example:
@@ -127,19 +127,19 @@ class Pipeline:
         plan: Plans = None,
         example: torch.Tensor | None = None,
     ) -> PipelineExplanation:
-        """Say how long ranks wait, what they hold and keep, and what is sent; before the stages are moved.
+        """Return idle time, memory and traffic of a pipeline, before its stages are moved.
 
         Args:
-            stages: See `Pipeline`, as the others; they are not looked at but for sizes.
-            mesh: The processes, or the sizes of their dimensions, for which none are needed.
-            label: Its dimension of stages.
-            microbatches: Into how many parts a batch is cut.
-            schedule: Which one.
-            plan: Of all stages, or one for each.
-            example: A batch, for what stages send each other and plans do to activations.
+            stages: See `Pipeline`, also for the other arguments; only sizes of their tensors are used.
+            mesh: The processes, or sizes of dimensions, for which no processes are needed.
+            label: Dimension of the stages.
+            microbatches: Number of parts that a batch is cut into.
+            schedule: The schedule.
+            plan: Plan of all stages, or one for each.
+            example: A batch, to count traffic between stages and exchanges of activations.
 
         Returns:
-            The same as data and, by `str`, as text.
+            The explanation; `str` formats it as text.
 
         Raises:
             ShapeError, ValueError: As for the pipeline.
@@ -155,19 +155,19 @@ class Pipeline:
         )
 
     def step(self, batch: Batch, goal: Batch, loss: Loss) -> torch.Tensor:
-        """Run the forward and the backward pass of a batch; gradients are added to those of the parameters.
+        """Run the forward and the backward pass of a batch; gradients accumulate in the parameters.
 
         Args:
-            batch: Of this process, for the first stage; or its micro-batches, on the mesh of that as `put` returns
-                them, which a function under `trimesh.compile` takes as arguments.
-            goal: The same for the last stage, where `loss` gets it.
-            loss: Takes what the last stage returns and the goal, and returns the mean over rows.
+            batch: Input of the first stage: a tensor of this process, or its micro-batches on the first stage's mesh,
+                as `put` returns them. Under `trimesh.compile`, pass micro-batches as arguments of the function.
+            goal: The same for the last stage, as an argument of `loss`.
+            loss: Takes the output of the last stage and the goal, and returns the mean over rows.
 
         Returns:
             The loss of the batch, a number on the mesh of the last stage, detached.
 
         Raises:
-            ValueError: The rows cannot be cut into equal micro-batches, or there are not as many.
+            ValueError: The rows cannot be cut into equal micro-batches, or their number is wrong.
             TypeError: Micro-batches with a whole batch of goals, or the other way round.
 
         Blocking: no checkpoint; nothing is waited for.
@@ -228,14 +228,14 @@ class Pipeline:
         return batch.chunk(count), goal.chunk(count)
 
     def put(self, stage: int, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor of this process on the mesh of a stage, cut as inputs are; one of a mesh as it is."""
+        """Put a tensor of this process onto the mesh of a stage, cut as inputs are; return a mesh tensor unchanged."""
         if isinstance(tensor, MeshTensor):
             return tensor
         cuts = [*self._inputs, *[None] * tensor.ndim][: tensor.ndim]
         return distribute(tensor, self.meshes[stage], cuts)
 
     def _add_shared(self, before: dict[int, torch.Tensor | None]) -> None:
-        """Give all copies of a shared parameter the sum of what this step has found for each."""
+        """Give all copies of a shared parameter the sum of their gradients from this step."""
         for one in self._shared:
             found: list[Any] = []
             for parameter in one.copies.values():
@@ -251,7 +251,7 @@ class Pipeline:
                 parameter.grad = own if kept is None else kept + own
 
     def grads_before(self) -> dict[int, torch.Tensor | None]:
-        """Return the gradients that shared parameters have, which are equal: those of earlier steps."""
+        """Return the gradients of shared parameters from earlier steps; those of copies are equal."""
         return {
             id(copy): None if copy.grad is None else copy.grad.clone()
             for one in self._shared
@@ -260,7 +260,7 @@ class Pipeline:
 
 
 class _Step:
-    """One batch on its way."""
+    """The execution of one batch."""
 
     def __init__(
         self, pipeline: Pipeline, batches: Sequence[torch.Tensor], goals: Sequence[torch.Tensor], loss: Loss
@@ -273,7 +273,7 @@ class _Step:
         self.before = pipeline.grads_before()
 
     def forward(self, stage: int, batch: int) -> None:
-        """Run one micro-batch through one stage, and send what comes out to the next."""
+        """Run one micro-batch through one stage, and send the output to the next."""
         pipeline = self._pipeline
         if stage == 0:
             given = pipeline.put(0, self._batches[batch])
@@ -288,7 +288,7 @@ class _Step:
         self._passed[stage, batch] = _Passed(given, made)
 
     def backward(self, stage: int, batch: int) -> None:
-        """Run the backward pass of one micro-batch at one stage, and send the gradient to the one before."""
+        """Run the backward pass of one micro-batch at one stage, and send the gradient to the previous one."""
         passed = self._passed.pop((stage, batch))
         grad = None if stage == self._last else self._coming.pop((stage, batch, False))()
         torch.autograd.backward(passed.made, grad)
@@ -297,13 +297,13 @@ class _Step:
             self._send(passed.given.grad, stage - 1, batch, is_forward=False)
 
     def abandon(self) -> None:
-        """Let what has been sent be taken by those that it was sent to, who need it no more: it is kept until then."""
+        """Receive all tensors still in transit, so that their senders can free them."""
         for receive in self._coming.values():
-            with suppress(MeshError):  # what has ended keeps nothing
+            with suppress(MeshError):  # ended processes keep nothing
                 receive()
 
     def _send(self, tensor: torch.Tensor, stage: int, batch: int, *, is_forward: bool) -> None:
-        """Send something to a stage now: what its own ranks compute next must not come before it."""
+        """Send a tensor to a stage now, before the sending ranks compute anything else."""
         pipeline = self._pipeline
         self._coming[stage, batch, is_forward] = send_to_mesh(tensor, pipeline.meshes[stage], waits=pipeline.waits)
 
