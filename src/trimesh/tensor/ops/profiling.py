@@ -1,7 +1,7 @@
-"""`profile`: what the controller has issued and what the ranks have done, as one trace.
+"""`profile`: one trace of operations issued by the controller and executed by the ranks; counts of traffic.
 
-PY-1 While nothing is profiled, nothing of this is on the way of an operation: teams change their class for as long as
-     they are looked at.
+PY-1 Without a profile, operations do not pass through this module: teams change their class only while they are
+     profiled.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 _PINGS: Final = 3
-"""Questions by which the clock of another machine is found: the one that was answered fastest counts."""
+"""Requests to measure the clock offset of another machine; the fastest reply counts."""
 
 _PROFILED: Final[dict[int, Profile]] = {}
-"""What takes the commands of an engine that is looked at, by its identity."""
+"""Active profiles by the `id` of their engine."""
 
 
 class _ProfiledTeam(Team):
-    """A team whose commands are looked at."""
+    """A team whose commands are profiled."""
 
     __slots__ = ()
 
@@ -48,7 +48,7 @@ class _ProfiledTeam(Team):
         return first
 
     def emit_words(self, *words: Any) -> None:
-        """Add a command that is no operation; see `Team.emit_words`."""
+        """Add a command other than an operation; see `Team.emit_words`."""
         number, begun = self.issued, time.monotonic_ns()
         super().emit_words(*words)
         _PROFILED[id(self.engine)].issued(self, number, "recorded", begun)
@@ -56,13 +56,13 @@ class _ProfiledTeam(Team):
 
 @attrs.define(eq=False)
 class Profile:
-    """What a mesh of tensors has done in a block of `profile`; `write` makes a file of it, when the block has ended.
+    """Events of a mesh in a block of `profile`; `write` saves them when the block has ended.
 
     Attributes:
-        missing: Events beyond `limits.TENSOR_PROFILE_EVENTS_MAX` of some process, which are not in it.
-        uncertainty_seconds: By which clocks may differ: 0 between processes of one machine, half of the fastest answer
-            of another one.
-        own_joining: What the engine calls with new teams by itself.
+        missing: Events dropped beyond `limits.TENSOR_PROFILE_EVENTS_MAX` of a process.
+        uncertainty_seconds: Uncertainty of clock offsets: 0 between processes of one machine, half of the fastest
+            round trip to another one.
+        own_joining: The engine's own callback for new teams.
     """
 
     missing: int = 0
@@ -74,23 +74,23 @@ class Profile:
     _ranks: list[tuple[str, list[str], list[list[int]], int]] = attrs.field(factory=list)
 
     def issued(self, team: Team, number: int, name: str, begun: int) -> None:
-        """Take a command that the controller has issued."""
+        """Record a command that the controller has issued."""
         if len(self._lines) >= limits.TENSOR_PROFILE_EVENTS_MAX:
             self.missing += 1
             return
         self._lines[team.number, number] = (name, issuing_line(), begun, time.monotonic_ns() - begun)
 
     def done(self, name: str, names: list[str], rows: list[list[int]], missing: int, offset: int) -> None:
-        """Take what a rank has done; its clock is ahead of the one here by `offset` nanoseconds."""
+        """Record the events of a rank; its clock is ahead of the one here by `offset` nanoseconds."""
         self.missing += missing
         self._ranks.append((name, names, rows, offset))
 
     def write(self, path: Path | str) -> None:
-        """Write a trace that Perfetto shows (https://ui.perfetto.dev).
+        """Write a trace file for Perfetto (https://ui.perfetto.dev).
 
-        A process for the controller, one for each rank; operations are called by the line of the program that has
-        issued them, `train.py:12 aten::mm`, and have the whole of it as an argument. Collectives have a track of their
-        own. Times count from the begin of the block.
+        The controller and each rank are processes in it. Operations are named by the source line that issued them,
+        `train.py:12 aten::mm`, with the full location as an argument. Collectives have a track of their own. Times
+        count from the start of the block.
         """
         other = {"missing": self.missing, "uncertainty_us": self.uncertainty_seconds * 1e6}
         with Path(path).open("wb") as file:
@@ -119,19 +119,19 @@ class Profile:
 
 @asynccontextmanager
 async def profile(mesh: ProcMesh, path: Path | str | None = None) -> AsyncGenerator[Profile]:
-    """Look at what is issued to a mesh and at what its ranks do, in a block, and write a trace of it.
+    """Profile the operations of a mesh in a block, and write a trace.
 
-    One trace has both, on one clock, with operations named by the line of the program that issued them, and each
-    collective with the bytes that it sends. What is not profiled costs nothing; what is costs a few microseconds an
-    operation. Processes of one machine have one clock; that of another is compared by asking, and the trace says how
-    exactly that is known.
+    The trace has issue and execution on one clock. Operations are named by the source line that issued them;
+    collectives have the bytes that they send. Profiling costs a few microseconds for each operation, and nothing
+    outside of the block. Processes of one machine share a clock; the offset of another one's clock is measured by
+    round trips, and the trace states its uncertainty.
 
     Args:
-        mesh: The processes, or a view of them. Operations on all views of the mesh are seen, on the ranks of this one.
-        path: Where the trace is written when the block is left. None: `profile.write(path)` does it after that.
+        mesh: The processes, or a view of them. Operations on all views of the mesh are recorded, on this view's ranks.
+        path: File to write when the block is left. None: call `profile.write(path)` afterwards.
 
     Yields:
-        What takes it all.
+        The `Profile`.
 
     Raises:
         RuntimeError: The mesh is profiled already; or it is a reference, or `this_proc()`.
@@ -185,7 +185,7 @@ def _look_away(engine: Engine) -> None:
 
 
 async def _clocks(team: Team, found: Profile) -> list[int]:
-    """Return by how many nanoseconds the clock of each rank is ahead of the one here."""
+    """Return the offset of each rank's clock to the one here, in nanoseconds (positive: ahead)."""
     places = range(len(team.peers))
     best = [(0.0, 0)] * len(places)
     for ping in range(_PINGS):
@@ -212,7 +212,7 @@ async def _take(team: Team, found: Profile, offsets: Sequence[int]) -> None:
         found.done(place_name(team.engine.name, origin.point), names, rows.tolist(), missing, offsets[place])
 
 
-# ---- what the ranks of a mesh have sent to each other in collectives -------------------------------------------------
+# ---- traffic of collectives between the ranks of a mesh --------------------------------------------------------------
 
 
 @attrs.frozen
@@ -221,10 +221,10 @@ class Collectives:
 
     Attributes:
         label: The dimension; several with commas between them.
-        name: As methods of torch's process groups are called: `"allreduce"`, `"_allgather_base"`.
+        name: Name of the method of torch's process groups: `"allreduce"`, `"_allgather_base"`.
         count: How many.
-        sent: Bytes that the first rank has sent in them, counted as a ring sends them: to bring B bytes together among
-            n ranks, or to scatter them, B (n - 1) / n; to add B bytes up for all twice that.
+        sent: Bytes that the first rank has sent in them, counted as rings: B (n - 1) / n for an all-gather or a
+            reduce-scatter of B bytes among n ranks, twice that for an all-reduce.
     """
 
     label: str
@@ -234,23 +234,23 @@ class Collectives:
 
 
 class Traffic(tuple[Collectives, ...]):
-    """What the first rank of a mesh has sent in collectives in its life; `sent` adds it up."""
+    """Collectives of the first rank of a mesh since its start; `sent` sums their bytes."""
 
     __slots__ = ()
 
     def sent(self, label: str | None = None) -> int:
-        """Return the bytes along one dimension of the mesh, or along all."""
+        """Return the bytes sent along one dimension of the mesh, or along all."""
         return sum(one.sent for one in self if label in (None, one.label))
 
 
 async def traffic(mesh: ProcMesh) -> Traffic:
-    """Return what collectives the first rank of a mesh took part in, and the bytes that it has sent, so far.
+    """Return the collectives that the first rank of a mesh took part in, and the bytes that it has sent, so far.
 
-    Those of global tensors, of `reduce` and of remote functions with a process group; tensors that `to_mesh` and
-    `fetch` move are read from memory, and not counted. Ask before a step and after it.
+    Includes collectives of global tensors, of `reduce` and of remote functions with a process group. Tensors that
+    `to_mesh` and `fetch` move are read from memory, and not counted. Take the difference of two calls around a step.
 
     Args:
-        mesh: The processes. Counts are of the life of the first of them.
+        mesh: The processes. Counts start with the first of them.
 
     Raises:
         MeshErrorGroup: A process has ended.
@@ -272,14 +272,14 @@ async def _asked(team: Team) -> Traffic:
     return Traffic(Collectives(*one) for one in (await answers(request))[0])
 
 
-# ---- which operators ran on whole tensors, for the table has no rule for them ----------------------------------------
+# ---- operators without a rule, which fell back to whole tensors ------------------------------------------------------
 
 
 class Fallbacks(dict[str, int]):
-    """How often each operator was run on whole tensors, by name.
+    """How often each operator fell back to whole tensors, by name.
 
     Attributes:
-        operators: How many operators on global tensors there were in all.
+        operators: Number of all operators on global tensors.
     """
 
     def __init__(self, found: dict[str, int], operators: int) -> None:
@@ -288,13 +288,13 @@ class Fallbacks(dict[str, int]):
 
 
 async def fallbacks(mesh: ProcMesh) -> Fallbacks:
-    """Return which operators on global tensors had no rule for parts, and how often they ran.
+    """Return the operators on global tensors that had no rule for parts, and how often they ran.
 
-    Their arguments were gathered, every rank computed the whole, and results were cut again: right, and slow. What was
-    asked of tensors of which all ranks had the whole anyhow does not count.
+    Such operators gather their arguments, compute the whole on every rank, and cut the results: correct but slow. Calls
+    with replicated arguments only are not counted.
 
     Args:
-        mesh: The processes; the first of them tells, as all run the same operators. Counts are of its life.
+        mesh: The processes; the first is queried, as all run the same operators. Counts start with that process.
 
     Raises:
         MeshErrorGroup: A process has ended.

@@ -1,4 +1,4 @@
-"""`t.reduce(...)`: what the ranks of a mesh make of their tensors together, along some of its dimensions.
+"""`t.reduce(...)`: reductions and exchanges of tensors between the ranks of a mesh, along some of its dimensions.
 
     sum avg product min max band bor bxor    each rank gets the same; with `scatter`, the part of it that is its own
     stack                                    each gets all, along a new first dimension
@@ -34,7 +34,7 @@ _BITWISE: Final = frozenset({"band", "bor", "bxor"})
 
 @attrs.frozen
 class _How:
-    """What is to be done.
+    """Arguments of a reduction.
 
     Attributes:
         names: The dimensions.
@@ -48,7 +48,7 @@ class _How:
 
     @classmethod
     def checked(cls, dims: str | Sequence[str], reduction: str, *, scatter: bool) -> _How:
-        """Return what a caller has asked for."""
+        """Check the arguments of a caller."""
         names = (dims,) if isinstance(dims, str) else tuple(dims)
         if reduction not in _REDUCTIONS:
             raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
@@ -63,14 +63,14 @@ class _How:
 
     @property
     def operands(self) -> tuple[Any, ...]:
-        """As the kernels take it."""
+        """Operands of the kernels."""
         return self.names, self.reduction, self.scatter
 
 
 def reduce(
     tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False, out: T | None = None
 ) -> T:
-    """Return what the ranks make of their tensors together.
+    """Reduce or exchange tensors between ranks.
 
     Args:
         tree: A tensor on a mesh, or any nesting of lists, tuples and dicts of them.
@@ -123,7 +123,7 @@ def reduce(
 
 
 def reduce_(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> T:
-    """As `reduce`, in the memory of the tensors; return `tree`.
+    """Like `reduce`, but in place; return `tree`.
 
     Args:
         tree: See `reduce`; no tensor of it requires a gradient, or gradients are off.
@@ -154,7 +154,7 @@ def reduce_(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatt
 
 
 def _meta_of_out(leaf: Any, target: Any, how: _How) -> Meta:
-    """Return the metadata of a result; refuse a tensor that it cannot be written to."""
+    """Return the metadata of a result; refuse an `out` that does not fit it."""
     tensor, out = checked(leaf), checked(target)
     if torch.is_grad_enabled() and (tensor.requires_grad or out.requires_grad):
         raise RuntimeError(
@@ -212,7 +212,7 @@ def _broadcast(tensor: Any, dim: str, source: int, *, is_back: bool) -> MeshTens
 
 
 class _Broadcast(torch.autograd.Function):
-    """A broadcast in a program that is differentiated."""
+    """Autograd function of a broadcast."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, dim: str, source: int) -> Any:
@@ -247,7 +247,7 @@ def _reduced(tensor: Any, how: _How) -> MeshTensor:
 
 
 def _meta(tensor: MeshTensor, how: _How) -> Meta:
-    """Return the metadata of the result; refuse what has none."""
+    """Return the metadata of the result; refuse arguments that do not fit."""
     meta, team = tensor._meta, tensor._held.team
     names, reduction, scatter = how.operands
     extent = team.region.extent
@@ -280,7 +280,7 @@ def _meta(tensor: MeshTensor, how: _How) -> Meta:
 
 
 class _Reduce(torch.autograd.Function):
-    """A reduction in a program that is differentiated."""
+    """Autograd function of a reduction."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, how: _How) -> Any:

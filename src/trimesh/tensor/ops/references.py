@@ -1,4 +1,4 @@
-"""`rref`: tensors that actors' endpoints return, as tensors of the mesh that the actors live on."""
+"""`rref`: results of actors' endpoints as mesh tensors; `rdma_buffers`: memory of mesh tensors for other processes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def rref(
     propagate: Callable[..., Any] | Literal["inspect"] = "inspect",
     **kwargs: Any,
 ) -> Any:
-    """Call an endpoint of the actors beside the ranks, and return the tensors that it returns as tensors of the mesh.
+    """Call an endpoint of actors in the ranks' processes; return its tensors as tensors of the mesh.
 
-    It runs after what has been issued before, and before what is issued next: each rank waits for the actor of its own
-    process. Tensors among its arguments arrive as copies; an error poisons the result.
+    It runs in order with operations: each rank waits for the actor of its own process. Tensor arguments arrive as
+    copies; an error poisons the result.
 
     Args:
         endpoint: `actors.name`; of each rank's process there must be one member.
@@ -94,7 +94,7 @@ def _call_member(rank: Any, mesh: int, name: str, args: tuple[Any, ...], kwargs:
 
 
 async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope) -> None:
-    """Tell the controller, from time to time, that a task waits for an actor there: it may wait for us (rule N2)."""
+    """Report to the controller, periodically, that a task waits for an actor there, which may wait for us (rule N2)."""
     patience = limits.SIGNAL_SECONDS
     with scope:
         while True:
@@ -110,7 +110,7 @@ async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope
 
 # ---- publishing ------------------------------------------------------------------------------------------------------
 
-# `rdma_buffers`: what the ranks have of tensors, as memory that other processes read, or write, themselves.
+# `rdma_buffers`: the ranks' memory of tensors, for one-sided reads and writes by other processes.
 
 
 @attrs.define(eq=False)
@@ -150,11 +150,11 @@ async def rdma_buffers(tensors: Any, *, writable: bool = False) -> AsyncGenerato
             try:
                 await remote(_revoke).fetch(None, (Here(), number, found[0]), {})
             except (MeshError, MeshErrorGroup):
-                pass  # with the processes that have ended nothing is left to be revoked
+                pass  # the processes have ended, so nothing is left to revoke
 
 
 def _publish(rank: Any, number: int, tensors: Any, writable: bool) -> Any:  # noqa: FBT001 - it travels
-    """Register what a rank has; runs in its thread."""
+    """Register the memory of a rank's tensors; runs in its thread."""
     published = rank.above.setdefault(_Published, _Published())
     kept = published.by_number[number] = []
 
@@ -174,7 +174,7 @@ def _publish(rank: Any, number: int, tensors: Any, writable: bool) -> Any:  # no
 
 
 def _revoke(rank: Any, number: int, _: Any) -> None:
-    """Take all of one block back; runs in the rank's thread."""
+    """Revoke all buffers of one block; runs in the rank's thread."""
     buffers = rank.above[_Published].by_number.pop(number, [])
 
     async def close() -> None:

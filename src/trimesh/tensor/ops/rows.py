@@ -1,4 +1,4 @@
-"""Rows that come from elsewhere, as global tensors: gathered in this process, or lying in memory of others."""
+"""Global tensors from rows of data: gathered in this process, or read from the memory of others."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from trimesh.tensor.rank.moves import moves_of
 from trimesh.tensor.session.opening import team_of
 
 LyingRows = tuple[int, int, RDMABuffer]
-"""The first row, how many there are, and where they lie."""
+"""First row, number of rows, and the buffer that holds them."""
 
 
 def team_for_rows(mesh: ProcMesh) -> Team:
-    """Return the ranks that rows are put onto."""
+    """Return the team to put rows onto."""
     return checked_team(team_of(mesh, "rows of data are put onto"))
 
 
 class RowMemory:
-    """Memory for rows that are gathered here, and then read by the ranks.
+    """Memory for rows that this process gathers and the ranks read.
 
     Attributes:
         memory: Row-major; any thread may write to it before `put`.
@@ -45,12 +45,12 @@ class RowMemory:
         self._is_staged = is_staged
 
     def put(self, size: Sequence[int], dtype: torch.dtype, placements: Sequence[Cut]) -> MeshTensor:
-        """Return what was written as a global tensor; the memory goes back when the ranks have read it.
+        """Return the written rows as a global tensor; the memory is released when the ranks have read it.
 
         Args:
-            size: Of all rows.
-            dtype: Of the elements.
-            placements: How rows are cut.
+            size: Size of all rows together.
+            dtype: Dtype of the elements.
+            placements: Placements of the tensor.
         """
         team = self._team
         cuts = _cuts(team, placements, len(size))
@@ -62,7 +62,7 @@ class RowMemory:
         return made
 
     def give_back(self) -> None:
-        """Do without what was written."""
+        """Release the memory unused."""
         if self._is_staged:
             self._is_staged = False
             moves_of(self._team.engine.proc).unstage(self.memory)
@@ -70,7 +70,7 @@ class RowMemory:
 
 @asynccontextmanager
 async def row_memory(team: Team, sizes: Sequence[int]) -> AsyncGenerator[list[RowMemory]]:
-    """Have memory for some columns, of so many bytes each; what was not put when the block is left goes back.
+    """Lend memory for columns of the given sizes in bytes; memory not `put` by the end of the block is released.
 
     Blocking: while ranks have not read what was lent before; cancellable.
     """
@@ -92,17 +92,17 @@ async def row_memory(team: Team, sizes: Sequence[int]) -> AsyncGenerator[list[Ro
 async def rows_of_others(
     team: Team, columns: Sequence[tuple[tuple[int, ...], torch.dtype, Sequence[LyingRows]]], placements: Sequence[Cut]
 ) -> list[MeshTensor]:
-    """Return rows that lie in memory of other processes as global tensors, when all ranks have read what they need.
+    """Return rows in memory of other processes as global tensors, when all ranks have read what they need.
 
     Args:
         team: The ranks.
-        columns: Of each the size, the type, and where its rows lie: one buffer after the other, no gaps.
-        placements: How rows are cut.
+        columns: Size, dtype and buffers of each column; buffers in order, without gaps.
+        placements: Placements of the tensors.
 
     Raises:
         MeshErrorGroup: A process has ended, or nothing carries bytes to a rank.
 
-    Blocking: until they have read, cancellable; who is cancelled must keep the memory until the ranks have ended.
+    Blocking: until they have read, cancellable; after a cancel, keep the memory until the ranks have ended.
     """
     tensors: list[MeshTensor] = []
     requests = []
@@ -123,7 +123,7 @@ async def rows_of_others(
 
 
 def _fields(buffer: RDMABuffer) -> tuple[Any, ...]:
-    """Return its handle as plain values: a point is none, and tells a rank nothing."""
+    """Return the handle of a buffer as plain values, without its point, which ranks do not need."""
     handle = buffer.handle
     origin = attrs.evolve(handle.granted.origin, point=None)
     return attrs.evolve(handle, granted=msgspec.structs.replace(handle.granted, origin=origin)).fields()
