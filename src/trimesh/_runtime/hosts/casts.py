@@ -168,8 +168,8 @@ class CastSender:
 class KeptCast:
     """Memory for the bodies of one cast, which the store owns.
 
-    size: In bytes.
-        size: Bytes.
+    Attributes:
+        size: In bytes.
         fd: Its descriptor; -1 if the system gives none, then written bytes are dropped.
         written: Number of received bytes.
         is_broken: Whether the system has no memory for them.

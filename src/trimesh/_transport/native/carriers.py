@@ -99,7 +99,7 @@ def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_
 
 
 def boot_id() -> str:
-    """Return which start of this machine it is: no other one, of any machine, has the same.
+    """Return the kernel's boot id, unique to each start of a machine.
 
     Raises:
         OSError: The kernel does not say.

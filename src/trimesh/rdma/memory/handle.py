@@ -47,7 +47,7 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     Attributes:
         space: The device.
-        number: Names the memory within its own process, which cannot open it by the IPC handle.
+        number: Finds the memory in its owner, since a process cannot open its own IPC handle.
         memory: The driver's handle on the allocation.
         offset: Start of the range in the allocation.
         nbytes: Size of the range.

@@ -100,7 +100,7 @@ class SimTime:
             self.stall(place, busy)
 
     def _busy(self, place: Place) -> float:
-        """Return for how long a place is busy yet: its code is so far ahead of Trio's time."""
+        """Return for how many more seconds a place is busy: its code is so far ahead of Trio's time."""
         return max(0.0, self._busy_until.get(place, 0.0) - trio.current_time())
 
     def _ahead(self, place: Place) -> float:
