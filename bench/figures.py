@@ -75,7 +75,7 @@ def _table(figures: list[dict[str, Any]]) -> list[str]:
     ]
     for row in figures:
         has_peer = any(ratio is not None for ratio in row["ratios"].values())
-        if not (has_peer and row["quantile"] == "p50") and _verdict(row) != "**missed**":
+        if not (has_peer and row["quantile"] == "p50") and not _is_missed(row):
             continue
         cells = [row["figure"], row["quantile"], amount(row["trimesh"], row["unit"])]
         for peer in peers:
@@ -99,11 +99,14 @@ def goals_of(row: dict[str, Any]) -> list[tuple[str, bool | None]]:
     return found
 
 
+def _is_missed(row: dict[str, Any]) -> bool:
+    return any(is_met is False for _, is_met in goals_of(row))
+
+
 def _verdict(row: dict[str, Any]) -> str:
-    verdicts = [is_met for _, is_met in goals_of(row)]
-    if False in verdicts:
+    if _is_missed(row):
         return "**missed**"
-    return "met" if True in verdicts else ""
+    return "met" if any(is_met for _, is_met in goals_of(row)) else ""
 
 
 def _missed(figures: list[dict[str, Any]]) -> list[str]:

@@ -249,10 +249,15 @@ class MemberFailure(msgspec.Struct, frozen=True):
     has_ended: bool = True
     of: Literal["process", "actor", "handed up"] = "process"
 
+    @property
+    def unnamed(self) -> Verdict:
+        """The verdict of a policy that does not name it."""
+        return Verdict.GIVE_UP if self.has_ended else Verdict.NOTE
+
 
 def judge(failure: MemberFailure, policy: Policy) -> Verdict:
     """Return the verdict of `policy` on a failure."""
-    unnamed = Verdict.GIVE_UP if failure.has_ended else Verdict.NOTE
+    unnamed = failure.unnamed
     if isinstance(policy, Isolate):
         return unnamed
     is_named = issubclass(failure.kind, policy.on)
@@ -295,7 +300,7 @@ def decide(failure: MemberFailure, policy: Policy, state: MeshState) -> Effects:
     """Return the effects of a member's failure."""
     is_error = failure.ending is Ending.ERROR
     restarts = isinstance(policy, Restart)
-    unnamed = Verdict.GIVE_UP if failure.has_ended else Verdict.NOTE
+    unnamed = failure.unnamed
     if failure.of == "handed up":
         asks = True
         verdict = Verdict.RESTART if restarts else Verdict.FAIL if isinstance(policy, FailFast) else unnamed
