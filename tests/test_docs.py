@@ -29,25 +29,22 @@ def read(document: str) -> str:
 @pytest.mark.daily
 @pytest.mark.real
 @pytest.mark.torch
-def test_readme_listings_run(tmp_path: Path) -> None:
+def test_readme_listings_run(run_program: Run, tmp_path: Path) -> None:
     """The first prints what the page shows; of the others, one is a test and the rest are programs."""
     shown = read("README.md").partition("It prints\n\n")[2].partition("\n\n")[0].replace("    ", "") + "\n"
     first, *others = listings("README.md")
-    assert _run_readme(first, tmp_path) == (0, shown, "")
+    program = tmp_path / "listing.py"
+    program.write_text(first)
+    done = run_program(program, cwd=tmp_path, seconds=LISTING_SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
     for text in others:
         if "@simulate" in text:
             (tmp_path / "test_listing.py").write_text(text)
             options = ["-q", "-p", "no:cacheprovider", "-p", "trimesh.testing.plugin", "--mesh-seeds", "4"]
             assert subprocess.run([sys.executable, "-m", "pytest", *options, tmp_path], check=False).returncode == 0
         else:
-            assert _run_readme(text, tmp_path)[0] == 0, text
-
-
-def _run_readme(text: str, folder: Path) -> tuple[int, str, str]:
-    program = folder / "listing.py"
-    program.write_text(text)
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+            program.write_text(text)
+            assert run_program(program, cwd=tmp_path, seconds=LISTING_SECONDS).returncode == 0, text
 
 
 def test_index_of_essays_names_each_once() -> None:
