@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 from pathlib import Path
 
@@ -80,6 +81,67 @@ async def test_function_gives_its_results() -> None:
         assert "in fail_on" in "".join(getattr(error, "__notes__", []))
         with pytest.raises(TypeError, match="arguments of a script must be strings, got 3: write '3'"):
             await trimesh.spmd.run(procs, PLAIN, 3)
+
+
+LEAVING = SCRIPTS / "leaving.py"
+
+
+def leave(path: str) -> int:
+    runpy.run_path(str(LEAVING), {"PATH": path}, run_name="leaving")
+    return 1
+
+
+@pytest.mark.parametrize("kind", ["script", "module", "function"])
+async def test_programs_end_without_finalization(kind: str, tmp_path: Path) -> None:
+    """Threads end and atexit functions run, but what aborts an interpreter that is finalized does not lose the work."""
+    file = tmp_path / "order"
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        if kind == "function":
+            result = await trimesh.spmd.run(procs, leave, str(file))
+            assert result.values() == (1,)
+        elif kind == "script":
+            result = await trimesh.spmd.run(procs, LEAVING, str(file))
+        else:
+            env = {"PYTHONPATH": str(SCRIPTS)}
+            result = await trimesh.spmd.run(procs, "leaving", str(file), module=True, env=env)
+    assert file.read_text() == "thread, then atexit"
+
+
+async def test_scripts_run_as_by_the_interpreter(tmp_path: Path) -> None:
+    """Its folder is the first of `sys.path`, its classes can be pickled, and errors show only its own frames."""
+    (tmp_path / "beside.py").write_text("VALUE = 5\n")
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import pickle, sys, multiprocessing, beside\n"
+        "class Mine: pass\n"
+        "assert isinstance(pickle.loads(pickle.dumps(Mine())), Mine)\n"
+        "assert 'annotations' not in globals() and __file__ == sys.argv[0]\n"
+        "if __name__ == '__main__':\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        assert isinstance(pool.apply(Mine), Mine)\n"
+        "    if sys.argv[1] == 'raise':\n"
+        "        raise LookupError(beside.VALUE)\n"
+        "    sys.exit(sys.argv[1])\n"
+    )
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.spmd.run(procs, script, "raise")
+        [failed] = failures(caught.value)
+        assert isinstance(failed, ScriptFailed)
+        assert failed.program == f"{script} raise"
+        assert failed.exit_code == 1
+        assert failed.stderr_tail.splitlines() == [
+            "Traceback (most recent call last):",
+            f'  File "{script}", line 9, in <module>',
+            "    raise LookupError(beside.VALUE)",
+            "LookupError: 5",
+        ]
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.spmd.run(procs, script, "a text")
+        assert str(failures(caught.value)[0]).endswith("exited with 1; the end of its standard error:\na text")
+        with pytest.raises(MeshErrorGroup) as caught:
+            await trimesh.spmd.run(procs, tmp_path / "missing.py")
+        assert "can't open file" in str(failures(caught.value)[0])
 
 
 @pytest.mark.daily

@@ -99,10 +99,12 @@ async def run(
             calls = [partial(one.call.call_one, work, name, own, grace) for one, own in _each(launchers, variables)]
             answers = await run_together(calls, name)
         return ValueMesh(variables.region, [pickle.loads(answer) for answer in answers])
-    command = _command(program, args, module=module)
+    words = [os.fspath(program), *_arguments(args)]
+    command = [sys.executable, child.__file__, "module" if module else "script", *words]
+    name = " ".join(["-m", *words] if module else words)
     async with launchers_on(procs, env or {}) as (launchers, variables):
-        mains = [partial(one.main.call_one, command, own, grace) for one, own in _each(launchers, variables)]
-        return ValueMesh(variables.region, await run_together(mains, os.fspath(program)))
+        mains = [partial(one.main.call_one, command, own, grace, name) for one, own in _each(launchers, variables)]
+        return ValueMesh(variables.region, await run_together(mains, words[0]))
 
 
 def _each(launchers: SPMDActor, variables: ValueMesh[dict[str, str]]) -> Iterator[tuple[SPMDActor, dict[str, str]]]:
@@ -139,13 +141,11 @@ async def launchers_on(
         yield launchers, ValueMesh(places.region, [{**more, **one} for one in found])
 
 
-def _command(program: str | os.PathLike[str], args: Sequence[Any], *, module: bool) -> list[str]:
-    command = [sys.executable, *(["-m"] if module else []), os.fspath(program)]
+def _arguments(args: Sequence[Any]) -> list[str]:
     for one in args:
         if not isinstance(one, str | os.PathLike):
             raise TypeError(f"arguments of a script must be strings, got {one!r}: write {str(one)!r}")
-        command.append(os.fspath(one))
-    return command
+    return [os.fspath(one) for one in args]
 
 
 # ---- run the ranks of one program together: the first failure ends the others ----------------------------------------
@@ -284,19 +284,22 @@ class SPMDActor(Actor):
         return host_name(), self._rendezvous.port
 
     @endpoint
-    async def main(self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> int:
+    async def main(
+        self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS, name: str = ""
+    ) -> int:
         """Run a command to its end; return its exit code, 0.
 
         Args:
             command: Program and arguments.
             env: Variables added to the environment of this process.
             grace: Seconds from SIGTERM to SIGKILL when the call is cancelled.
+            name: Name of the program in errors, by default the command without its interpreter.
 
         Raises:
             ScriptFailed: The exit code is not 0, or a signal ended the command.
             OSError: The command could not be started.
         """
-        await self._run(command, env, grace, " ".join(command[1:]) or command[0])
+        await self._run(command, env, grace, name or " ".join(command[1:]) or command[0])
         return 0
 
     @endpoint
@@ -313,7 +316,7 @@ class SPMDActor(Actor):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_read, reader, answer)
             try:
-                command = [sys.executable, child.__file__, str(writer)]
+                command = [sys.executable, child.__file__, "function", str(writer)]
                 await self._run(command, env, grace, name, stdin=work, pass_fds=(writer,))
             except* ScriptFailed as group:
                 [failed] = cast("tuple[ScriptFailed]", group.exceptions)
@@ -321,11 +324,11 @@ class SPMDActor(Actor):
                 os.close(writer)
         if failed is None:
             return bytes(answer)
-        if answer:
-            error: BaseException = pickle.loads(answer)
-            add_note(error, failed.stderr_tail.rstrip())
-            raise error
-        raise failed
+        error = pickle.loads(answer) if answer else None
+        if not isinstance(error, BaseException):  # it was ended before its result, or after it
+            raise failed
+        add_note(error, failed.stderr_tail.rstrip())
+        raise error
 
     async def _run(
         self, command: Sequence[str], env: Mapping[str, str], grace: float, name: str, **options: Any
