@@ -99,14 +99,19 @@ def test_check_finds_what_is_wrong_with_a_site(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="b.html#far">B</a><a href="b.html#near">B</a><a href="c.html">C</a>'
         '<script src="https://example.com/x.js"></script><a href="https://example.com">far</a>'
+        '<a href="search/">S</a><img src="b.html">'
     )
     (tmp_path / "b.html").write_text('<h1 id="near">B</h1><a href="a.html#top">A</a>')
 
     assert "no search where it is opened as a file" in next(check.complaints(tmp_path))
     (tmp_path / "search").mkdir()
     (tmp_path / "search/search_index.js").write_text("var __index = {}")
+    (tmp_path / "search/search_index.json").write_text('{"docs": [{"location": "b.html"}, {"location": "d.html"}]}')
     assert sorted(check.complaints(tmp_path)) == [
+        "a.html: b.html needs a text in place of the picture",
         "a.html: fetches https://example.com/x.js",
         "a.html: leads to b.html#far, where no such anchor is",
         "a.html: leads to c.html, which is not there",
+        "a.html: leads to search/, which is not there",
+        "the search: leads to d.html, which is not there",
     ]

@@ -1,0 +1,75 @@
+"""The search of the site in a real browser, served and as a folder of files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import trio
+from tests.dashboard.browser import MISSING, running_chromium, visiting
+from tests.patience import HANG_SECONDS
+from website import outside
+
+pytest.importorskip("mkdocs", reason="comes with the extra `docs`")
+
+pytestmark = [pytest.mark.real, pytest.mark.skipif(MISSING is not None, reason=MISSING or "")]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the site."""
+    folder = tmp_path_factory.mktemp("site")
+    options = ["--strict", "--quiet", "-f", "website/mkdocs.yml", "-d", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", *options]
+    subprocess.run(command, cwd=outside.ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=True)
+    return folder
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Serves files and logs nothing."""
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        """Log nothing."""
+
+
+@contextmanager
+def served(site: Path) -> Generator[str]:
+    """Serve the site below an address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(site))) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+QUERY = "document.querySelector('[data-md-component=search-query]')"
+RESULT = "document.querySelector('.md-search-result__item a')"
+
+
+async def test_search_finds_a_word_and_leads_to_its_page(site: Path, tmp_path: Path) -> None:
+    """From the first page and from one below a folder."""
+    with trio.fail_after(HANG_SECONDS), running_chromium(tmp_path) as chromium, served(site) as address:
+        async with visiting(chromium) as browser:
+            for base in (address, site.as_uri()):
+                for page in ("index.html", "reference/api/actors.html"):
+                    tab = await browser.new_tab()
+                    await tab.open(f"{base}/{page}")
+                    await tab.until(f"document.readyState === 'complete' && {QUERY}")
+                    await tab.eval(f"{QUERY}.focus()")
+                    await tab.send("Input.insertText", text="intensity")
+                    await tab.until(RESULT)
+                    await tab.eval(f"{RESULT}.click()")
+                    await tab.until("document.querySelector('article mark')?.innerText.startsWith('intensity')")
+                    assert (await tab.eval("location.href")).startswith(f"{base}/")
+                    assert tab.said == []
