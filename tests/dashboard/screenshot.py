@@ -1,0 +1,103 @@
+"""Screenshot of the page, for README and docs/operate.md: a training with a stuck rank and a killed generator.
+
+python -m tests.dashboard.screenshot docs/pictures/page.png
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import trio
+from tests.dashboard.browser import running_chromium, visiting
+
+PROGRAM = """
+import time
+
+import trio
+
+import trimesh
+from trimesh import Actor, Isolate, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    async def step(self, batch: int) -> None:
+        await trio.sleep(0.05)
+        while batch == 40 and trimesh.current_rank() == 21:
+            time.sleep(0.01)  # never comes to an await
+
+
+class Generator(Actor):
+    @endpoint
+    async def generate(self) -> None:
+        await trio.sleep(0.05)
+
+
+async def main() -> None:
+    async with (
+        this_host().spawn_procs({"hosts": 4, "gpus": 8}, name="trainers") as procs,
+        this_host().spawn_procs({"replica": 8}, name="generators", supervision=Isolate()) as others,
+        trio.open_nursery() as nursery,
+    ):
+        trainers = await procs.spawn("trainer", Trainer)
+        generators = await others.spawn("generator", Generator)
+
+        async def generate() -> None:
+            for _ in range(10_000):
+                try:
+                    await generators.alive().generate.call()
+                except* trimesh.ProcDied:
+                    pass
+
+        nursery.start_soon(generate)
+        for batch in range(100):
+            if batch == 30:
+                await others.kill([{"replica": 2}])
+            await trainers.step.call(batch)
+
+
+trio.run(main)
+"""
+WIDTH, HEIGHT = 1280, 706
+
+
+async def shoot(path: Path) -> None:
+    """Run the program and the command, and write what a browser shows: details of a rank that have no paths of ours."""
+    with tempfile.TemporaryDirectory(prefix="run-") as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(PROGRAM)
+        path_of_python = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**os.environ, "XDG_RUNTIME_DIR": name, "PATH": path_of_python}
+        program = subprocess.Popen(  # noqa: ASYNC220 - nothing else runs meanwhile
+            ["python", "train.py"], cwd=name, env=environment, stderr=subprocess.DEVNULL
+        )
+        await trio.sleep(10)  # it has begun, and its stuck rank counts as stuck
+        dashboard = subprocess.Popen(  # noqa: ASYNC220
+            ["trimesh", "dashboard"], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert dashboard.stdout is not None
+        try:
+            with running_chromium(folder / "chromium") as chromium:
+                async with visiting(chromium) as browser:
+                    tab = await browser.new_tab()
+                    await tab.scheme("light")
+                    await tab.open(dashboard.stdout.readline().strip())
+                    await tab.until("document.body.innerText.includes('stuck for')")
+                    await tab.eval(
+                        "document.querySelector('.problem').click()"
+                    )  # the stuck rank's would show our paths
+                    await tab.until("document.querySelector('.detail').innerText.includes('SIGKILL')")
+                    await tab.until("/[1-9]\\d* messages/.test(document.querySelector('header').innerText)")
+                    await tab.picture(path, width=WIDTH, height=HEIGHT)
+        finally:
+            for process in (dashboard, program):
+                process.kill()
+                process.wait()
+
+
+if __name__ == "__main__":
+    trio.run(shoot, Path(sys.argv[1]))
