@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
+import pytest
 from tests.rows import rows
-from website import check, menu, outside, reference
+from website import check, menu, outside, pictures, reference
 
 import trimesh
 from trimesh import events, limits
@@ -115,3 +116,22 @@ def test_check_finds_what_is_wrong_with_a_site(tmp_path: Path) -> None:
         "a.html: leads to search/, which is not there",
         "the search: leads to d.html, which is not there",
     ]
+
+
+PICTURE_BYTES_MAX = 15_000
+
+
+def test_pictures_are_those_of_their_texts() -> None:
+    texts, drawn = sorted(pictures.FOLDER.glob("*.txt")), sorted(pictures.FOLDER.glob("*.svg"))
+
+    assert [path.stem for path in texts] == [path.stem for path in drawn]
+    stale = [path.name for path in texts if path.with_suffix(".svg").read_text() != pictures.drawn(path.read_text())]
+    assert stale == [], "run `python -m website.pictures`"
+    assert [path.name for path in drawn if path.stat().st_size > PICTURE_BYTES_MAX] == []
+    assert [path.name for path in drawn if "></title>" in path.read_text()] == []
+
+
+def test_picture_refuses_words_that_do_not_fit() -> None:
+    assert 'class="in middle">fits</text>' in pictures.drawn("title A box\nbox a 0 0 10 4: fits\n")
+    with pytest.raises(ValueError, match="widen the box"):
+        pictures.drawn("title A box\nbox a 0 0 10 4: words that are too long\n")
