@@ -71,7 +71,7 @@ class FoundRows:
     _places: slice | torch.Tensor
 
     def fill(self, name: str, destination: torch.Tensor) -> None:
-        """Copy a column of the rows to its destination: the only copy on the way into shared memory."""
+        """Copy a column of the rows to its destination in shared memory: the only copy on this side."""
         source = self._window[name]
         if isinstance(self._places, slice):
             destination.copy_(source[self._places])
@@ -140,7 +140,7 @@ class SourceReading:
 
 
 class _Flow:
-    """A running query: windows of equal size, the last one shorter.
+    """A running query, cut into windows of equal size; the last one is shorter.
 
     Attributes:
         epoch: Its epoch.
@@ -182,11 +182,11 @@ def pieces_of(order: Order | None, plan: ReadingPlan, position: Position, rows: 
 
 # ---- order -----------------------------------------------------------------------------------------------------------
 
-# Order of the rows of a stream; it is a function of the seed, the epoch and the sizes of the chunks.
+# The order of rows is a function of the seed, the epoch and the sizes of the chunks.
 #
-# A source is stored in *chunks*: row groups, record batches. With a seed, chunks are shuffled; consecutive ones with
-# some tens of thousands of rows form a *window*, whose rows are shuffled. So a row is found by its number in the epoch
-# without reading the rows before it, on a mesh of any size.
+# A source is stored in *chunks*: row groups, record batches. With a seed, chunks are shuffled first. Then consecutive
+# ones, some tens of thousands of rows, form a *window*, whose rows are shuffled. So a row can be found by its number in
+# the epoch without reading the rows before it, on a mesh of any size.
 
 _WORD: Final = 1 << 64
 
@@ -232,8 +232,8 @@ class Order:
 
     Args:
         chunks: Number of rows of each chunk.
-        seed: Seed of the shuffle; None keeps the stored order.
-        mixed_rows: Least number of rows of a window, which has at least one chunk.
+        seed: Seed of the shuffle; None keeps the stored order, and each chunk is a window.
+        mixed_rows: With a seed, a window takes chunks until it has at least this many rows.
     """
 
     def __init__(self, chunks: Sequence[int], seed: int | None, mixed_rows: int) -> None:
@@ -311,7 +311,7 @@ def permutation(count: int, *salt: int) -> torch.Tensor:
     return torch.argsort(keys, stable=True)
 
 
-# The finalizer of splitmix64, whose constants these are; torch has no unsigned words that it can multiply.
+# The finalizer of splitmix64, with its constants, in signed words: torch cannot multiply unsigned ones.
 _STEP: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB

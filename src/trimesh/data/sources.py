@@ -84,7 +84,7 @@ def columns_of(schema: ArrowSchema, pads: Mapping[str, Pad]) -> list[Column]:
     """
     for name in pads:
         if name not in schema.names:
-            raise DataError(f"pad= names columns of the source, got {name!r}: it has {schema.names}")
+            raise DataError(f"pad= must name columns of the source, {schema.names}, got {name!r}")
     return [_column(field.name, field.type, pads.get(field.name)) for field in schema]
 
 
@@ -93,12 +93,12 @@ def _column(name: str, kind: ArrowType, pad: Pad | None) -> Column:
     if types.is_list(kind) or types.is_large_list(kind):
         if pad is None:
             raise DataError(
-                f"each row of a column needs the same shape, got {name!r} of {kind}: say "
-                f"pad={{{name!r}: Pad(length)}} how long its lists become"
+                f"all rows of a column must have the same shape, got {name!r} of {kind}: write "
+                f"pad={{{name!r}: Pad(length)}} to cut and fill up its lists"
             )
         return Column(name, _dtype(name, kind, kind.value_type), (pad.length,), (pad.length, pad.value))
     if pad is not None:
-        raise DataError(f"pad= is for lists of differing lengths, got {name!r} of {kind}: leave it out")
+        raise DataError(f"pad= is only for lists of differing lengths, got {name!r} of {kind}: remove it from pad=")
     shape: list[int] = []
     inner = kind
     while types.is_fixed_size_list(inner):
@@ -111,8 +111,8 @@ def _dtype(name: str, whole: ArrowType, inner: ArrowType) -> str:
     text = _SPELLED.get(str(inner), str(inner))
     if text not in _DTYPES:
         raise DataError(
-            f"columns hold numbers that torch computes with ({', '.join(_DTYPES)}, bool) or lists of them, got "
-            f"{name!r} of {whole}: cast it, or leave it out by columns=[...]"
+            f"a column must hold numbers ({', '.join(_DTYPES)}, bool) or lists of them, got {name!r} of {whole}: cast "
+            "it, or select other columns with columns=[...]"
         )
     return "bool" if str(inner) == "bool" else text
 
@@ -129,7 +129,10 @@ def tensors_of(table: ArrowTable, columns: Sequence[Column]) -> dict[str, torch.
 def _tensor(column: ArrowArray, wanted: Column) -> torch.Tensor:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if getattr(array, "num_chunks", None) is not None:  # more rows than an array of 32-bit offsets can hold
-        raise DataError(f"a window of column {wanted.name!r} is too large for one array: say fewer mixed_rows=")
+        raise DataError(
+            f"a window must fit into one Arrow array, got {len(column)} rows of column {wanted.name!r}, whose lists "
+            "have too many elements in all: lower mixed_rows=, or store smaller row groups"
+        )
     if wanted.pad is not None:
         return _padded(array, wanted)
     flat: Any = array
@@ -171,12 +174,12 @@ def _padded(array: ArrowArray, wanted: Column) -> torch.Tensor:
 def _check_nulls(array: ArrowArray, name: str) -> None:
     if array.null_count:
         raise DataError(
-            f"tensors have no missing values, got {array.null_count} of them in column {name!r}: fill them where the "
-            "data are written, or in the query"
+            f"a column must have no missing values, got {array.null_count} in {name!r}: fill them when the data is "
+            "written, or in the query"
         )
 
 
-# ---- pyarrow, imported when rows are read; it is untyped, so these names are documentation ---------------------------
+# ---- pyarrow, imported when a source is opened; it is untyped, so these types only document --------------------------
 
 ArrowSchema: TypeAlias = Any
 ArrowTable: TypeAlias = Any
@@ -204,7 +207,7 @@ def arrow(module: str = "pyarrow") -> Any:
 
 
 class DataError(ValueError):
-    """A source has values without a tensor equivalent, or differs from the one that a stream began with."""
+    """The data cannot become tensors, or the source differs from the one that a stream began with."""
 
 
 # ---- sources: values that are sent to loaders, and opened where rows are read ----------------------------------------
@@ -228,7 +231,7 @@ class OpenSource(ABC):
         """Return some chunks, concatenated."""
 
     def batches(self) -> Iterator[ArrowBatch]:
-        """Return all rows from the beginning, where `chunks` is None."""
+        """Return all rows from the beginning. Only sources whose `chunks` is None implement it."""
         raise NotImplementedError
 
 
@@ -343,7 +346,8 @@ def _arrow_files(paths: Sequence[str]) -> list[str]:
         said = json.loads(state.read_text())
         if said.get("_indices_data_files"):
             raise DataError(
-                f"the data set in {path} is a selection by indices: write dataset.flatten_indices() before it is saved"
+                f"a saved data set must not select rows by indices, got {path}: call dataset.flatten_indices() before "
+                "save_to_disk"
             )
         found += [str(Path(path) / one["filename"]) for one in said["_data_files"]]
     return found
@@ -378,7 +382,7 @@ class _Query(DataSource):
 
 
 class _OpenQuery(OpenSource):
-    """The query is made anew for each epoch, and each time its columns are read."""
+    """Makes the query again for each epoch, and once before that to find its columns."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -392,7 +396,7 @@ class _OpenQuery(OpenSource):
         yield from self._open()
 
     def _open(self) -> Any:
-        return _reader(self._make(), "what the function of data.query returns")
+        return _reader(self._make(), "the result of the function of data.query")
 
 
 def parquet(paths: Paths, *, columns: Sequence[str] | None = None) -> DataSource:
@@ -422,7 +426,7 @@ def table(rows: Any, *, columns: Sequence[str] | None = None) -> DataSource:
     """Return a source of rows in memory: a pyarrow table, Polars frame, DuckDB relation, or mapping of lists.
 
     Args:
-        rows: An object that exports Arrow (`__arrow_c_stream__`), all of whose rows are taken at once, or a mapping of
+        rows: An object that exports Arrow (`__arrow_c_stream__`), which is read whole at this call, or a mapping of
             names to lists.
         columns: Names of the columns to take; None takes all.
 
@@ -430,7 +434,7 @@ def table(rows: Any, *, columns: Sequence[str] | None = None) -> DataSource:
         TypeError: `rows` is neither.
     """
     pa = arrow()
-    found = pa.table(rows) if isinstance(rows, dict) else _reader(rows, "data.table takes").read_all()
+    found = pa.table(rows) if isinstance(rows, dict) else _reader(rows, "the rows of data.table").read_all()
     return _Table(found.select(selected(found.schema, None if columns is None else tuple(columns)).names))
 
 
@@ -455,7 +459,7 @@ def selected(schema: ArrowSchema, columns: tuple[str, ...] | None) -> ArrowSchem
         return schema
     for name in columns:
         if name not in schema.names:
-            raise DataError(f"columns= names columns of the source, got {name!r}: it has {schema.names}")
+            raise DataError(f"columns= must name columns of the source, {schema.names}, got {name!r}")
     return arrow().schema([schema.field(name) for name in columns])
 
 
@@ -474,7 +478,7 @@ def found_files(paths: Sequence[str]) -> list[str]:
         else:
             files = [path] if Path(path).is_file() else []
         if not files:
-            raise FileNotFoundError(f"paths of data name files, a folder or a pattern, got {path!r}: no file is there")
+            raise FileNotFoundError(f"a path must match at least one file (or be a folder with some), got {path!r}")
         found += files
     return found
 
@@ -482,18 +486,18 @@ def found_files(paths: Sequence[str]) -> list[str]:
 def _same_schema(first: ArrowSchema | None, found: ArrowSchema, file: str) -> ArrowSchema:
     found = found.remove_metadata()
     if first is not None and not first.equals(found):
-        raise DataError(f"files of one source have the same columns, got {found} in {file}, and {first} before")
+        raise DataError(f"all files of a source must have the same columns, got {found} in {file}, {first} before it")
     return found
 
 
 def _reader(rows: Any, what: str) -> Any:
     if not hasattr(rows, "__arrow_c_stream__"):
-        raise TypeError(f"{what} must be rows of Arrow (a table, a frame, a relation), got {type(rows).__qualname__}")
+        raise TypeError(f"{what} must export Arrow (a table, a frame, a relation), got {type(rows).__qualname__}")
     return arrow().RecordBatchReader.from_stream(rows)
 
 
 def _texts(paths: Paths) -> tuple[str, ...]:
     given = [paths] if isinstance(paths, str | Path) else list(paths)
     if not given:
-        raise ValueError("paths of data name at least one file, got none")
+        raise ValueError("a source needs at least one path, got none")
     return tuple(str(path) for path in given)

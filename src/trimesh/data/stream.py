@@ -1,6 +1,6 @@
 """`DataStream`: batches of a source's rows on a mesh, prefetched while the one before is used; and `open_stream`.
 
-LD-1 A loader keeps the memory of rows until `release`, or until it ends: no rank reads memory that was reused since.
+LD-1 A loader keeps the memory of rows until `release`, or until it ends, so no rank reads memory that was reused.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RowBatch(Mapping[str, MeshTensor]):
         self.first_row = first_row
 
     def __getitem__(self, name: str) -> MeshTensor:
-        """Return a column, whose first dimension is the row."""
+        """Return a column; its first dimension counts rows."""
         return self._tensors[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -87,7 +87,7 @@ class DataStreamStatistics(msgspec.Struct, frozen=True):
     Attributes:
         batches: Batches returned.
         rows: Rows in them.
-        bytes: Bytes of these rows, each counted once: so many were copied into memory that the ranks read.
+        bytes: Bytes of these rows, as copied into memory that the ranks read.
         dropped_batches: Batches prefetched but not returned, because the stream was moved or repositioned.
     """
 
@@ -163,7 +163,7 @@ class DataStream(AsyncIterator[RowBatch]):
     async def _advance(self) -> RowBatch:
         if self._is_closed:
             raise trio.BrokenResourceError(
-                "batches come while the block of their stream is open, got one that was left"
+                "a stream returns batches only inside its `async with` block, which has been left"
             )
         if self._returned:
             await trio.lowlevel.checkpoint()
@@ -187,7 +187,7 @@ class DataStream(AsyncIterator[RowBatch]):
         return batch
 
     def _put_back(self, batch: RowBatch) -> None:
-        """Return a batch to the stream: a caller outside of Trio was cancelled before it received the batch."""
+        """Take a batch back: a caller outside of Trio was cancelled before it received the batch."""
         self._position = Position(batch.epoch, batch.first_row)
         self._count(batch, -1)
         self._returned.append(batch)
@@ -207,12 +207,12 @@ class DataStream(AsyncIterator[RowBatch]):
             while self._sizes.epochs is None or position.epoch < self._sizes.epochs:
                 try:
                     made = await self._make(position)
-                except Exception as error:  # noqa: BLE001 - whoever asks for a batch gets it
+                except Exception as error:  # noqa: BLE001 - raised to the caller that waits for a batch
                     await production.made.send(error)
                     return
                 if made is None:
                     if position.row == 0 and self._sizes.epochs is None:
-                        return  # no rows at all would be epochs without end
+                        return  # a source without rows would give empty epochs for ever
                     position = Position(position.epoch + 1, 0)
                     continue
                 position = Position(position.epoch, position.row + made.rows)
@@ -239,23 +239,23 @@ class DataStream(AsyncIterator[RowBatch]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume from a state, on a mesh of any size: each row of the epoch comes once, even if the batch size differs.
+        """Resume from a state. No row is repeated or lost, even if mesh size or batch size differ from before.
 
         Raises:
             DataError: The state is of another source, or of another order.
         """
         ours = self.state_dict()
         for name, what in (
-            ("version", "a state of this version of trimesh"),
-            ("source", "the state of a stream over the same rows"),
-            ("seed", "the state of a stream with the same seed="),
-            ("mixed_rows", "the state of a stream with the same mixed_rows="),
+            ("version", "of this version of trimesh"),
+            ("source", "of a stream over the same rows"),
+            ("seed", "of a stream with the same seed="),
+            ("mixed_rows", "of a stream with the same mixed_rows="),
         ):
             if state.get(name) != ours[name]:
-                raise DataError(f"a stream goes on from {what}, got {name}={state.get(name)!r}, not {ours[name]!r}")
+                raise DataError(f"the state must be {what}, got {name}={state.get(name)!r}, not {ours[name]!r}")
         epoch, row = state.get("epoch"), state.get("row")
         if not (isinstance(epoch, int) and isinstance(row, int) and epoch >= 0 and row >= 0):
-            raise DataError(f"a stream goes on at a row of an epoch, got epoch={epoch!r}, row={row!r}")
+            raise DataError(f"epoch and row of a state must be 0 or more, got epoch={epoch!r}, row={row!r}")
         self._stop_producing()
         self._position = Position(epoch, row)
 
@@ -318,15 +318,15 @@ def open_stream(
         batch: Rows of a batch, over all ranks.
         along: The label of the mesh, or several, that rows are split along; None gives every rank all rows.
         seed: Seed of a shuffle that differs in each epoch; None keeps the stored order.
-        mixed_rows: Least size of the window, in rows, in which rows are shuffled. Chunks of the source (row groups,
+        mixed_rows: Minimum size, in rows, of the window in which rows are shuffled. Chunks of the source (row groups,
             record batches) are shuffled first; rows of a query only within their window.
         pad: Padding by column, for lists of differing lengths.
         epochs: Number of passes over all rows; None for endless.
         drop_last: Drop the last batch of an epoch if it is shorter.
         prefetch: Batches to make ahead, at least 1. Each takes memory here and on the ranks.
-        loaders: Processes that read instead of this one: they do the decoding, and the rows never pass through this
-            process. The ranks must reach their memory (one host, or `tcp`, see rdma.md). Under `Restart`, one that
-            dies is started again, and its rows are read again. None reads in worker threads of this process.
+        loaders: Processes that read and decode instead of this one; rows never pass through this process. The ranks
+            must reach their memory (one host, or `tcp`, see rdma.md). Under `Restart`, a loader that dies is started
+            again, and its rows are read again. None reads in worker threads of this process.
 
     Raises:
         ValueError: A number is out of its bounds; a query has several loaders.
@@ -363,7 +363,7 @@ def _checked_along(along: Any, mesh: ProcMesh) -> Any:
     labels = () if along is None else (along,) if isinstance(along, str) else tuple(along)
     for label in labels:
         if label not in mesh.extent:
-            raise ShapeError(f"rows are cut along labels of the mesh, got {label!r}: it has {list(mesh.extent)}")
+            raise ShapeError(f"along= must name dimensions of the mesh, {list(mesh.extent)}, got {label!r}")
     return labels or None
 
 
@@ -407,7 +407,7 @@ def _gather(found: Sequence[FoundRows], columns: Sequence[Column], memories: Seq
 
 
 class LoaderFeed:
-    """Lets loaders read, each its own windows; ranks read the rows from their memory."""
+    """Distributes windows over loaders; ranks read the rows from the loaders' memory."""
 
     def __init__(self, loaders: Any, summary: SourceSummary, plan: ReadingPlan) -> None:
         self.summary = summary
@@ -488,8 +488,8 @@ async def open_feed(source: DataSource, plan: ReadingPlan, loaders: ProcMesh | N
         summary = await actors.slice(**_first(actors)).summary.call_one()
         if summary.chunks is None and len(list(actors.points())) > 1:
             raise ValueError(
-                "rows of a query come one after the other, so that one process reads them, got "
-                f"{len(list(actors.points()))} loaders: say loaders=procs.slice(...)"
+                "a query must be read by one process, as its rows are computed in order, got "
+                f"{len(list(actors.points()))} loaders: write loaders=procs.slice(...)"
             )
         yield LoaderFeed(actors, summary, plan)
 
@@ -498,7 +498,7 @@ def _first(actors: Any) -> Mapping[str, int]:
     return next(iter(actors.points()))
 
 
-# ---- loader: an actor that reads rows in its process, from whose memory ranks read them ------------------------------
+# ---- loader: an actor that reads rows into memory of its process, which ranks read -----------------------------------
 
 
 @attrs.frozen(eq=False)
@@ -506,7 +506,7 @@ class LoadedRows:
     """A piece of a batch in memory of a loader.
 
     Attributes:
-        number: Number to release it by.
+        number: Argument for `release`.
         rows: Number of rows; 0, without buffers, after the end of the source.
         buffers: Buffers by column.
     """
@@ -538,11 +538,11 @@ class Loader(Actor):
             raise LimitExceeded(
                 "DATA_HELD_BATCHES_MAX",
                 len(self.kept) + 1,
-                f"a loader keeps at most {limits.DATA_HELD_BATCHES_MAX} pieces that ranks have to read: ask for less "
-                "by prefetch=",
+                f"a loader holds at most {limits.DATA_HELD_BATCHES_MAX} pieces that ranks have not read yet: lower "
+                "prefetch=",
             )
         reading = await self._opened()
-        async with self.lock:  # windows are read one after the other
+        async with self.lock:  # `SourceReading` and its source take one call at a time
             found = await trio.to_thread.run_sync(reading.find, epoch, piece)
         self.count += 1
         loaded = LoadedRows(self.count, found.count, {})
