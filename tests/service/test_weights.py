@@ -110,7 +110,7 @@ async def test_readers_of_another_layout_get_their_parts_of_one_version(mesh):
     await publish(trainers, 9, range(1))
     with trio.fail_after(HANG_SECONDS):
         assert await weights.wait_newer(7) == 9
-    with pytest.raises(ValueError, match="versions go up"):
+    with pytest.raises(ValueError, match="must be above the latest, "):
         await trainers.slice(gpus=0).publish.call_one(0, 8)
 
 
@@ -183,7 +183,7 @@ async def test_publish_that_waits_for_readers_is_logged(mesh, caplog):
         nursery.start_soon(replicas.publish.call_one, 4)
         await trio.sleep(3 * limits.PUBLISH_LOG_SECONDS)
     [record] = [one for one in caplog.records if "publish has waited" in one.message]
-    assert "readers have the versions 1, 2, 3 pinned, of 3 that have memory" in record.message
+    assert "readers have the versions 1, 2, 3 pinned, and of 3 slots" in record.message
     assert "retain=" in record.message
 
 

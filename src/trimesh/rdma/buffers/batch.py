@@ -1,4 +1,4 @@
-"""`batch` runs many transfers concurrently, checked for overlaps when queued; `multicast` sends one source to many."""
+"""`batch` checks transfers for overlaps as they are queued, then runs them concurrently; `multicast`: one to many."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class Batch:
 
     def _check(self, buffer: object) -> None:
         if self._is_over:
-            raise RuntimeError("a batch takes transfers inside of its block: this one has been left")
+            raise RuntimeError("a batch accepts transfers only inside its `async with` block, which has been left")
         if not isinstance(buffer, RDMABuffer):
-            raise TypeError(f"a batch is made of transfers of RDMABuffers, got {buffer!r:.100}")
+            raise TypeError(f"a batch transfers RDMABuffers, got {buffer!r:.100}")
         if len(self._queued) >= limits.BATCH_TRANSFERS_MAX:
             raise LimitExceeded("BATCH_TRANSFERS_MAX", len(self._queued) + 1)
 
@@ -112,13 +112,15 @@ class Batch:
             (self._space(self._me, memory.space), here, is_read),
         )
         if touched[0][0] is touched[1][0] and there.overlaps(here):
-            raise ValueError(f"a transfer must not overlap itself, got {here.text} in the memory of the buffer")
+            raise ValueError(
+                f"source and destination of a transfer must not overlap, got {name} with {what} in the buffer"
+            )
         for space, new, is_write in touched:
             other = space.conflict(new, is_write=is_write)
             if other is not None:
                 raise ValueError(
-                    f"transfers of one batch run in any order, so none may write what another one touches: "
-                    f"{new.text} overlaps {other.text}; put them into two batches"
+                    "a transfer of a batch must not write memory that another one reads or writes, as their order is "
+                    f"undefined: {new.text} overlaps {other.text}; put them into two batches"
                 )
         for space, new, is_write in touched:
             space.add(new, is_write=is_write)
@@ -156,13 +158,13 @@ class Batch:
         if errors:
             errors.sort(key=lambda found: found[0])
             raise MeshErrorGroup(
-                f"{len(errors)} of {len(self._queued)} transfers of a batch have failed", [error for _, error in errors]
+                f"{len(errors)} of {len(self._queued)} transfers of a batch failed", [error for _, error in errors]
             )
 
 
 @attrs.define(eq=False)
 class _BatchBlock(TrioBlock[Batch]):
-    """Runs its batch when it is left without an error."""
+    """Block of a batch; runs it when left without an error."""
 
     _batch: Batch | None = None
 
@@ -185,7 +187,7 @@ def batch() -> AbstractAsyncContextManager[Batch]:
     """Return a block that queues transfers and runs them concurrently when it is left.
 
     If the block is left by an error, none runs. If some transfers fail, the others still complete, and the block
-    raises all errors in one `MeshErrorGroup`, in the order of queueing. A cancel ends all of them.
+    raises all errors in one `MeshErrorGroup`, in the order of queueing. A cancel ends all transfers.
 
     Example:
         async with trimesh.rdma.batch() as batch:
@@ -236,7 +238,7 @@ async def _multicast(
     targets = list(into)
     for target in targets:
         if not isinstance(target, RDMABuffer):
-            raise TypeError(f"multicast goes into an endpoint of a mesh or into RDMABuffers, got {target!r:.100}")
+            raise TypeError(f"into= of a multicast must be an endpoint of a mesh or RDMABuffers, got {target!r:.100}")
         if target.nbytes != buffer.nbytes:
             raise ValueError(
                 f"all buffers of a multicast must have the size of its source, {buffer.nbytes} bytes, got {target!r}"

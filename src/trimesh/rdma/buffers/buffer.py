@@ -34,21 +34,21 @@ class RDMABuffer:
     """Memory of this process that other processes can read and write, and the handle that they use.
 
     Sent to other processes, it arrives as a handle on the same memory: nothing is copied until a process reads or
-    writes. The owner's Python takes no part in that. The memory is kept, and may be reached, until `aclose`, until the
-    actor that made the buffer has ended, or until its process has; dropping the object revokes nothing, for handles may
-    be anywhere. Only messages order the reads and writes of several processes, and large ones are not atomic: a read
-    during a write may return some bytes of both.
+    writes. The owner's Python takes no part in that. The memory is kept and stays accessible until `aclose`, or until
+    the actor or process that made the buffer has ended. Dropping the object revokes nothing, as other processes may
+    hold handles. Reads and writes of several processes are ordered only by messages between them, and large ones are
+    not atomic: a read during a write may return bytes from before and after it.
 
     Args:
-        data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. The
-            tensor may be on a CUDA device: then processes of this host reach it that see the device, and others if RDMA
-            adapters at both sides reach devices.
+        data: A contiguous torch tensor, numpy array, memoryview or bytearray, of at least one byte. `data` is kept. A
+            tensor on a CUDA device is accessible to processes of this host that see the device, and to others if the
+            RDMA adapters at both sides reach device memory.
         writable: Whether others may write; then `data` must be writable.
 
     Raises:
         TypeError: `data` is something else.
-        ValueError: It is not contiguous, or empty, or read-only although it is to be writable, or CUDA does not share
-            such memory.
+        ValueError: `data` is not contiguous, is empty, is read-only although `writable` is set, or is CUDA memory that
+            cannot be shared between processes.
         RuntimeError: No mesh is open here.
         LimitExceeded: This process has `limits.GRANTS_MAX` buffers.
 
@@ -66,7 +66,7 @@ class RDMABuffer:
         memory = memory_of(data, "the memory of a buffer")
         if writable and not memory.is_writable:
             raise ValueError(
-                f"a writable buffer needs memory that may be written, got {memory.text}, which is read-only: "
+                f"a writable buffer needs writable memory, got {memory.text}, which is read-only: "
                 "write RDMABuffer(data, writable=False)"
             )
         rights = _BOTH if writable else Right.READ
@@ -94,8 +94,8 @@ class RDMABuffer:
     def backend(self) -> str:
         """Name of the carrier between this process and the buffer; "none" if there is none.
 
-        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx". A
-        CUDA device has the name of the adapter, too, if adapters at both sides reach it and this process does not.
+        "local", "shm", "cma", "tcp" or "cuda_ipc"; by an RDMA adapter "ibverbs", "efa" or, of other kinds, "ucx". For a
+        CUDA device that this process does not see, the name of the adapter, if those at both sides reach devices.
 
         Raises:
             RuntimeError: No mesh is open here.
@@ -113,9 +113,9 @@ class RDMABuffer:
         """Return a handle on a range of bytes, `buffer[start:stop]`; both count bytes, whatever the element type.
 
         Raises:
-            TypeError: It is no slice of numbers.
+            TypeError: `part` is not a slice of whole numbers.
             ValueError: It has a step, or is empty.
-            IndexError: It reaches out of the buffer.
+            IndexError: It exceeds the buffer.
         """
         start, stop = _bounds(part, self.nbytes)
         return buffer_by(self._handle.part(start, stop))
@@ -123,8 +123,8 @@ class RDMABuffer:
     def readonly(self) -> RDMABuffer:
         """Return a read-only handle.
 
-        Made from the buffer itself, in the process that made it, the handle holds no write permission at all. Made from
-        another handle, it only refuses to write.
+        Made from the buffer itself, in the process that made it, the handle contains no write permission. Made from
+        another handle, it still contains it, and only refuses to write.
         """
         if not self.is_writable:
             return buffer_by(self._handle)
@@ -142,20 +142,20 @@ class RDMABuffer:
         """Copy the whole buffer into memory of this process.
 
         Args:
-            destination: Memory as for `data` of a buffer: writable, of exactly `nbytes` bytes. On a CUDA device, work
-                already queued on the current stream runs first.
+            destination: As `data` of a buffer: writable, of exactly `nbytes` bytes. On a CUDA device, work already
+                queued on the current stream runs first.
 
         Raises:
-            TypeError, ValueError: `destination` is not; nothing was moved.
-            ProcDied, MeshStopped: The owner's process has ended, before or meanwhile: then, and after each error below,
-                what `destination` holds is undefined.
-            trio.ClosedResourceError: The buffer was revoked, before or meanwhile.
+            TypeError, ValueError: `destination` is not such memory; nothing was moved.
+            ProcDied, MeshStopped: The owner's process has ended, before or during the read. After this and each error
+                below, the contents of `destination` are undefined.
+            trio.ClosedResourceError: The buffer was revoked, before or during the read.
             PermissionError: The owner has no such buffer.
             LinkLost: No carrier works between the two processes; the message gives the reason.
             Unresponsive: The owner's process lives but does not answer (over the network only).
 
         Blocking: a checkpoint, cancellable. A cancel ends the wait at once; `destination` is undefined then, and may be
-        written for a moment longer. With memory of a device at either end, it waits for the pieces that are being
+        written for a moment longer. With device memory at either end, a cancel waits for the pieces that are being
         copied: milliseconds.
         """
         await in_trio(self._read_into)(destination)
@@ -168,13 +168,13 @@ class RDMABuffer:
         """Overwrite the whole buffer with memory of this process.
 
         Args:
-            source: Memory as for `data` of a buffer, of exactly `nbytes` bytes. It must not change meanwhile. On a CUDA
-                device, work already queued on the current stream runs first.
+            source: As `data` of a buffer, of exactly `nbytes` bytes. It must not change meanwhile. On a CUDA device,
+                work already queued on the current stream runs first.
 
         Raises:
             PermissionError: This handle is read-only, or the owner has no such buffer.
             TypeError, ValueError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As
-                `read_into`; then the buffer's contents are undefined, not those of `source`.
+                `read_into`, but the contents of the buffer are undefined, not those of `source`.
 
         Blocking: a checkpoint, cancellable, as `read_into`; part of it may have been written.
         """
@@ -195,7 +195,7 @@ class RDMABuffer:
             offset: In bytes; the number must be aligned to 8 bytes, in the owner's memory and in the buffer it made.
 
         Raises:
-            TypeError, ValueError: Of an argument; nothing was changed.
+            TypeError, ValueError: An argument is invalid; nothing was changed.
             PermissionError, ProcDied, MeshStopped, trio.ClosedResourceError, LinkLost, Unresponsive: As `write_from`.
 
         Blocking: a checkpoint, cancellable; after a cancel the operation may have been done.
@@ -221,13 +221,13 @@ class RDMABuffer:
         if not isinstance(offset, int):
             raise TypeError(f"offset must be a number of bytes, got {offset!r}")
         if self._handle.is_on_device:
-            raise ValueError("atomic operations are for memory of the host, got a buffer on a CUDA device")
+            raise ValueError("atomic operations need host memory, got a buffer on a CUDA device")
         if not 0 <= offset <= self.nbytes - 8:
             raise ValueError(f"the 8 bytes at offset must lie within the buffer of {self.nbytes} bytes, got {offset}")
         if (self._handle.address + offset) % 8 or (self._handle.offset + offset) % 8:
             raise ValueError(
-                f"the 8 bytes at offset must be aligned to 8 bytes, in the owner's memory and from the start of the "
-                f"buffer that it made, got {offset}"
+                "the 8 bytes at offset must be aligned to 8 bytes, both in the owner's memory and from the start of "
+                f"its buffer, got {offset}"
             )
         self._check_writable()
         grant, where = self._handle.granted.grant, self._handle.offset + offset
@@ -237,13 +237,13 @@ class RDMABuffer:
     def map(self, *, writable: bool = False) -> AbstractAsyncContextManager[memoryview]:
         """Map the memory as a zero-copy view: `async with handle.map() as view:`.
 
-        For memory from `trimesh.rdma.allocate`, in processes of the same host. The view is released when the block is
-        left: later use of it raises. Arrays and slices made of it inside keep the memory alive, which then counts as in
-        use until they are gone. After the owner has died or revoked the buffer, the memory stays and is no longer
-        written.
+        Only for memory from `trimesh.rdma.allocate`, in processes of the same host. The view is released when the block
+        is left: later use of it raises. Arrays and slices made from it keep the memory alive, and in use for the owner,
+        until they are gone. After the owner has died or revoked the buffer, the memory stays, and the owner no longer
+        writes to it.
 
         Args:
-            writable: Whether the view may be written; the handle must be writable then.
+            writable: Whether the view can be written to; then the handle must be writable.
 
         Raises:
             ValueError: The memory is not from `allocate`; copy it with `read_into`.
@@ -292,7 +292,7 @@ class RDMABuffer:
     async def _check_open(self) -> None:
         if self._registration is not None and self._registration.is_revoked:
             await trio.lowlevel.checkpoint()
-            raise trio.ClosedResourceError("this buffer is revoked: by its aclose(), or as its actor has ended")
+            raise trio.ClosedResourceError("this buffer was revoked, by aclose() or because its actor has ended")
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
@@ -304,8 +304,7 @@ class RDMABuffer:
         still open then, the memory is kept until this process ends. Idempotent.
 
         Raises:
-            RuntimeError: This is a handle, or a part; the process that made the buffer revokes it, by the object that
-                it made.
+            RuntimeError: This is a handle, or a part: only the object that `RDMABuffer(data)` made can revoke.
 
         Blocking: a checkpoint, cancellable; the buffer is revoked even after a cancel.
         """
@@ -314,8 +313,8 @@ class RDMABuffer:
     async def _aclose(self) -> None:
         if self._registration is None:
             raise RuntimeError(
-                "a buffer is revoked by the object that RDMABuffer(data) made, got a handle on it: "
-                "let the owner call aclose(), or simply drop the handle"
+                "only the object that RDMABuffer(data) made can revoke a buffer, got a handle on it: "
+                "call aclose() in the owner, or just drop the handle"
             )
         self._registration.revoke()
         await trio.lowlevel.checkpoint()
@@ -324,7 +323,9 @@ class RDMABuffer:
     async def __aenter__(self) -> Self:
         """Close it when the block is left."""
         if self._registration is None:
-            raise RuntimeError("a handle on a buffer owns nothing that a block could close: use it without a block")
+            raise RuntimeError(
+                "`async with` needs the object that RDMABuffer(data) made, got a handle: use it as it is"
+            )
         await in_trio(trio.lowlevel.checkpoint)()
         return self
 
@@ -379,7 +380,7 @@ def _fitting(memory: Memory, nbytes: int, what: str) -> Memory:
     if memory.nbytes != nbytes:
         raise ValueError(
             f"the {what} of a transfer must have the size of the buffer, {nbytes} bytes, got {memory.text} "
-            f"({memory.nbytes} bytes): take a part of either, buffer[start:stop] counts bytes"
+            f"({memory.nbytes} bytes): slice either to fit, buffer[start:stop] counts bytes"
         )
     return memory if memory.tensor is None else attrs.evolve(memory, is_idle=queued_before(memory.tensor.device))
 
@@ -408,17 +409,17 @@ def _word(name: str, value: int, low: int = 0) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     if not low <= value < _WORD:
-        raise ValueError(f"{name} must be a number of 64 bits, got {value}")
+        raise ValueError(f"{name} must fit into 64 bits, got {value}")
     return value % _WORD
 
 
 def _bounds(part: Any, nbytes: int) -> tuple[int, int]:
     """Return start and stop of a slice of a buffer."""
     if type(part) is not slice:
-        raise TypeError(f"a buffer has parts, buffer[start:stop], and no items, got index {part!r}")
+        raise TypeError(f"a buffer can be sliced, buffer[start:stop], but not indexed, got {part!r}")
     given: tuple[Any, Any, Any] = (part.start, part.stop, part.step)
     if given[2] not in (None, 1):
-        raise ValueError(f"a part of a buffer is in one piece, got step {given[2]!r}")
+        raise ValueError(f"a slice of a buffer must be in one piece, got step {given[2]!r}")
     start, stop = (_bound(end, default, nbytes) for end, default in zip(given, (0, nbytes), strict=False))
     if start >= stop:
         raise ValueError(f"a part must have at least one byte, got {given[0]}:{given[1]} of {nbytes} bytes")
@@ -436,24 +437,24 @@ def _bound(end: Any, default: int, nbytes: int) -> int:
     return found + nbytes if found < 0 else found
 
 
-# ---- memory of others, looked at where it lies, for as long as a block -----------------------------------------------
+# ---- mapping: zero-copy views of remote memory, valid inside a block -------------------------------------------------
 
 
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def mapped(handle: Handle, *, writable: bool, is_shared: bool = False) -> AsyncGenerator[memoryview, None]:
-    """Give the memory of a handle to a block; see `RDMABuffer.map`, and `Attachment.view` for `is_shared`."""
+    """Map the memory of a handle for a block; see `RDMABuffer.map`, and `Attachment.view` for `is_shared`."""
     if not handle.granted.block or handle.is_on_device:
         raise ValueError(
             "only memory from trimesh.rdma.allocate can be mapped, got a buffer over other memory: "
-            "copy it by read_into, or let the owner make it of allocate"
+            "copy it with read_into, or let the owner allocate it so"
         )
     bulk = current_proc().bulk
     view = await bulk.view(handle.granted, handle.offset, handle.nbytes, writable=writable, is_shared=is_shared)
     try:
         yield view
     finally:
-        with suppress(BufferError):  # an array over it goes on looking: it keeps the memory
+        with suppress(BufferError):  # an array over the view is alive, and keeps the memory
             view.release()
         del view
     await trio.lowlevel.checkpoint()

@@ -2,11 +2,11 @@
 
 torch is not imported here: a program that has a CUDA tensor has it. Streams, events and pinned memory are torch's.
 
-    CD-1 A copy is queued only when the work queued on the device before the call has ended: so it ends soon after it
+    CD-1 A copy is queued only when the work queued on the device before the call has ended. So it ends soon after it
          has begun, whatever the program computes.
-    CD-2 Waits for a device only poll an event, and wait for that event alone.
+    CD-2 A wait for a device polls one event, and never synchronises the device or a stream.
 
-    ST-1 A place is not touched while a copy to or from it is in progress.
+    ST-1 A place (see below) is not touched while a copy to or from it is in progress.
     ST-2 A transfer leaves no copy in progress, however it ends; if a copy does not end, its memory is kept.
 """
 
@@ -30,8 +30,8 @@ from trimesh.rdma.memory.handle import CUDA_HANDLE_BYTES, Ticket
 
 # Parts of the CUDA driver that torch does not expose publicly: IPC handles on memory, and copies by address.
 #
-# torch's own sharing is not used: it counts readers in a file under /dev/shm that outlives a killed process, needs to
-# know their number, and its handles are for the same version of torch only.
+# torch's own sharing is not used: it counts readers in a file under /dev/shm that outlives a killed process, it needs
+# their number in advance, and its handles work only with the same version of torch.
 
 _LAZY_PEER_ACCESS: Final = 1
 """`CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`; the driver takes no other value."""
@@ -73,7 +73,7 @@ _TO_OWNER: Final = 100
 class Driver:
     """The CUDA driver. Each call takes the number of a stream that torch has made, which determines the device.
 
-    Any thread may call: the stream's context is current during the call. Other threads run on.
+    Any thread may call: the stream's context is current during the call, which releases the GIL.
 
     Raises:
         DriverError: By each method: the driver refused the call.
@@ -294,8 +294,8 @@ def share(tensor: Any, span: Span, text: str) -> DeviceMemory:
         ready_handle = bytes(ready.ipc_handle())
     except RuntimeError as error:
         raise ValueError(
-            f"the memory of a buffer must be such as CUDA shares among processes, got {text}: {error}. Expandable "
-            "segments are not, nor is what cudaMallocAsync has made: set PYTORCH_CUDA_ALLOC_CONF="
+            f"a buffer needs memory that CUDA can share between processes, got {text}: {error}. It cannot share "
+            "expandable segments, nor memory of cudaMallocAsync: set PYTORCH_CUDA_ALLOC_CONF="
             "expandable_segments:False,backend:native before the tensor is made"
         ) from error
     number = _random_number()
@@ -361,7 +361,7 @@ class DeviceLane:
         index: The device.
         there: Address of the memory.
         near: Returns the address of the other end, given a place and the start of the piece.
-        is_feed: True if bytes go to `there`.
+        is_feed: True if bytes are copied to `there`.
         memory: Reference that keeps both ends allocated.
     """
 
@@ -407,7 +407,7 @@ async def pinned_places(nbytes: int) -> list[Span]:
     """Return pinned memory for the pieces of a transfer of `nbytes`; torch caches it."""
     size = min(nbytes, limits.CUDA_PIECE_BYTES)
     count = PLACES if nbytes > size else 1
-    return await in_thread(_pin, size, count)  # new pages take milliseconds; no mode of torch's is there
+    return await in_thread(_pin, size, count)  # pinning takes milliseconds; the thread has none of the caller's modes
 
 
 def _pin(size: int, count: int) -> list[Span]:

@@ -1,22 +1,22 @@
 """Transfers with CUDA device memory at one end or both.
 
     buffer      other memory   bytes go
-    host        device         through pinned places: carrier and device at the same time
+    host        device         through pinned places: the carrier fills one while the device empties another
     device      device         by the device itself
     device      host           through pinned places
 
-Between hosts, and where this process does not see the device, RDMA adapters that reach devices move the bytes (below).
-If adapters reach the device at one end only, the other end goes through pinned places.
+Between hosts, and if this process does not see the device, RDMA adapters that reach devices move the bytes (below). If
+adapters reach the device at one end only, the bytes at the other end go through pinned places.
 
-A buffer on a device is granted by its ticket (see `handle`). A copy holds a claim on that grant, as a view does, so
-`aclose` waits for it. It checks the grant after each piece, so it ends soon after the buffer is revoked or its owner
-has died.
+The grant of a buffer on a device is that of its ticket (see `handle`). A copy holds a claim on this grant, as a view
+does, so `aclose` waits for it. It checks the grant after each piece, so it ends soon after the buffer is revoked or its
+owner has died.
 
-AD-1 Readers on other hosts cannot query an event of the owner. So the owner's process marks in the ticket when the
-     work that was queued when the buffer was made has ended; readers check that first.
-AD-2 A write to a remote device is complete once the adapter there has read from it, which pushes its earlier writes. An
-     adapter's write to a local device is complete once the driver has flushed.
-AD-3 A transfer that no adapter can make goes through pinned host memory, if possible; that is logged once.
+AD-1 Readers on other hosts cannot query a CUDA event of the owner. So the owner's process sets a byte in the ticket
+     once the work that was queued when the buffer was made has ended; readers that use adapters poll it first.
+AD-2 A write to a remote device is complete once a read of the last byte by the same way has returned: it pushes earlier
+     writes of the adapter there. A read into a local device is complete once the driver has flushed adapters' writes.
+AD-3 A transfer that adapters cannot make from or to a local device goes through pinned host memory; warned of once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from trimesh.untried import warn_untried
 
 @attrs.define(eq=False)
 class _Kept:
-    """References that a granted ticket keeps alive; its room becomes free when this object is collected."""
+    """References that a granted ticket keeps alive; its storage is reused when this object is collected."""
 
     block: memoryview
     memory: DeviceMemory
@@ -100,12 +100,12 @@ def post_ticket(bulk: Bulk, memory: DeviceMemory) -> Span:
 
 
 def register(bulk: Bulk, memory: DeviceMemory, span: Span, rights: Right) -> tuple[Registration, Granted]:
-    """Grant memory of a device: by its ticket, and to RDMA adapters if this process has them.
+    """Grant memory of a device, by its ticket, and to RDMA adapters if this process has some.
 
     Args:
-        bulk: Of this process.
+        bulk: Bulk data of this process.
         memory: The memory, as CUDA shares it.
-        span: The same, as adapters register it.
+        span: The same memory, as adapters register it.
         rights: Access that others get.
 
     Raises:
@@ -250,7 +250,7 @@ async def _reached(bulk: Bulk, handle: Handle, kind: TransferKind) -> AsyncGener
         own = granted_here(ticket.number)
         if own is not None:
             await until(own.is_ready)
-            await until(queued_before(index))  # as among operations of one process
+            await until(queued_before(index))  # this process may have queued work on its own buffer since
             yield own.address + handle.offset, index
         else:
             async with _opened(bulk, handle, ticket, index) as address:
@@ -268,7 +268,7 @@ async def _opened(bulk: Bulk, handle: Handle, ticket: Ticket, index: int) -> Asy
             opened = await in_thread(open_memory, ticket, index)
             await until(opened.is_ready, partial(_look, bulk, handle))  # the event of a dead process may never come
         except RuntimeError as error:
-            await _look(bulk, handle)  # it may be that the owner has died
+            await _look(bulk, handle)  # raises the better error if the owner has died
             raise _NotSeenError(f"it cannot be opened here: {error}") from error
         yield opened.address
     finally:
@@ -307,19 +307,19 @@ def _say_once(what: str, why: str) -> None:
 
 
 def announce(bulk: Bulk, granted: Granted, ticket: Span, memory: DeviceMemory) -> None:
-    """Tell readers that use adapters when they may begin; or log, once, that adapters do not reach the device.
+    """Mark when readers that use adapters may begin (AD-1); or warn, once, that adapters do not reach the device.
 
     Args:
-        bulk: Of this process.
+        bulk: Bulk data of this process.
         granted: The buffer.
-        ticket: Where its ticket lies.
+        ticket: Memory of its ticket.
         memory: The memory of the device.
     """
     if granted.device is not None:
         _warn_of_first_use()
         bulk.proc.serve(_tell_when_ready, ticket, memory)
     elif bulk.mover.has_adapters:
-        _say_once("buffers on CUDA devices are not reached by RDMA adapters", granted.why_no_device)
+        _say_once("RDMA adapters cannot reach buffers on CUDA devices", granted.why_no_device)
 
 
 async def _tell_when_ready(ticket: Span, memory: DeviceMemory) -> None:
@@ -353,7 +353,7 @@ async def until_ready(bulk: Bulk, handle: Handle) -> None:
         if data[STATE_AT] == READY:
             return
         if data[STATE_AT] != COMPUTING:
-            error = LinkLost(f"the CUDA device of {describe(handle.granted)} has failed at what the buffer was to hold")
+            error = LinkLost(f"the CUDA device of {describe(handle.granted)} has failed before the buffer was computed")
             set_origin(error, handle.granted.origin)
             raise error
         await trio.sleep(pause)
@@ -364,13 +364,13 @@ async def move_directly(bulk: Bulk, handle: Handle, kind: TransferKind, memory: 
     """Transfer a whole buffer from or to local device memory, by an adapter alone.
 
     Args:
-        bulk: Of this process.
-        handle: Of memory that an adapter reaches over there.
-        kind: What to do.
-        memory: The memory of the device.
+        bulk: Bulk data of this process.
+        handle: Handle on memory that an adapter reaches at the other side.
+        kind: Read or write.
+        memory: The memory of the local device.
 
     Returns:
-        Whether the transfer was made. If not, the caller starts it over by other means; the reason was logged.
+        Whether the transfer was made. If not, the caller starts it over by other means; a warning gave the reason.
 
     Raises:
         Exception: As `Bulk.move`, for failures unrelated to the device.
@@ -386,7 +386,7 @@ async def move_directly(bulk: Bulk, handle: Handle, kind: TransferKind, memory: 
             why = str(error)
         else:
             return True
-    _say_once("RDMA adapters do not reach CUDA devices here, transfers go through memory of the host", why)  # AD-3
+    _say_once("RDMA adapters cannot reach CUDA devices here, transfers go through host memory", why)  # AD-3
     return False
 
 

@@ -17,15 +17,15 @@ from trimesh.shape.extent import Point
 
 # A *ticket* describes how other processes open memory of a device. The owner writes it into memory that they can read.
 #
-# The grant of a buffer on a device is that of its ticket. So a process that opens the memory was admitted by the ledger
-# (the owner lives, the buffer is not revoked, secret and rights are valid), and holds a claim there while it copies.
+# The grant of a buffer on a device is that of its ticket. So the ledger admits a process before it opens the memory (if
+# the owner lives, the buffer is not revoked, and secret and rights are valid), and keeps a claim of it while it copies.
 # A handle, which may come from any source, never names the memory to open.
 
 HOST: Final = "cpu"
-"""The space of memory of the host."""
+"""The space of host memory."""
 
 _DEVICE: Final = re.compile(r"cuda:[0-9A-Za-z-]{1,64}")
-"""The space of memory of a device: the name by which all processes know it."""
+"""The space of device memory: a name of the device that is the same in all processes."""
 
 CUDA_HANDLE_BYTES: Final = 64
 """Size of the driver's handles on memory and on events."""
@@ -185,7 +185,7 @@ def _device_of(fields: Any, *more: Any) -> tuple[Grant | None, str]:
         ):
             return Grant(place, generation, secret, exported), ""
         case _:
-            raise ProtocolError("memory of a device must be named by a grant for adapters, or the reason why not")
+            raise ProtocolError("device memory must come with a grant for adapters, or the reason why it has none")
 
 
 def with_exported(handle: Handle, exported: bytes) -> Handle:
@@ -218,7 +218,7 @@ def handle_of(*fields: Any) -> Handle:
     if space != HOST and not is_device(space):
         raise ProtocolError(f"a buffer must be in memory of the host or of a CUDA device, got {space!r:.100}")
     if not (isinstance(exported, bytes) and len(exported) <= limits.EXPORT_BYTES_MAX):
-        raise ProtocolError(f"what adapters need of a buffer must have at most {limits.EXPORT_BYTES_MAX} bytes")
+        raise ProtocolError(f"the adapters' part of a handle must have at most {limits.EXPORT_BYTES_MAX} bytes")
     if not (isinstance(listening, bytes) and len(listening) in (0, 4, 16)):
         raise ProtocolError("the address of a process must have 0, 4 or 16 bytes")
     if type(rights) is not int or rights not in [one.value for one in _READABLE]:
@@ -226,7 +226,7 @@ def handle_of(*fields: Any) -> Handle:
     if not (isinstance(point, Point | None) and type(origin_pid) is int and type(incarnation) is int):
         raise ProtocolError("the origin of a buffer must be a place in a mesh")
     if len(names) != 4 or not all(isinstance(name, str | None) for name in names) or None in (names[0], names[3]):
-        raise ProtocolError("the origin of a buffer must be named by texts")
+        raise ProtocolError("the names in the origin of a buffer must be strings")
     on_device, why_no_device = (None, "") if not device else _device_of(*device)
     granted = Granted(
         ProcessAddress(epoch, host, started, pid, ledger, port, listening),

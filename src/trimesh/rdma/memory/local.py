@@ -34,7 +34,7 @@ class Memory:
         is_writable: True if it may be written.
         text: Description for error messages.
         tensor: The CUDA tensor, or None for host memory.
-        is_idle: Returns whether the work queued on its device, when it was handed over for a transfer, has ended.
+        is_idle: Returns whether work queued on its device before the transfer was requested has ended.
     """
 
     span: Span
@@ -82,9 +82,9 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
     if layout != "strided" or tensor.is_quantized or tensor.is_nested:
         raise ValueError(f"{what} must be a plain strided tensor, got {text} of layout {layout}")
     if tensor.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{what} must be on cpu or cuda, got {text}: there is no memory to be reached")
+        raise ValueError(f"{what} must be on cpu or cuda, got {text}: no other device can be read by other processes")
     if tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"{what} must hold its values as they are, got {text}, conjugated or negated when it is read: "
+        raise ValueError(f"{what} must hold its values, got {text}, which torch conjugates or negates when read: "
                          "write tensor.resolve_conj().resolve_neg()")  # fmt: skip
     if not tensor.is_contiguous():
         raise ValueError(f"{what} must be contiguous, got {text} with strides {tensor.stride()}: "
@@ -109,7 +109,7 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
 def _of_array(array: Any, what: str) -> Memory:
     text = f"an array of shape {array.shape} and {array.dtype}"
     if array.dtype.hasobject:
-        raise TypeError(f"{what} must hold numbers, got {text}: references mean nothing elsewhere")
+        raise TypeError(f"{what} must hold numbers, got {text}: references to objects are valid in one process only")
     if not array.flags.c_contiguous:
         raise ValueError(f"{what} must be contiguous, got {text} with strides {array.strides}: "
                          "write numpy.ascontiguousarray(array), which is a copy")  # fmt: skip
@@ -124,7 +124,7 @@ def _of_buffer(data: object, what: str) -> Memory:
         raise TypeError(f"{what} must be {_KINDS}, got {data!r:.100}") from None
     text = f"a {type(data).__qualname__} of {view.nbytes} bytes"
     if "O" in view.format:
-        raise TypeError(f"{what} must hold numbers, got {text}: references mean nothing elsewhere")
+        raise TypeError(f"{what} must hold numbers, got {text}: references to objects are valid in one process only")
     if not view.c_contiguous:
         raise ValueError(f"{what} must be contiguous, got {text} with strides {view.strides}: "
                          "write bytearray(view), which is a copy")  # fmt: skip
@@ -191,7 +191,7 @@ def allocate(shape: int | Sequence[int], dtype: Any = None) -> Any:
     elif dtype is not None:
         dtype = importlib.import_module("numpy").dtype(dtype)
         if dtype.hasobject:
-            raise TypeError(f"memory for others holds numbers, got {dtype}: references mean nothing elsewhere")
+            raise TypeError(f"allocate needs a dtype of numbers, got {dtype}: references are valid in one process only")
         itemsize = dtype.itemsize
     nbytes = math.prod(sizes) * itemsize
     if nbytes <= 0:

@@ -1,15 +1,15 @@
 """Board of a publication, in shared memory: its latest version, the slots of versions, and the pins of readers.
 
-    header   latest version, 1 when closed or 2 when its last version is published, number of the publication
-    slots    version (0: none), place, generation and secret of its grant, bytes of it, bytes of its layout, and of what
-             readers with an RDMA adapter need besides, which follows the layout
+    header   latest version; state (0 open, 1 closed, 2 last version published); number of the publication
+    slots    version (0: none); place, generation and secret of its grant; sizes in bytes of the version, its layout,
+             and the fields for readers with an RDMA adapter, which follow the layout
     rows     for each reader: its process, its lease, and a cell for each slot: the version pinned there, or 0
 
 A reader reads everything from the header to its own row in one transfer. The first readers have the first rows.
 
-Pinning is safe without a message to the owner, because both sides write first and check then: a reader writes the
-version into its cell, and checks that the slot still has it; the publisher removes the version from the slot, and
-checks that no cell has it. Both write by `TransferKind.SWAP`, which all processes see in one order.
+Pinning is safe without a message to the owner, because both sides write first and then check. A reader writes the
+version into its cell, then checks that the slot still has it. The publisher removes the version from the slot, then
+checks that no cell has it. Both write by `TransferKind.SWAP`, whose writes all processes see in one order.
 
     BO-1 A slot that is pinned is not written to: `publish` puts its version back and takes another slot, or waits.
     BO-2 A reader that has seen its version in the slot after writing its cell has had it pinned since then, for as long
@@ -22,9 +22,9 @@ checks that no cell has it. Both write by `TransferKind.SWAP`, which all process
          after that checks again that it owns the row. The publisher takes a row back in this order: no reader may
          have it, another lease, empty cells, any may have it. So a lease that a reader reads while it owns the row
          is its own. It writes to no cell before it knows that.
-    BO-5 When the publisher has ended nothing is pinned any more, and pinned memory stays unchanged: no process is left
-         that would write there. A reader that has mapped header and row still sees whether its pin held to the end,
-         and that the memory was of this publication: closed ones give it back, for reuse by others.
+    BO-5 When the publisher has ended, nothing can be pinned, and pinned memory stays unchanged: no process is left that
+         writes to it. A reader that has mapped header and row still sees whether its pin held to the end, and whether
+         the memory belonged to this publication: a closed one gives its memory back, for reuse by others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LEASE_MAX: Final = (1 << 64 - _VERSION_BITS) - 1
 """Number of processes that can have one row, one after the other: 16 million."""
 
 NO_READER: Final = (1 << 64) - 1
-"""Stands for no process: the row is being taken back, or its leases are used up."""
+"""Marks a row that no process can take: it is being taken back, or its leases are used up."""
 
 _HEADER: Final = struct.Struct("<QQQQ")
 _SLOT: Final = struct.Struct("<QIIII16sQQ8x")
@@ -85,8 +85,8 @@ class Slot(msgspec.Struct, frozen=True):
         grant: Its memory.
         block: Number of its block.
         nbytes: Bytes in use.
-        layout_nbytes: Size of the layout, at the start of them.
-        exported_nbytes: Size of `Grant.exported`, which follows; here `grant` has none.
+        layout_nbytes: Size of the layout, at the start of these bytes.
+        exported_nbytes: Size of `Grant.exported`, which follows the layout; `grant` lacks it.
     """
 
     version: int
@@ -138,7 +138,7 @@ def read_head(data: bytes | bytearray | memoryview) -> Head:
             slots.append(_EMPTY)
             continue
         if not (0 < layout <= nbytes - exported and exported <= limits.EXPORT_BYTES_MAX):
-            raise ProtocolError(f"a layout must lie in its slot, got {layout} and {exported} bytes of {nbytes}")
+            raise ProtocolError(f"a layout must fit into its slot, got {layout} and {exported} bytes of {nbytes}")
         slots.append(Slot(version, Grant(place, generation, secret), block, nbytes, layout, exported))
     return Head(latest, state == BoardState.CLOSED, state != BoardState.OPEN, number, tuple(slots))
 
@@ -320,7 +320,7 @@ def layout_of(tensors: Mapping[str, object], room: int = 0) -> Layout:
     described = dict[str, tuple[tuple[str, str, tuple[int, ...]], int]]()
     for name, data in tensors.items():
         if not isinstance(name, str):
-            raise TypeError(f"published tensors are named by texts, got {name!r}")
+            raise TypeError(f"names of published tensors must be strings, got {name!r}")
         nbytes = memory_of(data, f"the published tensor {name!r}").nbytes
         described[name] = (describe(data), nbytes)
     start = _aligned(len(_encode(described, 0)) + _SLACK_BYTES * len(described) + room)

@@ -1,8 +1,8 @@
 """`Published`: versions of a set of tensors that other processes follow without torn reads.
 
-FO-1 A version is read into spare memory while it is pinned, and copied from there without a wait in between: code that
-     runs in the same thread sees all of one version, or all of the next.
-FO-2 Tensors that do not fit raise before the first one is changed.
+FO-1 A version is read into spare memory while it is pinned, then copied to the live tensors without a checkpoint. So
+     code of the same thread sees all of one version, or all of the next.
+FO-2 If a tensor does not fit, the error is raised before any tensor is changed.
 FO-3 Nothing is held between two steps: a loop that is left at any point leaves no pin.
 """
 
@@ -57,7 +57,7 @@ class Published:
 
     def __init__(self, *, slots: int = 2) -> None:
         if not 2 <= slots <= limits.PUBLISHED_SLOTS_MAX:
-            raise ValueError(f"a publication has 2 to {limits.PUBLISHED_SLOTS_MAX} slots, got {slots}")
+            raise ValueError(f"slots must be 2 to {limits.PUBLISHED_SLOTS_MAX}, got {slots}")
         self._publisher = in_trio_now(_open)(slots)
         self._board, self._number = self._publisher.board, self._publisher.number
 
@@ -84,7 +84,7 @@ class Published:
     async def _publish(self, tensors: Mapping[str, Any], version: int | None) -> int:
         if self._publisher is None:
             await trio.lowlevel.checkpoint()
-            raise RuntimeError("a handle on a publication reads: publish by the object that Published() made")
+            raise RuntimeError("only the object that Published() made can publish, got a handle, which only reads")
         return await self._publisher.publish(tensors, version)
 
     @trio.lowlevel.enable_ki_protection
@@ -112,8 +112,8 @@ class Published:
         Raises:
             VersionGone: `version` was overwritten, or never existed.
             trio.ClosedResourceError, ProcDied, MeshStopped, LimitExceeded: As `wait_newer`.
-            LinkLost: The publisher counts this process as ended, and has dropped the pin. Leaving the block raises it,
-                too, if parts were read by `Snapshot.buffer`: they may be torn then.
+            LinkLost: The publisher counts this process as ended, and has dropped the pin. If parts were read by
+                `Snapshot.buffer`, leaving the block raises it, too: they may be torn.
 
         Blocking: entering and leaving are checkpoints; a cancelled block releases its pin, too.
         """
@@ -191,15 +191,13 @@ class Published:
     async def _aclose(self) -> None:
         await trio.lowlevel.checkpoint()
         if self._publisher is None:
-            raise RuntimeError("a publication is closed by the object that Published() made, got a handle on it")
+            raise RuntimeError("only the object that Published() made can close a publication, got a handle on it")
         await self._publisher.aclose()
 
     async def __aenter__(self) -> Self:
         """Close it when the block is left."""
         if self._publisher is None:
-            raise RuntimeError(
-                "a handle on a publication owns nothing that a block could close: use it without a block"
-            )
+            raise RuntimeError("`async with` needs the object that Published() made, got a handle: use it as it is")
         await in_trio(trio.lowlevel.checkpoint)()
         return self
 
@@ -331,7 +329,9 @@ class Following(AsyncIterator[int]):
             trio.BusyResourceError: Another task is waiting in the same loop.
         """
         if self._is_reading:
-            raise trio.BusyResourceError("one task follows a publication into one target, got a second: call follow()")
+            raise trio.BusyResourceError(
+                "a loop of follow() must be used by one task, got a second: call follow() again"
+            )
         self._is_reading = True
         try:
             version = await in_trio(self._read_newer)()
@@ -388,13 +388,13 @@ def _live(target: Any) -> Mapping[str, Any]:
         return cast("Mapping[str, Any]", target)
     state = getattr(target, "state_dict", None)
     if state is None:
-        raise TypeError(f"a module or a mapping of tensors follows a publication, got {target!r:.100}")
+        raise TypeError(f"the target of follow() must be a module or a mapping of tensors, got {target!r:.100}")
     found: Mapping[str, Any] = state()
     return found
 
 
 def _spare_for(name: str, live: Any, entry: TensorEntry, spare: Any) -> Any:
-    """Return spare memory that a published tensor is read into, before it is copied to the live one.
+    """Return spare memory into which a published tensor is read before it is copied to the live one.
 
     It has the published dtype and shape, on the device of the live one; or those of the live one: then `read_into`
     checks whether they fit.
@@ -429,7 +429,7 @@ def _describe(name: str, live: Any) -> tuple[str, str, tuple[int, ...]]:
 def _check(name: str, live: Any, spare: Any) -> None:
     """Raise if a version cannot be copied into a live tensor (FO-2)."""
     if spare is None:
-        raise KeyError(f"{name!r} has come to what follows a publication while a version was read")
+        raise KeyError(f"the target of follow() must not gain tensors while a version is read, got {name!r}")
     kind, dtype, shape = _describe(name, live)
     came = describe(spare)
     if (kind, shape) != (came[0], came[2]):
@@ -439,7 +439,7 @@ def _check(name: str, live: Any, spare: Any) -> None:
         if live.is_meta or not torch.can_cast(spare.dtype, live.dtype):
             raise ValueError(f"{name!r} must be able to hold {came[1]}, got {dtype} on {live.device}")
     elif dtype != came[1]:
-        raise ValueError(f"{name!r} must be as it was published, {came[1]}, got {dtype}")
+        raise ValueError(f"{name!r} must have the dtype it was published with, {came[1]}, got {dtype}")
     elif not live.flags.writeable if kind == "numpy" else memoryview(live).readonly:
         raise ValueError(f"{name!r} must be writable, got memory that is read-only")
 

@@ -2,14 +2,14 @@
 
 PU-1 Versions are published one after the other. A slot is written to only while no version is in it, and one is
      taken out only if no reader has it pinned (BO-1).
-PU-2 The cells of a reader whose process counts as ended are ignored; if it lives, it finds that out (BO-3). Readers
-     take their rows themselves (BO-4). The publisher finds them when it publishes, and connects to new ones, because it
-     learns of the end of a process only by a link.
+PU-2 The cells of a reader whose process counts as ended are ignored; if it still lives, it detects that (BO-3). Readers
+     take their rows themselves (BO-4). The publisher finds them when it publishes, and connects to new ones, because
+     only a link reports the end of a process.
 PU-3 A version that was taken out counts until its memory is reused: if the next step fails or is cancelled, a reader
      may still have it pinned, and the next `publish` checks again.
 
-PS-1 A closed publication is dropped on both sides at once; later requests get the reply that it is closed. Nothing is
-     kept of a publication whose process has ended.
+PS-1 A closed publication is dropped on both sides at once; later requests are answered "closed". Nothing is kept of a
+     publication whose process has ended.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Publisher:
     _met_at: dict[int, float] = attrs.field(factory=dict[int, float])
     """Versions that a `publish` found pinned, with the time when it first did."""
     _unread: int = 0
-    """Versions since a reader has let one go, and when the first of them was published."""
+    """Number of versions published since a reader last released one; `_unread_at`: when the first of them was."""
     _unread_at: float = 0.0
     _lock: trio.Lock = attrs.field(factory=trio.Lock)
     _context: contextvars.Context = attrs.field(factory=contextvars.copy_context)
@@ -111,7 +111,7 @@ class Publisher:
 
         Args:
             tensors: The tensors.
-            version: Its number, above the latest, if other processes publish parts of it; None for the next.
+            version: Its number, above the latest; None for the next. Given if other processes publish parts of it.
         """
         has_adapter = bool(self.board.handle.granted.grant.exported)
         layout = layout_of(tensors, limits.EXPORT_BYTES_MAX if has_adapter else 0)
@@ -119,7 +119,7 @@ class Publisher:
             self._check_open()
             number = self.latest + 1 if version is None else plain_whole(version)
             if not self.latest < number <= board.VERSION_MAX:
-                raise ValueError(f"versions go up: the latest is {self.latest}, got {number}")
+                raise ValueError(f"a version must be above the latest, {self.latest}, got {number}")
             index = await self._empty_slot()
             room = await self._room(index, layout.nbytes)
             granted = room.readonly().handle.granted
@@ -175,8 +175,8 @@ class Publisher:
         pins = self._pins()
         pinned = ", ".join(map(str, sorted({pin.version for pin in pins})))
         _log.warning(
-            "publish has waited %g s for room: readers have the versions %s pinned, of %d that have memory, the latest "
-            "among them; let readers leave pin() sooner, or raise slots= (retain= of a ShardPublisher); "
+            "publish has waited %g s for a free slot: readers have the versions %s pinned, and of %d slots one is kept "
+            "for the latest version; leave pin() blocks sooner, or raise slots= (retain= of a ShardPublisher); "
             "`trimesh ps` names the readers",
             limits.PUBLISH_LOG_SECONDS,
             pinned,
@@ -195,7 +195,7 @@ class Publisher:
         return room
 
     async def _swap(self, index: int, old: int, new: int) -> None:
-        """Change the version of a slot so that readers see it in one order with what they write (BO-1)."""
+        """Change the version of a slot, in one order with the writes of readers to cells (BO-1)."""
         was = await self.board.compare_and_swap(old, new, board.offset_of_slot(index))
         assert was == old, f"only the publisher writes the versions, found {was} where {old} was"
         self._check_open()
@@ -206,7 +206,7 @@ class Publisher:
         """Send the latest version's number to a reader, and later ones as they appear."""
         self._meet()
         peer.send(self._news())
-        self.unpinned()  # it may have left a cell before it had a link
+        self.unpinned()  # the reader may have cleared a cell before it had a link
 
     def _meet(self) -> None:
         """Read the rows of the board; connect to readers that are new (PU-2)."""
@@ -307,7 +307,7 @@ class Publisher:
 
     def _check_open(self) -> None:
         if self.is_closed or self.is_last:
-            raise trio.ClosedResourceError("this publication is closed: by its aclose(), or as its actor has ended")
+            raise trio.ClosedResourceError("this publication was closed, by aclose() or because its actor has ended")
 
 
 # ---- publications that a process owns, and those that it reads -------------------------------------------------------

@@ -1,17 +1,17 @@
 """Reader's side of a publication in one process: its latest version, and the pins of this process.
 
-RE-1 Each process has one cell for each slot; tasks that pin the same version share it, the last one clears it.
+RE-1 Each process has one cell for each slot; tasks that pin the same version share it, and the last one clears it.
 RE-2 A cell is cleared however the task that wrote it ends, also when it is cancelled while writing. A cell that could
-     not be cleared in time keeps its pin until the next pin of that slot replaces it.
+     not be cleared in time keeps its pin until this process pins that slot again.
 RE-3 The publisher may count this process as ended without telling it. So after a copy the reader checks its row: the
      copy is whole only if the pin is still there (BO-3).
 RE-4 Reading existing versions never waits for the publisher's Python: the row is taken (BO-4) and versions are found on
      the board. To be notified of later ones it sends a request, and only a wait for a newer version waits for that.
 RE-5 A pinned version is kept: its memory is mapped, where that is of this host, and so is the board. When the publisher
      has ended, pinned data is read there, and the board shows whether it is whole (BO-5).
-RE-6 Pinning takes three transfers: the cell is written by the board as last read; the layout, or a small version whole,
-     is copied; the board is read. If version and pin are there, the copy is whole (BO-2, BO-3). If not, the reader now
-     knows the current versions, and pins one of them or gives up.
+RE-6 Pinning takes three transfers: the cell is written, by the last known state of the board; the layout, or a small
+     version whole, is copied; the board is read. If version and pin are on it, the copy is whole (BO-2, BO-3). If not,
+     the reader now knows the current versions, and pins one of them or gives up.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Reading:
         proc: The process.
         number: The owner's number for the publication.
         granted: Its board.
-        forget: Called when this reader is of no more use, maybe repeatedly; later reads make a new one.
+        forget: Called, possibly repeatedly, when this reader is no longer of use; later reads make a new one.
     """
 
     proc: Proc
@@ -220,7 +220,7 @@ class Reading:
             if pin is None or pin.slot is None:
                 if version is not None:
                     text = "pin() takes the latest, wait_newer() waits for the next"
-                    raise VersionGone(f"version {version} is not there any more: {text}")
+                    raise VersionGone(f"version {version} was overwritten, or never existed: {text}")
             elif version is not None or (self._head is not None and self._head.latest == wanted):
                 return pin
             else:
@@ -339,8 +339,8 @@ class Reading:
     def _check_row(self, row: bytes | bytearray | memoryview, pin: Pin) -> None:
         if not board.holds(row, self._lease, pin.index, pin.version):
             error = LinkLost(
-                f"version {pin.version} is not pinned any more, what was read of it may be torn: the process that "
-                "publishes counts this one as ended, for the link between them was lost"
+                f"version {pin.version} is not pinned any more, and what was read of it may be torn: the publisher "
+                "counts this process as ended, because the link between them was lost"
             )
             set_origin(error, self.granted.origin)
             raise error
@@ -377,7 +377,7 @@ class Snapshot:
     Attributes:
         version: Its number.
         entries: Its tensors by name: kind, dtype, shape.
-        is_lent: True if a handle on part of it was handed out, which may have been read.
+        is_lent: True if a handle on part of it was handed out, so leaving the block checks the pin.
     """
 
     version: int
@@ -483,7 +483,7 @@ class Snapshot:
         found = self.entries.get(name)
         if found is None:
             some = ", ".join(sorted(self.entries)[:3])
-            raise KeyError(f"version {self.version} has no tensor {name!r}; it has {len(self.entries)}: {some}, ...")
+            raise KeyError(f"version {self.version} has no tensor {name!r}, but {len(self.entries)}: {some}, ...")
         return found
 
 
