@@ -10,7 +10,7 @@ from trimesh.tensor.rules.table import lines, written_into
 
 def main() -> None:
     if len(sys.argv) == 1:
-        print("\n".join(lines()))  # noqa: T201 - it is what was asked for
+        print("\n".join(lines()))  # noqa: T201 - printing is its purpose
         return
     document = Path(sys.argv[1])
     document.write_text(written_into(document.read_text()))

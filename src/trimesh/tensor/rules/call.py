@@ -203,10 +203,10 @@ class Row:
         names: Operator names without overload; `x` includes `x_`.
         offer: See `Offer`.
         cut: Text for the printed table: dimensions that may be cut.
-        sums: Text for the printed table: arguments that may be, and results that become, partial sums.
+        sums: Text for the printed table: which arguments may be partial sums, and which results are.
         localize: See `Localize`.
         is_view: Whether results share the memory of the first argument.
-        numbers_vary: Whether the rule is independent of numeric arguments when no tensor is a partial sum.
+        numbers_vary: Whether the rule does not depend on numeric arguments, as long as no tensor is a partial sum.
         takes_empty: Whether parts of ranks may be empty.
         may_run: Predicate: whether the rule applies to a call.
     """

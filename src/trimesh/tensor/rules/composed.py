@@ -29,7 +29,7 @@ aten = torch.ops.aten
 _DECOMPOSED: Final = words("""
     mse_loss smooth_l1_loss huber_loss binary_cross_entropy soft_margin_loss native_batch_norm_backward
 """)
-"""Decomposed by torch itself, into operators on global tensors that have rules."""
+"""Operators that torch's own decompositions split into operators with rules."""
 
 
 def _decomposed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -74,7 +74,7 @@ _SUMMED: Final = 2
 
 
 def _unless_empty(compose: Compose) -> Compose:
-    """Wrap the gradient of a loss by its second argument: without elements it has none, where a mean divides by 0."""
+    """Wrap the gradient of a loss by its second argument: return zeros if that is empty, where a mean divides by 0."""
 
     def composed(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if args[1].numel() == 0:
@@ -116,13 +116,13 @@ def _nll(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[st
 def _norms(engine: RuleEngine, _operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     order = args[1] if len(args) > 1 else kwargs.get("ord", 2)
     dtype = args[2] if len(args) > 2 else kwargs.get("dtype")
-    engine.settle(*args[0])  # in one go: a norm of partial sums reduces them in any case
+    engine.settle(*args[0])  # in few collectives; a norm of partial sums would reduce each of them anyway
     vector = aten.linalg_vector_norm.default
     return [engine.run(vector, (one, order), {"dtype": dtype}) for one in args[0]]
 
 
 def _unscale(engine: RuleEngine, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Share `found_inf` among all ranks, since only some parts may have an infinity."""
+    """Run on parts, then take the maximum of `found_inf` over all ranks, since only some parts may have an infinity."""
     del kwargs
     grads, found, scale = args
     engine.settle(*grads)
@@ -210,8 +210,8 @@ def _refused(operator: Any) -> Draw:
         if name is not None and not (args[at] if at < len(args) else kwargs.get(name, 0)):
             return engine.run(operator, args, kwargs)
         raise NotImplementedError(
-            f"{operator.name()} draws random numbers that the ranks cannot share, so it does not take global tensors: "
-            "write it by operators that take a generator, or in a function under @trimesh.remote"
+            f"an operator on global tensors must draw from a generator that the ranks share, got {operator.name()}: "
+            "write it with operators that take a generator, or in a function under @trimesh.remote"
         )
 
     return refuse

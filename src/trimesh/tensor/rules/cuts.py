@@ -1,8 +1,8 @@
-"""Placements as numbers: the tensor dimension that a mesh dimension cuts, or `WHOLE`, or `SUM` (partial sums).
+"""Placements as numbers: the tensor dimension that a mesh dimension cuts, `WHOLE`, or `SUM` (partial sums).
 
-A tuple with one number for each mesh dimension is a placement. Where several mesh dimensions cut the same tensor
-dimension, the first cuts the tensor, the next cuts its parts, and so on. Part sizes are those of `torch.chunk`, so
-the last parts may be shorter or empty.
+A placement is a tuple with one number for each mesh dimension. If several mesh dimensions cut one tensor dimension, the
+first cuts the tensor, the next cuts its parts, and so on. Part sizes are those of `torch.chunk`, so the last parts may
+be shorter or empty.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _cuts_of(placements: tuple[Any, ...]) -> Cuts:
         elif one.is_partial() and one.reduce_op == "sum":
             found.append(SUM)
         else:
-            raise NotImplementedError(f"a global tensor is cut, whole, or in parts of a sum, got {one!r}")
+            raise NotImplementedError(f"a global tensor must be sharded, replicated or a partial sum, got {one!r}")
     return tuple(found)
 
 

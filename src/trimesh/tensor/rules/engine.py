@@ -60,8 +60,8 @@ class OperatorWay:
     Attributes:
         targets: Required placements of each tensor.
         function: Function that runs on the parts.
-        made: For each leaf of the result: index of an argument, `(spec, size, strides)` of a new tensor, or None. None
-            altogether if every tensor is replicated; results are then returned as they are.
+        made: For each leaf of the result: index of an argument, `(spec, size, strides)` of a new tensor, or None. If
+            every tensor is replicated, `made` itself is None, and results are wrapped as replicated.
         is_view: Whether results share memory with the first argument.
         summed: Tensors whose partial sums are reduced before the call.
     """
@@ -104,7 +104,7 @@ class _Known:
         self.numbers_vary = bool(rows) and rows[0].numbers_vary
 
     def may_vary(self, cuts: Sequence[Cuts]) -> bool:
-        """Whether numbers may vary for these placements; with partial sums, numbers that are added must be known."""
+        """Return whether the decision for these placements does not depend on numeric arguments."""
         return self.numbers_vary and not any(SUM in each for each in cuts)
 
 
@@ -293,7 +293,7 @@ class RuleEngine:
         if is_counted:
             name = operator.name()
             if name not in self.counts.fallbacks:
-                _LOG.info("%s has no rule for parts: it runs on whole tensors, on every rank", name)
+                _LOG.info("%s has no sharding rule: it runs on whole tensors, on every rank", name)
             self.counts.fallbacks[name] += 1
         leaves = globals_in((args, kwargs))
         whole = [self.whole(one) for one in leaves]
@@ -442,7 +442,7 @@ def _cheapest(row: Row, call: OperatorCall, dim: int, aliases: Sequence[int | No
 
 def _cost(row: Row, call: OperatorCall, dim: int, strategy: Strategy, aliases: Sequence[int | None]) -> float:
     if len(strategy.args) != len(call.metas) or len(strategy.results) != len(call.results):
-        raise AssertionError(f"the rule {row.kind!r} does not fit {call.operator}")
+        raise AssertionError(f"a strategy must have a cut for each tensor, got another of {row.kind!r} {call.operator}")
     for alias, made in zip(
         (one for one, meta in zip(aliases, call.leaves, strict=True) if meta is not None), strategy.results, strict=True
     ):

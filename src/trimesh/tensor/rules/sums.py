@@ -1,4 +1,4 @@
-"""Partial sums of one rank: reduced in place, for a tensor and all that share its memory."""
+"""Partial sums of one rank: reduced in place, in a tensor and all others that share its memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """The tensors of a rank that hold partial sums, grouped by shared memory.
+    """Partial tensors of a rank, grouped by shared memory.
 
     SU-1 All global tensors that share memory are partial along the same dimensions of the mesh: views keep the sums
     partial, and a reduction reaches all of them.
@@ -42,7 +42,7 @@ class Sums:
         self._sharing: dict[int, list[weakref.ref[Any]]] = {}
 
     def viewed(self, base: DTensor, results: Sequence[DTensor]) -> None:
-        """Record views of a partial tensor: they share its memory, or the memory that it was relaid in for them."""
+        """Record views of a partial tensor. They share its memory, or that of a resharded copy made for the view."""
         if not results:
             return
         memory = memory_of(results[0])
@@ -56,11 +56,12 @@ class Sums:
         self._sharing[memory] = [*kept, *map(weakref.ref, news)]
 
     def settle(self, value: DTensor, wanted: Cuts) -> None:
-        """Reduce the partial sums of a tensor, in place; its values, and those of tensors that share its memory, stay.
+        """Reduce the partial sums of a tensor, in place: its placements change, its values do not. Collective.
 
         Args:
-            value: Partial tensor; all ranks take part.
-            wanted: New placements if nothing shares its memory; otherwise its sums become whole in the same memory.
+            value: The partial tensor.
+            wanted: Its new placements, if no other partial tensor shares its memory. Otherwise its whole memory is
+                all-reduced, and it and the others become replicated where they were partial.
         """
         memory, sharing = self._sharers(value)
         if len(sharing) == 1:
@@ -79,10 +80,11 @@ class Sums:
             self._lay(one, one._local_tensor, added_up(cuts_of(one.placements)))
 
     def settle_together(self, values: Sequence[DTensor]) -> None:
-        """Reduce several partial tensors together: those that share no memory with others; the rest is left.
+        """Reduce several partial tensors in few collectives; skip tensors that share memory with other partial ones.
 
         Args:
-            values: Tensors of one device mesh, with any placements; all ranks take part.
+            values: Tensors of one device mesh, with any placements. Those with several partial dimensions, or alone in
+                dtype and dimension, stay partial.
         """
         alike: dict[tuple[int, torch.dtype], dict[int, DTensor]] = {}
         for value in values:
@@ -133,10 +135,10 @@ def moved(value: DTensor, cuts: Cuts) -> torch.Tensor:
     if cuts == own:
         return ordered(value._local_tensor, value.size(), value.stride())
     added = [dim for dim, (cut, was) in enumerate(zip(cuts, own, strict=True)) if cut == SUM != was]
-    if added:  # torch would divide it, so integers would become fractions
+    if added:  # torch would divide the tensor by the number of ranks, which fails for integers
         whole = moved(value, tuple(WHOLE if dim in added else cut for dim, cut in enumerate(cuts)))
         place = value.device_mesh.get_coordinate()
-        assert place is not None, "this rank is in it"
+        assert place is not None, "this rank is in the mesh"
         return whole if all(place[dim] == 0 for dim in added) else torch.zeros_like(whole)
     # `DTensor.redistribute` of torch 2.9 refuses partial sums that stay partial.
     with torch.no_grad():

@@ -46,7 +46,7 @@ def written_into(document: str) -> str:
 
 
 def lines() -> Iterator[str]:
-    yield "| kind | operators | what may be cut | parts of a sum |"
+    yield "| kind | operators | dimensions that may be cut | partial sums |"
     yield "|---|---|---|---|"
     for row in ROWS:
         names = " ".join(f"`{name}`" for name in sorted(row.names))

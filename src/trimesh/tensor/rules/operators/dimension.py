@@ -124,7 +124,7 @@ def _localize_group_norm(call: OperatorCall, chosen: Chosen) -> Callable[..., An
     return localized(call, N=chosen.part(value)[1][0])
 
 
-_LEFT: Final = "dimensions that are not computed along"
+_LEFT: Final = "dimensions that the operator does not compute along"
 
 ROWS: Final = (
     Row(
@@ -132,16 +132,16 @@ ROWS: Final = (
         tuple(name for name in _USED if "pool" not in name and "upsample" not in name),
         _offer,
         _LEFT,
-        "added up first",
+        "reduced first",
         takes_empty=False,
         may_run=_fits,
     ),
     Row(
-        "picture",
+        "image",
         tuple(name for name in _USED if "pool" in name or ("upsample" in name and "backward" not in name)),
         _offer,
         "batch and channels",
-        "added up first",
+        "reduced first",
         takes_empty=False,
         may_run=_fits,
     ),
@@ -150,7 +150,7 @@ ROWS: Final = (
         words("native_layer_norm _fused_rms_norm"),
         _offer_layer_norm,
         "dimensions that are not normalized",
-        "added up first",
+        "reduced first",
         takes_empty=False,
     ),
     Row(
@@ -158,7 +158,7 @@ ROWS: Final = (
         words("native_layer_norm_backward _fused_rms_norm_backward"),
         _offer_layer_norm_backward,
         "dimensions that are not normalized",
-        "gradients of weights are parts of a sum",
+        "gradients of weights are partial sums",
         takes_empty=False,
     ),
     Row(
@@ -166,7 +166,7 @@ ROWS: Final = (
         words("native_group_norm native_group_norm_backward"),
         _offer_group_norm,
         "the batch",
-        "gradients of weights are parts of a sum",
+        "gradients of weights are partial sums",
         _localize_group_norm,
         takes_empty=False,
     ),

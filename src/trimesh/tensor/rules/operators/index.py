@@ -31,7 +31,7 @@ def _localize_embedding(call: OperatorCall, chosen: Chosen) -> Callable[..., Any
 
     def embed(local: torch.Tensor, indices: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= rows):
-            raise IndexError(f"index out of range in self: a table of {rows} rows is asked for another")
+            raise IndexError(f"index out of range in self: indices must be below {rows}, the rows of the table")
         outside = (indices < first) | (indices >= first + count)
         if not count:
             return local.new_zeros((*indices.size(), local.size(1)))
@@ -173,7 +173,7 @@ def _offer_repeat(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
             yield call.strategy({0: cut}, [at])
 
 
-_PLACES: Final = "dimensions that are not indexed, and places"
+_PLACES: Final = "dimensions that are not indexed, and the index"
 
 
 def _may_index(call: OperatorCall) -> bool:
@@ -185,54 +185,54 @@ ROWS: Final = (
         "table of rows",
         words("embedding"),
         _offer_embedding,
-        "numbers of rows, and both dimensions of the table",
-        "of a table that is cut by rows the result is parts of a sum",
+        "indices, and both dimensions of the table",
+        "if the table is cut by rows, the result is a partial sum",
         _localize_embedding,
     ),
     Row(
         "derivative of a table of rows",
         words("embedding_dense_backward"),
         _offer_embedding_backward,
-        "numbers of rows, and columns",
-        "along numbers of rows, the result is parts of a sum",
+        "indices, and columns",
+        "if indices are cut, the result is a partial sum",
     ),
     Row(
         "gather",
         words("gather"),
         _offer_gather,
-        "places along the dimension; others, where the places go as far as the tensor",
-        "added up first",
+        "the index along the dimension; others, where index and tensor are equally long",
+        "reduced first",
     ),
     Row(
         "scatter",
         words("scatter scatter_add scatter_reduce"),
         _offer_scatter,
-        "dimensions along which places and sources go as far as the tensor",
-        "added up first",
+        "dimensions along which index and source are as long as the tensor",
+        "reduced first",
     ),
-    Row("index_select", words("index_select"), _offer_index_select, _PLACES, "added up first"),
+    Row("index_select", words("index_select"), _offer_index_select, _PLACES, "reduced first"),
     Row(
         "index_add",
         words("index_add index_copy index_fill index_reduce"),
         _offer_index_add,
         "dimensions that are not indexed",
-        "added up first",
+        "reduced first",
     ),
-    Row("index", words("index _unsafe_index"), _offer_index, _PLACES, "added up first", may_run=_may_index),
+    Row("index", words("index _unsafe_index"), _offer_index, _PLACES, "reduced first", may_run=_may_index),
     Row(
         "index_put",
         words("index_put _unsafe_index_put _index_put_impl"),
         _offer_index_put,
         "dimensions that are not indexed",
-        "added up first",
+        "reduced first",
         may_run=_may_index,
     ),
     Row(
-        "joining",
+        "join",
         words("cat stack"),
         _offer_cat,
         "dimensions that are not joined along",
-        "parts of sums give parts of a sum",
+        "partial sums give a partial sum",
     ),
-    Row("repeat", words("repeat"), _offer_repeat, "dimensions that are not repeated", "added up first"),
+    Row("repeat", words("repeat"), _offer_repeat, "dimensions that are not repeated", "reduced first"),
 )

@@ -50,7 +50,7 @@ def _offer(call: OperatorCall, _dim: int) -> Iterable[Strategy]:
 
 
 def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
-    """For a product in partial sums, let only the first rank add the input to be added."""
+    """For a product in partial sums, let only the first rank add `self`."""
     sums = [dim for dim, cut in enumerate(chosen.results[0]) if cut == SUM]
     if not sums or len(call.metas) < 3 or all(chosen.place[dim] == 0 for dim in sums):
         return None
@@ -69,11 +69,11 @@ def _may_run(call: OperatorCall) -> bool:
 
 ROWS: Final = (
     Row(
-        "product of matrices",
+        "matrix product",
         tuple(_LETTERS),
         _offer,
         "any dimension",
-        "factors are added up first; along a dimension that is summed over the result is parts of a sum",
+        "factors are reduced first; if a dimension that is summed over is cut, the result is a partial sum",
         _localize,
         may_run=_may_run,
     ),
@@ -129,7 +129,7 @@ ROWS_LINEAR: Final = (
         (_name(tracing.linear),),
         _offer_linear,
         "any dimension",
-        "factors are added up first; of inputs that are cut the result is parts of a sum",
+        "factors are reduced first; if input features are cut, the result is a partial sum",
         _localize_linear,
     ),
     Row(
@@ -137,6 +137,6 @@ ROWS_LINEAR: Final = (
         (_name(tracing.linear_weight_gradient),),
         _offer_gradient,
         "any dimension",
-        "factors are added up first; along a dimension that is summed over the result is parts of a sum",
+        "factors are reduced first; if a dimension that is summed over is cut, the result is a partial sum",
     ),
 )

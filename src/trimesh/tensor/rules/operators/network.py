@@ -55,7 +55,7 @@ def _offer_convolution_backward(call: OperatorCall, _dim: int) -> Iterable[Strat
         yield call.strategy({grad.index: 0, value.index: 0}, made)
 
 
-_FIRST: Final = "added up first"
+_FIRST: Final = "reduced first"
 
 ROWS: Final = (
     Row(
@@ -63,7 +63,7 @@ ROWS: Final = (
         words("nll_loss_forward nll_loss2d_forward"),
         _offer_nll,
         "all but classes",
-        "without a mean the sum and the weights are parts of a sum",
+        "sum and weight total are partial sums; a mean divides them afterwards",
         takes_empty=False,
     ),
     Row(
@@ -87,7 +87,7 @@ ROWS: Final = (
         words("convolution_backward"),
         _offer_convolution_backward,
         "the batch",
-        "gradients of filters are parts of a sum",
+        "gradients of filters are partial sums",
         takes_empty=False,
     ),
 )
@@ -199,8 +199,8 @@ ROWS_ATTENTION: Final = (
         "attention",
         words("_scaled_dot_product_flash_attention_for_cpu"),
         _offer,
-        "batch and heads; the sequence of queries, for which keys and values are brought together; without dropout",
-        "added up first",
+        "batch and heads; the sequence of queries, for which keys and values are gathered; without dropout",
+        "reduced first",
         _localize,
         takes_empty=False,
     ),
@@ -208,8 +208,8 @@ ROWS_ATTENTION: Final = (
         "derivative of attention",
         words("_scaled_dot_product_flash_attention_for_cpu_backward"),
         _offer,
-        "the same; gradients of keys and values are added up where they are cut",
-        "added up first",
+        "the same; gradients of keys and values are reduce-scattered if these are cut",
+        "reduced first",
         _localize_backward,
         takes_empty=False,
     ),

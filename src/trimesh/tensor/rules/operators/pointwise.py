@@ -108,13 +108,13 @@ _FACTOR_MAX: Final = 2.0**40
 _CUT: Final = "any dimension, the same in all tensors that are not broadcast along it"
 
 ROWS: Final = (
-    Row("pointwise", _PLAIN, offer, _CUT, "added up first", numbers_vary=True),
+    Row("pointwise", _PLAIN, offer, _CUT, "reduced first", numbers_vary=True),
     Row(
         "linear",
         words("neg clone positive"),
         _offer_linear_one,
         _CUT,
-        "parts of a sum stay so",
+        "partial sums stay partial",
         numbers_vary=True,
     ),
     Row(
@@ -122,7 +122,7 @@ ROWS: Final = (
         words("add sub"),
         _offer_sum,
         _CUT,
-        "parts of two sums of one size and dtype give parts of a sum; never with a number",
+        "two partial sums of one size and dtype give a partial sum; with a number, reduced first",
         numbers_vary=True,
     ),
     Row(
@@ -130,7 +130,7 @@ ROWS: Final = (
         words("mul div"),
         _offer_multiple,
         _CUT,
-        "parts of a sum of floats stay so by a number that is not huge; a quotient by one that is not tiny",
+        "partial sums of floats stay partial if the factor is not huge, or the divisor not tiny",
         numbers_vary=True,
     ),
     Row(
@@ -138,7 +138,7 @@ ROWS: Final = (
         words("_to_copy"),
         _offer_cast,
         _CUT,
-        "parts of a sum stay so where the dtype loses nothing",
+        "partial sums stay partial if the cast is lossless",
         numbers_vary=True,
     ),
 )
@@ -169,8 +169,8 @@ ROWS_FACTORY: Final = (
         "factory",
         words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty"),
         _offer,
-        "as the tensor that it looks like, where sizes are the same",
-        "the result is never in parts",
+        "as the given tensor, if sizes are the same",
+        "the result is never a partial sum",
         _localize,
     ),
 )
@@ -222,16 +222,16 @@ ROWS_LISTED: Final = (
         "list of tensors",
         _FOREACH,
         _offer_listed,
-        "each place of the lists as it likes",
-        "added up first",
+        "tensors at one index alike, at each index independently",
+        "reduced first",
         numbers_vary=True,
     ),
     Row(
         "optimizer",
         words("_fused_adam _fused_adamw _fused_sgd _fused_adagrad"),
         _offer_listed,
-        "each parameter as it likes, its gradient and state as it",
-        "added up first",
+        "each parameter independently, with its gradient and state",
+        "reduced first",
         numbers_vary=True,
     ),
 )
