@@ -49,7 +49,7 @@ async def test_weights_go_from_a_mesh_to_a_file_and_to_meshes_of_other_sizes(tmp
         there.load_state_dict(here.state_dict())
         there = trimesh.module_to_mesh(there, procs, ParallelPlan.fully_sharded("dp"))
         await save_safetensors(path, there)
-        with pytest.raises(TypeError, match="has whole tensors"):
+        with pytest.raises(TypeError, match="can have whole tensors"):
             await save_safetensors(tmp_path / "x.safetensors", {"t": procs.rank_tensor("dp")})
     assert os.listdir(tmp_path) == ["model.safetensors"]
     length = struct.unpack("<Q", path.read_bytes()[:8])[0]
@@ -71,26 +71,26 @@ async def test_files_that_do_not_fit_change_nothing(tmp_path: Path) -> None:
     path, data = tmp_path / "m.safetensors", struct.pack("<2f", 1, 2)
     weight = {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}
     written(path, {"__metadata__": {"format": "pt"}, "weight": weight, "more": weight}, data)
-    with pytest.raises(KeyError, match=r"has not \['bias'\] and has \['more'\] besides"):
+    with pytest.raises(KeyError, match=r"without \['bias'\], and with \['more'\] besides"):
         await load_safetensors(path, layer)
     for wrong, text in [
-        ({**weight, "shape": [2, 1]}, r"weight has size \(1, 2\), and \(2, 1\)"),
-        ({**weight, "shape": [1, 3]}, "which is not at 0:8"),
-        ({**weight, "shape": [-1, -2]}, "which is not at 0:8"),
-        ({**weight, "data_offsets": [8, 16]}, "which is not at 8:16"),
-        ({**weight, "data_offsets": [-8, 0]}, "which is not at -8:0"),
-        ({**weight, "dtype": "F31"}, "of F31, which is none of"),
-        ({**weight, "dtype": 3}, "is no file of safetensors"),
-        (7, "is no file of safetensors"),
+        ({**weight, "shape": [2, 1]}, r"weight must have its size in m\.safetensors, \(2, 1\), got \(1, 2\)"),
+        ({**weight, "shape": [1, 3]}, "must fit its bytes, got .* at 0:8"),
+        ({**weight, "shape": [-1, -2]}, "must fit its bytes, got .* at 0:8"),
+        ({**weight, "data_offsets": [8, 16]}, "must fit its bytes, got .* at 8:16"),
+        ({**weight, "data_offsets": [-8, 0]}, "must fit its bytes, got .* at -8:0"),
+        ({**weight, "dtype": "F31"}, "got F31"),
+        ({**weight, "dtype": 3}, "must be a safetensors file"),
+        (7, "must be a safetensors file"),
     ]:
         written(path, {"weight": wrong}, data)
         with pytest.raises(ValueError, match=text):
             await load_safetensors(path, layer, strict=False)
     for whole in (b"", b"1234567", struct.pack("<Q", 1 << 60) + b"{}", struct.pack("<Q", 2) + b"[]"):
         path.write_bytes(whole)
-        with pytest.raises(ValueError, match="is no file of safetensors"):
+        with pytest.raises(ValueError, match="must be a safetensors file"):
             await load_safetensors(path, layer)
-    with pytest.raises(ValueError, match="is called so"):
+    with pytest.raises(ValueError, match="must end in"):
         await load_safetensors(tmp_path / "m.bin", layer)
     assert same(layer.state_dict(), before)
     written(path, {"weight": weight}, data)

@@ -61,7 +61,7 @@ async def load_checkpoint(
         MeshErrorGroup: A rank could not read, or a process has ended.
         ValueError: A tensor differs in size, an optimizer in its groups; or the files are damaged.
 
-        Blocking: a checkpoint, cancellable. The ranks briefly hold the old and the new tensors of modules.
+    Blocking: a checkpoint, cancellable. The ranks briefly hold the old and the new tensors of modules.
 
     Example:
         >>> rest = await trimesh.tensor.load_checkpoint("run/10", {"model": model, "step": None}, procs)
@@ -107,7 +107,7 @@ async def _set_generators(values: Mapping[Path_, Any], mesh: ProcMesh) -> None:
     states = list(values[GENERATORS, "ranks"])
     torch.set_rng_state(values[GENERATORS, "controller"])
     now = list((await get_rng_state(mesh)).values())
-    if len(now) != len(states):  # keep the own generators of ranks; restore those of global tensors
+    if len(now) != len(states):  # ranks keep their own generators; those of global tensors are restored
         length = states[0].numel() // 2  # first the rank's own generator, then that of global tensors
         states = [torch.cat([one[:length], states[0][length:]]) for one in now]
     set_rng_state(states, mesh)
@@ -126,17 +126,22 @@ class CheckpointReading:
         state = module.state_dict()
         missing = [name for name in state if (key, name) not in self._entries]
         if missing:
-            raise KeyError(f"the checkpoint at {str(self._path)!r} has not all of {key!r}: {missing} are missing")
+            raise KeyError(f"the checkpoint at {str(self._path)!r} must have all of {key!r}: {missing} are missing")
         for name, target in state.items():
             entry = self._entries[key, name]
             if isinstance(target, torch.Tensor) and entry.size != tuple(target.size()):
-                raise ValueError(f"{key}.{name} has size {tuple(target.size())}, and {entry.size} in the checkpoint")
+                raise ValueError(
+                    f"{key}.{name} must have its size in the checkpoint, {entry.size}, got {tuple(target.size())}"
+                )
             self.want(entry, target)
 
     def want_optimizer(self, key: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> None:
         missing = [one.size() for group in optimizer.param_groups for one in group["params"] if id(one) not in names]
         if missing:
-            raise ValueError(f"an optimizer is loaded beside its modules, got {key!r} with parameters of none")
+            raise ValueError(
+                f"an optimizer must be loaded with the modules of its parameters, got {key!r} with parameters of sizes "
+                f"{[tuple(size) for size in missing[:4]]} that are in none: add their modules to `state`"
+            )
         parameters = parameters_by_name(optimizer, names)
         for entry in self._under(key):
             like = None

@@ -122,9 +122,9 @@ def _entries(found: Metadata) -> Any:
 
 def _stored(place: Any, start: Sequence[int], size: Sequence[int]) -> Stored:
     if Path(place.relative_path).name != place.relative_path:
-        raise ValueError(f"the files of a checkpoint are in its directory, got {place.relative_path!r}")
+        raise ValueError(f"the files of a checkpoint must be in its directory, got {place.relative_path!r}")
     if getattr(place, "transform_descriptors", None):
-        raise ValueError(f"the files of a checkpoint must be as torch writes them, got {place.transform_descriptors!r}")
+        raise ValueError(f"a checkpoint must be saved without transforms, got {place.transform_descriptors!r}")
     return Stored(place.relative_path, int(place.offset), int(place.length), tuple(start), tuple(size))
 
 
@@ -140,7 +140,7 @@ _BESIDE: Final = (
 
 
 class _Records(pickle.Unpickler):
-    """Unpickler for the records of torch's checkpoints; refuses anything that could run other code."""
+    """Unpickler for the records of torch's checkpoints; refuses everything else, as it could run other code."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return a class that such a file may name; refuse all others."""
@@ -153,7 +153,7 @@ class _Records(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        raise ValueError(f"the metadata of a checkpoint has records of torch only, got {module}.{name}")
+        raise ValueError(f"the metadata of a checkpoint must have records of torch only, got {module}.{name}")
 
 
 # ---- optimizer state by parameter names, as in `torch.distributed.checkpoint` ----------------------------------------
@@ -180,14 +180,14 @@ def state_by_name(key: str, optimizer: torch.optim.Optimizer, names: Mapping[int
         missing = [tuple(one.size()) for one in group["params"] if id(one) not in names]
         if missing:
             raise ValueError(
-                f"an optimizer is saved beside the modules whose parameters it has, {key!r} has parameters of sizes "
-                f"{missing[:4]} that are in none: give their module, too"
+                f"an optimizer must be saved with the modules of its parameters, got {key!r} with parameters of sizes "
+                f"{missing[:4]} that are in none: add their modules to `state`"
             )
         own = [names[id(one)] for one in group["params"]]
         every += own
         groups.append({**{name: value for name, value in group.items() if name != "params"}, "params": own})
     if len(set(every)) != len(every):
-        raise ValueError(f"parameters of one optimizer have names of their own, got some twice in {key!r}")
+        raise ValueError(f"parameters of one optimizer must have different names, got some names twice in {key!r}")
     kept = {names[id(parameter)]: dict(state) for parameter, state in optimizer.state.items()}
     return {"state": kept, "param_groups": groups}
 
@@ -219,8 +219,8 @@ def load_by_name(
     found = [list(group["params"]) for group in state["param_groups"]]
     if [sorted(one) for one in wanted] != [sorted(one) for one in found]:
         raise ValueError(
-            f"an optimizer is loaded with the groups of parameters that it was saved with, {key!r} has {wanted} and "
-            f"the checkpoint {found}"
+            f"an optimizer must have the groups of parameters that it was saved with, got {wanted} for {key!r} and "
+            f"{found} in the checkpoint"
         )
     numbers = {name: number for number, name in enumerate(name for group in wanted for name in group)}
     groups = []
@@ -259,7 +259,7 @@ async def new_directory(path: Path) -> AsyncGenerator[Path]:
 
 def _begin(path: Path) -> Path:
     if path.exists():
-        raise FileExistsError(f"a checkpoint is written to a path where nothing is, got {str(path)!r}")
+        raise FileExistsError(f"a checkpoint must be saved to a path that does not exist, got {str(path)!r}")
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.parent / f".{path.name}.{token_hex(4)}.unfinished"
     unfinished.mkdir()

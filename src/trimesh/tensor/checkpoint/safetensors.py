@@ -65,18 +65,19 @@ async def load_safetensors(path: str | os.PathLike[str], module: nn.Module, *, s
     await in_trio(_load)(Path(path), module, strict)
 
 
-async def _load(path: Path, module: nn.Module, strict: bool) -> None:  # noqa: FBT001 - as it is asked for
+async def _load(path: Path, module: nn.Module, strict: bool) -> None:  # noqa: FBT001 - in_trio passes positions
     entries = await trio.to_thread.run_sync(_entries, path)
     state = module.state_dict()
     if strict and state.keys() != entries.keys():
         missing, others = sorted(state.keys() - entries.keys()), sorted(entries.keys() - state.keys())
         raise KeyError(
-            f"{path.name} has not {missing[:8]} and has {others[:8]} besides: write strict=False to leave them"
+            f"file and module must have the same names, got {path.name} without {missing[:8]}, and with {others[:8]} "
+            "besides: write strict=False to ignore both"
         )
     found = {name: entries[name] for name in state if name in entries}
     for name, entry in found.items():
         if entry.size != tuple(state[name].size()):
-            raise ValueError(f"{name} has size {tuple(state[name].size())}, and {entry.size} in {path.name}")
+            raise ValueError(f"{name} must have its size in {path.name}, {entry.size}, got {tuple(state[name].size())}")
     reading = CheckpointReading(path.parent, found)
     for name, entry in found.items():
         reading.want(entry, state[name])
@@ -91,19 +92,19 @@ def _entries(path: Path) -> dict[str, StoredValue]:
         ValueError: The file is not in the safetensors format.
     """
     if path.suffix != RAW_SUFFIX:
-        raise ValueError(f"a file of safetensors is called so, NAME{RAW_SUFFIX}, got {str(path)!r}")
+        raise ValueError(f"the name of a safetensors file must end in {RAW_SUFFIX}, got {str(path)!r}")
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(_LENGTH.size)
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
         if length > min(size - _LENGTH.size, limits.SAFETENSORS_HEADER_BYTES):
-            raise ValueError(f"{path.name} is no file of safetensors: its header does not fit")
+            raise ValueError(f"{path.name} must be a safetensors file, but its header does not fit into it")
         try:
             header = msgspec.json.decode(file.read(length), type=dict[str, Any])
             header.pop("__metadata__", None)
             entries = msgspec.convert(header, dict[str, _Entry])
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise ValueError(f"{path.name} is no file of safetensors: {error}") from error
+            raise ValueError(f"{path.name} must be a safetensors file, but its header is malformed: {error}") from error
     begin = _LENGTH.size + length
     return {name: _stored(path, name, entry, begin, size) for name, entry in entries.items()}
 
@@ -111,13 +112,15 @@ def _entries(path: Path) -> dict[str, StoredValue]:
 def _stored(path: Path, name: str, entry: _Entry, begin: int, size: int) -> StoredValue:
     dtype, (first, end) = _DTYPES.get(entry.dtype), entry.data_offsets
     if dtype is None:
-        raise ValueError(f"{name} of {path.name} is of {entry.dtype}, which is none of {', '.join(_DTYPES)}")
+        raise ValueError(f"{name} of {path.name} must be of a dtype among {', '.join(_DTYPES)}, got {entry.dtype}")
     count = 1
     for one in entry.shape:
         count *= one
     fits = all(one >= 0 for one in entry.shape) and first >= 0 and end - first == count * dtype.itemsize
     if not fits or begin + end > size:
-        raise ValueError(f"{name} of {path.name} is of {entry.dtype}{list(entry.shape)}, which is not at {first}:{end}")
+        raise ValueError(
+            f"{name} of {path.name} must fit its bytes, got {entry.dtype}{list(entry.shape)} at {first}:{end}"
+        )
     part = Stored(path.name, begin + first, end - first, (0,) * len(entry.shape), entry.shape)
     return StoredValue((name,), (part,), dtype, entry.shape)
 
@@ -144,7 +147,7 @@ async def save_safetensors(path: str | os.PathLike[str], tensors: nn.Module | Ma
 
 async def _save(path: Path, tensors: nn.Module | Mapping[str, torch.Tensor]) -> None:
     if path.suffix != RAW_SUFFIX:
-        raise ValueError(f"a file of safetensors is called so, NAME{RAW_SUFFIX}, got {str(path)!r}")
+        raise ValueError(f"the name of a safetensors file must end in {RAW_SUFFIX}, got {str(path)!r}")
     named = dict(tensors.state_dict() if isinstance(tensors, nn.Module) else tensors)
     header = _header(named)
     unfinished = path.parent / f".{path.name}.{token_hex(4)}.unfinished"
@@ -166,7 +169,7 @@ def _header(named: Mapping[str, Any]) -> bytes:
         meta = getattr(tensor, "_meta", None)
         if tensor.dtype not in _NAMES or (meta is not None and not meta.is_global):
             raise TypeError(
-                f"a file of safetensors has whole tensors of {', '.join(_DTYPES)}, {name} is {tensor!r:.100}"
+                f"a safetensors file can have whole tensors of {', '.join(_DTYPES)}, got {tensor!r:.100} as {name}"
             )
         end = at + tensor.numel() * tensor.dtype.itemsize
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.size()), "data_offsets": [at, end]}

@@ -88,7 +88,7 @@ def values_of(state: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, one in state.items():
         if not isinstance(key, str) or "." in key or key == GENERATORS:
-            raise ValueError(f"what is saved has names without dots, and not {GENERATORS!r}, got {key!r}")
+            raise ValueError(f"names in a checkpoint must be without dots, and not {GENERATORS!r}, got {key!r}")
         if isinstance(one, torch.optim.Optimizer):
             found[key] = state_by_name(key, one, names)
         else:
@@ -138,8 +138,8 @@ class _Taken:
                 continue
             if not value._meta.is_global:
                 raise TypeError(
-                    f"a checkpoint has global tensors, which a mesh of another size can load, got {value!r} as "
-                    f"{name!r}: write t.to_global([...])"
+                    f"tensors of a checkpoint must be global, so that a mesh of any size can load them, got {value!r} "
+                    f"as {name!r}: write t.to_global([...])"
                 )
             self._entries[name] = StoredValue(path, (), value.dtype, tuple(value.size()))
             # A state has several names for a shared parameter, and a new object for each.
@@ -197,7 +197,7 @@ def _saved(name: str, value: Any) -> bytes:
             torch.load(io.BytesIO(data), weights_only=True)
         except Exception as error:
             raise TypeError(
-                f"a checkpoint has tensors, numbers, texts, lists and dicts of them, got {value!r:.80} as {name!r}: "
-                "give an object whose state_dict() has only those"
+                f"a checkpoint can have tensors, numbers, strings, lists and dicts of them, got {value!r:.80} as "
+                f"{name!r}: give an object whose state_dict() has only those"
             ) from error
     return data
