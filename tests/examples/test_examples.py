@@ -38,7 +38,7 @@ on_each_device = pytest.mark.parametrize(
 EXAMPLE_SECONDS = 100.0
 DEVICE_WARNING = re.compile(
     r"^\S+:\d+: UserWarning: (?:[^\n]* has been tested without a CUDA device only|"
-    r"collectives of CUDA tensors go by gloo)[^\n]*\n(?:  [^\n]*\n)?",
+    r"collectives of CUDA tensors use gloo)[^\n]*\n(?:  [^\n]*\n)?",
     re.MULTILINE,
 )
 """On standard error of programs that name a device: it has not been tried, or ranks share one."""

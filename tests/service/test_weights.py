@@ -147,7 +147,7 @@ async def test_replicas_that_each_publish_the_whole_state_are_refused(mesh):
     await first.publish.call_one(2)
     await second.publish.call_one(2, is_first=True)  # which one rank cannot know
     async with weights.pin() as snapshot:
-        with pytest.raises(trimesh.errors.ProtocolError, match=r"'weight' from the ranks \[0, 1\]: of replicas"):
+        with pytest.raises(trimesh.errors.ProtocolError, match=r"'weight' from the ranks \[0, 1\]: on all replicas"):
             await snapshot.read()
 
 
@@ -250,7 +250,7 @@ def test_what_is_no_part_is_refused() -> None:
         ShardOf(torch.zeros(3, 2), size=(4, 2), start=(2, 0))
     with pytest.raises(TypeError, match="a tensor of this process"):
         ShardOf([1, 2], size=[2], start=[0])
-    with pytest.raises(ValueError, match="versions are retained"):
+    with pytest.raises(ValueError, match="retain must be 1 to"):
         ShardPublisher(retain=0)
 
 

@@ -224,7 +224,7 @@ async def check_what_does_not_fit_is_refused(procs: ProcMesh, caplog: pytest.Log
         own = torch.ones(2)
     with pytest.raises(TypeError, match=r"write t\.to_global"):
         await trimesh.placements(own)
-    with pytest.raises(TypeError, match="its value is here already"):
+    with pytest.raises(TypeError, match="whose value is here already"):
         await trimesh.fetch(torch.ones(2))
     with pytest.raises(ShapeError, match="every rank of its mesh"):
         trimesh.replicate(torch.ones(2), procs.exclude([{"dp": 0, "tp": 0}]))

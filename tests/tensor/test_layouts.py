@@ -88,7 +88,7 @@ def test_descriptions_say_of_each_new_tensor_how_it_lies(told: Any) -> None:
     device = torch.device("cpu")
     assert define([*description, [[3, 1]]], device, KERNELS).strides == [(3, 1)]
     assert define(description, device, KERNELS).strides == []
-    with pytest.raises(ProtocolError, match="how it lies"):
+    with pytest.raises(ProtocolError, match="the strides of each new tensor"):
         define([*description, told], device, KERNELS)
 
 

@@ -173,8 +173,8 @@ async def check_parameters_keep_what_they_are(procs: ProcMesh) -> None:
 def check_plans_that_do_not_fit_are_refused(procs: ProcMesh) -> None:
     with pytest.raises(ShapeError, match=r"must fit a parameter or buffer, got 'upp\.\*'"):
         trimesh.module_to_mesh(network(), procs, {"upp.*": None})
-    with pytest.raises(ShapeError, match=r"up\.bias: placements name the labels"):
+    with pytest.raises(ShapeError, match=r"up\.bias: placements must have an entry for each"):
         trimesh.module_to_mesh(network(), procs, {"up.*": ["tp", None]})
     model = trimesh.module_to_mesh(network(), procs)
-    with pytest.raises(TypeError, match=r"'embed\.weight' is on one already"):
+    with pytest.raises(TypeError, match=r"'embed\.weight' is on a mesh already"):
         trimesh.module_to_mesh(model, procs)

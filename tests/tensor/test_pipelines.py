@@ -188,7 +188,7 @@ def test_a_pipeline_is_explained_by_sizes_alone() -> None:
     without = Pipeline.explain(stages, {"pp": 4}, "pp", microbatches=4)
     assert without.crossing is None
     assert "not counted" in str(without)
-    with pytest.raises(ShapeError, match="of 4 stages needs a dimension 'pp' that divides that"):
+    with pytest.raises(ShapeError, match="of 4 stages needs a dimension 'pp' whose size divides that"):
         Pipeline.explain(stages, {"pp": 3}, "pp", microbatches=4, schedule="interleaved")
 
 

@@ -65,10 +65,10 @@ def test_placements_are_what_was_written(placements: Any) -> None:
 @pytest.mark.parametrize(
     ("placements", "text"),
     [
-        (["dp"], r"here 2 of them.*got \['dp'\]"),
+        (["dp"], r"each of the 2 dimensions.*got \['dp'\]"),
         ("dp", "got 'dp'"),
         (["pp", None], r"labels of its mesh, \['dp', 'tp'\], got 'pp'"),
-        (["dp", "dp"], "a label cuts one dimension, got 'dp' for 0 and 1"),
+        (["dp", "dp"], "a label must cut one dimension only, got 'dp' for 0 and 1"),
         ([("tp", "dp"), None], "in the order of the mesh"),
     ],
 )

@@ -98,7 +98,7 @@ async def test_the_compiler_of_torch_is_for_functions_on_ranks_and_not_for_modul
         whole = nn.Linear(3, 3)
         whole.compile(backend="eager")
         for module in (whole, nn.Sequential(torch.compile(nn.Linear(3, 3), backend="eager"))):
-            with pytest.raises(TypeError, match="cannot move onto a mesh, got one: compile what runs on the ranks"):
+            with pytest.raises(TypeError, match=r"cannot move onto a mesh, got .*: compile what runs on the ranks"):
                 trimesh.module_to_mesh(module, procs)
             assert type(next(module.parameters())) is nn.Parameter
 
@@ -160,8 +160,8 @@ async def test_distributed_tensors_that_are_no_global_ones_are_refused_in_words(
         for kind, said in {
             "other mesh": "on the device mesh of the ranks.*`procs.device_mesh\\(\\)` as an argument",
             "uneven": r"cut as torch.chunk cuts, \[\d, 3\] of \[3, 3\] on this rank, got",
-            "largest": r"cut, whole, or in parts of a sum .* got .*t.redistribute",
-            "strided": r"cut, whole, or in parts of a sum .* got .*t.redistribute",
+            "largest": r"sharded, replicated or partial .* got .*t.redistribute",
+            "strided": r"sharded, replicated or partial .* got .*t.redistribute",
         }.items():
             with pytest.raises(trimesh.MeshErrorGroup) as caught:
                 made_wrong(own, group, mesh, kind)
@@ -175,5 +175,5 @@ async def test_distributed_tensors_that_are_no_global_ones_are_refused_in_words(
             await trimesh.call_on_shard_and_fetch(scaled_and_squared, x, 1.0)
         with pytest.RaisesGroup(pytest.RaisesExc(TypeError, match=r"write device_mesh\(\) of the view")):
             await trimesh.call_on_shard_and_fetch(scaled_and_squared, own.slice_mesh(gpus=0), mesh)
-        with pytest.raises(TypeError, match="is an argument of functions under"):
+        with pytest.raises(TypeError, match="can only be an argument of functions under"):
             pickle.dumps(mesh)

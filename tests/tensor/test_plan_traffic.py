@@ -131,7 +131,7 @@ def test_an_explanation_counts_the_attention_of_contexts() -> None:
     assert explained.moved["cp"].reduced > 0
     both = ParallelPlan.context("cp") | ParallelPlan.tensor("tp", columns=["*.q"])
     assert both.explain(model, {"cp": 2, "tp": 2}).activations is None
-    with pytest.raises(ShapeError, match=r"where heads are whole, and parameters are cut along \['tp'\]"):
+    with pytest.raises(ShapeError, match=r"if heads are whole, got parameters cut along \['tp'\]"):
         both.explain(model, {"cp": 2, "tp": 2}, [example])
     assert "ParallelPlan.context('cp')" in repr(both)
 

@@ -87,7 +87,7 @@ def test_a_plan_that_does_not_fit_names_what_does_not() -> None:
     assert "must agree along 'tp', got 'w*': {'tp': 0} and '*t': [None, 'tp'] for 'weight'" in refused(
         ParallelPlan({"w*": {"tp": 0}}) | ParallelPlan({"*t": [None, "tp"]})
     )
-    assert "weight: along 'tp' one of 2 dimensions is cut, or None, got 2, by 'w*'" in refused(
+    assert "weight: the dimension to cut along 'tp' must be one of 2, or None, got 2, by 'w*'" in refused(
         ParallelPlan({"w*": {"tp": 2}})
     )
     assert "its mesh, ['dp', 'tp'], got 'gpus', by 'w*'" in refused(ParallelPlan({"w*": {"gpus": 0}}))

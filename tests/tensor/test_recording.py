@@ -131,7 +131,7 @@ async def test_what_cannot_be_replayed_is_refused():
         for function, text in (
             (
                 looks,
-                r"must not look at values.*a value of what aten::sum returns, at .*test_recording\.py:\d+ in .*looks",
+                r"must not read values.*a value of what aten::sum returns, at .*test_recording\.py:\d+ in .*looks",
             ),
             (chooses, r"the size of what aten::index.Tensor returns, at .*test_recording\.py:\d+ in .*chooses"),
             (counts, "with 2.0 and then 3.0"),

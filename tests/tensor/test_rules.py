@@ -179,9 +179,7 @@ def test_local_is_what_lies_there() -> None:
             assert (await trimesh.fetch_shard(whole, a=1)).tolist() == [0, 1, 2, 3, 4, 5]
             with pytest.raises(trimesh.MeshErrorGroup) as caught:
                 await trimesh.fetch(t.local([None]))
-            assert "along 'a' that is a part of dimension 0: write trimesh.redistribute" in str(
-                caught.value.exceptions[0]
-            )
+            assert "cut along 'a' in dimension 0: write trimesh.redistribute" in str(caught.value.exceptions[0])
             assert (await trimesh.fetch_shard(t.sum().local(), a=1)).item() == 15
 
     trio.run(main)

@@ -483,7 +483,7 @@ class Snapshot:
         found = self.entries.get(name)
         if found is None:
             some = ", ".join(sorted(self.entries)[:3])
-            raise KeyError(f"version {self.version} has no tensor {name!r}, but {len(self.entries)}: {some}, ...")
+            raise KeyError(f"version {self.version} has no tensor {name!r}; it has {len(self.entries)}: {some}, ...")
         return found
 
 

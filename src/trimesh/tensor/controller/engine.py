@@ -1,10 +1,10 @@
 """Tensor engine of one mesh at the controller: sends commands and requests to the ranks, handles their replies.
 
-It separates root causes from follow-on errors across ranks (rule N3):
+It separates root causes from follow-on errors of several ranks (rule N3):
 
 - The error of a failed rank precedes those of the ranks that waited for it in a collective, and is their cause.
-- The death of a process is the only failure reported for the ranks that waited for it: their errors are not siblings,
-  and the first becomes its context. If a request went only to such ranks, each error has the death as its cause.
+- A death of a process is reported instead of the errors of ranks that waited for it; the first of these becomes its
+  context. If a request went only to such ranks, their errors are reported, each with the death as its cause.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class Engine:
             MeshError: A process cannot hold tensors, or has not started yet.
         """
         if self.is_closed or self.owned.is_stopping:
-            raise MeshStopped(f"{self.name} computes no more: the block that owns its processes is being left")
+            raise MeshStopped(f"{self.name} accepts no operations: the block that owns its processes is being left")
         for peer, origin in zip(team.peers, team.origins, strict=True):
             if peer.death is not None:
                 error = peer.death(maybe_executed=False)
@@ -230,8 +230,8 @@ class Engine:
         """
         if torch._C._current_graph_task_id() == -1:
             raise RuntimeError(
-                f"operations on tensors of {self.name} are issued in the thread of its Trio loop, got another thread: "
-                "call the function that does so by trio.from_thread.run_sync(function)"
+                f"operations on tensors of {self.name} must be issued in the thread of its Trio loop, got another "
+                "thread: call the function that does so by trio.from_thread.run_sync(function)"
             )
 
     # ---- sending ---------------------------------------------------------------------------------------------
@@ -373,9 +373,9 @@ class Engine:
         if team is None and message.team in self._lost_numbers:
             return  # a lost team: its living ranks go on with commands that they have received
         if team is None or peer not in team.peers:
-            raise ProtocolError(f"progress must be that of a team, got {message.team}")
+            raise ProtocolError(f"a progress report must be of a team of the sender, got {message.team}")
         if not 0 <= message.count <= team.issued:
-            raise ProtocolError(f"of {team.issued} commands that many can have been executed, got {message.count}")
+            raise ProtocolError(f"at most the {team.issued} issued commands can be executed, got {message.count}")
         team.progressed(peer, message.count, message.failed)
         self._progress.set()
 
@@ -394,7 +394,7 @@ class Engine:
         else:
             lent, answer = message.lent, (*take_payload(message.payload, bodies), message.failed_at, carried)
         if request is not None and not self.settle(request, peer, answer):
-            raise ProtocolError(f"a rank must answer once, and when asked; request {message.request} got another")
+            raise ProtocolError(f"a rank must answer each request once, got another answer to {message.request}")
         if lent is not None and (request is None or request.is_left):
             self._leave(peer, message.request)
         elif lent is not None and request is not None:
@@ -479,9 +479,9 @@ class Engine:
             behind = [origin for peer, origin in zip(team.peers, team.origins, strict=True) if team.is_behind(peer)]
             names = ", ".join(place_name(self.name, one.point) for one in behind)
             lines.append(
-                f"  {names} of {len(team.peers)} execute what was issued at "
-                f"{team.awaited_line}, or soon after it; a collective there that the other ranks did not call waits "
-                f"for them for {limits.COLLECTIVE_SECONDS:.0f} s"
+                f"  {names} of {len(team.peers)} execute what was issued at {team.awaited_line}, or soon after it; if "
+                f"that is a collective that the other ranks did not call, it fails after "
+                f"{limits.COLLECTIVE_SECONDS:.0f} s"
             )
         return lines
 
@@ -498,13 +498,13 @@ class Engine:
         """Do nothing: the engine has no tasks that wait for ranks."""
 
     def _warn_of(self, team: Team) -> None:
-        """Warn of failures that were never raised, as nothing that depends on them was fetched."""
+        """Warn of failures that were never raised."""
         untold = [failure for failure in team.failed.values() if not failure.is_told and failure.what]
         if untold:
             lines = "\n".join(f"  {failure.what}, issued at {failure.line}" for failure in untold[:_WARNED_MAX])
             more = f"\n  and {len(untold) - _WARNED_MAX} more" if len(untold) > _WARNED_MAX else ""
             _log.warning(
-                "%d operations on %s have failed, and what depends on them was never fetched:\n%s%s",
+                "%d operations on %s have failed, and nothing that depends on them was fetched:\n%s%s",
                 len(untold), team.name, lines, more,
             )  # fmt: skip
 
@@ -545,10 +545,10 @@ def answers_now(request: RankRequest) -> Mapping[int, Any]:
         while request.waiting:
             if proc.is_simulated:
                 raise RuntimeError(
-                    "the value of a mesh tensor was asked for without `await`, which would stop a simulation: "
-                    "write `await trimesh.fetch(t)`"
+                    "the value of a mesh tensor must be fetched with `await` in a simulation, as waiting without would "
+                    "stop it: write `await trimesh.fetch(t)`"
                 )
-            engine.wait_now("a value of a mesh tensor had come")
+            engine.wait_now("a value of a mesh tensor had arrived")
             for peer, place in list(request.waiting.items()):
                 watch.look_at(peer)
                 if peer.link is None:  # tasks, which do not run now, would find out how it ended
@@ -580,7 +580,7 @@ class _Watch:
         stuck = self.engine.stuck.pop(peer, None)
         for call_id in () if stuck is None else stuck.calls:
             call = peer.inbound.get(call_id)
-            if call is not None and not call.ended:  # else it has ended since
+            if call is not None and not call.ended:
                 raise self._error(call)
         waits = () if stuck is None else [ref for ref in stuck.waits if ref.proc == peer.proc_id]
         if waits and self._search is None:  # through other processes: query them; the rank reports again
@@ -647,7 +647,7 @@ def _value(request: RankRequest, place: int, payload: Buffer, bodies: Sequence[m
     except PayloadError as error:
         if not expected.is_ours:
             raise
-        raise ProtocolError(f"a rank must answer with {expected.what}, got bytes that are no value: {error}") from error
+        raise ProtocolError(f"a rank must answer with {expected.what}, got undecodable bytes: {error}") from error
     if not expected.fits(value, place):
         raise ProtocolError(f"a rank must answer with {expected.what}, got {value!r:.100}")
     return value

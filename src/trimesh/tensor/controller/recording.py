@@ -8,9 +8,9 @@ of each tensor in a replay:
     internal   one that the call has made: freed by its end, or a result, or *kept* elsewhere (`p.grad`)
     carried    captured by a call, kept by the call before it: the next one starts from the tensor that this one kept
 
-RC-1 both recordings issue the same operations with the same numbers; else the error names the first that differs.
-RC-2 a replay reads only formal, captured and carried tensors, so that it computes the same as a call.
-RC-3 ranks that are in several views run commands in the order of the call: the commands of such a view are split into
+RC-1 Both recordings issue the same operations with the same numbers; else the error names the first that differs.
+RC-2 A replay reads only formal, captured and carried tensors, so that it computes the same as a call.
+RC-3 Ranks that are in several views run commands in the order of the call: the commands of such a view are split into
      parts, and commands of the other views run between them. If views have no rank in common, each has one part.
 """
 
@@ -107,8 +107,8 @@ class Recorder:
         of = "" if made is None else f" of what {made.plan.name} returns"
         code, number = line
         return RecordingError(
-            "a recorded function must not look at values, for it runs again without its Python code, got a look at "
-            f"{what}{of}, at {code.co_filename}:{number} in {code.co_qualname}: do that with what the function returns"
+            "a recorded function must not read values, as its Python code is not run in a replay, got a read of "
+            f"{what}{of}, at {code.co_filename}:{number} in {code.co_qualname}: read what the function returns instead"
         )
 
     def end(self) -> None:
@@ -362,7 +362,7 @@ class _Correspondence:
         return RecordingError(
             f"a recorded function must do the same in each call, got {got}, issued at {code.co_filename}:{line} "
             f"in {code.co_qualname}: a value that changes must be a tensor (an argument, or the state of a fused "
-            "optimizer), not a number of Python"
+            "optimizer), not a Python number"
         )
 
 

@@ -201,14 +201,14 @@ ANYTHING: Final = Expected("any value", lambda _value, _place: True, is_ours=Fal
 ONE_TENSOR: Final = Expected("a tensor", lambda value, _place: isinstance(value, torch.Tensor))
 
 LARGE: Final = Expected(
-    "which parts of tensors it has", lambda value, _place: type(value) in (list, tuple) and len(value) == 3
+    "the parts of tensors that it has", lambda value, _place: type(value) in (list, tuple) and len(value) == 3
 )
 """Answers that `gathered` requests, and checks further."""
 
 RNG_STATE: Final = Expected("the bytes of generators", lambda value, _place: _is_bytes(value))
 
 FALLBACKS: Final = Expected(
-    "how often which operators ran",
+    "the counts of its operators",
     lambda value, _place: (
         type(value) is tuple
         and len(value) == 2
@@ -219,7 +219,7 @@ FALLBACKS: Final = Expected(
 )
 
 TRAFFIC: Final = Expected(
-    "which collectives it took part in",
+    "the counts of its collectives",
     lambda value, _place: _is_list(
         value,
         lambda one: _is_list(one, lambda _: True, 4) and [type(part) for part in one] == [str, str, int, int],
@@ -227,21 +227,21 @@ TRAFFIC: Final = Expected(
 )
 
 CLOCK: Final = Expected(
-    "the boot and the time of its machine",
+    "the boot id and the clock of its machine",
     lambda value, _place: type(value) is tuple and [type(part) for part in value] == [str, int],
 )
 
-PROFILE: Final = Expected("what it has done, and when", lambda value, _place: _is_profile(*value))
+PROFILE: Final = Expected("the rows of a profile", lambda value, _place: _is_profile(*value))
 
 WRITTEN: Final = Expected(
-    "which parts of tensors it has written, and where",
+    "the parts of tensors that it has written, with their files",
     lambda value, _place: _is_list(value, lambda one: _is_list(one, lambda _: True, 6) and _is_stored(*one)),
 )
 
-READ: Final = Expected("how many tensors it has read", lambda value, _place: type(value) is int)
+READ: Final = Expected("the number of tensors that it has read", lambda value, _place: type(value) is int)
 
 RESULTS: Final = Expected(
-    "the metadata of results, and what they are parts of",
+    "the metadata of results, and the structure of the whole result",
     lambda value, _place: (
         type(value) is tuple
         and len(value) == 2
@@ -269,7 +269,7 @@ def tensors_like(metas: Sequence[Meta], *, only_first: bool = False) -> Expected
 def layout_along(dims: int) -> Expected:
     """Expect, for each dimension of a device mesh, the tensor dimension cut along it, and the pending reduction."""
     return Expected(
-        "how a tensor lies, in two lists",
+        "the placements of a tensor, in two lists",
         lambda value, _place: (
             type(value) is tuple
             and len(value) == 2
@@ -370,13 +370,15 @@ class ShardOf:
         self, tensor: torch.Tensor, *, size: Sequence[int], start: Sequence[int], is_first: bool = True
     ) -> None:
         if not isinstance(tensor, torch.Tensor) or isinstance(tensor, MeshTensor):
-            raise TypeError(f"a part of a published tensor is a tensor of this process, got {tensor!r:.100}")
+            raise TypeError(f"a part of a published tensor must be a tensor of this process, got {tensor!r:.100}")
         part = tuple(tensor.size())
         fits = len(part) == len(size) == len(start) and all(
             0 <= begin <= begin + length <= most for begin, length, most in zip(start, part, size, strict=True)
         )
         if not fits:
-            raise ValueError(f"a part must lie within the whole, {tuple(size)}, got {part} from {tuple(start)} on")
+            raise ValueError(
+                f"a part must lie within the whole, {tuple(size)}, got {part} that starts at {tuple(start)}"
+            )
         self.tensor = tensor
         self.size = tuple(size)
         self.box = Box(tuple(start), part)
@@ -398,7 +400,7 @@ def shard_of(value: Any) -> ShardOf:
     if hasattr(value, "placements") and hasattr(value, "to_local"):
         return _of_dtensor(value)
     if not isinstance(value, torch.Tensor):
-        raise TypeError(f"a tensor, a ShardOf or a DTensor has parts of published tensors, got {value!r:.100}")
+        raise TypeError(f"a published value must be a tensor, a ShardOf or a DTensor, got {value!r:.100}")
     return ShardOf(value, size=value.size(), start=(0,) * value.dim())
 
 
@@ -406,7 +408,7 @@ def _of_dtensor(value: Any) -> ShardOf:
     mesh = value.device_mesh
     coordinate = mesh.get_coordinate()
     if coordinate is None:
-        raise TypeError("a DTensor is published by the ranks of its device mesh, got one of others")
+        raise TypeError("a DTensor must be published by a rank of its device mesh, got one of other ranks")
     box, is_first = Box.of_all(value.size()), True
     for dim, (placement, place) in enumerate(zip(value.placements, coordinate, strict=True)):
         kind = type(placement).__name__
@@ -415,8 +417,12 @@ def _of_dtensor(value: Any) -> ShardOf:
         elif kind == "Replicate":
             is_first = is_first and place == 0
         else:
-            raise TypeError(f"a DTensor of {placement} has no parts that make up the whole: redistribute it first")
+            raise TypeError(
+                f"a published DTensor must be sharded or replicated, got {placement}: redistribute it first"
+            )
     local = value.to_local()
     if tuple(local.size()) != box.size and math.prod(local.size()):
-        raise TypeError(f"a DTensor must lie as torch cuts it, {box.size} on this rank, got {tuple(local.size())}")
+        raise TypeError(
+            f"a DTensor must be cut as torch.chunk cuts, {box.size} on this rank, got {tuple(local.size())}"
+        )
     return ShardOf(local.reshape(box.size), size=value.size(), start=box.start, is_first=is_first)

@@ -45,8 +45,8 @@ class TeamFailure:
 
 _OWN = __file__.rsplit("/", 2)[0]
 
-# Content decides where batches end, not a count: the same operations make the same batches, whatever came before, so
-# ranks recognise them. A hash of the latest four operations ends a batch after one operation in 64.
+# Batches end by content, not after a count. So the same operations make the same batches, whatever was issued before,
+# and ranks recognise them. A hash of the latest four operations ends a batch after one operation in 64 on average.
 _PLAN_BITS = 13
 _LATEST = (1 << 4 * _PLAN_BITS) - 1
 _MIXER = 0x9E37_79B9_7F4A_7C15
@@ -256,7 +256,7 @@ class Team:
             if first <= number < first + len(lines):
                 code, line = lines[number - first]
                 return f"{code.co_filename}:{line} in {code.co_qualname}"
-        return "a line that is not known any more"
+        return "an unknown line (no longer kept)"
 
 
 def issuing_line() -> Line:

@@ -183,7 +183,7 @@ class MeshTensor(WithOperators):
         if found is not None:
             return found
         if not self.is_leaf:
-            raise RuntimeError("a copy must be of a tensor without history, got a result: write t.detach() first")
+            raise RuntimeError("deepcopy needs a tensor without history, got a result: write t.detach() first")
         with torch.no_grad():
             made = self.detach().clone()
         assert isinstance(made, MeshTensor)
@@ -414,15 +414,15 @@ class _Loan(Guarded):
     def check(self, peers: AbstractSet[object], *, is_broadcast: bool) -> None:
         if is_broadcast:
             raise TypeError(
-                f"a mesh tensor is kept for an endpoint until its call has ended, which broadcast does not learn, "
-                f"got {self._text}: write `await ep.call(...)`"
+                "broadcast must not take mesh tensors, as it does not learn when the endpoint is done with them, got "
+                f"{self._text}: write `await ep.call(...)`"
             )
         strangers = peers - set(self._held.team.peers)
         if strangers:
             raise TypeError(
-                f"an endpoint gets a mesh tensor as its own rank has it, got {self._text} for actors of which "
-                f"{len(strangers)} live in other processes: write t.to_mesh(their processes), "
-                "or send the value, `await trimesh.fetch(t)`"
+                f"actors that get a mesh tensor must live in the processes of its ranks, got {self._text} for actors "
+                f"of which {len(strangers)} live in other processes: write t.to_mesh(their processes), or send the "
+                "value, `await trimesh.fetch(t)`"
             )
 
 
@@ -430,8 +430,8 @@ def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
     """Encode a mesh tensor for the actors in the processes of its ranks."""
     if tensor._meta.is_global:
         raise TypeError(
-            f"an endpoint takes a tensor that each rank has, got {tensor!r}: write t.local(), or a function under "
-            "@trimesh.remote, which gets a DTensor"
+            f"an endpoint must get a tensor on each rank, not a global one, got {tensor!r}: write t.local(), or use a "
+            "function under @trimesh.remote, which gets a DTensor"
         )
     team = tensor._held.team
     team.check()
@@ -449,7 +449,7 @@ def reduce_tensor(tensor: MeshTensor, sink: Sink) -> Any:
 
 _CHANGED: Final[Any] = WeakIdKeyDictionary()
 
-NOTE: Final = "a view that was taken before the shape of its base was changed in place (t_, unsqueeze_) is made again"
+NOTE: Final = "a view taken before its base changed shape in place (t_, unsqueeze_) is made again from the new shape"
 """Note on an error that such a view may have caused."""
 
 

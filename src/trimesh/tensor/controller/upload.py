@@ -185,7 +185,7 @@ class _Kept:
 
 
 class _Followed:
-    """Meshes of this process whose generators are included, and the states saved while there are any."""
+    """Meshes of this process whose generators `torch.get_rng_state` includes, and the saved states."""
 
     def __init__(self) -> None:
         self._engines: list[Engine] = []

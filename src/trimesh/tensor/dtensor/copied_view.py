@@ -1,8 +1,8 @@
 """Copied views: views of global tensors that torch can only make by copying, kept consistent with their base.
 
-One rank holds the row of a tensor that is cut by rows. Torch gathers the row, so writes to it would not reach the
-tensor, nor the other way round. Here a write to such a view is copied back. A write to the tensor makes the view
-stale: it is made again before its next read. All ranks have the same records, so all of them take part.
+Example: one row of a tensor that is cut by rows. Torch gathers the row from its rank, so a write to the row would not
+reach the tensor, nor the other way round. Here a write to such a view is copied back to its base. A write to the base
+makes the view stale, and it is made again before its next read. All ranks have the same records, so all take part.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class CopiedViews:
         base, views = self._views_to(tensor)
         engine = self._engine
         engine.settle(base)
-        # All views are made from one memory, so that elements that share a place in it are written together.
+        # Apply all views to one memory, so that elements that share a place in it are written together.
         once = _once(engine.whole(base), base).clone(memory_format=torch.preserve_format)
         target = once.expand(base.size())
         for view in reversed(views):

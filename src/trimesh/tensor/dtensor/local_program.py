@@ -1,7 +1,7 @@
 """Local programs: a recording as a sequence of operators on one rank's parts, without dispatch by the rules.
 
-LP-1 A program runs only if its inputs have the layouts that they had when it was made, and the same ones coincide.
-LP-2 Commands keep their boundaries: one that fails leaves what it would by the rules, and those after it run by them.
+LP-1 A program runs only if its inputs have the layouts that they had when it was made, and the same ones are identical.
+LP-2 Commands keep their boundaries: one that fails has the same effects as by the rules, and later ones run by them.
 LP-3 A command that cannot be decomposed (a user's function, a move) runs as it is, between the others.
 """
 
@@ -71,7 +71,7 @@ def layout_of(value: Any) -> PartLayout:
 
 
 def _is_alike(one: Any, other: Any) -> bool:
-    # Torch takes device meshes over the same ranks as equal, even if their groups differ.
+    # Torch treats device meshes over the same ranks as equal, even if their groups differ.
     return one.device_mesh is other.device_mesh and bool(one == other)
 
 
@@ -112,7 +112,7 @@ class Slots(list[Any]):
             self[self._values[number].slot] = local_of(value)
 
     def lay(self, number: int, slot: int, spec: Any) -> None:
-        """Give a global tensor another part and other placements."""
+        """Give a global tensor the part in another slot, and another spec."""
         self._laid[number] = slot, spec
         found = self._objects.get(number)
         if found is not None:
@@ -203,7 +203,7 @@ class _Counts:
         self._more = team.steps - team.done
 
     def settle(self) -> None:
-        """Settle the count of commands that have run so far."""
+        """Update the team's count of executed commands, if each counts by itself."""
         if self.is_counted:
             self._team.done = self._team.steps - self._more
 
@@ -263,7 +263,7 @@ class LocalProgram:
             slots.take(number, rank.values[ref])
         try:
             self._do(rank, team, slots, first_move, counts)
-        except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+        except BaseException as error:  # noqa: BLE001 - becomes the poison of its outputs
             self._put_back(rank, slots, slots.done - 1)
             slots.close()
             counts.settle()
@@ -373,7 +373,7 @@ def _fail(rank: Rank, team: TeamOnRank, step: Step, error: BaseException) -> Non
     team.steps += 1
 
 
-# ---- operators on parts, noted during a replay by the rules, and their replay ----------------------------------------
+# ---- operators on parts: noted during a replay by the rules, repeated in later ones ----------------------------------
 
 
 @attrs.frozen

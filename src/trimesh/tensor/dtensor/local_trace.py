@@ -49,7 +49,7 @@ _AFTER: Final = -1
 
 
 class NotLocal(Exception):
-    """Raised if a replay cannot be traced: it may vary, or is not of operators on parts; the text has the reason."""
+    """A replay cannot be traced: it may vary, or does not consist of operators on parts. The text has the reason."""
 
 
 @attrs.define(eq=False)
@@ -127,7 +127,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
         if any(isinstance(one, torch.Tensor) and one.is_meta for one in found):
             return  # only metadata is computed
         if any(tag in operator.tags for tag in _VARYING):
-            raise NotLocal(f"{operator} decides what is done next")
+            raise NotLocal(f"results of {operator} depend on data")
         marked, named = self._marked(list(args)), {name: self._marked(one) for name, one in kwargs.items()}
         outs = [-1 if one is None or one in self.slots else self._made(one) for one in found]
         self.calls.append(NotedCall(operator, marked, named, outs, is_list))
@@ -145,7 +145,7 @@ class _Listener(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-igno
 
     def _made(self, value: Any) -> int:
         if not isinstance(value, torch.Tensor):
-            raise NotLocal("a value comes to Python")
+            raise NotLocal("an operator returns a Python value")
         return self.slot_of(value)
 
 
@@ -212,9 +212,9 @@ class LocalTrace:
         if engine is not None:
             engine.sums.on_laid = None
         if why is None and self._forgotten:
-            why = NotLocal("a tensor is laid anew that no ref names")
+            why = NotLocal("the layout of a tensor without a ref has changed")
         if why is None and not shared.isdisjoint(self._alone):
-            why = NotLocal("what was added up shares memory with what is not of these steps")
+            why = NotLocal("a reduced tensor shares memory with one that these steps do not use")
         if why is None:
             return self._program()
         raise why
@@ -254,12 +254,12 @@ class LocalTrace:
     def _found(self, ref: int) -> Any:
         value = self._rank.values.get(ref)
         if value is None or type(value) is Poison:
-            raise NotLocal("something is missing, or has failed")
+            raise NotLocal("a value is missing, or has failed")
         return value
 
     def _check_alone(self, value: Any) -> None:
         if self._engine is not None and self._engine.sums.is_shared(value):
-            raise NotLocal("tensors in parts share memory: adding one up would have to reach all")
+            raise NotLocal("partial tensors share memory, so reducing one would have to change all")
 
     def _number(self, value: Any) -> int:
         """Give a value a number, and its part a slot."""
@@ -274,13 +274,13 @@ class LocalTrace:
         return number
 
     def _laid(self, value: DTensor, before: torch.Tensor) -> None:
-        """Note a change of layout of a global tensor, unless only the command itself has the tensor."""
+        """Note a change of layout of a global tensor, unless only the running command has the tensor."""
         # A reduction of partial sums also reaches all tensors that share their memory.
         self._alone.update(self._in_parts.get(memory_of(before), ()))
         number = self._numbers.get(value)
         if number is None:
             return
-        if number not in self._named.values():  # something else has it, and a replay would not reach that
+        if number not in self._named.values():  # freed, but held elsewhere, where a replay would not change it
             self._forgotten = True
         self._relaid[number] = value
         slot = self._listener.slots.get(value._local_tensor)
@@ -299,9 +299,9 @@ class LocalTrace:
             return
         command = _command_of(step)
         if command is None:
-            raise NotLocal(f"{type(step).__name__} is no command")
+            raise NotLocal(f"{type(step).__name__} is not a command")
         if has_copied_views(self._rank):
-            raise NotLocal("a view was copied, and is to be one all the same")
+            raise NotLocal("the rank has copied views")
         read = {ref: self._found(ref) for ref in _refs_of(command)}
         made = {ref: self._found(ref) for ref in _outs_of(command)}
         slots = self._listener.slots
@@ -325,7 +325,7 @@ class LocalTrace:
         self._slots_now.update((number, one.slot) for number, one in relaid)
         given = [(ref, self._named[ref]) for ref in read]
         if not {number for number, _ in relaid} <= {number for _, number in given}:
-            raise NotLocal("a command has laid a tensor anew that it does not name")
+            raise NotLocal("a command has changed the layout of a tensor that is not among its operands")
         self._seen.append(_Seen(step, None, given, self._name(made), relaid))
 
     def _name(self, made: dict[int, Any]) -> list[Named]:

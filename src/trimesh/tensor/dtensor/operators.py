@@ -1,7 +1,7 @@
 """Torch operators on global tensors, on the ranks: by the table of `rules`, or on whole tensors.
 
-LW-1 Only the rules decide how an operator runs. This module caches their function for global tensors with the same
-     specs and, where they matter, the same numbers; and only if the call moves and reduces nothing.
+LW-1 Only the rules decide how an operator runs. This module caches their decision for global tensors with the same
+     specs and, where they matter, the same numbers. It caches no call that moves or reduces anything.
 LW-2 Results of a cached function are checked each time: if their layout differs, the rules assemble them.
 """
 
@@ -245,8 +245,8 @@ def check_overlap(
 ) -> None:
     """Refuse an operator that torch would refuse because its input and output overlap in part.
 
-    It costs nothing unless an argument is a copied view of a written tensor, or the other way round, and they overlap
-    in part. Then the operator runs on zeros in this process, of `limits.TENSOR_TRIED_BYTES_MAX` at most.
+    Only if an argument is a copied view of a written tensor, or the other way round, and both overlap in part, does the
+    operator run, on zeros in this process of at most `limits.TENSOR_TRIED_BYTES_MAX`.
 
     Raises:
         RuntimeError: The error of torch.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 _CHATTY: Final = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
-"""Loggers that warn of missing all-to-all in gloo and of gathers along two dimensions: users cannot change either."""
+"""Loggers that warn of all-to-all, missing in gloo, and of gathers along two dimensions: users cannot avoid either."""
 
 
 def placements_by_label(cuts: Sequence[int]) -> list[Placement]:
@@ -73,7 +73,9 @@ def part_on_rank(value: DTensor) -> tuple[Box, torch.Tensor, DTensor]:
     found: Any = value if list(value.placements) == placements else value.redistribute(placements=placements)
     box, local = box_by_placements(found.size(), found.device_mesh, placements), found._local_tensor
     if tuple(local.size()) != box.size:
-        raise RuntimeError(f"a part of {tuple(found.size())} by {placements} has {tuple(local.size())}, not {box.size}")
+        raise RuntimeError(
+            f"a part of {tuple(found.size())} by {placements} must have size {box.size}, got {tuple(local.size())}"
+        )
     return box, local, found
 
 
@@ -109,7 +111,7 @@ def adopted(name: str, value: DTensor, mesh: Any, stride: Sequence[int] = ()) ->
         name: Name of the function.
         value: Its result, detached.
         mesh: The device mesh of the ranks that it ran on.
-        stride: Strides that the whole shall have; empty to keep them.
+        stride: Required strides of the whole tensor; empty to keep its own.
 
     Raises:
         TypeError: Global tensors do not support its placements or its mesh.
@@ -128,7 +130,7 @@ def adopted(name: str, value: DTensor, mesh: Any, stride: Sequence[int] = ()) ->
         cuts = cuts_of(value.placements)
     except NotImplementedError:
         raise refused(
-            "cut, whole, or in parts of a sum along each dimension of the mesh",
+            "sharded, replicated or partial (a sum) along each dimension of the mesh",
             value.placements,
             "write t.redistribute(placements=[...]) by Shard, Replicate and Partial()",
         ) from None

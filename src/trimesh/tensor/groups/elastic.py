@@ -4,11 +4,11 @@ gloo cannot abort: a collective waits for the bytes of another member, up to the
 members meets at its own address of the loopback network (in 127.64.0.0/10). Ending its groups shuts down all
 connections from and to that address, so that collectives that wait there fail at once.
 
-EG-1 after `end` no collective of these groups waits, and none begins.
-EG-2 connecting the members waits no longer than the groups last, either. Its thread is abandoned to gloo, which waits
-     for each member that is gone up to `limits.GROUP_CONNECT_SECONDS`.
-EG-3 an error of a collective, or of connecting the members, is raised once it is known whether the groups have ended;
-     if so, the error states it.
+EG-1 After `end` no collective of these groups waits, and none begins.
+EG-2 Connecting the members ends with the groups, too. Its thread is then abandoned: gloo waits in it up to
+     `limits.GROUP_CONNECT_SECONDS` for each member that is gone.
+EG-3 If a collective or connecting the members fails because the groups have ended, the reason of their end is raised.
+     A failure waits up to `limits.GROUP_CAUSE_SECONDS` for that reason.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class MemberGroups:
         machines = {self._store.get(f"machine/{rank}") for rank in range(len(self._places))}
         if len(machines) > 1:
             raise ConfigError(
-                f"groups of elastic meshes are of the processes of one host, got {len(machines)}: use "
+                f"the members of an elastic group must be on one host, got {len(machines)} hosts: use "
                 "trimesh.distribute, or spawn_procs(rendezvous=True) with the setting collectives"
             )
         group = self._group("all", range(len(self._places)))
@@ -163,7 +163,7 @@ class MemberGroups:
         sizes = [1 + max(place[one] for place in self._places) for one in labels]
         if math.prod(sizes) != len(self._places):
             raise ShapeError(
-                f"a device mesh needs every place of {dict(zip(labels, sizes, strict=True))!r}, got "
+                f"a device mesh needs a member at every place of {dict(zip(labels, sizes, strict=True))!r}, got "
                 f'{len(self._places)} members: name one dimension for all of them, device_mesh("members")'
             )
         own = self._places[self._rank]

@@ -182,12 +182,12 @@ class Group(NamedGroup):
             why_not = _why_no_nccl(store, self) if self.device.type == "cuda" else ""
             self._has_nccl = self.device.type == "cuda" and not why_not
             if why_not and self.rank() == 0:
-                _warn_once(f"collectives of CUDA tensors go by gloo, as copies on the host: {why_not}")
+                _warn_once(f"collectives of CUDA tensors use gloo, on copies on the host: {why_not}")
             made = _inner(store, self, place, has_nccl=self._has_nccl)
         except CollectiveFailed:
             raise
         except Exception as error:
-            # Another rank has left meanwhile, or this one cannot make the group and must tell the others.
+            # Another rank has left meanwhile, or this one cannot make the group and must release the others.
             self._check_cause()
             self.leave(error)
             raise
@@ -544,7 +544,7 @@ LOOPBACK: Final = "127.0.0.1"
 _SIOCGIFADDR: Final = 0x8915
 _IPV6: Final = Path("/proc/net/if_inet6")
 _NAME_BYTES_MAX: Final = 15
-_NO_MACHINE: Final = "a rank has said something else than its machine and address"
+_NO_MACHINE: Final = "a rank must publish its machine and address, got something else"
 
 
 @attrs.frozen
@@ -628,8 +628,8 @@ def meeting_place(own: RankPlace, said: Sequence[bytes]) -> RankPlace:
         if not place.address or ipaddress.ip_address(place.address).is_loopback:
             raise ConfigError(
                 "a process group of ranks on several machines needs the setting collectives, got "
-                f"{place.address or 'nothing'} at rank {index}: gloo and NCCL neither encrypt nor ask who connects, "
-                'so name a network that is trusted, as env={"TRIMESH_COLLECTIVES": "eth0"}, or "10.0.0.0/8"'
+                f"{place.address or 'nothing'} at rank {index}: gloo and NCCL neither encrypt nor authenticate, so "
+                'name a network that is trusted, as env={"TRIMESH_COLLECTIVES": "eth0"}, or "10.0.0.0/8"'
             )
     return own
 

@@ -87,7 +87,7 @@ def group_of(rank: Rank, team: TeamOnRank, labels: Sequence[str]) -> Group:
     extent = team.extent
     for label in labels:
         if label not in extent:
-            raise ShapeError(f"a process group spans dimensions of {extent!r}, got {label!r}")
+            raise ShapeError(f"a process group must span dimensions of {extent!r}, got {label!r}")
     here = extent.point(team.place)
     fixed = {label: here[label] for label in extent if label not in labels}
     key = ",".join(label for label in extent if label in labels)
@@ -261,8 +261,8 @@ class ProcessGroup:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled: a group exists only on the ranks of a remote function."""
         raise TypeError(
-            f"a process group of a mesh is an argument of functions under @trimesh.remote, got the one along "
-            f"{self.labels} for something else: in actors use torch.distributed itself, "
+            "a process group of a mesh can only be an argument of functions under @trimesh.remote, got the one along "
+            f"{self.labels} elsewhere: in actors use torch.distributed itself, "
             "with spawn_procs(rendezvous=True) and init_process_group()"
         )
 
@@ -294,8 +294,8 @@ class RanksDeviceMesh:
     def __reduce__(self) -> NoReturn:
         """Refuse to be pickled; see `ProcessGroup`."""
         raise TypeError(
-            f"the device mesh of ranks is an argument of functions under @trimesh.remote, got the one along "
-            f"{self.labels} for something else: in actors use that of a group of theirs, group.device_mesh()"
+            "the device mesh of ranks can only be an argument of functions under @trimesh.remote, got the one along "
+            f"{self.labels} elsewhere: in actors use that of their elastic group, group.device_mesh()"
         )
 
 
@@ -312,7 +312,7 @@ class SentDeviceMesh:
     def on_rank(self, rank: Rank, team: TeamOnRank) -> DeviceMesh:
         if tuple(team.extent) != self.labels:
             raise TypeError(
-                f"a remote function gets the device mesh of the ranks that it runs on, along {tuple(team.extent)}, got "
-                f"one along {self.labels}: write device_mesh() of the view that its tensors are on"
+                f"a remote function needs the device mesh of its own ranks, along {tuple(team.extent)}, got one along "
+                f"{self.labels}: write device_mesh() of the view that its tensors are on"
             )
         return device_mesh(rank, team)

@@ -4,8 +4,7 @@ A team's store is in the process of its first rank, and the other ranks have dir
 controller, whose Python may be busy, nor a port.
 
     ME-1  A generation is made of joins of all ranks for one operation.
-    ME-2  A join that some rank will never match, because it has left or moved on, fails; no rank waits for one that
-          does not come.
+    ME-2  A join that some rank will never match, because it has left or moved on, fails, so no rank waits in vain.
 
 `TeamTable`: the store itself, at the team's first rank: keys, joins and departures. Pure.
 
@@ -14,7 +13,7 @@ controller, whose Python may be busy, nor a port.
 
     join [group] [place, number, members...]    take part in an operation in a new generation: answers the generation
     leave [] [error] [place, number]            take no part in an operation
-    why [group] [place, number, members...]     fails if one of them has left the operation
+    why [group] [place, number, members...]     fail if one of the members has left the operation
 
 When a group breaks in operation `m`, each rank sends `why`. If a rank has left at `m`, `m` fails at every rank with
 the error of that rank. Otherwise the group was broken before, or broke by itself: all join again.
@@ -49,9 +48,7 @@ if TYPE_CHECKING:
 #
 # All ranks of a team execute the same operations, so an operation has the same number everywhere. For a collective in
 # operation `m` a rank without a group *joins* with `m`. When all have joined with the same number, the next generation
-# of the group is made.
-#
-# Invariants:
+# of the group is made (ME-1, ME-2).
 
 
 @attrs.frozen
@@ -304,7 +301,7 @@ class TeamTable:
             case "why", [_], [], [place, number, *places]:
                 take(Found(failure=self._departures.at(number, places, place)))
             case _:
-                raise ProtocolError(f"a store has no question {verb!r} of {keys!r}, {len(values)} values, {numbers!r}")
+                raise ProtocolError(f"a store has no query {verb!r} of {keys!r}, {len(values)} values, {numbers!r}")
 
     def _join(self, group: str, place: int, number: int, places: frozenset[int], take: Take) -> None:
         meeting = self._meetings.get(group)
@@ -327,7 +324,7 @@ class TeamTable:
         why = self._departures.add(place, number, error)
         for group, meeting in self._meetings.items():
             meeting.left(number, why)
-            if place in meeting.places and number == meeting.made_for:  # ranks that make it would wait for keys forever
+            if place in meeting.places and number == meeting.made_for:  # others, making the group, would wait for keys
                 self._fail_waiters(f"{group}/", why)
 
     def _fail_waiters(self, prefix: str, why: Leave) -> None:
@@ -341,7 +338,7 @@ def _number(value: bytes) -> int:
     try:
         return int(value)
     except ValueError as error:
-        raise ProtocolError(f"only a number can be added to, got {value[:40]!r}") from error
+        raise ProtocolError(f"add needs a key with a number, got the value {value[:40]!r}") from error
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
@@ -440,7 +437,7 @@ class Stores:
         if asked is None:
             return  # the query has timed out
         if asked.host is not peer:
-            raise ProtocolError(f"a store is answered for where it is, got answer {message.ask} of another process")
+            raise ProtocolError(f"an answer must come from the process of the store, got {message.ask} from another")
         if message.failed_place != messages.NO_RANK:
             asked.error = self._failure(message)
         asked.answer = message

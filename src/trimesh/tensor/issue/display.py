@@ -76,7 +76,7 @@ async def show(tensor: torch.Tensor, *, plot: bool | str | os.PathLike[str] = Fa
             figure.savefig(plot)
         return figure
     text = _text(mesh_tensor, values)
-    print(text)  # noqa: T201 - what it is for
+    print(text)  # noqa: T201 - printing is its purpose
     return text
 
 
@@ -153,13 +153,13 @@ def check_plot(tensor: MeshTensor) -> None:
         TypeError: The elements are complex.
     """
     if tensor.ndim not in {1, 2} or not tensor.numel():
-        raise ShapeError(f"a plot is of a tensor with one or two dimensions and elements, got {tensor!r}: plot a part")
+        raise ShapeError(f"a plot needs a tensor of one or two dimensions, with elements, got {tensor!r}: plot a part")
     if tensor.is_complex():
-        raise TypeError(f"a plot is of real numbers, got {tensor!r}: plot `t.abs()` or `t.real`")
+        raise TypeError(f"a plot needs real numbers, got {tensor!r}: plot `t.abs()` or `t.real`")
     ranks = len(tensor._held.team.peers)
     if not tensor._meta.is_global and ranks > limits.TENSOR_PLOTTED_RANKS:
         raise ShapeError(
-            f"a plot is of {limits.TENSOR_PLOTTED_RANKS} ranks at most, got {ranks}: plot `t.slice_mesh(...)`"
+            f"a plot can show at most {limits.TENSOR_PLOTTED_RANKS} ranks, got {ranks}: plot `t.slice_mesh(...)`"
         )
     _figures()
 
@@ -217,7 +217,7 @@ def _figures() -> Any:
         if error.name != "matplotlib":
             raise
         raise ModuleNotFoundError(
-            "a plot needs matplotlib, which is not installed here: write `pip install matplotlib`, or leave `plot` out",
+            "a plot needs matplotlib, which is not installed here: write `pip install matplotlib`, or omit `plot`",
             name="matplotlib",
         ) from error
     return importlib.import_module("matplotlib.figure")

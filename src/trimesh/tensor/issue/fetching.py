@@ -130,7 +130,7 @@ def checked(tensor: Any) -> MeshTensor:
         TypeError: The argument is not a mesh tensor.
     """
     if not isinstance(tensor, MeshTensor):
-        raise TypeError(f"this takes a tensor on a mesh, got {type(tensor).__qualname__}: its value is here already")
+        raise TypeError(f"this takes a tensor on a mesh, got {type(tensor).__qualname__}, whose value is here already")
     return tensor
 
 
@@ -159,8 +159,8 @@ def same_now(tensor: MeshTensor) -> torch.Tensor:
     values = values_now(tensor)
     if not all(torch.equal(value, values[0]) or _equal_with_nan(value, values[0]) for value in values[1:]):
         raise ValueError(
-            f"the values of {tensor!r} differ between the ranks: write `await trimesh.fetch(t)` for all of them, "
-            "or `await trimesh.fetch_shard(t, ...)` for those of one rank"
+            f"the values of {tensor!r} must be the same on every rank, got different ones: write "
+            "`await trimesh.fetch(t)` for all of them, or `await trimesh.fetch_shard(t, ...)` for those of one rank"
         )
     return values[0]
 
@@ -252,7 +252,7 @@ def _told(answer: Any) -> _Told:
         described, nbytes, body = answer
         parts = [(index, part_of(fields, nbytes)) for index, *fields in described]
     except (TypeError, ValueError) as error:
-        raise ProtocolError(f"a rank must say which parts of tensors it has, got {answer!r:.100}") from error
+        raise ProtocolError(f"a rank must describe its parts of tensors, got {answer!r:.100}") from error
     return _Told(parts, body, nbytes)
 
 
@@ -266,7 +266,7 @@ def _targets(
         for place, one in told.items():
             for index, part in one.parts:
                 if not 0 <= index < len(metas) or part.dtype != metas[index].dtype:
-                    raise ProtocolError(f"a part must be of a tensor that was asked for, got {part!r}")
+                    raise ProtocolError(f"a part must be of a requested tensor, got {part!r}")
                 readings[place].add(part, wholes[index], Box.of_all(metas[index].size))
         return {min(told): wholes}, readings
     made: dict[int, list[torch.Tensor]] = {}
@@ -296,7 +296,7 @@ async def _read(request: RankRequest, told: Mapping[int, _Told], readings: Mappi
                 _take(one, readings[place])
             else:
                 await moves.pull(peer, engine.number, key, lent, readings[place].pieces, one.nbytes)
-        except Exception as error:  # noqa: BLE001 - all of them are told, with their places
+        except Exception as error:  # noqa: BLE001 - raised below, with the others
             set_origin(error, team.origins[place])
             errors[place] = error
 

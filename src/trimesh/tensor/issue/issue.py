@@ -554,7 +554,7 @@ def _shown(value: Any) -> str:
     return repr(value)
 
 
-def explain_data_dependent(func: Any, got: str = "where it follows from their values") -> TypeError:
+def explain_data_dependent(func: Any, got: str = "whose shape depends on values") -> TypeError:
     """Return the error for an operation whose result shape depends on the data.
 
     Args:
@@ -563,7 +563,7 @@ def explain_data_dependent(func: Any, got: str = "where it follows from their va
     """
     name = func.name().partition("::")[2].partition(".")[0]
     return TypeError(
-        f"the shape of what an operation returns must be the same on every rank, got {name}, {got}: "
+        f"the shape of an operation's result must be the same on every rank, got {name}, {got}: "
         "write torch.where(mask, a, b) instead of a[mask], call "
         f"{name} in a function under @trimesh.remote, or on what `await trimesh.fetch(t)` returns"
     )
@@ -601,5 +601,5 @@ def check_in_place(func: Any, fakes: Sequence[torch.Tensor], tensors: Sequence[M
             name = func.name().partition("::")[2].partition(".")[0]
             raise TypeError(
                 f"an operation must not change the shape of a mesh tensor in place, got {name} of {meta.size} to "
-                f"{tuple(fake.size())}: write the one that returns a new tensor, {name.rstrip('_')}"
+                f"{tuple(fake.size())}: write {name.rstrip('_')}, which returns a new tensor"
             )

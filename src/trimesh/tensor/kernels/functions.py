@@ -64,7 +64,7 @@ def define_function(rank: Rank, _: TeamOnRank, number: int, payload: Body, bodie
         found = _decode(rank, payload, bodies, "a remote function")
         if isinstance(found, Named):
             found = _imported(found)
-    except Exception as caught:  # noqa: BLE001 - told to whoever uses what it was to compute
+    except Exception as caught:  # noqa: BLE001 - raised by each call of the function
         error = caught
         found = missing
     _functions(rank)[number] = found
@@ -152,7 +152,7 @@ def function_fetch(
             name, result = _call(rank, team, number, tensors, payload, bodies)
         if any(is_global(one) for one in pytree.tree_leaves(result)):
             raise TypeError(
-                f"what is fetched of a function must be values of a rank, {name} returned a DTensor: return "
+                f"a function whose result is fetched must return values of one rank, {name} returned a DTensor: return "
                 "t.full_tensor() or t.to_local()"
             )
         # Copies: later commands may write to the tensors before their bytes are sent.
@@ -219,9 +219,8 @@ def _checked(name: str, result: Any, metas: Sequence[Sequence[Any]]) -> list[tor
         (one.size, one.dtype, one.is_global) for one in expected
     ]:
         raise TypeError(
-            f"a remote function must return what its propagation says, {name} returned "
-            f"{_shown(found)} here and was to return {_shown(expected)}: see `propagate` and `returns_global` of "
-            "trimesh.remote"
+            f"a remote function must return what its propagation predicts, {name} returned {_shown(found)} here "
+            f"instead of {_shown(expected)}: see `propagate` and `returns_global` of trimesh.remote"
         )
     return made
 

@@ -92,8 +92,8 @@ def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]
     for label, now, then in zip(list(team.extent) or ["all"], fresh.placements, wanted, strict=True):
         if now.is_shard() and now != then:
             raise ShapeError(
-                f"t.local([...]) gives each rank of what it has, and along {label!r} that is a part of dimension "
-                f"{getattr(now, 'dim', '?')}: write trimesh.redistribute(t, [...]).local(), which brings parts together"
+                f"t.local([...]) must not move data between ranks, got a tensor cut along {label!r} in dimension "
+                f"{getattr(now, 'dim', '?')}: write trimesh.redistribute(t, [...]).local(), which moves it"
             )
     return fresh.redistribute(placements=wanted).to_local().clone()
 
@@ -185,7 +185,7 @@ def _answer(
     else:
         try:
             found = find([refreshed(rank, value) for value in values if not isinstance(value, Poison)])
-        except Exception as error:  # noqa: BLE001 - goes to whoever fetches
+        except Exception as error:  # noqa: BLE001 - sent to the controller, which raises it
             poison = Poison(team.number, team.done, "trimesh::fetch", error)
             rank.leave(team, poison)
     if is_asked and is_large and poison is None:
@@ -412,7 +412,7 @@ def receive_parts(
             outside.run_in_trio(moves.take, key, ProcId(source), offer, body, reading.pieces, nbytes)
             reading.finish()
         if found != box.count:
-            raise RuntimeError(f"parts of a tensor must be all of it: {found} of {box.count} elements came")
+            raise RuntimeError(f"parts must cover the whole tensor, got {found} of {box.count} elements")
         return assemble(there.to(rank.device), mesh, placements, torch.empty(size, dtype=dtype, device="meta"))
     finally:
         for source, offer in left.items():
@@ -428,7 +428,7 @@ async def _wait_all(
     for source in sources:
         try:
             offers.append((source, *await moves.wait_offer(key, ProcId(source))))
-        except Exception as error:  # noqa: BLE001 - the others are waited for, so that they get their memory back
+        except Exception as error:  # noqa: BLE001 - wait for the other offers, too, so that their memory is released
             first = first or error
     return offers, first
 
@@ -437,7 +437,7 @@ def _cuts(told: Sequence[Any]) -> Sequence[int]:
     """Return the cuts of the source tensor, from the first report with a part."""
     found = told[0][0] if told and told[0] is not None else None
     if not isinstance(found, list | tuple) or not all(type(cut) is int for cut in found):
-        raise ProtocolError(f"a part of a tensor must come with how that lay, got {told!r:.100}")
+        raise ProtocolError(f"a part of a tensor must come with the cuts of the whole, got {told!r:.100}")
     return found
 
 

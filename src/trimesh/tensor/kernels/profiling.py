@@ -1,4 +1,4 @@
-"""Kernels of `profile` (commands executed, with times), of seeding, of `fallbacks` and of `traffic`.
+"""Kernels of `profile` (executed commands with times), of seeding, of `fallbacks` and of `traffic`.
 
 PF-1 Profiling costs nothing while it is off: a rank and its `TrafficCounts` change their class only while they are
      profiled.
@@ -28,7 +28,7 @@ class ProfileEvents:
     Attributes:
         names: Names of operations and collectives.
         rows: Kind, index of the name, team, number of the command, begin and duration in nanoseconds, bytes sent.
-        missing: Number of events beyond the limit.
+        missing: Number of events dropped beyond the limit.
         team, number: The command in execution.
     """
 
@@ -171,7 +171,7 @@ KERNELS_SEEDING: Final = (
 
 # ---- fallbacks -------------------------------------------------------------------------------------------------------
 
-# Kernels of `fallbacks` and `traffic`: operators that this rank has run on whole tensors, and bytes that it has sent.
+# Counts of this rank: operators that it has run on whole tensors, and bytes that it has sent in collectives.
 
 
 def tell_fallbacks(rank: Rank, team: TeamOnRank, request: int) -> None:

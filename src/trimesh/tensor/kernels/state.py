@@ -102,7 +102,7 @@ def _answer(rank: Rank, team: TeamOnRank, request: int, function: Callable[[], A
     """Send the result of a function, or its error, to the controller."""
     try:
         found = function()
-    except Exception as error:  # noqa: BLE001 - goes to whoever publishes
+    except Exception as error:  # noqa: BLE001 - sent to the controller, which raises it
         found = Poison(team.number, team.done, "trimesh::publish", error)
         rank.leave(team, found)
     rank.outside.reply(request, found)
@@ -123,7 +123,7 @@ KERNELS: Final = (
 def write_parts(
     rank: Rank, team: TeamOnRank, values: list[DTensor | Poison], path: memoryview, first: int, request: int
 ) -> None:
-    """Write this rank's parts to a file of its own; send the controller the parts and their places.
+    """Write this rank's parts to a file of its own; send the controller the parts and their offsets.
 
     A part that several ranks hold is written by one of them; they take turns from tensor to tensor.
     """

@@ -35,7 +35,7 @@ def put(
     size: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> torch.Tensor:
-    """Return a tensor that the controller has sent; if it came as bytes, it uses their memory."""
+    """Return a tensor of the controller, sent as bytes, whose memory it uses on the host, or to be read (`move`)."""
     if move:
         return arrived(rank, data, move, dtype, size, Box.of_all(size))
     flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
@@ -183,7 +183,7 @@ def read_rows(
     made: torch.Tensor | Poison
     try:
         made = _read(rank, team, data, dtype, size, cuts)
-    except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+    except BaseException as error:  # noqa: BLE001 - sent to the controller, which raises it
         traceback.clear_frames(error.__traceback__)  # they hold tensors
         made = Poison(team.number, team.done, "trimesh::read_rows", error)
     rank.outside.reply(request, made if isinstance(made, Poison) else 1)
@@ -206,7 +206,7 @@ def _read(
         part = Part(Box((first, *[0] * (len(size) - 1)), (rows, *size[1:])), dtype, 0)
         handle = handle_of(*fields)
         if handle.nbytes != part.nbytes:
-            raise ProtocolError(f"{rows} rows must be lent whole, {part.nbytes} bytes, got {handle.nbytes}")
+            raise ProtocolError(f"a buffer of {rows} rows must have {part.nbytes} bytes, got {handle.nbytes}")
         reading = PartReading()
         reading.add(part, there, box)
         if reading.pieces:

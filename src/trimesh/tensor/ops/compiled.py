@@ -43,17 +43,17 @@ class WrappedFunction:
 
 
 @attrs.frozen
-class Surroundings:
+class ReadData:
     """Snapshot of the data that a function reads from its environment: numbers, strings and containers, by name.
 
     SR-1 It covers the function's closure, the globals that its code names, its defaults, the attributes of its `self`,
-    and the same of functions of its module that it refers to. Not objects elsewhere.
+    and the same of functions of its module that it refers to. It covers no other objects.
     """
 
     by_name: Mapping[str, Any]
 
     @classmethod
-    def of(cls, function: Any) -> Surroundings:
+    def of(cls, function: Any) -> ReadData:
         budget = itertools.count(limits.RECORDED_DATA_MAX, -1)
         found: dict[str, Any] = {}
         for name, value in _read_by(function, set()):
@@ -62,7 +62,7 @@ class Surroundings:
                 found[name] = taken
         return cls(found)
 
-    def check_own(self, name: str, after: Surroundings) -> None:
+    def check_own(self, name: str, after: ReadData) -> None:
         """Refuse to record a function whose call changes the data that it reads.
 
         Raises:
@@ -71,12 +71,12 @@ class Surroundings:
         changed = self._changed(after)
         if changed is not None:
             raise RecordingError(
-                f"{name} changes what it reads: {changed} was {_shown(self, changed)} before a call and "
-                f"{_shown(after, changed)} after it. None of its Python code runs in a replay, which would go on with "
-                "what it was: do that outside of it, and give it what changes as a tensor on the mesh"
+                "a recorded function must not change data that it reads, as a replay does not run its Python code, got "
+                f"{name}, in which {changed} was {_shown(self, changed)} before a call and {_shown(after, changed)} "
+                "after it: change it outside, and pass it as a tensor on the mesh"
             )
 
-    def check(self, name: str, now: Surroundings) -> None:
+    def check(self, name: str, now: ReadData) -> None:
         """Refuse a replay if the data has changed since the recording.
 
         Raises:
@@ -86,17 +86,17 @@ class Surroundings:
         if changed is not None:
             raise RecordingError(
                 f"{name} was recorded with {changed}={_shown(self, changed)}, and it is {_shown(now, changed)} now: a "
-                f"number that changes must be a tensor on the mesh; or write {name}.reset() before it"
+                f"number that changes must be a tensor on the mesh; or write {name}.reset() before the call"
             )
 
-    def _changed(self, other: Surroundings) -> str | None:
+    def _changed(self, other: ReadData) -> str | None:
         if self.by_name == other.by_name:
             return None
         names = {**self.by_name, **other.by_name}
         return next((name for name in names if self.by_name.get(name) != other.by_name.get(name)), None)
 
 
-def _shown(of: Surroundings, name: str) -> str:
+def _shown(of: ReadData, name: str) -> str:
     if name not in of.by_name:
         return "no data"
     text = repr(_plain(of.by_name[name]))
@@ -122,11 +122,11 @@ def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if id(function) in seen:
         return
     seen.add(id(function))
-    around = dict(_named_by(function))
-    yield from around.items()
+    data = dict(_named_by(function))
+    yield from data.items()
     if function.__defaults__ or function.__kwdefaults__:
         yield f"a default of {function.__name__}", (*(function.__defaults__ or ()), function.__kwdefaults__)
-    for value in around.values():
+    for value in data.values():
         called = value.function if isinstance(value, WrappedFunction) else value
         if isinstance(called, FunctionType) and called.__module__ == function.__module__:
             yield from _read_by(called, seen)
@@ -151,7 +151,7 @@ def _names_in(code: CodeType) -> Iterator[str]:
 
 
 def _taken(value: Any, budget: Iterator[int]) -> Any:
-    """Return a copy of data with its types, because 1 equals True and 1.0; None for anything but data."""
+    """Return a copy of data, with types, because 1 equals True and 1.0; None for other objects."""
     kind = type(value)
     if kind in _PLAIN:
         return kind, (value.hex() if kind is float else value)
@@ -174,15 +174,16 @@ def _plain(taken: Any) -> Any:
     return [_plain(one) for one in value] if isinstance(value, tuple) else f"{kind.__name__} of {value}"
 
 
-# ---- watched ---------------------------------------------------------------------------------------------------------
+# ---- modules and optimizers ------------------------------------------------------------------------------------------
 
 # State of modules and optimizers that a recorded function has read: a replay runs no Python, so it must not change.
 
 
 class Watched:
-    """The modules that were called while a function was recorded, and the optimizers that have stepped.
+    """The modules that were called, and the optimizers that have stepped, while a function was recorded.
 
-    WD-1 A replay runs only while each of them has the flag `training`, and the numbers of its groups, that it had.
+    WD-1 A replay runs only if each module has the mode (`training`), and each optimizer the settings of its groups,
+    that it had at the recording.
     """
 
     def __init__(self) -> None:
@@ -219,7 +220,7 @@ class Watched:
                 mode = "train()" if training else "eval()"
                 raise RecordingError(
                     f"{name} was recorded with a {type(module).__name__} in {mode}, and it is in the other mode now: "
-                    f"write {name}.reset() before it, or give each mode a trimesh.compile of its own"
+                    f"write {name}.reset() before the call, or give each mode a trimesh.compile of its own"
                 )
         for optimizer, recorded in self._optimizers.values():
             for then, now in zip(recorded, _settings(optimizer), strict=False):
@@ -228,7 +229,7 @@ class Watched:
                     raise RecordingError(
                         f"{name} was recorded with {changed}={then[changed]!r} of {type(optimizer).__name__}, and it "
                         f"is {now.get(changed)!r} now: a number that changes must be a tensor on the mesh, as lr= of a "
-                        f"fused optimizer may be; or write {name}.reset() before it"
+                        f"fused optimizer may be; or write {name}.reset() before the call"
                     )
 
 
@@ -238,7 +239,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        return one is other  # its value is read on the ranks
+        return one is other  # a replay reads its current value on the ranks
     return bool(one == other)
 
 
@@ -259,7 +260,7 @@ class _OfTeam:
         team: The ranks.
         number: Number of the recording there.
         places: Indices of the tensor arguments that are on these ranks.
-        results: How many tensors on these ranks the function returns.
+        results: Number of tensors on these ranks that the function returns.
     """
 
     team: Team
@@ -275,13 +276,13 @@ class _Replayable:
     Attributes:
         teams: Recordings by view.
         order: Order of their parts: indices into `teams`, and the part.
-        moves: How many numbers of moves it needs.
+        moves: Number of moves in it, each of which needs a new number.
         key: Metadata and values of the arguments of the recording.
         metas: For each returned tensor, the index into `teams` and its metadata.
         leaves: The other returned values, with None in place of tensors.
         is_tensor: Whether each leaf is a tensor.
         tree: Structure of the returned value.
-        watched, surroundings: State that must be unchanged.
+        watched, data: State that must be unchanged.
     """
 
     teams: Sequence[_OfTeam]
@@ -293,11 +294,11 @@ class _Replayable:
     is_tensor: Sequence[bool]
     tree: pytree.TreeSpec
     watched: Watched
-    surroundings: Surroundings
+    data: ReadData
 
 
 class Compiled(WrappedFunction, Generic[P, R]):
-    """A function that is recorded: its first call is an ordinary one, the next two are recorded, the rest replayed.
+    """A function whose first call is an ordinary one; the next two are recorded, the rest replayed.
 
     A call from another compiled function is an ordinary one: its operations become part of that recording.
     """
@@ -333,7 +334,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         if found is not None:
             _check(self.__name__, found, key)
             found.watched.check(self.__name__)
-            found.surroundings.check(self.__name__, Surroundings.of(self.function))
+            found.data.check(self.__name__, ReadData.of(self.function))
             result: R = _replay(found, tensors)
             return result
         if key != self._key:
@@ -353,7 +354,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         team = tensors[0]._held.team if tensors else active_team()
         shapes = shapes_of(current_proc()) if team is None else team.engine.shapes
         recorder = shapes.recorder = Recorder({tensor._held.ref: tensor._held.team for tensor in tensors})
-        watched, around = Watched(), Surroundings.of(self.function)
+        watched, data = Watched(), ReadData.of(self.function)
         try:
             with watched.watching():
                 result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, call())
@@ -362,10 +363,10 @@ class Compiled(WrappedFunction, Generic[P, R]):
         before, self._before = self._before, recorder
         recorder.end()
         if not recorder.commands:
-            raise RecordingError(f"{self.function!r} computes nothing on a mesh, so there is nothing to record")
+            raise RecordingError(f"a recorded function must compute on a mesh, got no operations of {self.function!r}")
         if before is not None:
             self._before = None
-            result = self._keep(key, before, recorder, result, watched, around)
+            result = self._keep(key, before, recorder, result, watched, data)
         given: R = result
         return given
 
@@ -376,7 +377,7 @@ class Compiled(WrappedFunction, Generic[P, R]):
         after: Recorder,
         result: Any,
         watched: Watched,
-        around: Surroundings,
+        data: ReadData,
     ) -> Any:
         leaves, tree = pytree.tree_flatten(result)
         outs = [leaf for leaf in leaves if isinstance(leaf, MeshTensor)]
@@ -388,18 +389,18 @@ class Compiled(WrappedFunction, Generic[P, R]):
         is_tensor = [isinstance(leaf, MeshTensor) for leaf in leaves]
         values = [None if is_one else leaf for leaf, is_one in zip(leaves, is_tensor, strict=True)]
         del leaves
-        gc.collect()  # a graph of autograd that only the collector finds would count as kept
+        gc.collect()  # tensors of an autograd graph in a reference cycle would count as kept
         freed = {ref for one in after.commands for ref in one.freed}
         teams = [team for team in after.teams if isinstance(team, Team)]
         for team in teams:
             team.engine.post_around(team)  # pending commands may use freed tensors
             freed.update(team.take_freed())
         recording = compare(before, after, results, freed, teams[0].engine.new_refs(len(after.formals)))
-        around.check_own(self.__name__, Surroundings.of(self.function))
+        data.check_own(self.__name__, ReadData.of(self.function))
         kept = [_sent(team, one) for team, one in zip(teams, recording.of_teams, strict=True)]
         places = [(teams.index(team), meta) for team, meta in metas]
         self._replayable = _Replayable(
-            kept, recording.order, recording.moves, key, places, values, is_tensor, tree, watched, around
+            kept, recording.order, recording.moves, key, places, values, is_tensor, tree, watched, data
         )
         return given
 
@@ -423,7 +424,7 @@ def _replay(found: _Replayable, tensors: Sequence[MeshTensor]) -> Any:
     move = found.teams[0].team.engine.shapes.new_numbers(found.moves)
     for one in found.teams:
         one.team.check()
-    # Query no rank in between: some would wait for others whose part is not issued any more.
+    # Query no rank in between: if that failed, some ranks would wait for others whose part is never issued.
     for place, part in found.order:
         one = found.teams[place]
         own = [given[index] for index in one.places] if part == 0 else []
@@ -462,11 +463,11 @@ def _check(name: str, found: _Replayable, key: Sequence[Any]) -> None:
     for recorded, given in zip(found.key, key, strict=False):
         if recorded != given:
             raise RecordingError(
-                f"{name} was recorded with {_show(recorded)} and can be replayed only so, got {_show(given)}: write "
-                f"{name}.reset() before it, so that the next calls record it anew, or give such arguments to a "
+                f"{name} must be replayed with arguments as recorded, {_show(recorded)}, got {_show(given)}: write "
+                f"{name}.reset() before the call, so that the next calls record it anew, or give such arguments a "
                 "trimesh.compile of their own"
             )
-    raise RecordingError(f"{name} was recorded with other arguments: write {name}.reset() before it")
+    raise RecordingError(f"{name} was recorded with other arguments: write {name}.reset() before the call")
 
 
 def _show(part: Any) -> str:
@@ -497,7 +498,7 @@ def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torc
         RecordingError: From calls: the function reads values of tensors, its third call differs from its second, or a
             replay has other shapes or values.
 
-    Cost: a replay is one message of some 20 bytes for each view that the function computes on, whatever it does there.
-    If overlapping views compute in between, it is one message for each part.
+    Cost: a replay sends one message of some 20 bytes for each view that the function computes on, however many
+    operations it has. If overlapping views alternate, it sends one message for each part between them.
     """
     return Compiled(function)

@@ -92,7 +92,7 @@ class RemoteFunction(Generic[P, R]):
         if isinstance(function, str):
             module, dot, name = function.rpartition(".")
             if not dot:
-                raise ValueError(f"a remote function is named by its module and its name, got {function!r}")
+                raise ValueError(f"the name of a remote function must be package.module.function, got {function!r}")
             self._named: Named | None = Named(module, name)
             self.function: Callable[P, R] | None = None
             self.__name__ = self.__qualname__ = name
@@ -154,7 +154,7 @@ class RemoteFunction(Generic[P, R]):
         team = tensors[0]._held.team if tensors else active_team()
         if team is None:
             raise RuntimeError(
-                f"a remote function without tensors runs on the active mesh, and none is: write "
+                f"a remote function without tensors needs an active mesh, got none: write "
                 f"`with mesh.activate(): {self.__name__}(...)`"
             )
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves) or any(one._held.team is not team for one in tensors):
@@ -163,7 +163,7 @@ class RemoteFunction(Generic[P, R]):
             checked_team(team)
         values = team.engine.proc.values
         if not values.is_pickled:
-            raise TypeError("remote functions are pickled, which this mesh refuses (pickle='off'): write endpoints")
+            raise TypeError("remote functions need pickle, which this mesh refuses (pickle='off'): write endpoints")
         what = f"the arguments of {self.__qualname__}()"
         encoded = values.encode(pytree.tree_unflatten(leaves, tree), what=what)
         self._send_definitions(team, encoded, what)
@@ -199,7 +199,7 @@ class RemoteFunction(Generic[P, R]):
 
     def _send_definitions(self, team: Team, encoded: Encoded, what: str) -> None:
         if encoded.attachments:
-            raise TypeError(f"{what} must be data and mesh tensors, got a port: ports travel to actors only")
+            raise TypeError(f"{what} must be data and mesh tensors, got a port: pass ports to actors only")
         for peer in team.peers:
             peer.define(encoded.definitions)
 
@@ -226,7 +226,7 @@ class RemoteFunction(Generic[P, R]):
                 result = pytree.tree_map(_example(shapes), result, is_leaf=lambda one: isinstance(one, torch.Size))
         except Exception as error:
             raise TypeError(
-                f"what {self.__qualname__} returns is found out by running "
+                f"results of {self.__qualname__} must be inferable by running "
                 f"{getattr(function, '__qualname__', function)} here on tensors without data, which raised "
                 f"{type(error).__name__}: {error}; write @trimesh.remote(propagate=...) with a function that returns "
                 "examples of the results, or 'inspect'"
@@ -313,7 +313,7 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         if any(grad is not None and grad.requires_grad for grad in grads):
-            raise RuntimeError("the gradient of a remote function has no gradient itself: got create_graph=True")
+            raise RuntimeError("the gradient of a remote function cannot be differentiated, got create_graph=True")
         team: Team = ctx.graph._held.team
         given = Sizes(index for index, grad in enumerate(grads) if grad is not None)
         metas = [_row_major(team, meta) for meta in ctx.metas]
@@ -393,7 +393,7 @@ async def call_on_shard_and_fetch(
     Raises:
         MeshErrorGroup: The function has raised, an argument could not be computed, or a process has ended.
         TypeError, RuntimeError: As a call of a remote function.
-        ShapeError: `shard` is no rank.
+        ShapeError: No rank has the coordinates `shard`.
 
     Blocking: a checkpoint, cancellable; the ranks go on.
     """

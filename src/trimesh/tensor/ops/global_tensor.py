@@ -60,17 +60,17 @@ def distribute(
     """
     if isinstance(tensor, MeshTensor):
         raise TypeError(
-            f"a tensor of this process is distributed, got {tensor!r}: "
+            f"distribute takes a tensor of this process, got {tensor!r}: "
             "write trimesh.redistribute(t, [...]) for a global one, t.to_global([...]) for a tensor on each rank"
         )
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
-            f"a tensor of this process is distributed, got {type(tensor).__qualname__}: "
+            f"distribute takes a tensor of this process, got {type(tensor).__qualname__}: "
             "write torch.as_tensor(...) of it"
         )
     if placements is not None and sharding_spec is not None:
         raise TypeError(
-            f"placements and sharding_spec say the same, got {placements!r} and {sharding_spec!r}: write one of them"
+            f"distribute takes placements or sharding_spec, got {placements!r} and {sharding_spec!r}: write one of them"
         )
     team = checked_team(team_of(mesh, "a global tensor is on"))
     where = placements if sharding_spec is None else sharding_spec
@@ -171,7 +171,7 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
     value = checked_global(tensor)
     if value.requires_grad and torch.is_grad_enabled():
         raise TypeError(
-            f"gradients do not pass from one global tensor to a tensor on each rank, got {value!r}: detach it"
+            f"gradients do not pass from a global tensor to a tensor on each rank, got {value!r}: write t.detach()"
         )
     team = value._held.team
     if cuts is None:
@@ -184,8 +184,8 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
         if dim != WHOLE:
             if size[dim] % count:
                 raise ShapeError(
-                    f"a tensor on each rank has one size: dimension {dim} of {value._meta.size} cannot be cut into "
-                    f"equal parts along {label!r}, of size {count}"
+                    f"a tensor on each rank must have the same size everywhere: dimension {dim} of {value._meta.size} "
+                    f"cannot be cut into equal parts along {label!r}, of size {count}"
                 )
             size[dim] //= count
     meta = team.engine.shapes.meta(size, contiguous_strides(size), value.dtype, value.device)
@@ -196,10 +196,10 @@ def to_local(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
 def to_global(tensor: torch.Tensor, cuts: Sequence[Cut] | None) -> MeshTensor:
     value = checked(tensor)
     if value._meta.is_global:
-        raise TypeError(f"a tensor on each rank is made global, got {value!r}: write trimesh.redistribute(t, [...])")
+        raise TypeError(f"to_global takes a tensor on each rank, got {value!r}: write trimesh.redistribute(t, [...])")
     if value.requires_grad and torch.is_grad_enabled():
         raise TypeError(
-            f"gradients do not pass from a tensor on each rank to one global tensor, got {value!r}: detach it"
+            f"gradients do not pass from a tensor on each rank to a global tensor, got {value!r}: write t.detach()"
         )
     return _joined(value, checked_team(value._held.team), cuts)
 
@@ -288,7 +288,7 @@ def _drawn(func: Any, args: Sequence[Any], kwargs: dict[str, Any], team: Team) -
     name = func._schema.name.partition("::")[2]
     if name not in _FILLERS or given.get("generator") is not None:
         raise NotImplementedError(
-            f"global tensors draw from a generator that the ranks share, by rand, randn, randint and normal, got {name}"
+            f"global random tensors are made by rand, randn, randint and normal, with the ranks' generator, got {name}"
             f"{' with a generator' if given.get('generator') is not None else ''}: "
             "write trimesh.replicate(...) of what torch draws outside of activate(), or torch.rand(n).argsort()"
         )
@@ -329,8 +329,8 @@ def send_global(
         tensor: The tensor to move.
         target: The target ranks.
         like: Kept placements of another tensor to copy; None to keep cuts along the labels that the target has, too.
-        waits: Whether source ranks wait while much that they have sent is unread. If other commands come before the
-            target receives, set it only if none of these waits for the source.
+        waits: Whether source ranks wait while too much that they have sent is unread. If other commands are issued
+            before the target receives, set it only if none of these waits for the source.
 
     Raises:
         RuntimeError: The processes are simulated.
@@ -339,7 +339,7 @@ def send_global(
     engine = source.engine
     ids = [[peer.proc_id for peer in team.peers] for team in (source, target)]
     if engine.has_values and engine.proc.is_simulated and set(ids[0]) != set(ids[1]):
-        raise RuntimeError("tensors of a simulated mesh cannot move to other processes: use real ones for this test")
+        raise RuntimeError("tensors of a simulated mesh cannot move to other processes: test this with real processes")
     nothing = engine.shapes.meta((0,), (1,), torch.uint8, tensor.device)
     meta = global_meta(target, tensor._meta.size, tensor.dtype)
     labels = list(source.region.extent)

@@ -83,7 +83,7 @@ def grad_generator(
 
 def _edge(tensor: torch.Tensor) -> _Edge:
     if not tensor.requires_grad:
-        raise RuntimeError(f"a gradient is by, or of, a tensor that requires gradients, got {tensor!r}")
+        raise RuntimeError(f"roots and params must be tensors that require gradients, got {tensor!r}")
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 
@@ -101,11 +101,11 @@ class _Walk:
     """Progress of the execution of a graph.
 
     Attributes:
-        wanted: Nodes whose gradients stay when they have been executed.
+        wanted: Nodes whose gradients are kept after they have been executed.
     """
 
     wanted: frozenset[Any]
-    _places: dict[Any, int] = attrs.field(factory=dict[Any, int])  # behind all that lead there
+    _places: dict[Any, int] = attrs.field(factory=dict[Any, int])  # topological order (GG-1)
     _leading: dict[Any, list[Any]] = attrs.field(factory=dict[Any, "list[Any]"])
     _executed: set[Any] = attrs.field(factory=set[Any])
     _grads: dict[Any, dict[int, torch.Tensor]] = attrs.field(factory=dict[Any, "dict[int, torch.Tensor]"])

@@ -121,16 +121,16 @@ def _check_plain(module: nn.Module) -> None:
         # Torch's compiler traces the code of handles instead of running it, and leaves partial effects behind.
         if hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None:
             raise TypeError(
-                f"a module that torch.compile has been at ({name or 'the module itself'!r}) cannot move onto a mesh, "
-                "got one: compile what runs on the ranks, in a function under @trimesh.remote, or record whole steps "
-                "by trimesh.compile"
+                "a module under torch.compile cannot move onto a mesh, got "
+                f"{repr(name) if name else 'one'}: compile what runs on the ranks, in a function under "
+                "@trimesh.remote, or record whole steps by trimesh.compile"
             )
 
 
 def _check_local(tensors: Sequence[NamedTensor]) -> None:
     for one in tensors:
         if isinstance(one.tensor, MeshTensor):
-            raise TypeError(f"a module of this process is moved onto a mesh; {one.names[0]!r} is on one already")
+            raise TypeError(f"module_to_mesh takes a module of this process, but {one.names[0]!r} is on a mesh already")
 
 
 def _checked_placements(
@@ -209,7 +209,7 @@ def _upload_state(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any
             state[prefix + name] = put_like(value, target)
 
 
-# ---- exchanging ------------------------------------------------------------------------------------------------------
+# ---- exchanges -------------------------------------------------------------------------------------------------------
 
 # Exchanges of a plan on a mesh: hooks around modules that reshard activations along one label.
 
@@ -486,8 +486,8 @@ class _Updating:
     def begin(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if kwargs.get("closure") is not None or any(map(callable, args[1:])):  # the first is the optimizer itself
             raise TypeError(
-                "an optimizer that updates parts steps without a closure, which would compute with parameters that are "
-                "not updated yet: write loss.backward() before optimizer.step()"
+                "an optimizer that updates parts must step without a closure, which would compute with parameters "
+                "that are not updated yet: write loss.backward() before optimizer.step()"
             )
         with torch.no_grad():
             for group in optimizer.param_groups:

@@ -83,7 +83,7 @@ def _local(tensor: torch.Tensor, name: str) -> MeshTensor:
     found = checked(tensor)
     if found._meta.is_global:
         raise TypeError(
-            f"{name} takes a tensor on each rank, got {found!r}, whose ranks have parts of one: "
+            f"{name} takes a tensor on each rank, got a global one, {found!r}: "
             "write t.local() for the parts, or fetch it and distribute it over the other mesh"
         )
     return found
@@ -120,7 +120,7 @@ def _sent(tensor: MeshTensor, target: Team, pairs: Pairs, *, waits: bool = True)
     ids = [[peer.proc_id for peer in team.peers] for team in (source, target)]
     engine = source.engine
     if engine.has_values and engine.proc.is_simulated and any(ids[0][one] != ids[1][other] for one, other in pairs):
-        raise RuntimeError("tensors of a simulated mesh cannot move to other processes: use real ones for this test")
+        raise RuntimeError("tensors of a simulated mesh cannot move to other processes: test this with real processes")
     meta = _contiguous(target, meta)
     move = engine.shapes.new_number()
     call_kernel(source, "send", tensor, move, _routes(pairs, ids[1], len(ids[0])), waits)

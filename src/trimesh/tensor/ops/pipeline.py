@@ -69,17 +69,17 @@ class Pipeline:
     Args:
         stages: Modules; each takes the tensor that the previous stage returned, and returns one.
         mesh: The processes.
-        label: Its dimension of stages, as large as there are stages; interleaved, one that divides their number.
+        label: Dimension of the mesh for the stages. Its size is the number of stages; interleaved, it divides that.
         microbatches: Number of equal parts that a batch is cut into, by rows.
         schedule: "1f1b": a stage keeps activations of at most as many micro-batches as there are stages; "gpipe": of
             all. "interleaved": ranks have several stages, wait less, and keep more; see `explain`.
         plan: Plan of all stages, or one for each, on the remaining dimensions of the mesh.
-        inputs: Placements of the first dimensions of inputs and goals there; other dimensions are not cut.
+        inputs: Placements of the first dimensions of inputs and goals on a stage; other dimensions are not cut.
 
     Attributes:
         stages: The modules. Make an optimizer for each: `[AdamW(one.parameters()) for one in pipeline.stages]`.
-        meshes: Theirs.
-        waits: Whether ranks wait while much that they have sent is unread: see `needs_one_place`.
+        meshes: The mesh of each stage.
+        waits: Whether ranks wait while too much that they have sent is unread: see `needs_one_place`.
 
     Raises:
         ShapeError: The number of stages does not fit the dimension, or see `module_to_mesh`.
@@ -104,7 +104,7 @@ class Pipeline:
     ) -> None:
         places = places_of(len(stages), mesh.extent, label, schedule)
         if microbatches < 1:
-            raise ValueError(f"a batch is cut into at least one micro-batch, got {microbatches}")
+            raise ValueError(f"a batch must be cut into at least one micro-batch, got {microbatches}")
         self._order = issue_order(schedule, len(stages), microbatches, places)
         self.waits = needs_one_place(self._order, len(stages), places)
         self._count, self._inputs = microbatches, list(inputs)
@@ -170,7 +170,7 @@ class Pipeline:
             ValueError: The rows cannot be cut into equal micro-batches, or their number is wrong.
             TypeError: Micro-batches with a whole batch of goals, or the other way round.
 
-        Blocking: no checkpoint; nothing is waited for.
+        Blocking: no checkpoint, and no wait.
         """
         step = _Step(self, *self._cut(batch, goal), loss)
         try:
@@ -222,9 +222,7 @@ class Pipeline:
         if not isinstance(batch, torch.Tensor) or not isinstance(goal, torch.Tensor):
             raise TypeError("a step takes a batch and its goals, or micro-batches and theirs, got one of each")
         if len(batch) % count or len(goal) != len(batch):
-            raise ValueError(
-                f"a batch is cut by rows into {count} equal micro-batches, got {len(batch)} rows and {len(goal)} goals"
-            )
+            raise ValueError(f"rows must make {count} equal micro-batches, got {len(batch)} rows and {len(goal)} goals")
         return batch.chunk(count), goal.chunk(count)
 
     def put(self, stage: int, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`profile`: one trace of operations issued by the controller and executed by the ranks; counts of traffic.
+"""`profile`: one trace of operations issued by the controller and executed by the ranks; `traffic`; `fallbacks`.
 
 PY-1 Without a profile, operations do not pass through this module: teams change their class only while they are
      profiled.

@@ -1,11 +1,11 @@
-"""`t.reduce(...)`: reductions and exchanges of tensors between the ranks of a mesh, along some of its dimensions.
+"""`t.reduce(...)`, `broadcast`: collectives of tensors between the ranks of a mesh, along some of its dimensions.
 
-    sum avg product min max band bor bxor    each rank gets the same; with `scatter`, the part of it that is its own
-    stack                                    each gets all, along a new first dimension
-    stack, scatter                           rank i gets entry i of each: what was sent to it
+    sum avg product min max band bor bxor    all-reduce; with `scatter`, reduce-scatter: rank i gets entry i of it
+    stack                                    all-gather along a new first dimension
+    stack, scatter                           all-to-all: rank i gets entry i of the tensor of each rank
 
-The derivative of each is another of these: of a sum the sum, of an average the average, of a stack the scattered sum
-and the other way around, of an exchange the exchange. That is the gradient of the sum over ranks of what they compute.
+The gradient is that of the sum over all ranks of their losses. So it is one of these, too: of a sum the sum, of an
+average the average, of a stack the scattered sum and the other way round, of a scattered stack the scattered stack.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class _How:
         """Check the arguments of a caller."""
         names = (dims,) if isinstance(dims, str) else tuple(dims)
         if reduction not in _REDUCTIONS:
-            raise ValueError(f"a reduction is one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
+            raise ValueError(f"a reduction must be one of {', '.join(_REDUCTIONS)}, got {reduction!r}")
         if len(set(names)) != len(names):
-            raise ShapeError(f"a reduction is along each dimension of the mesh once, got {dims!r}")
+            raise ShapeError(f"a reduction must name each dimension of the mesh once, got {dims!r}")
         if len(names) != 1 and (scatter or reduction == "stack"):
             raise ShapeError(
-                f"stack and scatter are along one dimension, got {names!r}: "
-                "activate `mesh.flatten(...)`, or do one dimension after the other"
+                f"stack and scatter take one dimension, got {names!r}: "
+                "activate `mesh.flatten(...)`, or reduce along one dimension after the other"
             )
         return cls(names, reduction, bool(scatter))
 
@@ -74,35 +74,36 @@ def reduce(
 
     Args:
         tree: A tensor on a mesh, or any nesting of lists, tuples and dicts of them.
-        dims: A dimension of the mesh, or several: ranks that differ in these only do it together. Of none, `()`, each
-            rank by itself: the result is a copy.
+        dims: A dimension of the mesh, or several: a group is the ranks that differ only in these. With `()` each rank
+            is a group, and the result is a copy.
         reduction: "sum", "avg", "product", "min", "max", "band", "bor", "bxor", or "stack" for all tensors along a
             new first dimension.
-        scatter: Each rank gets its entry along the first dimension of the result only. For one dimension; the first
-            size of the tensor is that of the dimension. With "stack" it gets what the others have at its index.
-        out: The same nesting of tensors on the same ranks, of the size and dtype of the results, that are written to
-            and returned. Nothing of it requires a gradient, nor of `tree`, unless gradients are off.
+        scatter: Whether each rank gets only the entry at its index along the first dimension of the result; with
+            "stack", the entries at its index of the tensors of all. Takes one dimension of the mesh, whose size must be
+            the first size of the tensor.
+        out: The same nesting of tensors on the same ranks, of the size and dtype of the results, to write to and
+            return. No tensor of it or of `tree` may require a gradient, unless gradients are off.
 
     Returns:
         The same nesting of new tensors. Sums, averages and stacks have a derivative.
 
     Raises:
         RuntimeError: With `out`, a tensor requires a gradient.
-        ShapeError: The mesh has no such dimension, the tensor not the size for `scatter`, or `out` that of the result.
-        TypeError: It is no mesh tensor with a tensor on each rank, or of a dtype that cannot be reduced so; or `out` is
-            of another dtype, or on other ranks.
-        ValueError: There is no such reduction, or `out` is another nesting.
+        ShapeError: The mesh has no such dimension, or the size of a tensor or of `out` does not fit.
+        TypeError: A tensor is not on a mesh, is global, or has a dtype without this reduction; or `out` has another
+            dtype or is on other ranks.
+        ValueError: There is no such reduction, or `out` has another nesting.
 
-    Blocking: no; errors of the ranks are raised where the value is fetched.
+    Blocking: no; errors of the ranks are raised when the value is fetched.
     """
     how = _How.checked(dims, reduction, scatter=scatter)
     if out is not None:
         leaves, tree_of_leaves = pytree.tree_flatten(tree)
         outs, tree_of_outs = pytree.tree_flatten(out)
         if tree_of_leaves != tree_of_outs:
-            raise ValueError(f"out is the same nesting as what is reduced, got {tree_of_outs} for {tree_of_leaves}")
+            raise ValueError(f"out must have the same nesting as the tensors, got {tree_of_outs} for {tree_of_leaves}")
         metas = [_meta_of_out(tensor, target, how) for tensor, target in zip(leaves, outs, strict=True)]
-        for tensor, target, _ in zip(leaves, outs, metas, strict=True):  # all of them fit
+        for tensor, target, _ in zip(leaves, outs, metas, strict=True):  # checked before the first is written
             call_kernel(tensor._held.team, "reduce_into", tensor, *how.operands, target, writes=[1])
             torch.autograd.graph.increment_version(target)
         return out
@@ -123,13 +124,13 @@ def reduce(
 
 
 def reduce_(tree: T, dims: str | Sequence[str], reduction: str = "sum", *, scatter: bool = False) -> T:
-    """Like `reduce`, but in place; return `tree`.
+    """Reduce in place, as `reduce`; return `tree`.
 
     Args:
-        tree: See `reduce`; no tensor of it requires a gradient, or gradients are off.
+        tree: See `reduce`; no tensor of it may require a gradient, unless gradients are off.
         dims: See `reduce`.
         reduction: See `reduce`.
-        scatter: See `reduce`; the shape must stay what it is.
+        scatter: See `reduce`; the result must have the shape of the tensor.
 
     Raises:
         ShapeError: The result has another shape.
@@ -163,28 +164,28 @@ def _meta_of_out(leaf: Any, target: Any, how: _How) -> Meta:
         )
     meta, team = _meta(tensor, how), tensor._held.team
     if out._held.team is not team or out._meta.is_global or out.dtype is not tensor.dtype:
-        raise TypeError(f"out is a tensor on each rank of {team.name}, of dtype {tensor.dtype}, got {out!r}")
+        raise TypeError(f"out must be a tensor on each rank of {team.name}, of dtype {tensor.dtype}, got {out!r}")
     if out._meta.size != meta.size:
-        raise ShapeError(f"out has the size of the result, {list(meta.size)}, got {list(out._meta.size)}")
+        raise ShapeError(f"out must have the size of the result, {list(meta.size)}, got {list(out._meta.size)}")
     return meta
 
 
 def broadcast(tree: T, dim: str, source: int = 0) -> T:
-    """Return, on every rank, the tensors of that rank which is at index `source` along one dimension of the mesh.
+    """Return, on every rank, the tensors of the rank at index `source` along one dimension of the mesh.
 
     Args:
         tree: A tensor on a mesh, or any nesting of lists, tuples and dicts of them.
-        dim: The dimension: ranks that differ in it only get the same.
-        source: The index of the rank whose tensors they get.
+        dim: The dimension: ranks that differ only in it get the same tensors.
+        source: Index of the source along it; negative ones count from the end.
 
     Returns:
-        The same nesting of new tensors; the gradient of the source is the sum of theirs, that of the others zero.
+        The same nesting of new tensors. The source gets the sum of their gradients, the other ranks zeros.
 
     Raises:
-        ShapeError: The mesh has no such dimension, or that no such index, or the view misses some of its ranks.
-        TypeError: It is no mesh tensor with a tensor on each rank.
+        ShapeError: The mesh has no such dimension or index, or the view excludes some ranks.
+        TypeError: A tensor is not on a mesh, or is global.
 
-    Blocking: no; errors of the ranks are raised where the value is fetched.
+    Blocking: no; errors of the ranks are raised when the value is fetched.
     """
 
     def one(tensor: Any) -> Any:
@@ -198,9 +199,9 @@ def _broadcast(tensor: Any, dim: str, source: int, *, is_back: bool) -> MeshTens
     team, meta = tensor._held.team, tensor._meta
     extent = team.region.extent
     if dim not in extent:
-        raise ShapeError(f"a broadcast is along a dimension of {team.name}, got {dim!r}")
+        raise ShapeError(f"a broadcast must be along a dimension of {team.name}, got {dim!r}")
     if not -extent[dim] <= source < extent[dim]:
-        raise ShapeError(f"a broadcast along {dim!r} is from one of {extent[dim]} indices, got {source}")
+        raise ShapeError(f"a broadcast along {dim!r} must be from one of {extent[dim]} indices, got {source}")
     if team.region.missing():
         raise ShapeError(f"a broadcast needs every member of the view, got {team.name} with some excluded")
     if meta.is_global:
@@ -226,7 +227,7 @@ class _Broadcast(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """The derivative of a broadcast, whose own is a broadcast."""
+    """Autograd function of the gradient of a broadcast: a sum at the source, whose own gradient is a broadcast."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Any, dim: str, source: int) -> Any:
@@ -253,12 +254,12 @@ def _meta(tensor: MeshTensor, how: _How) -> Meta:
     extent = team.region.extent
     for name in names:
         if name not in extent:
-            raise ShapeError(f"a reduction is along dimensions of {team.name}, got {name!r}")
+            raise ShapeError(f"a reduction must be along dimensions of {team.name}, got {name!r}")
     if meta.is_global:
         raise TypeError(f"a reduction takes a tensor on each rank, got {tensor!r}: write t.local() for its parts")
     is_float = meta.dtype.is_floating_point or meta.dtype.is_complex
     if (reduction in _BITWISE and is_float) or (reduction == "avg" and not is_float):
-        kind = "numbers with a fraction" if reduction == "avg" else "whole numbers, or truth values"
+        kind = "floating-point or complex numbers" if reduction == "avg" else "integers or booleans"
         raise TypeError(f"{reduction} takes {kind}, got {tensor!r}")
     if reduction in _REAL and meta.dtype.is_complex:
         raise TypeError(f"{reduction} takes real numbers, got {tensor!r}: write t.reduce(..., 'stack') and reduce that")
@@ -269,8 +270,8 @@ def _meta(tensor: MeshTensor, how: _How) -> Meta:
         length = extent[names[0]]
         if not size or size[0] != length:
             raise ShapeError(
-                f"scatter gives each rank its entry along the first dimension, whose size must be that of "
-                f"{names[0]!r}, {length}, got a tensor of {list(size)}: write t.reshape({length}, ...)"
+                f"scatter needs a first dimension with an entry for each rank along {names[0]!r}, {length}, got a "
+                f"tensor of {list(size)}: write t.reshape({length}, ...)"
             )
         if reduction != "stack":
             size = size[1:]

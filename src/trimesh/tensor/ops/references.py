@@ -38,24 +38,24 @@ def rref(
 ) -> Any:
     """Call an endpoint of actors in the ranks' processes; return its tensors as tensors of the mesh.
 
-    It runs in order with operations: each rank waits for the actor of its own process. Tensor arguments arrive as
-    copies; an error poisons the result.
+    It runs in order with operations: each rank calls the actor in its own process and waits for it. Tensor arguments
+    arrive as copies; an error poisons the result.
 
     Args:
-        endpoint: `actors.name`; of each rank's process there must be one member.
-        *args: For the endpoint: mesh tensors, and other values.
-        propagate: As of `remote`: a function that returns examples of what the endpoint will return, given the same
-            arguments, or "inspect", which waits for it.
+        endpoint: `actors.name`; one member must live in the process of each rank.
+        *args: Arguments of the endpoint: mesh tensors, and other values.
+        propagate: As in `remote`: a function that takes the same arguments and returns examples of the results; or
+            "inspect", which waits for the results.
         **kwargs: Like `args`.
 
     Raises:
-        TypeError: The tensors are not on the same ranks, or `endpoint` is none.
+        TypeError: The tensors are not on the same ranks, one is global, or `endpoint` is not an endpoint of a mesh.
         RuntimeError: There are no tensors among the arguments, and no mesh is active.
 
     Blocking: with "inspect", as `.item()` does.
     """
     if not isinstance(endpoint, Endpoint):
-        raise TypeError(f"rref calls an endpoint of an actor mesh, `actors.name`, got {endpoint!r}")
+        raise TypeError(f"rref needs an endpoint of an actor mesh, `actors.name`, got {endpoint!r}")
     if propagate != "inspect" and not callable(propagate):
         raise ValueError(f"propagate must be a function or 'inspect', got {propagate!r}: an endpoint cannot run here")
     view, spec = endpoint._mesh, endpoint._spec
@@ -63,8 +63,8 @@ def rref(
     view.check_open()
     if any(isinstance(one, MeshTensor) and one._meta.is_global for one in pytree.tree_leaves((args, kwargs))):
         raise TypeError(
-            f"rref calls an endpoint with a tensor that each rank has, got a global one for {spec.name}: "
-            "write t.local(), or a function under @trimesh.remote, which gets a DTensor"
+            f"rref takes tensors on each rank, got a global one for {spec.name}: write t.local(), or use a function "
+            "under @trimesh.remote, which gets a DTensor"
         )
     how: Any = propagate
     if callable(propagate):
@@ -81,7 +81,7 @@ def _call_member(rank: Any, mesh: int, name: str, args: tuple[Any, ...], kwargs:
         cell = proc.cells.get(MeshId(mesh))
         spec = None if cell is None else cell.endpoints.get(name)
         if cell is None or spec is None:
-            raise LookupError(f"no actor with the endpoint {name!r} that was called lives in the process of this rank")
+            raise LookupError(f"rref needs an actor with the endpoint {name!r} in each rank's process, got none here")
         request = Request(cell.spec.name, name, args, kwargs, lambda _: cell.origin(name), spec=spec)
         watch = trio.CancelScope()
         proc.serve(_watch, rank.outside, trio.lowlevel.current_task(), watch)
@@ -94,7 +94,7 @@ def _call_member(rank: Any, mesh: int, name: str, args: tuple[Any, ...], kwargs:
 
 
 async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope) -> None:
-    """Report to the controller, periodically, that a task waits for an actor there, which may wait for us (rule N2)."""
+    """Report periodically that a task waits for an actor of the controller, which may wait for this rank (rule N2)."""
     patience = limits.SIGNAL_SECONDS
     with scope:
         while True:
@@ -108,35 +108,33 @@ async def _watch(outside: Any, task: trio.lowlevel.Task, scope: trio.CancelScope
                 outside.proc.services.cast([outside.controller], TENSORS, message)
 
 
-# ---- publishing ------------------------------------------------------------------------------------------------------
-
-# `rdma_buffers`: the ranks' memory of tensors, for one-sided reads and writes by other processes.
+# ---- `rdma_buffers`: the ranks' memory of tensors, for one-sided reads and writes by other processes -----------------
 
 
 @attrs.define(eq=False)
 class _Published:
-    """The buffers of one rank, by the block that they are open in."""
+    """The buffers of one rank, by number of their block."""
 
     by_number: dict[int, list[RDMABuffer]] = attrs.field(factory=dict[int, list[RDMABuffer]])
 
 
 @asynccontextmanager
 async def rdma_buffers(tensors: Any, *, writable: bool = False) -> AsyncGenerator[ValueMesh[Any]]:
-    """Let others read the memory that the ranks have of tensors: `async with trimesh.rdma_buffers(weights) as found:`.
+    """Grant access to the ranks' memory of tensors: `async with trimesh.rdma_buffers(weights) as found:`.
 
-    Nothing is copied and no process waits for another: a handle shows what the rank has now, and, while the rank writes
-    there, some bytes of both. They are revoked when the block is left.
+    Nothing is copied or synchronised: a read returns the bytes that the rank has at that time, and during a write of
+    the rank bytes from before and after it. Buffers are revoked when the block is left.
 
     Args:
-        tensors: A tensor with one on each rank, or lists, tuples and dicts of them, all of one mesh; contiguous.
+        tensors: A tensor on each rank, or lists, tuples and dicts of them, all on the same ranks; contiguous.
         writable: Whether others may write.
 
     Yields:
-        For each rank the same, with an `RDMABuffer` in the place of each tensor: to be sent to actors, who read it.
+        For each rank the same structure, with an `RDMABuffer` in place of each tensor; send it to actors that read.
 
     Raises:
         MeshErrorGroup: A tensor could not be computed, or is not contiguous; or a process has ended.
-        TypeError: There is no mesh tensor, or they are not on the same ranks.
+        TypeError: There is no mesh tensor, or the tensors are not on the same ranks.
     """
     found = [one for one in pytree.tree_leaves(tensors) if isinstance(one, MeshTensor)]
     if not found:

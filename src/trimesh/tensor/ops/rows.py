@@ -72,7 +72,7 @@ class RowMemory:
 async def row_memory(team: Team, sizes: Sequence[int]) -> AsyncGenerator[list[RowMemory]]:
     """Lend memory for columns of the given sizes in bytes; memory not `put` by the end of the block is released.
 
-    Blocking: while ranks have not read what was lent before; cancellable.
+    Blocking: while ranks have not read memory lent before; cancellable.
     """
     found: list[RowMemory] = []
     try:
@@ -100,9 +100,10 @@ async def rows_of_others(
         placements: Placements of the tensors.
 
     Raises:
-        MeshErrorGroup: A process has ended, or nothing carries bytes to a rank.
+        MeshErrorGroup: A process has ended, or no carrier works between it and a rank.
 
-    Blocking: until they have read, cancellable; after a cancel, keep the memory until the ranks have ended.
+    Blocking: until the ranks have read, cancellable. After a cancel they may still read: revoke the buffers, or keep
+    the memory.
     """
     tensors: list[MeshTensor] = []
     requests = []

@@ -258,7 +258,7 @@ class ParallelPlan:
         others = sorted(cut - {label for one in lying for label in one.gathered})
         if self._contexts and others:
             raise ShapeError(
-                f"explain counts the attention of ParallelPlan.context where heads are whole, and parameters are cut "
+                "explain can count the attention of ParallelPlan.context only if heads are whole, got parameters cut "
                 f"along {others}: call it without an example"
             )
         return self._contexts
@@ -271,7 +271,7 @@ class ParallelPlan:
         """
         for label in (*self._batch, *self._partial):
             if label not in extent:
-                raise ShapeError(f"a plan names dimensions of the mesh, {list(extent)}, got {label!r}")
+                raise ShapeError(f"a plan must name dimensions of the mesh, {list(extent)}, got {label!r}")
         every = [name for tensor in tensors for name in tensor.names]
         unfit = [rule.pattern for rule in self._rules if rule.must_fit and not _fitting(rule, every)]
         if unfit:
@@ -337,7 +337,7 @@ class ParallelPlan:
 
 def _several(patterns: Iterable[str], what: str) -> list[str]:
     if isinstance(patterns, str):
-        raise TypeError(f"{what} takes several patterns, got {patterns!r}: write {what}=[{patterns!r}]")
+        raise TypeError(f"{what} must be a list of patterns, got {patterns!r}: write {what}=[{patterns!r}]")
     return list(patterns)
 
 
@@ -402,7 +402,7 @@ def check_exchanges(exchanges: Sequence[Exchange], module: nn.Module, extent: Ma
     parts = dict(module.named_modules())
     for one in exchanges:
         if one.label not in extent:
-            raise ShapeError(f"a plan names dimensions of the mesh, {list(extent)}, got {one.label!r}")
+            raise ShapeError(f"a plan must name dimensions of the mesh, {list(extent)}, got {one.label!r}")
         if one.must_fit and not any(one.fits(*named) for named in parts.items()):
             raise ShapeError(f"a pattern of a plan must fit a module, got {one.pattern!r} for {list(parts)}")
 
@@ -423,7 +423,7 @@ def activations_sent(
         example: Whole inputs of the module.
         extent: Extent of the mesh.
         batch: Labels that inputs are cut along; each divides the part of a rank.
-        contexts: Those of them along which the sequence is cut.
+        contexts: The labels among them along which the sequence is cut.
     """
     counting = _Counting(extent, batch)
     if not exchanges and not contexts:

@@ -115,7 +115,7 @@ def needs_one_place(order: Sequence[Turn], stages: int, ranks: int) -> bool:
     """Return whether an order completes if each rank keeps at most one copy for others and waits with the next.
 
     It then also completes if ranks keep more. Orders that would deadlock, as those of interleaved stages, must run
-    without such waits: the schedule bounds the number of copies.
+    without such waits; there the schedule bounds the number of copies.
     """
     own = [[turn for turn in order if turn.stage % ranks == rank] for rank in range(ranks)]
     sent: set[Turn] = set()
@@ -184,8 +184,8 @@ class PipelineExplanation:
         microbatches: Number of micro-batches in a step.
         kept: For each index along the pipeline, the maximal number of forward passes (one micro-batch through one
             stage) whose activations ranks keep for the backward pass.
-        idle: Share of a step in which ranks wait, if all stages take equally long, backward passes twice as long as
-            forward passes, and communication no time.
+        idle: Share of a step in which ranks wait; assumes stages of equal time, backward passes twice as long as
+            forward passes, and free communication.
         crossing: For each stage but the last, bytes of whole activations that a step sends to the next stage; the
             gradients that return are as large. None without an example.
     """
@@ -212,7 +212,7 @@ class PipelineExplanation:
             if self.crossing is not None and number < len(self.crossing):
                 lines.append(f"  to stage {number + 1}: {self.crossing[number]:,} bytes a step, and as many back")
         if self.crossing is None:
-            lines.append("what stages send each other is not counted")
+            lines.append("bytes between stages are not counted")
         return "\n".join(lines)
 
 
@@ -224,7 +224,7 @@ def places_of(stages: int, extent: Mapping[str, int], label: str, schedule: Sche
     """
     size = extent.get(label)
     if size is None or (stages % size if schedule == "interleaved" else stages != size):
-        fits = "that divides that" if schedule == "interleaved" else "of that size"
+        fits = "whose size divides that" if schedule == "interleaved" else "of that size"
         raise ShapeError(f"a pipeline of {stages} stages needs a dimension {label!r} {fits}, got {dict(extent)}")
     return size
 
@@ -237,7 +237,7 @@ def plans_of(plan: Plans, stages: int) -> list[ParallelPlan | None]:
     """
     plans = [plan] * stages if plan is None or isinstance(plan, ParallelPlan) else list(plan)
     if len(plans) != stages:
-        raise ValueError(f"a pipeline takes a plan for all stages or one for each, got {len(plans)} for {stages}")
+        raise ValueError(f"a pipeline takes one plan for all stages or one for each, got {len(plans)} for {stages}")
     return plans
 
 
@@ -262,7 +262,9 @@ def explained(
     given: Any = None
     if example is not None:
         if len(example) % microbatches:
-            raise ValueError(f"{len(example)} rows cannot be cut into {microbatches} equal micro-batches")
+            raise ValueError(
+                f"rows of the example must make {microbatches} equal micro-batches, got {len(example)} rows"
+            )
         given = torch.empty_like(example[: len(example) // microbatches], device="meta")
     for number, (stage, own) in enumerate(zip(stages, plans, strict=True)):
         found.append((own or ParallelPlan()).explain(stage, rest, None if given is None else [given]))

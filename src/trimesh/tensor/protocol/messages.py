@@ -1,7 +1,7 @@
 """Messages of the tensor engine: commands to the ranks, acknowledgements and values from them.
 
     controller                                    rank
-      Open, Team, Run, Fetch ------------------>    executes commands in the order of each team
+      Open, NewTeam, Run, Fetch --------------->    executes commands in the order of each team
       <--------------------- Done, TensorReply, Fetched
 
     rank                                          first rank of its team
@@ -300,4 +300,4 @@ PROCESS_ENDED: Final = "a process of the group has ended"
 
 
 class RecordingError(TrimeshError):
-    """A function cannot be recorded, or cannot be replayed with these arguments; the text says why."""
+    """A function cannot be recorded, or cannot be replayed with these arguments; the text has the reason."""

@@ -76,8 +76,8 @@ def cuts_by_label(placements: Sequence[Any] | None, ndim: int, extent: Mapping[s
         return (WHOLE,) * len(extent)
     if isinstance(placements, str) or not isinstance(placements, Sequence) or len(placements) != ndim:
         raise ShapeError(
-            f"placements name the labels that each dimension of the tensor is cut along, here {ndim} of them, "
-            f'like ["gpus", None]; got {placements!r}'
+            f"placements must have an entry for each of the {ndim} dimensions of the tensor, labels or None, "
+            f'like ["gpus", None], got {placements!r}'
         )
     labels = list(extent)
     found = dict.fromkeys(labels, WHOLE)
@@ -85,14 +85,11 @@ def cuts_by_label(placements: Sequence[Any] | None, ndim: int, extent: Mapping[s
         before = -1
         for label in () if cut is None else (cut,) if isinstance(cut, str) else tuple(cut):
             if label not in found:
-                raise ShapeError(f"a tensor is cut along labels of its mesh, {labels}, got {label!r}")
+                raise ShapeError(f"a tensor must be cut along labels of its mesh, {labels}, got {label!r}")
             if found[label] != WHOLE:
-                raise ShapeError(f"a label cuts one dimension, got {label!r} for {found[label]} and {dim}")
+                raise ShapeError(f"a label must cut one dimension only, got {label!r} for {found[label]} and {dim}")
             if labels.index(label) < before:
-                raise ShapeError(
-                    f"the labels of one dimension come in the order of the mesh, {labels}, got {cut!r}: "
-                    "write them in that order"
-                )
+                raise ShapeError(f"the labels of one dimension must be in the order of the mesh, {labels}, got {cut!r}")
             before = labels.index(label)
             found[label] = dim
     return tuple(found.values())
@@ -124,14 +121,14 @@ def dim_cut_along(label: str, where: Any, ndim: int, extent: Mapping[str, int]) 
         ShapeError: The placement does not fit the tensor or the mesh.
     """
     if label not in extent:
-        raise ShapeError(f"a tensor is cut along labels of its mesh, {list(extent)}, got {label!r}")
+        raise ShapeError(f"a tensor must be cut along labels of its mesh, {list(extent)}, got {label!r}")
     is_shard, is_replicate = getattr(where, "is_shard", None), getattr(where, "is_replicate", None)
     if where is None or (callable(is_replicate) and is_replicate()):
         return WHOLE
     dim = where.dim if callable(is_shard) and is_shard() else where
     number = whole_number(dim)
     if number is None or not -ndim <= number < ndim:
-        raise ShapeError(f"along {label!r} one of {ndim} dimensions is cut, or None, got {where!r}")
+        raise ShapeError(f"the dimension to cut along {label!r} must be one of {ndim}, or None, got {where!r}")
     return number % ndim
 
 
@@ -308,13 +305,13 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
             file.seek(self.offset)
             found = torch.load(io.BytesIO(file.read(self.length)), map_location="cpu", weights_only=True)
         if not isinstance(found, torch.Tensor) or tuple(found.size()) != self.size:
-            raise ValueError(f"a part of size {self.size} is to be at {self.offset} of {self.file}, got {found!r:.80}")
+            raise ValueError(f"a part of size {self.size} must be at {self.offset} of {self.file}, got {found!r:.80}")
         return found
 
     def _mapped(self, file: IO[bytes], dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(self.size)
         if self.length != count * dtype.itemsize or os.fstat(file.fileno()).st_size < self.offset + self.length:
-            raise ValueError(f"{self.file} has not {count} elements of {dtype} at {self.offset}")
+            raise ValueError(f"{self.file} must have {count} elements of {dtype} at {self.offset}, but it does not")
         if not count:
             return torch.empty(self.size, dtype=dtype)
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)  # torch requires writable memory
@@ -344,5 +341,5 @@ def read_box(directory: Path, parts: Sequence[Stored], box: Box, dtype: torch.dt
         made[box.slices(common)] = part.read(directory, dtype)[part.box.slices(common)]
         count += math.prod(common.size)
     if count != box.count:
-        raise ValueError(f"the parts of a checkpoint must be all of a tensor, got {count} of {box.count} elements")
+        raise ValueError(f"the parts of a checkpoint must cover a tensor, got {count} of {box.count} elements")
     return made

@@ -68,7 +68,7 @@ def _laid_out(given: Sequence[torch.Tensor], made: Any, like: Any) -> Any:
 
 def _iterated(operator: Any, given: Sequence[torch.Tensor], made: Any) -> Any:
     """Lay out an elementwise result as torch's kernels do when an argument lacks a dimension."""
-    if operator in MENDED or torch.Tag.pointwise not in operator.tags:
+    if operator in CORRECTED or torch.Tag.pointwise not in operator.tags:
         return made
     if not isinstance(made, torch.Tensor) or any(made is one for one in given):
         return made
@@ -81,7 +81,7 @@ def _iterated(operator: Any, given: Sequence[torch.Tensor], made: Any) -> Any:
 def _traced(
     operator: Any, metas: Sequence[Metadata], filled: Filled, fake: FakeTensorMode
 ) -> tuple[Any, Sequence[torch.Tensor]]:
-    run: Callable[..., Any] = MENDED.get(operator) or operator
+    run: Callable[..., Any] = CORRECTED.get(operator) or operator
     if metas and operator not in _FOR_FAKES and all(one[3] == metas[0][3] for one in metas):
         given = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype, _ in metas]
         args, kwargs = filled(given)
@@ -89,7 +89,7 @@ def _traced(
             try:
                 with torch.no_grad():
                     return _iterated(operator, given, run(*args, **kwargs)), given
-            except Exception:  # noqa: BLE001 - fake tensors say it in the words that torch has for it
+            except Exception:  # noqa: BLE001 - retried on fake tensors, which raise torch's own message
                 args, kwargs = (), {}
     try:
         with quiet(), fake, torch.no_grad():
@@ -163,7 +163,7 @@ _FOR_FAKES: Final = frozenset(one for one in op_implementations_dict if str(one)
 """Operators for which fake tensors give a better result than torch's device "meta"."""
 
 
-# ---- operators whose kernels give another layout or error than torch infers without data -----------------------------
+# ---- corrections: operators whose kernels give another layout or error than torch infers without data ----------------
 
 # Programs must see the error classes and strides of torch's kernels.
 
@@ -360,7 +360,7 @@ def dtype_of_statistics(value: torch.Tensor, args: Sequence[Any]) -> torch.dtype
     return next((one.dtype for one in args if isinstance(one, torch.Tensor)), value.dtype)
 
 
-MENDED: Final[dict[Any, Callable[..., Any]]] = {
+CORRECTED: Final[dict[Any, Callable[..., Any]]] = {
     aten.view.default: _view,
     aten.pow.Scalar: _power,
     aten.linalg_vector_norm.default: _vector_norm,
@@ -418,7 +418,7 @@ MENDED: Final[dict[Any, Callable[..., Any]]] = {
 # ---- linear layers as operators of one name, for tensors of any number of dimensions ---------------------------------
 
 # Torch decomposes `linear` before dispatch, folding batch and sequence into one dimension, along which a part of a
-# sequence is not contiguous. Autograd has no formula for these operators: `ops/training/linear_layers.py` has them.
+# sequence is not contiguous. Autograd has no formulas for these operators: `ops/modules.py` has them.
 
 NAMESPACE: Final = "trimesh_tensor"
 

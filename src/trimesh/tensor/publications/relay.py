@@ -3,9 +3,9 @@
     publisher --> host 0 --> hosts 2, 3
     publisher --> host 1 --> hosts 4, 5 ...
 
-RL-1 a relay holds whole versions, never parts of two: it pins the version while it reads.
-RL-2 a reader whose relay has ended reads from the publisher; so does a relay whose source has ended.
-RL-3 when the publisher has died, a relay keeps its versions, also for new readers, until its block is left.
+RL-1 A relay holds whole versions, never parts of two: it pins the version while it reads.
+RL-2 A reader whose relay has ended reads from the publisher; so does a relay whose source has ended.
+RL-3 When the publisher has died, a relay keeps its versions, also for new readers, until its block is left.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def rebuild_relayed(origin: Any, relays: Any) -> RelayedPublication:
 def open_relays(
     weights: Publication, procs: ProcMesh, *, fan_out: int = 2, retain: int = 1
 ) -> AbstractAsyncContextManager[Publication]:
-    """Open relays, so that each host fetches a version only once, for as long as the block.
+    """Open relays in a block, so that each host fetches a version only once.
 
     `async with open_relays(weights, procs.slice(gpus=0)) as relayed:`: one process of each host fetches each version
     whole, from the publisher or from the relay of another host. Readers read it on their host (`relayed.pin()`). So the
@@ -150,9 +150,9 @@ def open_relays(
     Args:
         weights: The publication.
         procs: One process of each host; readers on other hosts read from the publisher.
-        fan_out: How many hosts fetch from one host, the publisher's included.
-        retain: How many of the newest versions a relay keeps. Each takes the memory of the whole state, and so does one
-            more that is being written.
+        fan_out: Number of hosts that fetch from one host, the publisher's included.
+        retain: Number of the newest versions that a relay keeps. Each takes the memory of the whole state, and so does
+            one more that is being written.
 
     Returns:
         A block that yields a publication, which can be sent to any actor. It ends with the block.
@@ -162,11 +162,11 @@ def open_relays(
         ValueError: `fan_out` is below 1, or `retain` out of bounds.
     """
     if not isinstance(weights, Publication):
-        raise TypeError(f"open_relays takes what publication_of or trimesh.publication gives, got {weights!r:.100}")
+        raise TypeError(f"open_relays takes a publication, as of publication_of, got {weights!r:.100}")
     if not isinstance(procs, ProcMesh):
-        raise TypeError(f"relays are in processes, one of each host, got {procs!r:.100}")
+        raise TypeError(f"open_relays takes a mesh of processes, one on each host, got {procs!r:.100}")
     if fan_out < 1:
-        raise ValueError(f"at least one host fetches from another one, got fan_out={fan_out}")
+        raise ValueError(f"fan_out must be at least 1, got {fan_out}")
     return in_trio_block(_open(weights, procs, fan_out, retain))
 
 

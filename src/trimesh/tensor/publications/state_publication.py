@@ -56,7 +56,7 @@ class Publication:
     _publish: Callable[[], Awaitable[int]] | None
 
     def __init__(self) -> None:
-        raise TypeError("a publication is made by `async with trimesh.publication(model) as weights:`")
+        raise TypeError("a publication must be opened: write `async with trimesh.publication(model) as weights:`")
 
     async def publish(self) -> int:
         """Copy the tensors, as they are after all operations issued before, and make them the latest version.
@@ -74,7 +74,9 @@ class Publication:
         readers have all of its versions but the latest pinned.
         """
         if self._publish is None:
-            raise RuntimeError("a handle on a publication reads: publish by the object that trimesh.publication() gave")
+            raise RuntimeError(
+                "only the object of `async with trimesh.publication(...)` can publish, got a handle on it"
+            )
         return await in_trio(self._publish)()
 
     async def wait_newer(self, version: int = 0) -> int:
@@ -103,10 +105,10 @@ class Publication:
         return min(found)
 
     def pin(self, version: int | None = None) -> AbstractAsyncContextManager[StateSnapshot]:
-        """Pin a version for as long as the block: `async with weights.pin() as snapshot:`.
+        """Pin a version while a block is open: `async with weights.pin() as snapshot:`.
 
         Args:
-            version: Number of the version; by default the latest, and the first one is waited for.
+            version: Its number; None pins the latest, and waits for the first one.
 
         Raises:
             VersionGone: A rank no longer has `version`, or never had it.
@@ -130,7 +132,7 @@ class Publication:
                 except VersionGone:
                     if version is not None:
                         raise
-                seen = latest  # one rank is ahead already, or never had it: the others catch up
+                seen = latest  # a rank has overwritten it or never had it: wait for a later one
             yield await state_snapshot(latest, parts)
 
     def follow(
@@ -194,13 +196,13 @@ def publication(
     Args:
         tensors: A module on the mesh, for its state dict, or a mapping of tensors by name. It is kept, and read in each
             `publish`.
-        slots: How many versions have memory on the ranks, from 2; see `Published`.
+        slots: Versions that have memory on the ranks at one time, at least 2; see `Published`.
 
     Returns:
         A block that yields the `Publication`, which actors receive and read. It is closed when the block is left.
 
     Raises:
-        TypeError: There is no mesh tensor, or one that is not on the same ranks as the others.
+        TypeError: There is no mesh tensor, or they are not all on the same ranks.
         ValueError: `slots` is not 2 to `limits.PUBLISHED_SLOTS_MAX`.
         MeshErrorGroup: A process has ended.
 
@@ -211,7 +213,7 @@ def publication(
             await weights.publish()
     """
     if not 2 <= slots <= limits.PUBLISHED_SLOTS_MAX:
-        raise ValueError(f"a publication has 2 to {limits.PUBLISHED_SLOTS_MAX} slots, got {slots}")
+        raise ValueError(f"slots must be 2 to {limits.PUBLISHED_SLOTS_MAX}, got {slots}")
     team, _, _ = _named(tensors, None)
     return in_trio_block(_opened(tensors, team, slots))
 
@@ -250,15 +252,15 @@ def _named(tensors: Any, team: Team | None) -> tuple[Team, _Names, list[MeshTens
     """Return the team of some tensors, their names, and the tensors."""
     state: Mapping[str, Any] = tensors.state_dict() if isinstance(tensors, torch.nn.Module) else tensors
     if not isinstance(state, Mapping) or not state:
-        raise TypeError(f"a module, or a mapping of tensors by their names, is published, got {state!r:.100}")
+        raise TypeError(f"publication takes a module, or a mapping of names to mesh tensors, got {state!r:.100}")
     found: list[MeshTensor] = []
     for name, value in state.items():
         if not isinstance(name, str) or name == LAYOUT:
-            raise TypeError(f"published tensors are named by texts other than {LAYOUT!r}, got {name!r}")
+            raise TypeError(f"names of published tensors must be strings, and not {LAYOUT!r}, got {name!r}")
         found.append(checked(value))
         team = team or found[0]._held.team
         if found[-1]._held.team is not team:
-            raise TypeError(f"all tensors of a publication are on the same ranks, {team.name}, got {name!r}: {value!r}")
+            raise TypeError(f"tensors of a publication must be on the same ranks, {team.name}, got {name!r}: {value!r}")
         if found[-1]._meta.is_global:
             checked_team(team)
     assert team is not None
@@ -343,7 +345,7 @@ class ElasticPublication(Publication):
             alive: Any = (await current_view(self._mesh)).alive()
             points = list(alive.points())
             if not points:
-                raise MeshStopped(f"no member of {self._mesh.name} is left that publishes")
+                raise MeshStopped(f"an elastic publication needs a member, but none of {self._mesh.name} is left")
             try:
                 return points, rebuild(await getattr(alive, self._endpoint).call())
             except MeshErrorGroup as group:
@@ -353,7 +355,7 @@ class ElasticPublication(Publication):
 
     def shard(self, coordinates: Any = None, /, **coords: int) -> Published:
         """Refuse: the ranks of an elastic publication change."""
-        raise ShapeError("an elastic publication has no fixed ranks: ask the member itself for what it publishes")
+        raise ShapeError("an elastic publication has no fixed ranks: get the handle of the member's own publication")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild_elastic, (self._mesh, self._endpoint)
@@ -392,7 +394,7 @@ def elastic_publication(publishers: Any, endpoint: str = "publication") -> Publi
     Cost: each `pin` queries the owner of the mesh for its members.
     """
     if not isinstance(publishers, ActorMesh):
-        raise TypeError(f"an elastic publication is of a mesh of actors, got {publishers!r:.100}")
+        raise TypeError(f"elastic_publication takes a mesh of actors, got {publishers!r:.100}")
     getattr(publishers, endpoint)
     return rebuild_elastic(publishers, endpoint)
 
@@ -407,8 +409,8 @@ class ShardPublisher:
     ranks, `publication_of` reads whole versions. It ends with the actor that made it.
 
     Args:
-        retain: How many of the newest versions stay readable, from 1; ranks may be one version apart besides. Each has
-            memory of its own, so later changes by the optimizer do not affect it.
+        retain: Number of the newest versions that stay readable, at least 1, even while ranks are one version apart.
+            Each has its own memory, so later changes by the optimizer do not affect it.
         alone: Whether its versions are read separately, not combined with those of other members of its mesh.
 
     Raises:
@@ -430,7 +432,7 @@ class ShardPublisher:
     def __init__(self, *, retain: int = 1, alone: bool = False) -> None:
         retain = plain_whole(retain)
         if not 1 <= retain < limits.PUBLISHED_SLOTS_MAX:
-            raise ValueError(f"1 to {limits.PUBLISHED_SLOTS_MAX - 1} versions are retained, got {retain}")
+            raise ValueError(f"retain must be 1 to {limits.PUBLISHED_SLOTS_MAX - 1}, got {retain}")
         self.handle = Published(slots=retain + 1)
         self._is_alone = alone
 
@@ -456,7 +458,7 @@ class ShardPublisher:
         local: dict[str, Any] = {}
         for name, value in tensors.items():
             if not isinstance(name, str) or name == LAYOUT:
-                raise TypeError(f"published tensors are named by texts other than {LAYOUT!r}, got {name!r}")
+                raise TypeError(f"names of published tensors must be strings, and not {LAYOUT!r}, got {name!r}")
             one = shard_of(value)
             is_here = one.is_first and one.box.count > 0
             parts.append(
@@ -491,10 +493,10 @@ def _check_replica(tensors: Mapping[str, Any]) -> None:
     if any(isinstance(one, ShardOf) or hasattr(one, "placements") for one in tensors.values()):
         return
     raise ValueError(
-        f"each part of a publication is published by one rank, got whole tensors on "
-        f"{place_name(cell.spec.name, cell.spec.point)}, which is not the first: of replicas the others publish "
-        "ShardOf(tensor, size=tensor.shape, start=[0] * tensor.dim(), is_first=False) under the same names, and "
-        "replicas that are read one by one have ShardPublisher(alone=True)"
+        f"each part of a publication must be published by one rank, got whole tensors on "
+        f"{place_name(cell.spec.name, cell.spec.point)}, which is not the first: on other replicas publish "
+        "ShardOf(tensor, size=tensor.shape, start=[0] * tensor.dim(), is_first=False) under the same names; for "
+        "replicas that are read one by one write ShardPublisher(alone=True)"
     )
 
 

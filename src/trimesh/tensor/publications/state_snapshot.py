@@ -91,7 +91,7 @@ class ReshardPlans:
     """Cache (LRU) of the reshard plans of a process, shared by all its handles on publications.
 
     Attributes:
-        computed: How many plans were computed.
+        computed: Number of plans computed.
     """
 
     def __init__(self) -> None:
@@ -168,10 +168,10 @@ def _plan_of(parts: StateParts, wanted: Mapping[str, Box]) -> ReshardPlan:
             ranks = [one.rank for one in found]
             raise ProtocolError(
                 f"each part of a published tensor must come from one rank, got {name!r} from the ranks {ranks!r:.100}: "
-                "of replicas all but one publish it as ShardOf(..., is_first=False)"
+                "on all replicas but one publish it as ShardOf(..., is_first=False)"
             )
         if count != place.count:
-            raise ProtocolError(f"the published parts of {name!r} must be all of it: {count} of {place.count} elements")
+            raise ProtocolError(f"published parts must cover {name!r}, got {count} of {place.count} elements")
     return ReshardPlan(reads, {name: dtype_of(parts.by_name[name][0]) for name in wanted})
 
 
@@ -278,7 +278,7 @@ class StateSnapshot:
         one = parts[0]
         if not one.is_global and len(parts) > 1:
             raise TypeError(
-                f"{name!r} is a tensor on each of {len(parts)} ranks, not one whole: read what one of them has, "
+                f"{name!r} must be one tensor, got one on each of {len(parts)} ranks: read that of one rank, "
                 "`async with weights.shard(...).pin() as snapshot:`"
             )
         if shard.size != one.size:

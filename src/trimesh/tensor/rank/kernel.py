@@ -248,7 +248,7 @@ def define(description: Any, device: torch.device, kernels: Kernels) -> Signatur
         named.append((str(key), build, constant))
     kinds = "".join(map(kinds_of, (*args, *kwargs[1::2])))
     if any(not 0 <= index < len(kinds) for index in writes) or at != len(kinds):
-        raise ProtocolError(f"{name} is described with operands that it does not have")
+        raise ProtocolError(f"writes and operands of {name} must fit its arguments, got {writes!r} of {kinds!r}")
     name, kernel = _kernel(name, kernels)
     function = kernel.function if kernel is not None else _operator(name)
     operator = function if kernel is None else kernel.operator
@@ -262,7 +262,7 @@ def _strides(told: Sequence[Any], count: int) -> list[tuple[int, ...]]:
     if len(told) != count or not all(
         isinstance(one, list | tuple) and all(isinstance(step, int) and step >= 0 for step in one) for one in told
     ):
-        raise ProtocolError(f"an operation must say of each new tensor how it lies, got {told!r:.100}")
+        raise ProtocolError(f"an operation must have the strides of each new tensor, got {told!r:.100}")
     return [tuple(one) for one in told]
 
 

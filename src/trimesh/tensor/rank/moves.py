@@ -10,9 +10,10 @@ Small tensors are sent inside the offer. Tensors from or to the controller are l
 reply carries the handle. If no carrier connects the two processes, the target answers `is_unread`, and the source sends
 an offer with all bytes in it.
 
-Everything here runs in Trio's thread, except `kept`, which belongs to the rank's thread. Moves cannot deadlock: the
-controller issues both halves of a move one after the other, so each waits only for commands issued before it; or it has
-checked that its order of commands needs room for one copy only (stages of pipelines), or does not wait.
+Everything here runs in Trio's thread, except `kept`, which belongs to the rank's thread. Moves cannot deadlock. The
+controller issues both halves of a move one after the other, so each waits only for commands issued before it. Pipelines
+issue commands in between: either the controller has checked that room for one copy is enough for their order, or the
+source does not wait for room.
 Memory for the controller never waits for room: the controller may be waiting without `await`, and reads nothing then.
 """
 
@@ -368,7 +369,7 @@ def _copy(body: memoryview | None, pieces: Sequence[Piece], nbytes: int) -> None
     if came != nbytes:
         raise ProtocolError(f"a tensor of {nbytes} bytes must be offered whole, got {came} bytes")
     for offset, destination in pieces:
-        assert body is not None, "pieces of nothing are not asked for"
+        assert body is not None, "there are no pieces of an empty tensor"
         count = destination.numel() * destination.element_size()
         if count:  # not by torch, which warns of the read-only bytes of a message
             memory_at(destination.data_ptr(), count, destination)[:] = body[offset : offset + count]

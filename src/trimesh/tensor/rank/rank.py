@@ -373,7 +373,7 @@ class Rank:
                 self._keep(signature, command.first, result)
                 if not is_good:
                     self._kept(command, operands, poison)
-            except BaseException as error:  # noqa: BLE001 - waits for whoever fetches
+            except BaseException as error:  # noqa: BLE001 - kept as poison, raised by a fetch
                 self.fail(team, command, operands, error)
         else:
             assert poison is not None
@@ -413,7 +413,9 @@ class Rank:
             return
         leaves = list(_leaves(result))
         if len(leaves) != len(outs):
-            raise RuntimeError(f"{signature.name} returned {len(leaves)} values here and {len(outs)} at the controller")
+            raise RuntimeError(
+                f"{signature.name} must return {len(outs)} values, as at the controller, got {len(leaves)}"
+            )
         for leaf, out in zip(leaves, outs, strict=True):
             if out >= 0:
                 made = leaf.of_result() if type(leaf) is Poison else leaf
@@ -462,7 +464,7 @@ class Rank:
             written = operands[index]
             healed = [written]
             if self.copies_of is not None and isinstance(written, torch.Tensor):
-                # These copies are refreshed from it before they are read.
+                # Copied views of it are made again before they are read.
                 healed += [one for one in self.copies_of(written)[1] if self.copies_of(one)[0] is written]
             for table in self._tables():
                 for one in healed:

@@ -83,7 +83,7 @@ class CommandReader:
                 return 2
             return self._read_rare(stream[at : at + _WORDS[code]], bodies, steps)
         except (IndexError, KeyError, TypeError, ValueError) as error:
-            raise ProtocolError(f"commands must be what they were defined as, got {error!r} at {at}") from error
+            raise ProtocolError(f"a command must fit its definition, got {error!r} at word {at}") from error
 
     def signature(self, number: int) -> Signature | None:
         """Return the operation with this number; None if there is none."""
@@ -108,7 +108,7 @@ class CommandReader:
             case [messages.FORGET, int(number)]:
                 steps.append(Forget(number))
             case _:
-                raise ProtocolError(f"a command must be one of those that there are, got {words!r}")
+                raise ProtocolError(f"a command must have a known number and its operands, got {words!r}")
         return len(words)
 
 
@@ -123,13 +123,13 @@ _WORDS: Final = {
 
 def _refs(refs: Any) -> list[int]:
     if not isinstance(refs, list) or not all(type(ref) is int for ref in refs):
-        raise ProtocolError(f"tensors are forgotten by a list of numbers, got {refs!r}")
+        raise ProtocolError(f"refs must be a list of numbers, got {refs!r}")
     return refs
 
 
 def _command(signature: Signature, first: Any, operands: Sequence[Any], bodies: Sequence[memoryview]) -> Command:
     if len(operands) != signature.arity or type(first) is not int:
-        raise ProtocolError(f"{signature.name} takes {signature.arity} operands, got {operands!r}")
+        raise ProtocolError(f"{signature.name} must have {signature.arity} operands, got {operands!r}")
     if signature.kinds.count("n") != signature.arity:
         operands = [_operand(kind, operand, bodies) for kind, operand in zip(signature.kinds, operands, strict=True)]
     return Command(signature, first, operands)
@@ -139,7 +139,7 @@ def _operand(kind: str, operand: Any, bodies: Sequence[memoryview]) -> Any:
     if kind == "n":
         return operand
     if type(operand) is not int or operand < 0:
-        raise ProtocolError(f"a tensor, or a body, has a number, got {operand!r}")
+        raise ProtocolError(f"a tensor or a body must be named by a number, got {operand!r}")
     return operand if kind == "r" else bodies[operand]
 
 

@@ -1,4 +1,4 @@
-"""Thread of a rank: executes its commands, while Trio's loop goes on whatever an operation waits for (rule N3)."""
+"""Thread of a rank, which executes its commands, so that Trio's loop never waits for an operation (rule N3)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Runner:
     def _run(self) -> None:
         try:
             self._execute_batches()
-        except BaseException as error:  # noqa: BLE001 - a bug of ours: the controller would wait for a thread that has ended
+        except BaseException as error:  # noqa: BLE001 - a bug: the controller must not wait for an ended thread
             self.tell(self.proc.serve, _break_down, error)
 
     def _execute_batches(self) -> None:
@@ -133,8 +133,8 @@ class Runner:
         """
         if self.proc.is_simulated:
             raise RuntimeError(
-                "a simulation runs all ranks in one thread, where none can wait for another: collectives, and tensors "
-                "that move between ranks, need real processes"
+                "collectives and moves between ranks need real processes: a simulation runs all ranks in one thread, "
+                "where none can wait for another"
             )
         return trio.from_thread.run(function, *args, trio_token=self._token)
 

@@ -74,16 +74,16 @@ def engine_of(owned: OwnedProcs | WithoutProcesses) -> Engine:
     proc = owned.proc
     if owned.members is None:
         raise RuntimeError(
-            "this_proc() is this very process, where torch is used as it is: "
-            "write `async with this_host().spawn_procs(...)` and activate that"
+            "tensors need a mesh of other processes, got this_proc(): use torch directly, or write "
+            "`async with this_host().spawn_procs(...)` and activate that mesh"
         )
     if not trio.lowlevel.in_trio_run():
         raise RuntimeError(
-            f"{owned.info.name} is activated in the thread of its Trio loop, got another thread: "
+            f"{owned.info.name} must be activated in the thread of its Trio loop, got another thread: "
             "call the function that does so by trio.from_thread.run_sync(function)"
         )
     if owned.block is None or owned.is_stopping:
-        raise MeshStopped(f"{owned.info.name} computes no more: the block that owns its processes is being left")
+        raise MeshStopped(f"{owned.info.name} accepts no operations: the block that owns its processes is being left")
     found = _controlled(proc)
     number = owned.whole.mesh
     assert isinstance(number, int)
@@ -129,7 +129,7 @@ def activate(procs: ProcMesh, owned: OwnedProcs, region: Region, *, is_global: b
 def rank_tensor(owned: OwnedProcs, region: Region, label: str) -> MeshTensor:
     """Return a tensor with each rank's own index along a dimension of the view."""
     if label not in region.extent:
-        raise ShapeError(f"an index is along a dimension of {region.extent!r}, got {label!r}")
+        raise ShapeError(f"an index must be along a dimension of {region.extent!r}, got {label!r}")
     team = engine_of(owned).team(region)
     meta = team.engine.shapes.meta((), (), torch.int64, team.engine.device)
     [made] = call_kernel(team, "index", label, outputs=[meta])
@@ -140,7 +140,7 @@ def process_group(region: Region, dims: str | Sequence[str]) -> ProcessGroup:
     """Return a reference to the process groups of a view along some of its dimensions."""
     labels = (dims,) if isinstance(dims, str) else tuple(dims)
     if not labels or any(label not in region.extent for label in labels):
-        raise ShapeError(f"a process group is along dimensions of {region.extent!r}, got {dims!r}")
+        raise ShapeError(f"a process group must be along dimensions of {region.extent!r}, got {dims!r}")
     return ProcessGroup(labels)
 
 

@@ -84,7 +84,7 @@ class _Hosted:
     def _team(self, number: int) -> TeamOnRank:
         team = self.rank.teams.get(number)
         if team is None:
-            raise ProtocolError(f"commands must be those of a team, got {number}")
+            raise ProtocolError(f"commands must be for a team of the rank, got {number}")
         return team
 
     def _progressed(self, team: TeamOnRank) -> None:
@@ -149,7 +149,7 @@ class _Hosted:
     ) -> messages.Answer:
         if self.proc.is_simulated:
             raise RuntimeError(
-                "ranks that are simulated share one thread and cannot wait for each other: use processes"
+                "simulated ranks share one thread and cannot wait for each other in collectives: use processes"
             )
         told = None if error is None else (error, self.origin("a collective operation"))
         answer: messages.Answer = self.runner.run_in_trio(
@@ -186,7 +186,7 @@ class _Hosted:
         return Origin(rank.extent.point(rank.number), rank.mesh, None, what, proc.host_name, proc.pid)
 
 
-_ELSEWHERE: Final = "an endpoint gets a mesh tensor as its own rank has it, got one of other processes"
+_ELSEWHERE: Final = "an actor that gets a mesh tensor must live in a process of its ranks, got one of other processes"
 
 
 @attrs.frozen

@@ -40,7 +40,7 @@ def _positive(device: object, attribute: attrs.Attribute[Any], value: Any) -> No
 def _not_negative(device: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     del device
     if not (isinstance(value, int | float) and 0 <= value < math.inf):
-        raise ValueError(f"{attribute.name} must be a number that is not negative, got {value!r}")
+        raise ValueError(f"{attribute.name} must be 0 or more, got {value!r}")
 
 
 def _rates(device: object, attribute: attrs.Attribute[Mapping[str, float]], value: Mapping[str, float]) -> None:
@@ -158,7 +158,7 @@ def device_of(device: Device | str) -> Device:
     if isinstance(device, Device):
         return device
     if not isinstance(device, str):
-        raise TypeError(f"a device is a Device, or the name of one, got {device!r}")
+        raise TypeError(f"a device must be a Device or the name of one, got {device!r}")
     if device not in DEVICES:
         raise ValueError(f"a device must be one of {sorted(DEVICES)}, got {device!r}: write Device(...) for another")
     return DEVICES[device]
@@ -177,8 +177,8 @@ _COLLECTIVES: Final = 50
 async def measure_device(mesh: ProcMesh, *, name: str = "measured") -> Device:
     """Measure compute, memory and link speeds of the ranks of a mesh, for `simulate(..., device=...)`.
 
-    Takes medians of several runs on the first rank, while nothing else runs there. The network between hosts is
-    measured only if the first dimension of the mesh spans hosts; otherwise it is assumed equal to the link.
+    Takes medians of several runs on the first rank, while nothing else runs there. `link` and `network` are both the
+    link between ranks along the first dimension of the mesh, and `per_host` is the size of the mesh.
 
     Args:
         mesh: Processes, at least two along the first dimension.
@@ -196,7 +196,7 @@ async def measure_device(mesh: ProcMesh, *, name: str = "measured") -> Device:
     """
     label, ranks = next(iter(mesh.extent.items()), ("", 1))
     if ranks < 2:
-        raise ShapeError(f"links are measured along the first dimension, of two ranks at least, got {mesh.extent!r}")
+        raise ShapeError(f"the first dimension must have at least 2 ranks to measure links, got {mesh.extent!r}")
     first = dict.fromkeys(mesh.extent, 0)
     with mesh.activate():
         flops, copied, launch, memory, is_cuda = await call_on_shard_and_fetch(_measured, shard=first)

@@ -53,8 +53,8 @@ StandIn = Callable[[torch.Tensor], torch.Tensor]
 _NUMBERS: Final = count(1)
 
 _NO_VALUES: Final = (
-    "a simulation has no values, and one was asked for (fetch, .item(), print, a shape that follows from values): "
-    "leave that out, or let simulate(..., values=0.5) give every value that is asked for as a tensor of this number"
+    "a simulation has no values, got a request for one (fetch, .item(), print, a shape that depends on values): remove "
+    "it, or write simulate(..., values=0.5), which returns tensors filled with this number"
 )
 
 
@@ -145,7 +145,7 @@ class SimulatedEngine(Engine):
         """
         del team
         if self.is_closed:
-            raise MeshStopped(f"{self.name} computes no more: the block of the simulation has been left")
+            raise MeshStopped(f"{self.name} accepts no operations: the block of the simulation has been left")
 
     def wake(self) -> None:
         """Do nothing: commands are executed when a batch is full, or on a request."""
@@ -207,8 +207,8 @@ class SimulatedEngine(Engine):
         try:
             if number not in self._answers:
                 raise RuntimeError(
-                    "a simulation knows the first rank of a view, and another one was asked: write "
-                    "trimesh.fetch_shard(t, ...) of the first"
+                    "a simulation runs only the first rank of a view, got a request to another one: write "
+                    "trimesh.fetch_shard(t, ...) for the first"
                 )
             found = self._with_values(self._answers.pop(number))
             self.issued_at = max(self.issued_at, self.ranks[team.region.ranks()[0]].meter.now)
@@ -232,7 +232,7 @@ class SimulatedEngine(Engine):
                 made = self._values(one)
             if made.size() != one.size() or made.dtype != one.dtype or made.device.type != "cpu":
                 raise ValueError(
-                    f"what stands for a value must be a tensor of this process of its size and dtype, got "
+                    "values= of a simulation must return a CPU tensor of its size and dtype, got "
                     f"{tuple(made.size())} of {made.dtype} for {tuple(one.size())} of {one.dtype}"
                 )
             return made
@@ -288,7 +288,7 @@ def _explained(error: BaseException, rank: SimulatedRank) -> BaseException:
 
 
 class _MeteredRank(Rank):
-    """A rank whose commands take time."""
+    """A rank whose commands take simulated time."""
 
     def execute(self, team: TeamOnRank, command: Command) -> None:
         self.above[Meter].begin_command()
@@ -326,7 +326,7 @@ class _Outside:
         raise NotImplementedError
 
     def run_in_trio(self, function: Callable[..., Any], *args: Any) -> Any:
-        raise NotImplementedError(f"a simulation has no processes that could wait for each other, got {function!r}")
+        raise NotImplementedError(f"a simulation has no processes, got a wait for another one, {function!r}")
 
     def ask(
         self,
@@ -339,7 +339,7 @@ class _Outside:
         seconds: float = 0.0,
     ) -> messages.Answer:
         """Refuse: there is no other rank to answer."""
-        raise NotImplementedError(f"a simulation has no processes that could meet, got {verb!r} of {list(keys)}")
+        raise NotImplementedError(f"a simulation has no store of a team, got {verb!r} of {list(keys)}")
 
     def leave(self, team: TeamOnRank, error: BaseException, *, is_waited_for: bool = True) -> None:
         """Record the first error."""

@@ -187,7 +187,7 @@ def _nothing(*_: Any) -> None:
 
 def _refused(what: str) -> Callable[..., Any]:
     def refuse(*_: Any) -> Any:
-        raise NotImplementedError(f"a simulation has no values: {what} needs processes")
+        raise NotImplementedError(f"a simulation has no values, but {what} needs processes")
 
     return refuse
 
@@ -200,7 +200,7 @@ _REFUSED: Final = {
     "write_parts": "a checkpoint",
     "read_parts": "a checkpoint",
     "read_rows": "a stream of rows",
-    "profile_begin": "a profile, in the place of which it has mesh.write_trace(),",
+    "profile_begin": "a profile (here: mesh.write_trace())",
 }
 
 SIMULATED: Final = Kernels(
@@ -262,16 +262,16 @@ class MeteredCounts(TrafficCounts):
 
 
 def link_between(device: Device, ranks: Sequence[int]) -> RankLink:
-    """Return what joins some ranks, which are numbered host by host."""
+    """Return the link between some ranks, which are numbered host by host."""
     hosts = {rank // device.per_host for rank in ranks}
     return device.link if len(hosts) < 2 else device.network
 
 
 class SimulatedGroup(Group):
-    """A process group of which one rank is simulated."""
+    """A process group that counts its collectives; only one of its ranks is simulated."""
 
     def run(self, function: Callable[..., Any], *, may_repeat: bool = True) -> Any:
-        """Do nothing together: what comes of it has the shape that it has."""
+        """Move no data: outputs have their shapes already. Return a completed work."""
         del function, may_repeat
         counts = self._counts
         assert isinstance(counts, MeteredCounts)

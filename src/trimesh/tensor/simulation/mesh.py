@@ -113,7 +113,7 @@ class SimulatedMesh(ProcMesh):
         raise RuntimeError(f"{self!r} is simulated and has no processes: {rule}")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"{self!r} is simulated and stays in its block: nothing of it is elsewhere")
+        raise TypeError(f"a simulated mesh cannot be sent or pickled, as it has no processes, got {self!r}")
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def simulate(
     region = Region(Extent(sizes), mesh=0)
     for label in links or {}:
         if label not in region.extent:
-            raise ShapeError(f"a link joins the ranks along a dimension of {region.extent!r}, got {label!r}")
+            raise ShapeError(f"a link must be along a dimension of {region.extent!r}, got {label!r}")
     stand_in = filled_with(values) if isinstance(values, int | float) else values
     procs = SimulatedProcs("simulated", region)
     engine = procs.engine = SimulatedEngine(procs, numbers, links or {}, stand_in)
@@ -212,7 +212,7 @@ class SimulationReport:
         operators: Torch operators run, on the rank that ran most.
         operations: Arithmetic operations on the same rank.
         lines: Costs of each program line, on the rank where it cost most, most expensive first.
-        ranks: How many ranks were simulated to represent all.
+        ranks: Number of ranks that were simulated to represent all.
     """
 
     device: Device

@@ -1,8 +1,8 @@
 """`Meter`: counts compute, memory, traffic and time of one simulated rank.
 
-The rank's tensors are on torch's device "meta", with shapes and no memory, while all its code asks for "cpu". So this
-dispatch mode can tell tensors of the rank from those that rules make to infer shapes (`torch.empty(size,
-device="meta")`): the latter, and all tensors made from them, cost nothing.
+The rank's tensors are on torch's device "meta", with shapes and no memory, although its code requests "cpu". So this
+dispatch mode can distinguish tensors of the rank from those that rules make to infer shapes (`torch.empty(size,
+device="meta")`). The latter, and all tensors made from them, cost nothing.
 
 XM-1 Memory that a rank holds is that of the live storages that operators have made for it.
 XM-2 Clocks go forward: that of the rank's Python, and that of the work queued on an asynchronous device.
@@ -254,7 +254,7 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
             self._hold(one)
         method = _METHODS.get(name)
         if method is None:
-            raise NotImplementedError(f"a simulation knows the collectives {sorted(_METHODS)}, got {name}")
+            raise NotImplementedError(f"a simulation supports the collectives {sorted(_METHODS)}, got {name}")
         group = _c10d._resolve_process_group(args[-1])
         made = tensors_in(result)
         is_in_place = name.removesuffix("_") in ("all_reduce", "all_reduce_coalesced", "broadcast")
