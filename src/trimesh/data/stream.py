@@ -212,7 +212,7 @@ class DataStream(AsyncIterator[RowBatch]):
                     return
                 if made is None:
                     if position.row == 0 and self._sizes.epochs is None:
-                        return  # a source without rows would give empty epochs for ever
+                        return  # a source without rows: endless epochs would all be empty
                     position = Position(position.epoch + 1, 0)
                     continue
                 position = Position(position.epoch, position.row + made.rows)

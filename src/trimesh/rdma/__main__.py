@@ -28,7 +28,7 @@ ROUNDS = 5
 CARRIERS = {
     "shm": "memory from allocate, mapped by the reader",
     "cma": "any memory of a process of this host, by process_vm_readv",
-    "tcp": "any memory of any process that listens, over two connections",
+    "tcp": "any memory of a process that listens, over two TCP connections",
     "ucx": "InfiniBand, RoCE and EFA, by libucp",
     "cuda_ipc": "memory of a CUDA device, by a process of this host that sees it",
 }
@@ -130,7 +130,7 @@ _SETTINGS: Final = ("rdma", "rdma_address", "host_id", "ucx")
 
 def describe_machine() -> list[str]:
     """Return the properties of this machine that decide which carriers work."""
-    yama = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "not there"
+    yama = _first_line("/proc/sys/kernel/yama/ptrace_scope") or "absent"
     try:
         devices = ", ".join(sorted(os.listdir("/sys/class/infiniband"))) or "none"
     except OSError:
@@ -139,7 +139,7 @@ def describe_machine() -> list[str]:
         f"Linux {os.uname().release}, {os.uname().machine}",
         f"yama ptrace_scope: {yama}",
         f"RDMA devices: {devices}",
-        f"NVIDIA driver: {'there' if Path('/proc/driver/nvidia/version').exists() else 'none'}",
+        f"NVIDIA driver: {'present' if Path('/proc/driver/nvidia/version').exists() else 'absent'}",
     ]
     chosen = current()
     return lines + [f"{name}: {value}" for name in _SETTINGS if (value := getattr(chosen, name))]

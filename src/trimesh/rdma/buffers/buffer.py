@@ -73,7 +73,7 @@ class RDMABuffer:
         self._registration, granted = in_trio_now(_register)(memory, rights)
         self._handle = Handle(granted, memory.span.address, 0, memory.nbytes, rights, memory.space)
 
-    # ---- what it is ------------------------------------------------------------------------------------------
+    # ---- properties ------------------------------------------------------------------------------------------
 
     @property
     def nbytes(self) -> int:
@@ -107,7 +107,7 @@ class RDMABuffer:
         """The serializable handle."""
         return self._handle
 
-    # ---- parts of it -----------------------------------------------------------------------------------------
+    # ---- parts -----------------------------------------------------------------------------------------------
 
     def __getitem__(self, part: slice) -> RDMABuffer:
         """Return a handle on a range of bytes, `buffer[start:stop]`; both count bytes, whatever the element type.
@@ -239,8 +239,8 @@ class RDMABuffer:
 
         Only for memory from `trimesh.rdma.allocate`, in processes of the same host. The view is released when the block
         is left: later use of it raises. Arrays and slices made from it keep the memory alive, and in use for the owner,
-        until they are gone. After the owner has died or revoked the buffer, the memory stays, and the owner no longer
-        writes to it.
+        until they are gone. After the owner has died or revoked the buffer, the memory stays for them, and is not
+        reused.
 
         Args:
             writable: Whether the view can be written to; then the handle must be writable.
@@ -335,7 +335,7 @@ class RDMABuffer:
         """Close it."""
         await self.aclose()
 
-    # ---- how it travels --------------------------------------------------------------------------------------
+    # ---- serialization ---------------------------------------------------------------------------------------
 
     def __reduce__(self) -> tuple[Any, ...]:
         return rebuild, self._handle.fields()

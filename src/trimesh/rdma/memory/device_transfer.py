@@ -1,7 +1,7 @@
 """Transfers with CUDA device memory at one end or both.
 
     buffer      other memory   bytes go
-    host        device         through pinned places: the carrier fills one while the device empties another
+    host        device         through pinned places: the carrier uses one while the device uses another
     device      device         by the device itself
     device      host           through pinned places
 

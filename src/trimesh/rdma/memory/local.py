@@ -91,7 +91,7 @@ def _of_tensor(tensor: Any, what: str) -> Memory:
                          "write tensor.contiguous(), which is a copy")  # fmt: skip
     nbytes = tensor.numel() * tensor.element_size()
     address = 0
-    with contextlib.suppress(RuntimeError, NotImplementedError):  # what a class that only wraps others raises
+    with contextlib.suppress(RuntimeError, NotImplementedError):  # raised by wrapper subclasses without memory
         if tensor.untyped_storage().device == tensor.device:
             address = tensor.data_ptr()
     if nbytes and not address:
