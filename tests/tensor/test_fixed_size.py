@@ -20,5 +20,5 @@ async def test_mesh_with_tensors_is_not_resized() -> None:
             ones = torch.ones(2)
         total = ones.reduce("gpus", "sum")
         assert (await trimesh.fetch_shard(total, gpus=1)).tolist() == [2.0, 2.0]
-        with pytest.raises(RuntimeError, match="tensors lie on its processes"):
+        with pytest.raises(RuntimeError, match="its processes hold tensors"):
             await procs.resize(gpus=1)

@@ -96,5 +96,5 @@ async def test_issuing_waits_for_ranks_that_are_far_behind(monkeypatch: pytest.M
             t = t @ t / 8
             ahead = max(ahead, team.issued - team.executed)
         assert 64 <= ahead <= 64 + trimesh.limits.TENSOR_BATCH_COMMANDS_MAX
-        assert waited[0] == "the ranks caught up with what was issued"
+        assert waited[0] == "the ranks had caught up with the issued commands"
         assert t[0, 0].item() == pytest.approx(1)

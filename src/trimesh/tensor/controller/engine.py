@@ -271,7 +271,7 @@ class Engine:
         self.proc.pump(0)
         team.is_lost |= any(peer.link is None for peer in team.peers)  # the next operation raises
         while team.issued - team.executed > limits.TENSOR_COMMANDS_AHEAD and not team.is_lost:
-            self.wait_now("the ranks caught up with what was issued")
+            self.wait_now("the ranks had caught up with the issued commands")
             team.is_lost |= any(peer.link is None for peer in team.peers)
 
     def wait_now(self, what: str) -> None:
@@ -334,7 +334,7 @@ class Engine:
         if team.stream:
             self._post(team)
         while len(self._requests) > limits.TENSOR_COMMANDS_AHEAD:
-            self.wait_now("the ranks have answered what was asked before")
+            self.wait_now("the ranks had answered earlier requests")
         request = self._request(team, places, expected)
         self._send(list(request.waiting), messages.Fetch(self.number, team.number, request.number, refs, is_large))
         return request

@@ -196,7 +196,7 @@ def compare(before: Recorder, after: Recorder, results: Mapping[int, Team], free
     if len(before.commands) != len(after.commands):
         raise RecordingError(
             f"a recorded function must do the same in each call, got {len(before.commands)} operations and then "
-            f"{len(after.commands)}: what its Python code decides must not change"
+            f"{len(after.commands)}: branches and loops of its Python code must not change"
         )
     internal = after.internal()
     kept = internal - freed - set(results)

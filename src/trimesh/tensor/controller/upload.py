@@ -121,7 +121,7 @@ def _others_go(team: Team, moves: Moves) -> bool:
     before, patience = moves.lent_bytes, time.monotonic() + limits.TENSOR_STUCK_SECONDS_MAX
     while moves.lent_bytes >= before and time.monotonic() < patience:
         try:
-            team.engine.wait_now("ranks had read what was put onto them")
+            team.engine.wait_now("the ranks had read uploaded tensors")
         except trio.TooSlowError:
             return False
     return moves.lent_bytes < before

@@ -89,7 +89,7 @@ def is_first_replica(value: DTensor) -> bool:
 
 # Global tensors in user functions, where they are torch's `DTensor`s, and the results of these functions.
 #
-# Inside a function torch's own sharding rules apply. Results are checked, because our rules trust the spec of a tensor.
+# Inside a function torch's own sharding rules apply. Results are checked, because `rules` trusts the spec of a tensor.
 
 
 @contextmanager

@@ -389,7 +389,7 @@ def receive_parts(
         mesh = device_mesh(rank, team)
         placements = placements_by_label([WHOLE if place == WHOLE else cuts[place] for place in same])
         for layout in like:
-            assert isinstance(layout, KeptPlacements), "what has failed was dealt with"
+            assert isinstance(layout, KeptPlacements), "poison was returned above"
             placements = boxed(layout.placements)
         box = box_by_placements(size, mesh, placements)
         there = new_tensor(box.size, dtype)

@@ -221,7 +221,7 @@ async def _pull(rank: Rank, readings: Sequence[tuple[Handle, PartReading]]) -> N
     bulk: Any = rank.outside.proc.bulk
     for handle, reading in readings:
         for offset, destination in reading.pieces:
-            span = memory_of(destination, "what rows are read into").span
+            span = memory_of(destination, "the destination of rows").span
             await bulk.move(
                 handle.granted, Transfer(TransferKind.READ, handle.granted.grant, handle.offset + offset, span)
             )

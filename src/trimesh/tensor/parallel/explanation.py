@@ -194,7 +194,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """Format a line for each tensor, then the totals."""
-        rows = [("name", "size", "lies", "bytes on a rank", "by")]
+        rows = [("name", "size", "placements", "bytes on a rank", "by")]
         for one in self.lying:
             by = [*one.patterns, *(f"fully sharded along {label!r}" for label in one.gathered)]
             by += [f"its optimizer's state cut along {label!r}" for label, _ in one.shared]

@@ -321,7 +321,7 @@ class Moves:
             if found.nbytes != nbytes:
                 raise ProtocolError(f"a tensor of {nbytes} bytes must be lent whole, got {found.nbytes} bytes")
             for offset, destination in pieces:
-                span = memory_of(destination, "what a tensor moves to").span
+                span = memory_of(destination, "the destination of a move").span
                 transfer = Transfer(TransferKind.READ, found.granted.grant, found.offset + offset, span)
                 await self.proc.bulk.move(found.granted, transfer)
         except LinkLost:  # no carrier between the two: request the bytes in a message

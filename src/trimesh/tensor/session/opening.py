@@ -94,7 +94,7 @@ def engine_of(owned: OwnedProcs | WithoutProcesses) -> Engine:
             proc, number, owned, found.shapes, found.engines, found.closed, upload.joined
         )
         owned.block.adopt(engine)
-        owned.fix_size("tensors lie on its processes (activate), and a team keeps its ranks")
+        owned.fix_size("its processes hold tensors (activate), and a team keeps its ranks")
         upload.follow(engine)
     return engine
 

@@ -133,7 +133,7 @@ ROWS_LINEAR: Final = (
         _localize_linear,
     ),
     Row(
-        "gradient of its weight",
+        "weight gradient of a linear layer",
         (_name(tracing.linear_weight_gradient),),
         _offer_gradient,
         "any dimension",

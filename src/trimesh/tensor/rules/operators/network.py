@@ -67,7 +67,7 @@ ROWS: Final = (
         takes_empty=False,
     ),
     Row(
-        "derivative of it",
+        "derivative of negative log likelihood",
         words("nll_loss_backward nll_loss2d_backward"),
         _offer_nll_backward,
         "all but classes",

@@ -173,7 +173,7 @@ def _offer(call: OperatorCall, dim: int) -> Iterable[Strategy]:
     if at is not None:
         yield call.strategy({0: cut}, [at] * count)
     elif call.name in _RESIZED and sum(one != WHOLE for one in meta.cuts) == 1:
-        found = _target(call, cut)  # unequal parts: compute on all of it, then slice
+        found = _target(call, cut)  # unequal parts: run on the whole tensor, then slice
         if found is not None:
             yield call.strategy({0: WHOLE}, [found[0]])
 
