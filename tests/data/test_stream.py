@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,13 +12,15 @@ import trio
 from tests.data.conftest import ROWS
 
 import trimesh
-from trimesh import MeshErrorGroup, ProcDied, Restart, ShapeError, this_host
+from trimesh import Actor, MeshErrorGroup, ProcDied, Restart, ShapeError, endpoint, this_host
 
 torch = pytest.importorskip("torch", reason="torch is an extra")
 pa = pytest.importorskip("pyarrow", reason="comes with the extra `data`")
 
 from trimesh import data  # noqa: E402 - needs torch
 from trimesh._runtime.life import current_proc  # noqa: E402 - as above
+from trimesh.data import stream as streams  # noqa: E402 - as above
+from trimesh.data.reading import Position, ReadingPlan  # noqa: E402 - as above
 from trimesh.tensor.rank.moves import moves_of  # noqa: E402 - needs torch
 
 pytestmark = [pytest.mark.torch, pytest.mark.real]
@@ -217,3 +221,46 @@ async def test_numbers_out_of_bounds_are_refused(parquet_files, wrong):
     async with this_host().spawn_procs({"dp": 1}, preload=PRELOAD) as procs:
         with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
             data.open_stream(data.parquet(parquet_files), procs, **{"batch": 1, **wrong})
+
+
+class Gate(Actor):
+    """Holds loads of the loader beside it in their thread, and counts the pieces that it keeps."""
+
+    @endpoint
+    def hold(self, entered: Path, gate: Path) -> None:
+        fill = streams._fill
+
+        def held(*args: Any) -> None:
+            entered.write_text("")
+            gate.read_text()
+            fill(*args)
+
+        streams._fill = held
+
+    @endpoint
+    def kept(self) -> int:
+        [loader] = [one for one in gc.get_objects() if type(one) is streams.Loader]
+        return len(loader.kept)
+
+
+async def test_rows_of_a_cancelled_load_are_released(tmp_path: Path) -> None:
+    entered, gate = tmp_path / "entered", tmp_path / "gate"
+    os.mkfifo(entered)
+    os.mkfifo(gate)
+    async with this_host().spawn_procs({"n": 1}, preload=("torch",)) as loaders:
+        source, plan = data.table({"i": list(range(40))}), ReadingPlan(None, 0, {})
+        async with streams.open_feed(source, plan, loaders) as feed:
+            gates = await loaders.spawn("gates", Gate)
+            await gates.hold.call_one(entered, gate)
+            async with trio.open_nursery() as nursery:
+                scope = trio.CancelScope()
+
+                async def load() -> None:
+                    with scope:
+                        await feed.batch(None, None, Position(0, 0), 10)
+
+                nursery.start_soon(load)
+                await trio.to_thread.run_sync(entered.read_text)
+                scope.cancel()
+                await trio.to_thread.run_sync(gate.write_text, "")
+            assert await gates.kept.call_one() == 0

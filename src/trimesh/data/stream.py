@@ -5,6 +5,7 @@ LD-1 A loader keeps the memory of rows until `release`, or until it ends, so no 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -415,6 +416,7 @@ class LoaderFeed:
         self._loaders = [loaders.slice(**point) for point in loaders.points()]
         self._plan = plan
         self._order = order_of(summary, plan)
+        self._numbers = itertools.count()
 
     async def batch(self, team: Team, along: Cut, position: Position, rows: int) -> tuple[dict[str, MeshTensor], int]:
         """See `OwnFeed.batch`. A batch whose loader has died is read again, if the loader is restarted."""
@@ -431,16 +433,20 @@ class LoaderFeed:
         self, team: Team, along: Cut, position: Position, rows: int
     ) -> tuple[dict[str, MeshTensor], int]:
         pieces = pieces_of(self._order, self._plan, position, rows)
-        found: list[tuple[Any, LoadedRows]] = []
+        requested: list[tuple[Any, int]] = []
+        found: list[LoadedRows] = []
         try:
             for piece in pieces:
                 loader = self._loaders[piece.window % len(self._loaders)]
-                found.append((loader, await loader.load.call_one(position.epoch, piece)))
-            return await self._put(team, along, [loaded for _, loaded in found])
+                requested.append(
+                    (loader, next(self._numbers))
+                )  # before the call, which may be cancelled after the load
+                found.append(await loader.load.call_one(requested[-1][1], position.epoch, piece))
+            return await self._put(team, along, found)
         finally:
             with trio.CancelScope(shield=True):
-                for loader, loaded in found:
-                    await _release(loader, loaded)
+                for loader, number in requested:
+                    await _release(loader, number)
 
     async def _put(self, team: Team, along: Cut, found: Sequence[LoadedRows]) -> tuple[dict[str, MeshTensor], int]:
         count = sum(loaded.rows for loaded in found)
@@ -456,13 +462,12 @@ class LoaderFeed:
         return isinstance(error, ProcDied) and found is not None and found.mesh == self._mesh
 
 
-async def _release(loader: Any, loaded: LoadedRows) -> None:
-    if loaded.rows:
-        with trio.move_on_after(limits.REVOKE_SECONDS):
-            try:
-                await loader.release.broadcast(loaded.number)
-            except (MeshError, MeshErrorGroup):
-                pass  # the process has ended, so nothing is left to release
+async def _release(loader: Any, number: int) -> None:
+    with trio.move_on_after(limits.REVOKE_SECONDS):
+        try:
+            await loader.release.broadcast(number)
+        except (MeshError, MeshErrorGroup):
+            pass  # the process has ended, so nothing is left to release
 
 
 def _lying(found: Sequence[LoadedRows], name: str) -> list[LyingRows]:
@@ -506,12 +511,10 @@ class LoadedRows:
     """A piece of a batch in memory of a loader.
 
     Attributes:
-        number: Argument for `release`.
         rows: Number of rows; 0, without buffers, after the end of the source.
         buffers: Buffers by column.
     """
 
-    number: int
     rows: int
     buffers: dict[str, RDMABuffer]
 
@@ -525,15 +528,14 @@ class Loader(Actor):
         self.reading: SourceReading | None = None
         self.lock = trio.Lock()
         self.kept: dict[int, LoadedRows] = {}
-        self.count = 0
 
     @endpoint(idempotent=True)
     async def summary(self) -> SourceSummary:
         return (await self._opened()).summary
 
     @endpoint(concurrency=limits.DATA_PREFETCH, group="reads", idempotent=True)
-    async def load(self, epoch: int, piece: RowPiece) -> LoadedRows:
-        """Read a piece into memory that ranks can read."""
+    async def load(self, number: int, epoch: int, piece: RowPiece) -> LoadedRows:
+        """Read a piece into memory that ranks can read, until `release(number)`."""
         if len(self.kept) >= limits.DATA_HELD_BATCHES_MAX:
             raise LimitExceeded(
                 "DATA_HELD_BATCHES_MAX",
@@ -544,19 +546,18 @@ class Loader(Actor):
         reading = await self._opened()
         async with self.lock:  # `SourceReading` and its source take one call at a time
             found = await trio.to_thread.run_sync(reading.find, epoch, piece)
-        self.count += 1
-        loaded = LoadedRows(self.count, found.count, {})
+        loaded = LoadedRows(found.count, {})
         if found.count:
             columns = reading.summary.columns
             memory = {one.name: _memory(one, found.count) for one in columns}
             await trio.to_thread.run_sync(_fill, found, memory)
             loaded.buffers.update({name: RDMABuffer(rows, writable=False) for name, rows in memory.items()})
-            self.kept[loaded.number] = loaded
+            self.kept[number] = loaded
         return loaded
 
     @endpoint(group="control")
     async def release(self, number: int) -> None:
-        """Reuse the memory of a piece (LD-1)."""
+        """Reuse the memory of a piece, if it was loaded (LD-1)."""
         loaded = self.kept.pop(number, None)
         if loaded is not None:
             for buffer in loaded.buffers.values():
