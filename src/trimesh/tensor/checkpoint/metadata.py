@@ -267,12 +267,13 @@ def _begin(path: Path) -> Path:
 
 
 def _finish(unfinished: Path, path: Path) -> None:
-    _sync(unfinished)
+    sync_directory(unfinished)
     unfinished.rename(path)  # fails if a checkpoint was created there meanwhile
-    _sync(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Sync the names in a directory to disk."""
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

@@ -20,7 +20,7 @@ from torch import nn
 from trimesh import limits
 from trimesh._runtime.tasks import in_trio
 from trimesh.tensor.checkpoint.loading import CheckpointReading
-from trimesh.tensor.checkpoint.metadata import StoredValue
+from trimesh.tensor.checkpoint.metadata import StoredValue, sync_directory
 from trimesh.tensor.issue.fetching import fetch
 from trimesh.tensor.protocol.placement import RAW_SUFFIX, Stored
 
@@ -159,6 +159,7 @@ async def _save(path: Path, tensors: nn.Module | Mapping[str, torch.Tensor]) -> 
                 await trio.to_thread.run_sync(_write, file, found)
             await trio.to_thread.run_sync(_sync, file)
         unfinished.replace(path)
+        await trio.to_thread.run_sync(sync_directory, path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
