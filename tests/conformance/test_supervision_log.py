@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from tests.conformance.supervised import kill_and_see, kill_and_wait, reading, r
 
 import trimesh
 from trimesh import Died, Failed, GaveUp, Isolate, MeshErrorGroup, ProcDied, Restarted, Unacknowledged, endpoint, limits
+from trimesh._runtime.actors.reports import SupervisionLog
 
 
 class Messy(Probe):
@@ -62,6 +65,18 @@ async def test_restarts_are_logged(backend: Backend, caplog: pytest.LogCaptureFi
     (line,) = logged(caplog)
     assert "ProcDied" in line
     assert line.endswith("; restarting rank 1 after 0 s")
+
+
+cell: ContextVar[str] = ContextVar("cell", default="none")
+
+
+async def test_log_has_no_context_variables(monkeypatch: pytest.MonkeyPatch):
+    """P1, K06: a notebook would show it under the cell that opened the mesh, not under the running one."""
+    seen = list[str]()
+    monkeypatch.setattr(logging.getLogger("trimesh"), "filters", [lambda _: not seen.append(cell.get())])
+    cell.set("the one that opens")
+    SupervisionLog().write("news")
+    assert seen == ["none"]
 
 
 @only_sim

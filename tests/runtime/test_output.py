@@ -218,6 +218,14 @@ class BrokenStream(io.StringIO):
         raise OSError(5, "Input/output error")
 
 
+class CellStream(io.StringIO):
+    """A stream of marimo, between two cells."""
+
+    def write(self, text: str) -> int:
+        """Fail as marimo does."""
+        raise AssertionError
+
+
 def closed_stream() -> io.StringIO:
     """Return a stream that somebody has closed."""
     stream = io.StringIO()
@@ -225,7 +233,7 @@ def closed_stream() -> io.StringIO:
     return stream
 
 
-@pytest.mark.parametrize("stream", [None, closed_stream(), BrokenStream()])
+@pytest.mark.parametrize("stream", [None, closed_stream(), BrokenStream(), CellStream()])
 def test_printer_survives_a_stream_that_is_gone(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nobody to tell; the other stream is written all the same."""
     other = io.StringIO()

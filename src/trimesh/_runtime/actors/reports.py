@@ -5,6 +5,7 @@ Also the report, to all processes, that a connected program has disconnected.
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import math
 from collections.abc import Sequence
@@ -95,7 +96,10 @@ _log = logging.getLogger("trimesh")
 
 
 class SupervisionLog:
-    """Rate-limited log to `trimesh` at WARNING: at most `limits.SUPERVISION_LOG_LINES` lines a second."""
+    """Rate-limited log to `trimesh` at WARNING: at most `limits.SUPERVISION_LOG_LINES` lines a second.
+
+    It logs with no context variable set: a notebook shows text under the cell that a variable names (`OutputPrinter`).
+    """
 
     def __init__(self) -> None:
         self._since = -math.inf
@@ -116,9 +120,9 @@ class SupervisionLog:
             self._since, self._lines = now, 0
         self._lines += 1
         if self._lines == limits.SUPERVISION_LOG_LINES:
-            _log.warning("more of such news in this second are left out: events() has them all")
-        elif self._lines < limits.SUPERVISION_LOG_LINES:
-            _log.warning("%s", text)
+            text = "more of such news in this second are left out: events() has them all"
+        if self._lines <= limits.SUPERVISION_LOG_LINES:
+            contextvars.Context().run(_log.warning, "%s", text)
 
 
 def log_kept_back(proc: Proc, mesh: str, error: BaseException, what_next: str) -> None:

@@ -331,7 +331,7 @@ def _write(stream: int, text: str) -> None:
             encoding = target.encoding
             target.write(text.encode(encoding, "backslashreplace").decode(encoding))
         target.flush()
-    except (OSError, ValueError):  # the terminal is gone or the stream was closed: nowhere to report to
+    except Exception:  # noqa: BLE001 - gone, closed, or a notebook's between two cells: nowhere to report to
         return
 
 
