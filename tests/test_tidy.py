@@ -29,7 +29,7 @@ ABSOLUTE_PATH = re.compile(r"""(?<![\w.~/$}*-])/(home/(?!me/)|root/|Users/|work/
 SECOND_SPELLING = re.compile(r"\w\{'?\w+'?(=\d+|: ?\d+/\d+)")
 """Coordinates behind the name of a mesh in another spelling than `procs[gpus=2]`."""
 LIST_ITEM = re.compile(r"([-*]|\d+\.) ")
-TEXT_SUFFIXES = {".py", ".pyi", ".zig", ".zon", ".h", ".c", ".md", ".toml", ".txt", ".cfg", ".sh", ""}
+TEXT_SUFFIXES = {".py", ".pyi", ".ipynb", ".zig", ".zon", ".h", ".c", ".md", ".toml", ".txt", ".cfg", ".sh", ""}
 MADE_BY_HAND_FREE = {"LICENSE"}
 
 Complaints = Iterator[str]

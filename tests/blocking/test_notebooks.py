@@ -132,6 +132,32 @@ def test_output_of_ranks_is_under_the_cell_that_runs(tmp_path: Path) -> None:
     assert sorted(said.splitlines()) == [f"procs[gpus={rank}] | said by a rank" for rank in (0, 1)]
 
 
+def test_block_of_asyncio_stays_open_over_cells(tmp_path: Path) -> None:
+    """K04: cells are steps of one program on the loop of the kernel. An interrupt cancels what the cell awaits."""
+    opening = """
+import asyncio, contextlib
+stack = contextlib.AsyncExitStack()
+procs = await stack.enter_async_context(trimesh.aio.spawn_procs({"gpus": 2}))
+workers = await procs.spawn("workers", Worker)
+"""
+    interrupting = """
+async with trimesh.open_channel(capacity=4) as (port, receiver):
+    held = asyncio.create_task(workers.slice(gpus=0).hold.call(port))
+    await receiver.receive()
+    os.kill(os.getpid(), signal.SIGINT)
+    await held
+"""
+    after = "held.cancelled(), (await workers.step.call(1)).values()"
+    cells = [CELLS["define"], opening, interrupting, after, "await stack.aclose()"]
+    notebook: Any = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    asyncio.run(client_of(notebook, tmp_path, allow_errors=True).async_execute())
+
+    *opened, interrupted, called, closed = [cell.outputs for cell in notebook.cells]
+    assert [*opened, closed] == [[], [], []]
+    assert [output.ename for output in interrupted] == ["CancelledError"]
+    assert called[0].data["text/plain"] == "(True, (2, 2))"
+
+
 def test_what_takes_long_is_shown_under_the_cell_until_it_is_done(tmp_path: Path) -> None:
     """Q9: one line of HTML."""
     waits = """
