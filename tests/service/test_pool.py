@@ -101,12 +101,20 @@ class Serial(Actor):
         return prompt
 
 
+class Batched(Actor):
+    @endpoint(reply="later")
+    async def generate(self, reply: trimesh.Reply[str], prompt: str) -> None:
+        reply.send(prompt)
+
+
 @simulate(seeds=1, per_host={"gpus": 1})
 async def test_concurrency_that_no_endpoint_has_is_logged(mesh, caplog):
-    """Y1: neither the default one nor one that some endpoint has."""
+    """Y1: neither the default one nor one that some endpoint has, or needs none because it answers later."""
     serial = await mesh.spawn("serial", Serial)
     generators = await mesh.spawn("generators", Generator)
-    for mesh_of, options in ((serial, {}), (serial, {"concurrency": 1}), (generators, {"concurrency": 4})):
+    batched = await mesh.spawn("batched", Batched)
+    fitting = [(serial, {}), (serial, {"concurrency": 1}), (generators, {"concurrency": 4})]
+    for mesh_of, options in [*fitting, (batched, {"concurrency": 4})]:
         async with open_pool(mesh_of, **options):
             pass
     assert not [one for one in caplog.records if "open_pool" in one.message]

@@ -407,8 +407,9 @@ def _check_slots(mesh: ActorMesh, concurrency: int | Adaptive) -> None:
     """Log a given concurrency that no endpoint has: further requests would wait at the replica."""
     if isinstance(concurrency, Adaptive) or concurrency == limits.POOL_CONCURRENCY:
         return
-    slots = max((spec.concurrency for spec in mesh._view.endpoints.values()), default=1)  # noqa: SLF001 - of endpoints
-    if concurrency > slots:
+    specs = mesh._view.endpoints.values()  # noqa: SLF001 - of endpoints
+    slots = max((spec.concurrency for spec in specs), default=1)
+    if concurrency > slots and not any(spec.answers_later for spec in specs):  # such an endpoint frees its slot early
         text = (
             "open_pool(concurrency=%d) exceeds what the endpoints of %s run at once, %d: further requests wait at the "
             "replica, and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)"
