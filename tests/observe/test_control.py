@@ -112,9 +112,9 @@ async def test_folder_that_cannot_be_trusted_is_refused(
     """Q3: the run goes on without a socket, and says so; who looks on is told, too."""
     damage(folder)
     async with this_host().spawn_procs({"gpus": 1}):
-        with pytest.raises(ConnectError, match="cannot be looked for"):
+        with pytest.raises(ConnectError, match="cannot list the runs of this user"):
             observe.runs()
-    assert [record.levelname for record in caplog.records if "cannot be looked at" in record.getMessage()] == [
+    assert [record.levelname for record in caplog.records if "cannot inspect this run" in record.getMessage()] == [
         "WARNING"
     ]
 
@@ -141,7 +141,7 @@ async def test_foreign_bytes_end_the_connection_and_nothing_else(folder: Path):
         assert "must be tables" in msgspec.msgpack.decode(said[4:])["error"]
         unknown = msgspec.msgpack.encode({"kind": "dance"})
         said = await trio.to_thread.run_sync(speak, struct.pack("!I", len(unknown)) + unknown)
-        assert "knows no request 'dance'" in msgspec.msgpack.decode(said[4:])["error"]
+        assert "does not know the request 'dance'" in msgspec.msgpack.decode(said[4:])["error"]
         assert await trio.to_thread.run_sync(speak, struct.pack("!I", 2**31)) == b""
         assert (await trio.to_thread.run_sync(asked)).by == "loop"
 
@@ -231,6 +231,6 @@ def test_socket_that_another_user_listens_at_is_not_asked(folder: Path):
             assert observe.runs() == []
             with pytest.raises(ConnectError, match="no run of this user"):
                 observe.find_run()
-            with pytest.raises(ConnectError, match="the run 1-abc is of another user"):
+            with pytest.raises(ConnectError, match="the run 1-abc belongs to another user"):
                 RunClient(1, "1-abc")
             process.communicate()

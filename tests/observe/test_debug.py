@@ -200,11 +200,11 @@ async def test_no_terminal_comes(caplog: pytest.LogCaptureFixture):
             stopping = await procs.spawn("stopping", Stopping)
             assert await stopping.stop.call_one(1) == 3
             with trio.fail_after(HANG_SECONDS):
-                while not [text for text in told() if "goes on" in text]:  # noqa: ASYNC110 - may come after the answer
+                while not [text for text in told() if "continues:" in text]:  # noqa: ASYNC110 - may follow the answer
                     await trio.sleep(0.01)
     texts = told()
     assert any(f"trimesh debug --pid {os.getpid()} 'procs[gpus=0]'" in text for text in texts)
-    assert "stopping[gpus=0].stop goes on: no debugger has come" in texts
+    assert "stopping[gpus=0].stop continues: no debugger attached" in texts
 
 
 async def test_one_terminal_at_a_time():

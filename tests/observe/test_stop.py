@@ -109,7 +109,7 @@ def test_stop_that_cannot_be_is_said(tmp_path: Path) -> None:
     with running(tmp_path, _IGNORED, body="time.sleep(100)") as program:
         with (
             observe.find_run(program.pid) as found,
-            pytest.raises(ConnectError, match=r"ignores SIGINT.* does not run"),
+            pytest.raises(ConnectError, match=r"ignores SIGINT.* is blocked"),
         ):
             found.stop()
         assert program.poll() is None

@@ -1,7 +1,7 @@
 r"""Control socket of a controller: answers observers while a block is open.
 
-    client --Request--> a thread of ours --task--> the Trio loop: asks all processes --Answer--> client
-                                         \-- when that does not run: the thread itself, by signals
+    client --Request--> a thread of the socket --task--> the Trio loop: queries all processes --Answer--> client
+                                              \-- when that does not run: the thread itself, by signals
 
 CS-1 It costs calls nothing: a thread waits in `accept`, without the GIL, until a client connects.
 CS-2 Only processes of this user, identified by the kernel, are answered; received bytes are never unpickled.
@@ -32,7 +32,7 @@ import msgspec
 import trio
 
 from trimesh import limits
-from trimesh._runtime.snapshot import AskedBySignal, Inquiries, look, proc_name
+from trimesh._runtime.snapshot import NOT_OWNED, AskedBySignal, Inquiries, look, proc_name
 from trimesh._runtime.system.forks import ForgottenInChildren
 from trimesh._runtime.system.user_files import credentials_of, entered, user_folder
 from trimesh._runtime.tasks import interrupt
@@ -49,18 +49,18 @@ _log = logging.getLogger("trimesh")
 _POLL_SECONDS: Final = 0.005
 _JOIN_SECONDS: Final = 0.5
 _TRIES: Final = 5
-_NO_LOOP: Final = "the Trio loop of the controller does not run, and only it may do that"
+_NO_LOOP: Final = "the controller's Trio loop is blocked; the request is carried out only when it runs again"
 _CALL: Final = re.compile(r"([0-9a-f]{1,16})\.([0-9]{1,18})@([0-9a-f]{1,16})")
 
 
 class ControlSocket:
-    """The socket of one controller, and the threads that answer there.
+    """The socket of one controller, and the threads that serve its clients.
 
     Args:
         proc: The controller.
 
     Attributes:
-        on_stop: Interrupts the run, in its Trio loop, and returns why it cannot, if so.
+        on_stop: Interrupts the run, called in its Trio loop; returns why it cannot, or an empty text.
     """
 
     def __init__(self, proc: Proc, inquiries: Inquiries) -> None:
@@ -79,19 +79,19 @@ class ControlSocket:
         self.on_stop: Callable[[], str] = lambda: "this run has no blocks"
 
     def open(self) -> None:
-        """Listen; a run without a socket is no failure, and said once."""
+        """Listen. If that fails, the run goes on without a socket; a warning is logged once."""
         try:
             self._listener = listen(self._proc.pid, proc_name(self._proc.proc_id))
         except OSError as error:
-            _log.warning("this run cannot be looked at by the command trimesh: %s", error)
+            _log.warning("the command trimesh cannot inspect this run, which has no control socket: %s", error)
             return
         _open.add(self)
         self._start(self._accept)
 
     def close(self) -> None:
-        """End all of it.
+        """Close the socket and all connections, and join the threads.
 
-        Blocking: no checkpoint; some 0.1 ms when no client is there, at most `_JOIN_SECONDS`.
+        Blocking: no checkpoint; some 0.1 ms without clients, at most `_JOIN_SECONDS`.
         """
         self._is_over = True
         _open.discard(self)
@@ -109,7 +109,7 @@ class ControlSocket:
             self._listener.sock.close()
 
     def forget(self) -> None:
-        """In a forked child: close our copies, which the child would listen at."""
+        """Close the copies of a forked child, which would otherwise listen."""
         if self._listener is not None:
             self._listener.sock.close()
         for client in self._clients:
@@ -130,7 +130,7 @@ class ControlSocket:
             except OSError as error:
                 if self._is_over or isinstance(error, ConnectionAbortedError):
                     continue
-                time.sleep(limits.OBSERVE_LOOP_SECONDS)  # no descriptors just now
+                time.sleep(limits.OBSERVE_LOOP_SECONDS)  # out of descriptors for the moment
                 continue
             self._threads = [thread for thread in self._threads if thread.is_alive()]
             if self._is_over or len(self._clients) >= limits.CONTROL_CLIENTS_MAX:
@@ -170,7 +170,7 @@ class ControlSocket:
             attached = self._attach(request.target, terminal)
         except ProtocolError as error:
             return observed.ControlAnswer(error=str(error)), False
-        except Exception as error:  # noqa: BLE001 - a thread that dies would say nothing
+        except Exception as error:  # noqa: BLE001 - the client must get an answer
             return observed.ControlAnswer(error=f"{type(error).__name__}: {error}"), False
         return attached, not attached.error
 
@@ -204,11 +204,11 @@ class ControlSocket:
                 return self._in_loop(self._holds, seconds) or observed.ControlAnswer(error=_NO_LOOP)
             case _:
                 return observed.ControlAnswer(
-                    error=f"this run knows no request {request.kind!r}; its trimesh may be older"
+                    error=f"this run does not know the request {request.kind!r}; its trimesh may be older"
                 )
 
     def _stop(self) -> observed.ControlAnswer:
-        """Interrupt the run: by SIGINT where that does it, as it reaches code without a checkpoint, too (CS-5)."""
+        """Interrupt the run (CS-5): by SIGINT where that works, because it also reaches code without a checkpoint."""
         if self._is_interrupted_by_signals and interrupt.is_run_interrupted_by_sigint():
             os.kill(self._proc.pid, signal.SIGINT)
             return observed.ControlAnswer()
@@ -217,13 +217,13 @@ class ControlSocket:
             return observed.ControlAnswer(error=self.on_stop())
 
         return self._in_loop(stop, limits.CONTROL_SECONDS / 2) or observed.ControlAnswer(
-            error=f"the run ignores SIGINT, and is stopped when its Trio loop runs again: {_NO_LOOP}"
+            error="the run ignores SIGINT, and its Trio loop is blocked; it is stopped when that runs again"
         )
 
     async def _kill(self, target: str) -> observed.ControlAnswer:
         members = [one for one in self._proc.members.values() if proc_name(one.peer.proc_id) == target]
         if not members:
-            return observed.ControlAnswer(error="its process has ended, or belongs to another one of the run")
+            return observed.ControlAnswer(error=NOT_OWNED)
         await members[0].end_by_kill()
         return observed.ControlAnswer()
 
@@ -231,7 +231,7 @@ class ControlSocket:
         match = _CALL.fullmatch(target)
         if match is None:
             return observed.ControlAnswer(
-                error=f"a call that has a caller who waits is called like 5f.12@7a, got {target!r}"
+                error=f"only a call whose caller waits can be cancelled; its id looks like 5f.12@7a, got {target!r}"
             )
         caller, number, callee = int(match[1], 16), int(match[2]), int(match[3], 16)
         return observed.ControlAnswer(error=self._inquiries.interrupt(callee, caller, number, "trimesh cancel"))
@@ -245,7 +245,7 @@ class ControlSocket:
     def _in_loop(
         self, function: Callable[[], Awaitable[observed.ControlAnswer]], seconds: float
     ) -> observed.ControlAnswer | None:
-        """Return what a function of Trio answers; None if the loop does not run."""
+        """Return the answer of a function that runs in Trio; None if the loop does not run, or answers too late."""
         begun = threading.Event()
         replies = queue.SimpleQueue[observed.ControlAnswer | None]()
 
@@ -253,7 +253,7 @@ class ControlSocket:
         async def run() -> None:
             try:
                 replies.put(await function())
-            except Exception as error:  # noqa: BLE001 - who looks on must not end what is looked at
+            except Exception as error:  # noqa: BLE001 - an observer must not end the run
                 replies.put(observed.ControlAnswer(error=f"{type(error).__name__}: {error}"))
             finally:
                 replies.put(None)
@@ -277,13 +277,13 @@ class ControlSocket:
     def _views_without_loop(self, seconds: float) -> observed.ControlAnswer:
         view = self._look()
         if view is None:
-            return observed.ControlAnswer(error="the tables of this run change too fast to be read; ask again")
+            return observed.ControlAnswer(error=f"the run's tables changed during each of {_TRIES} reads; try again")
         members = [one for one in list(self._proc.members.values()) if not one.gone.is_set() and one.stack_fd >= 0]
         asked = AskedBySignal(members)
         ends_at = time.monotonic() + seconds / 2
         while not asked.is_answered and time.monotonic() < ends_at:
             time.sleep(_POLL_SECONDS)
-        frame = sys._current_frames().get(self._trio_thread)  # noqa: SLF001 - what faulthandler shows, to Python
+        frame = sys._current_frames().get(self._trio_thread)  # noqa: SLF001 - the only way to another thread's stack
         stack = "\n".join(["Stack (most recent call first):", *stack_lines(frame)])
         proc = msgspec.structs.replace(view.proc, state="stuck", stack=stack)
         return observed.ControlAnswer(by="thread", views=(msgspec.structs.replace(view, proc=proc), *asked.views()))
@@ -292,7 +292,7 @@ class ControlSocket:
         for _ in range(_TRIES):
             try:
                 return look(self._proc)
-            except RuntimeError:  # the loop does run, and has changed a table meanwhile
+            except RuntimeError:  # the loop runs after all, and changed a table meanwhile
                 time.sleep(_POLL_SECONDS)
         return None
 
@@ -300,15 +300,15 @@ class ControlSocket:
 _open: ForgottenInChildren[ControlSocket] = ForgottenInChildren()
 
 
-# ---- a terminal at a control socket: one connection that has one hold, until either of them ends ---------------------
+# ---- a terminal at a control socket: one connection attached to one hold, until either of them ends ------------------
 
 
 class SocketTerminal:
     """Terminal side of a debugging session, in a thread of the control socket.
 
     Args:
-        holds: Those of the controller.
-        in_trio: Has a function called in the Trio thread, soon.
+        holds: Holds of the controller.
+        in_trio: Schedules a function in the Trio thread.
     """
 
     def __init__(self, client: socket.socket, holds: Holds, in_trio: Callable[[Callable[[], None]], None]) -> None:
@@ -319,11 +319,11 @@ class SocketTerminal:
         self._chars = 0
 
     def attach(self, target: str) -> str:
-        """Take a hold, in the Trio thread; return why not, or an empty text."""
+        """Attach to the hold `target`, in the Trio thread; return why that failed, or an empty text."""
         return self._holds.attach(target, self)
 
     def say(self, kind: str, text: str) -> None:
-        """Let the client be told; in the Trio thread. A client that takes nothing is detached."""
+        """Queue a text for the client, in the Trio thread. A client that does not read is disconnected."""
         self._chars += len(text)
         if self._chars > limits.DEBUG_TERMINAL_CHARS_MAX:
             with suppress(OSError):
@@ -359,7 +359,7 @@ class SocketTerminal:
                 self._chars -= len(text)
 
 
-# ---- messages over a stream socket that blocks: their length in four bytes, then they themselves ---------------------
+# ---- messages over a blocking stream socket: the length in four bytes, then the message ------------------------------
 
 _LENGTH: Final = struct.Struct("!I")
 
@@ -367,22 +367,22 @@ _LENGTH: Final = struct.Struct("!I")
 def send_frame(sock: socket.socket, data: bytes) -> None:
     """Send one message.
 
-    Blocking: until the kernel has taken it, or the time-out of the socket.
+    Blocking: until the kernel has accepted it, or the time-out of the socket.
 
     Raises:
-        OSError: The other end has gone, or takes nothing.
+        OSError: The other end is gone, or does not read.
     """
     sock.sendall(_LENGTH.pack(len(data)))
     sock.sendall(data)
 
 
 def receive_frame(sock: socket.socket, bytes_max: int) -> bytes | None:
-    """Return the next message; None when the other end has said all.
+    """Return the next message; None when the other end has closed.
 
-    Blocking: until it has come, or the time-out of the socket.
+    Blocking: until it has arrived, or the time-out of the socket.
 
     Raises:
-        OSError: It has not come whole, or is larger than `bytes_max`.
+        OSError: It did not arrive whole, or is larger than `bytes_max`.
     """
     head = _receive(sock, _LENGTH.size)
     if not head:
@@ -392,7 +392,7 @@ def receive_frame(sock: socket.socket, bytes_max: int) -> bytes | None:
         raise OSError(f"a message must have at most {bytes_max} bytes, got {size}")
     data = _receive(sock, size)
     if len(data) < size:
-        raise ConnectionResetError("the other end has gone in the middle of a message")
+        raise ConnectionResetError("the other end closed in the middle of a message")
     return data
 
 
@@ -403,7 +403,7 @@ def _receive(sock: socket.socket, size: int) -> bytes:
         part = sock.recv(min(size - len(data), 1 << 20))
         if not part:
             if data:
-                raise ConnectionResetError("the other end has gone in the middle of a message")
+                raise ConnectionResetError("the other end closed in the middle of a message")
             break
         data += part
     return bytes(data)
@@ -411,8 +411,7 @@ def _receive(sock: socket.socket, size: int) -> bytes:
 
 # ---- where control sockets are: `.runs/PID-ID` in the private folder of this user ------------------------------------
 
-# A socket is there from the moment it is listened at, because it gets its name then. One that has no listener was left
-# by a run that was killed; whoever comes across it removes it.
+# A socket gets its name when it already listens. One without a listener was left by a killed run; `dial` removes it.
 
 _NAME: Final = re.compile(r"([0-9]+)-([0-9a-f]+)")
 
@@ -421,14 +420,15 @@ class Listener(msgspec.Struct, frozen=True, eq=False):
     """A control socket of this process.
 
     Attributes:
-        sock: What it listens at.
+        sock: The listening socket.
+        name: File name in the folder.
     """
 
     sock: socket.socket
     name: str
 
     def close(self) -> None:
-        """Remove the file, and end whoever waits for a connection."""
+        """Remove the file, and wake the thread that waits for a connection."""
         with suppress(OSError), _entered() as (_, fd):
             os.unlink(self.name, dir_fd=fd)
         with suppress(OSError):
@@ -445,10 +445,10 @@ def _entered() -> Generator[tuple[Path, int], None, None]:
 
 
 def listen(pid: int, proc_id: str) -> Listener:
-    """Listen for those who look on.
+    """Listen for observers of this process.
 
     Raises:
-        OSError: The folder cannot be trusted, or made; or there are no descriptors.
+        OSError: The folder cannot be trusted or made, or the process is out of descriptors.
     """
     with _entered() as (_, fd):
         name = f"{pid}-{proc_id}"
@@ -464,7 +464,7 @@ def listen(pid: int, proc_id: str) -> Listener:
 
 
 def runs() -> list[tuple[int, str]]:
-    """Return the runs of this user on this machine that have a socket: pid of the controller, and name.
+    """Return pid of the controller and name of each run of this user on this machine that has a socket.
 
     Raises:
         OSError: The folder cannot be trusted.
@@ -479,7 +479,7 @@ def dial(name: str) -> socket.socket | None:
 
     Raises:
         PermissionError: Another user listens there.
-        OSError: It cannot be connected to.
+        OSError: The connection failed.
     """
     with _entered() as (_, fd):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -487,7 +487,7 @@ def dial(name: str) -> socket.socket | None:
         try:
             sock.connect(f"/proc/self/fd/{fd}/{name}")
             if credentials_of(sock)[1] != os.geteuid():
-                raise PermissionError(f"the run {name} is of another user")
+                raise PermissionError(f"the run {name} belongs to another user")
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             with suppress(FileNotFoundError):
@@ -499,15 +499,18 @@ def dial(name: str) -> socket.socket | None:
         return sock
 
 
-# ---- the other end of a control socket: what asks a run --------------------------------------------------------------
+# ---- the client's end of a control socket ----------------------------------------------------------------------------
 
 
 class RunClient:
     """A connection to the controller of a run.
 
     Attributes:
-        pid: Of the controller.
-        name: Of the run, in the folder of this user.
+        pid: Pid of the controller.
+        name: Name of the run's socket, as in `known_runs`.
+
+    Raises:
+        ConnectError: The run has ended, or cannot be connected to.
     """
 
     def __init__(self, pid: int, name: str) -> None:
@@ -516,18 +519,18 @@ class RunClient:
         try:
             found = dial(name)
         except OSError as error:
-            raise ConnectError(f"the run of process {pid} cannot be asked: {error}") from error
+            raise ConnectError(f"cannot connect to the run of process {pid}: {error}") from error
         if found is None:
             raise ConnectError(f"the run of process {pid} has ended")
         self._sock = found
 
     def ask(self, request: observed.ControlRequest) -> observed.ControlAnswer:
-        """Ask, and return the answer.
+        """Send a request and return its answer.
 
-        Blocking: until it comes, at most `limits.CONTROL_SECONDS`.
+        Blocking: until the answer arrives, at most `limits.CONTROL_SECONDS` without any data.
 
         Raises:
-            ConnectError: The run has ended, does not answer, or will not.
+            ConnectError: The run has ended, does not answer, or refuses.
         """
         try:
             send_frame(self._sock, msgspec.msgpack.encode(request))
@@ -537,17 +540,17 @@ class RunClient:
             answer = observed.decode_answer(data)
         except TimeoutError:
             raise ConnectError(
-                f"process {self.pid} has not answered within {limits.CONTROL_SECONDS:g} s: it is stopped, or C code "
+                f"process {self.pid} did not answer within {limits.CONTROL_SECONDS:g} s: it is stopped, or C code "
                 f"in it holds the GIL (py-spy dump --native --pid {self.pid} shows where)"
             ) from None
         except (OSError, ProtocolError) as error:
-            raise ConnectError(f"the run of process {self.pid} cannot be asked: {error}") from error
+            raise ConnectError(f"cannot query the run of process {self.pid}: {error}") from error
         if answer.error:
             raise ConnectError(answer.error)
         return answer
 
     def say(self, request: observed.ControlRequest) -> None:
-        """Say something to a debugger, once this is its terminal.
+        """Send input to the debugger, once this connection is its terminal.
 
         Raises:
             ConnectError: The run has ended.
@@ -558,9 +561,9 @@ class RunClient:
             raise ConnectError(f"the run of process {self.pid} has ended: {error}") from error
 
     def hear(self) -> observed.ControlAnswer | None:
-        """Return what a debugger says next; None when the connection has ended.
+        """Return the next output of the debugger; None when the connection has ended.
 
-        Blocking: until it says something.
+        Blocking: until there is some.
         """
         self._sock.settimeout(None)
         try:
@@ -571,7 +574,7 @@ class RunClient:
 
     def close(self) -> None:
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)  # whoever waits in another thread is woken
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread in `hear`
         self._sock.close()
 
 
@@ -579,9 +582,9 @@ def known_runs() -> list[tuple[int, str]]:
     """Return the pid of the controller and the name of each run of this user that has a socket.
 
     Raises:
-        ConnectError: Their folder cannot be trusted.
+        ConnectError: The folder of sockets cannot be trusted.
     """
     try:
         return runs()
     except OSError as error:
-        raise ConnectError(f"runs of this user cannot be looked for: {error}") from error
+        raise ConnectError(f"cannot list the runs of this user: {error}") from error

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 
 class Deadlocks:
-    """The watch of one process, and, in the controller, the judge of the family.
+    """Deadlock watch of one process; in the controller also the judge of its family.
 
     Attributes:
-        circles: The calls of this process that wait for themselves until a deadline.
+        circles: Calls of this process in a reported cycle that a deadline will break.
     """
 
     def __init__(self, proc: Proc) -> None:
@@ -63,8 +63,8 @@ class Deadlocks:
         self._crowded: list[SlotGroup] = []
         self._early: list[Mailbox] = []
         self._any: dict[AnyWait, None] = {}
-        self._unsent: dict[OutgoingCall, int] = {}  # and what had been taken before each when it was looked at last
-        self._has_moved = False  # what some of them waits for was taken, when they were looked at last
+        self._unsent: dict[OutgoingCall, int] = {}  # with `taken_before_it` at the last check
+        self._has_moved = False  # the last check found that messages ahead of one of them had been taken
         self._news = trio.Event()
         self._judge = Judge(proc)
         self.circles = Circles(proc)
@@ -72,11 +72,11 @@ class Deadlocks:
         proc.routes[messages.Break] = self._take_break
 
     def look(self) -> LocalWaits:
-        """Look who waits for whom in this process, waits with a deadline included."""
+        """Return the wait graph of this process now, including waits with a deadline."""
         return LocalWaits(self._proc, self._numbers, bounded=True)
 
     async def run(self) -> None:
-        """Watch, and judge, until cancelled."""
+        """Run the watch and the judge until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch)
             nursery.start_soon(self._judge.run)
@@ -84,17 +84,17 @@ class Deadlocks:
     # ---- the watch -------------------------------------------------------------------------------------------
 
     def crowded(self, group: SlotGroup) -> None:
-        """Learn that a call has to wait for a slot."""
+        """Schedule a check: a call has to wait for a slot of `group`."""
         self._crowded.append(group)
         self._news.set()
 
     def early(self, mailbox: Mailbox) -> None:
-        """Learn that a call has to wait until an actor serves: its `lifespan` may wait for that call."""
+        """Schedule a check: a call has to wait until an actor serves, and the actor's `lifespan` may wait for it."""
         self._early.append(mailbox)
         self._news.set()
 
     def producer_waits(self, call: IncomingCall) -> None:
-        """Learn that a generator endpoint waits for its consumer; that matters to those who wait for its slot."""
+        """Schedule a check if calls wait for the slot of a generator endpoint, which waits for its consumer."""
         cell = self._proc.cells.get(call.mesh)
         group = None if cell is None else cell.mailbox.group_of(call)
         if group is not None and group.queue and not group.is_watched:
@@ -102,12 +102,12 @@ class Deadlocks:
             self.crowded(group)
 
     def awaits_any(self, wait: AnyWait) -> None:
-        """Learn that a task waits for the next result of a stream or a map."""
+        """Schedule a check: a task waits for the next result of a stream or a map."""
         self._any[wait] = None
         self._news.set()
 
     def unsent(self, call: OutgoingCall) -> None:
-        """Learn that a message has to wait for room."""
+        """Schedule checks: a message has to wait for room in a mailbox."""
         self._unsent[call] = call.taken_before_it()
         self._news.set()
 
@@ -121,14 +121,14 @@ class Deadlocks:
             began = trio.current_time()
             suspects = self._find_suspects()
             took = trio.current_time() - began
-            if self._has_moved:  # so the next look is the first that can tell
+            if self._has_moved:  # the first check without movement finds the deadlock: do not delay it
                 patience = limits.DEADLOCK_SEARCH_SECONDS
             if suspects:
                 await self._tell(suspects)
             await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * took)
 
     def _find_suspects(self) -> Sequence[NodeRef]:
-        """Return one waiting call for each group of slots that may never get free, and the messages without room."""
+        """Return suspects: a running call of each group whose slots may never get free, and other waits to check."""
         self._news = trio.Event()
         groups, self._crowded = self._crowded, []
         mailboxes, self._early = self._early, []
@@ -152,9 +152,9 @@ class Deadlocks:
         return self._without_the_free(suspects, look)
 
     def _stuck(self) -> Sequence[OutgoingCall]:
-        """Return the calls without room for which none was made since they were looked at last.
+        """Return the calls without room for which no message was taken from a mailbox since the last check.
 
-        What waits behind others that are taken gets its turn; in a deadlock nothing is taken, so it is found then.
+        A call whose predecessors are taken gets its turn; in a deadlock nothing is taken, so a later check finds it.
         """
         found: list[OutgoingCall] = []
         self._has_moved = False
@@ -174,7 +174,8 @@ class Deadlocks:
         """Return the nodes that have to end before a task of this process can go on.
 
         Returns:
-            The calls of this process to another one, and what the task waits for if other processes are part of it.
+            Numbers of the calls of this process to `proc_id` that are in the way. If there are none, but other
+            processes are in the way: what the task waits for.
         """
         look = LocalWaits(self._proc, self._numbers)
         waits = look.waits_of(task)
@@ -189,10 +190,10 @@ class Deadlocks:
         return [], waits if any(ref in stuck for ref in waits) else []
 
     def search_now(self, starts: Sequence[NodeRef]) -> BlockedSearch | None:
-        """Begin a search without tasks: whether what this process waits for needs an actor of it.
+        """Begin a search without tasks: whether any of `starts` waits for an actor of this process.
 
         Returns:
-            The search, or None if this process is not the controller of its family. Call `end_search_now`, too.
+            The search, or None if this process is not the controller of its family. End it with `end_search_now`.
         """
         if not self._judge.may_ask:
             return None
@@ -201,11 +202,11 @@ class Deadlocks:
         return found
 
     def end_search_now(self) -> None:
-        """Take no answers to such a search any more."""
+        """End such a search: ignore answers that are still on their way."""
         self._judge.also_tell(None)
 
     def _without_the_free(self, suspects: Iterable[NodeRef], look: LocalWaits) -> Sequence[NodeRef]:
-        """Leave out what can end, even if everything elsewhere is stuck."""
+        """Return the suspects that are stuck if everything in other processes is."""
         nodes = {report.ref: report for report in answer(suspects, look.look_up)}
         elsewhere = {edge for node in nodes.values() for edge in node.waits_for if edge.proc != self._proc.proc_id}
         stuck = stuck_nodes(nodes, elsewhere)
@@ -231,7 +232,7 @@ class Deadlocks:
 
     def _take_break(self, peer: Peer, message: messages.Break, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
-            raise ProtocolError(f"the end of a deadlock must come with its cycle, got {len(bodies)} bodies")
+            raise ProtocolError(f"Break must have one body, the cycle; got {len(bodies)} bodies")
         error = error_of(observed.decode_reports(bodies[0]))
         look = LocalWaits(self._proc, self._numbers)
         report = look.look_up(message.victim)
@@ -260,16 +261,17 @@ def _in_heads(refs: Sequence[NodeRef]) -> Iterator[tuple[NodeRef, ...]]:
 
 # ---- the controller's part in ending deadlocks: one search at a time for the whole family (rule C8) ------------------
 
-# A suspicion of any process starts a search (`_routing/deadlock.py`), which asks the processes that it leads to. The
-# victim gets its error before anything else is checked, so no deadlock gets two victims; then all that was stuck is
-# looked at again, for one call may have closed two cycles.
+# A suspicion of any process starts a search (`_routing/deadlock.py`), which queries the processes that it leads to. The
+# victim gets its error before anything else is checked, so no deadlock gets two victims. Then all stuck nodes are
+# suspected again, for one call may have closed two cycles.
 #
-# The first search of a suspicion takes waits with a deadline for waits without one, as most suspicions end there. What
-# it finds stuck is searched again without them: a deadlock that is left has a victim, one that is not is only told of.
+# The first search of a suspicion includes waits with a deadline, and most suspicions end there. The nodes that it finds
+# stuck are searched again without those waits. A deadlock found by both gets a victim; one that a deadline will break
+# is only reported.
 
 
 class Judge:
-    """Searches and decides, in the controller; asleep in every other process."""
+    """Searches for deadlocks and chooses victims, in the controller; idle in all other processes."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -289,7 +291,7 @@ class Judge:
         proc.on_gone.append(self._peer_gone)
 
     def suspect(self, refs: Iterable[NodeRef]) -> None:
-        """Look soon whether one of these is stuck."""
+        """Schedule a search from these nodes. Nodes beyond `limits.DEADLOCK_NODES_MAX` are dropped."""
         for ref in refs:
             if len(self._suspects) < limits.DEADLOCK_NODES_MAX:
                 self._suspects[ref] = None
@@ -301,11 +303,11 @@ class Judge:
         return self._proc.family is not None and self._proc.family.root is None
 
     def new_look(self) -> int:
-        """Return the number of a look; the next one is taken, too."""
+        """Return the number of a search's first look; its second look has the next number."""
         return next(self._looks)
 
     def also_tell(self, search: Search | None) -> None:
-        """Give answers to another search as well; see `BlockedSearch`. None for no other."""
+        """Pass answers to the search of a blocked function, too; None to stop. See `BlockedSearch`."""
         self._blocked = search
 
     async def run(self) -> None:
@@ -319,7 +321,7 @@ class Judge:
                 await trio.sleep(limits.DEADLOCK_PAUSE_FACTOR * (trio.current_time() - began))
 
     async def _act_on(self, starts: Sequence[NodeRef]) -> bool:
-        """Deal with one deadlock that is reached from `starts`; return False when there is none."""
+        """Break or report one deadlock that is reached from `starts`; return False when there is none."""
         search = await self._search_from(starts, bounded=True)
         if not search.stuck:
             return False
@@ -334,7 +336,7 @@ class Judge:
         return True
 
     async def _tell_of(self, verdict: Deadlock, callers: Iterable[NodeRef]) -> None:
-        """Say once that calls wait for themselves until a deadline, here and to those who have made them."""
+        """Report, once, a cycle that a deadline will break: log it, and notify the processes of its callers."""
         self._told.append(verdict.victim)
         text = str(error_of(verdict.cycle)).replace("waits for itself", "waits for itself, until a deadline ends it", 1)
         log_line(self._proc, text)
@@ -373,7 +375,7 @@ class Judge:
             peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs, search.bounded))))
 
     async def _connected(self, proc_id: int) -> Peer | None:
-        """Return a process with a link to it, or None when it is gone, or another program's, which is never asked."""
+        """Return a process with a link to it; None if it is gone, or belongs to another program: not queried."""
         peer = self._proc.peer(ProcId(proc_id))
         if self._proc.family is not None and self._proc.family.is_foreign(peer.proc_id):
             return None
@@ -382,14 +384,14 @@ class Judge:
         return peer if peer.link is not None and peer.death is None else None
 
     def _do_without_the_silent(self, search: Search) -> None:
-        """A process that is stopped, or busy, does not hold up the others; what it says later is a new suspicion."""
+        """Go on without processes that do not answer (stopped, busy); a later answer is a new suspicion."""
         search.questions.clear()
         for proc_id in search.silent:
             self._late[proc_id] = search.starts
             search.gone(proc_id)
 
     async def _carry_out(self, verdict: Deadlock) -> None:
-        """Have the victim ended, and wait until that is done, or its process is gone, or stopped."""
+        """End the victim; wait until its process confirms or is gone, at most `limits.CANCEL_ACK_SECONDS`."""
         peer = await self._connected(verdict.victim.proc)
         if peer is None:
             return
@@ -406,12 +408,12 @@ class Judge:
 
     def _take_suspect(self, peer: Peer, message: messages.Suspect, _: list[memoryview]) -> None:
         if self._proc.family is None or self._proc.family.root is not None:
-            raise ProtocolError(f"suspicions go to the controller, got one of process {peer.proc_id}")
+            raise ProtocolError(f"Suspect must be sent to the controller, got one from process {peer.proc_id:x}")
         self.suspect(message.refs)
 
     def _take_seen(self, peer: Peer, message: messages.Seen, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
-            raise ProtocolError(f"an answer must have one body of reports, got {len(bodies)}")
+            raise ProtocolError(f"Seen must have one body, the reports; got {len(bodies)} bodies")
         reports = observed.decode_reports(bodies[0])
         if peer.proc_id in self._late:
             self.suspect(self._late.pop(peer.proc_id))
@@ -438,27 +440,26 @@ class Judge:
 
 # ---- blocked search --------------------------------------------------------------------------------------------------
 
-# A search for a deadlock by a function that waits without `await`: no task of this process runs meanwhile (rule N2).
+# A search for a deadlock by a function that blocks without `await`: no task of this process runs meanwhile (rule N2).
 #
-# Every call to an actor of this process that has not ended waits for the function then, and the function for what it is
-# told that others wait for. Questions and answers are those of the judge; whoever waits reads the links, and lets the
-# search go on.
+# So every unended call to an actor of this process waits for the function, and the function waits for `starts`. Queries
+# and answers are those of the judge. The blocked function reads the links itself and calls `go_on`.
 
 
 class BlockedSearch:
-    """One search.
+    """Search on behalf of a blocked function.
 
     Args:
-        numbers: As `LocalWaits` takes them.
+        numbers: As in `LocalWaits`.
         look: Number of the first look; the second has the next.
-        starts: What the function waits for.
+        starts: Nodes that the function waits for.
     """
 
     def __init__(self, proc: Proc, numbers: Iterator[int], look: int, starts: Sequence[NodeRef]) -> None:
         self._proc = proc
         self._numbers = numbers
         self._starts = tuple(starts)
-        self._function = NodeRef(NodeKind.NEXT, proc.proc_id)  # those of tasks are numbered from 1
+        self._function = NodeRef(NodeKind.NEXT, proc.proc_id)  # number 0; waits of tasks are numbered from 1
         self.search = Search(look, [self._function])
 
     def go_on(self) -> IncomingCall | None:
@@ -472,7 +473,7 @@ class BlockedSearch:
                 search.answered(question.proc, question.look, reports)
                 continue
             peer = self._proc.find_peer(question.proc)
-            if peer is None or peer.link is None:  # to connect takes tasks
+            if peer is None or peer.link is None:  # connecting would need tasks
                 search.gone(question.proc)
             else:
                 peer.send(Parcel(messages.encode(messages.Look(question.look, question.refs))))

@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 
 _ENDING: Final = ("stop", "exit")
-"""Endpoints of the agent: the actor, or the process, is to end."""
+"""Endpoints of the agent that end the actor or the process."""
 
 
 class Debugger:
     """Holds threads of a worker process.
 
     Args:
-        proc: The process; made in its Trio run.
-        seconds: For which a thread that is held waits for a terminal.
+        proc: The process, in whose Trio run this is made.
+        seconds: How long a held thread waits for a terminal.
 
     Attributes:
-        trio_thread: Ident of the main thread.
+        trio_thread: Ident of the main thread, which runs Trio.
     """
 
     def __init__(self, proc: Proc, seconds: float) -> None:
@@ -79,8 +79,8 @@ class Debugger:
         frame = sys._getframe(1)  # noqa: SLF001 - as pdb does
         known = next((one for one in self._open.values() if one.ident == threading.get_ident()), None)
         if known is not None and (known.is_stopped or known.prompt is None):
-            return  # it was reached from the prompt of a terminal
-        if known is not None and known.prompt is not None:  # it is stepped through, or has breakpoints
+            return  # called from the prompt of a terminal
+        if known is not None and known.prompt is not None:  # the thread is being stepped, or has breakpoints
             known.prompt.set_trace(frame)
             return
         name = _here() or self._own_name()
@@ -90,10 +90,10 @@ class Debugger:
         if found:
             Prompt(held).set_trace(frame)
         else:
-            held.end(f"{name} goes on: no debugger has come")
+            held.end(f"{name} continues: no debugger attached")
 
     def post_mortem(self, error: BaseException, where: Origin) -> None:
-        """Hold the calling thread by an error that has left an endpoint of this process; not one from elsewhere."""
+        """Hold the calling thread at an error that left an endpoint; not at errors of other processes."""
         traceback = _innermost(error.__traceback__)
         if traceback is None or any(origin(leaf) is not None for leaf in leaves(error)):
             return
@@ -105,7 +105,7 @@ class Debugger:
             if found:
                 Prompt(held).look_at(error)
         finally:
-            held.end("" if found else f"the error of {name} goes on: no debugger has come")
+            held.end("" if found else f"{name} raises its error: no debugger attached")
 
     def _hold(self, kind: str, name: str, place: tuple[FrameType, int], text: str) -> HeldThread:
         held = HeldThread(self, next(self._numbers), self._ending_of())
@@ -135,13 +135,13 @@ class Debugger:
         return _name_of(own.name, own.whole.point(rank), None)
 
     def _ending_of(self) -> Callable[[], bool]:
-        """Return what tells whether the code that runs here is to end."""
+        """Return a function that checks whether the calling code is to end: its call, actor or process is ended."""
         cell, call = find_cell(), None
         if cell is not None and threading.get_ident() == self.trio_thread:
             task: trio.lowlevel.Task | None
             if trio.lowlevel.in_trio_task():
                 task = trio.lowlevel.current_task()
-            else:  # a task of asyncio, whose loop drives Trio
+            else:  # an asyncio task, whose loop drives Trio
                 place = place_outside()
                 task = None if place is None else place.keeper
             call = cell.mailbox.call_of(task)
@@ -156,11 +156,11 @@ class Debugger:
         return is_ending
 
     def pump(self, seconds: float) -> None:
-        """Read links in the main thread, which is held."""
+        """Read links in the held main thread, for at most `seconds`."""
         self._proc.pump(seconds)
 
     def tell(self, held: HeldThread, kind: str, text: str) -> None:
-        """Tell the controller what a thread says, in that thread."""
+        """Report news of a held thread to the controller; called in that thread."""
         self._in_trio(held.is_main, partial(self._proc.holds.tell, held.number, kind, text))
         if held.is_main:
             self._proc.pump(0)
@@ -180,7 +180,7 @@ class Debugger:
         return go_on
 
     def ended(self, held: HeldThread, text: str) -> None:
-        """Learn that a thread goes on for good."""
+        """End a hold: the thread continues without a debugger."""
         self._open.pop(held.number, None)
         self.tell(held, "ended", text)
 
@@ -194,18 +194,18 @@ class Debugger:
     # ---- in the Trio thread ----------------------------------------------------------------------------------
 
     def steer(self, hold: int, kind: str, text: str) -> None:
-        """Take what a terminal says."""
+        """Handle input from the terminal of a hold, in the Trio thread."""
         held = self._open.get(hold)
         if held is None:
             return
         held.take(kind, text)
-        if kind == "detach" and held.is_main and not held.is_stopped:  # it runs, and is traced
+        if kind == "detach" and held.is_main and not held.is_stopped:  # it runs, traced by pdb
             sys.settrace(None)
             held.end()
 
 
 def debug(proc: Proc, settings: Settings) -> None:
-    """Let threads of a worker process be held, as far as its settings say so; called in its Trio run."""
+    """Install debugging in a worker process as its settings say; called in its Trio run."""
     if settings.debug == "off" or settings.observe == "off":
         refuse_breakpoints("debug" if settings.debug == "off" else "observe")
         return
@@ -216,14 +216,14 @@ def debug(proc: Proc, settings: Settings) -> None:
 
 
 def set_back(clock: trio.abc.Clock, seconds: float) -> None:
-    """Let the clock of a Trio run have stood still for some seconds: no deadline of the process has come nearer."""
+    """Set the clock of a Trio run back, as if it had stood still for `seconds`: no deadline has come nearer."""
     offset = getattr(clock, "offset", None)
-    if isinstance(offset, float):  # of the system; a clock of tests stands still by itself
+    if isinstance(offset, float):  # the system clock of Trio; clocks of tests stand still by themselves
         object.__setattr__(clock, "offset", offset - seconds)
 
 
 def _here() -> str:
-    """Return the name of the endpoint that runs; empty outside of actors."""
+    """Return the name of the running endpoint; empty outside of actors."""
     try:
         context = execution_context()
     except RuntimeError:
@@ -249,26 +249,27 @@ def _text_of(error: BaseException) -> str:
         return type(error).__name__
 
 
-# ---- one thread that a debugger holds: what it says and hears, as the file that pdb reads and writes -----------------
+# ---- one held thread: the file that pdb reads and writes -------------------------------------------------------------
 
-# The main thread runs no Trio task meanwhile: it reads the links itself, as for values that are waited for without
-# `await`. Any other thread waits for a queue, and Trio goes on beside it.
+# While the main thread is held it runs no Trio task, and reads the links itself, as in waits without `await`. Any other
+# thread waits for a queue, and Trio runs meanwhile.
 
 
 class HeldThread:
-    """A hold, from `breakpoint()` until it goes on for good.
+    """A held thread, from `breakpoint()` until it continues without a debugger.
 
     Args:
-        number: Of the hold there.
-        is_unwanted: Tells whether what the thread runs is to end.
+        number: Number of the hold in this process.
+        is_unwanted: Returns whether the thread's code is to end.
 
     Attributes:
         number: As above.
         is_main: Whether it is the thread of Trio.
-        is_stopped: Whether it stands still now; a debugger that steps lets it go on in between.
-        has_ended: Whether it goes on, and has no terminal any more.
-        ident: Of the thread.
-        prompt: What the terminal talks to, once there is one.
+        is_attached: Whether a terminal is attached.
+        is_stopped: Whether it stands still now; it does not while the debugger steps or continues it.
+        has_ended: Whether the hold is over.
+        ident: Ident of the thread.
+        prompt: Its debugger, once a terminal has attached.
     """
 
     def __init__(self, debugger: Debugger, number: int, is_unwanted: Callable[[], bool]) -> None:
@@ -284,10 +285,10 @@ class HeldThread:
         self._heard = queue.SimpleQueue[str | None]()
         self._line = ""
 
-    # ---- what a terminal does --------------------------------------------------------------------------------
+    # ---- input of the terminal -------------------------------------------------------------------------------
 
     def take(self, kind: str, text: str) -> None:
-        """Take what the terminal says, in the Trio thread."""
+        """Queue input of the terminal, in the Trio thread."""
         if kind == "attach":
             self.is_attached = True
             self._heard.put("")
@@ -311,14 +312,14 @@ class HeldThread:
             resume()
 
     def wait_for_terminal(self, seconds: float) -> bool:
-        """Wait until a terminal has come; return False if none has, or what runs here is to end."""
+        """Wait until a terminal attaches; return False if none does in time, or the thread's code is to end."""
         ends_at = time.monotonic() + seconds
         while not self.is_attached and not self._is_unwanted() and time.monotonic() < ends_at:
             self._hear()
         return self.is_attached
 
     def _hear(self) -> str | None:
-        """Return the next input, or an empty text after a while."""
+        """Return the next input; None to detach, an empty text after `limits.DEBUG_TURN_SECONDS` without any."""
         if not self.is_main:
             try:
                 return self._heard.get(timeout=limits.DEBUG_TURN_SECONDS)
@@ -329,17 +330,17 @@ class HeldThread:
         return "" if self._heard.empty() else self._heard.get()
 
     def end(self, text: str = "") -> None:
-        """Tell that the thread goes on for good. Idempotent."""
+        """End the hold; `text` says why, for the terminal or the log. Idempotent."""
         if not self.has_ended:
             self.has_ended = True
             self._debugger.ended(self, text)
 
-    # ---- a file ----------------------------------------------------------------------------------------------
+    # ---- the file of pdb -------------------------------------------------------------------------------------
 
     encoding = "utf-8"
 
     def readline(self) -> str:
-        """Return the next line from the terminal; an empty text when that has gone."""
+        """Return the next line from the terminal; an empty text when it has detached."""
         prompt, self._line = self._line, ""
         if self.is_attached:
             self._say("prompt", prompt)
@@ -349,7 +350,7 @@ class HeldThread:
         return ""
 
     def write(self, text: str) -> int:
-        """Show whole lines; what follows them is the prompt of the next `readline`."""
+        """Show whole lines; the rest becomes the prompt of the next `readline`."""
         whole, newline, self._line = (self._line + text).rpartition("\n")
         if newline and self.is_attached:
             shown = whole + newline
@@ -361,14 +362,14 @@ class HeldThread:
         self._debugger.tell(self, kind, text)
 
     def flush(self) -> None:
-        """Do nothing: lines leave when they are whole."""
+        """Do nothing: `write` sends whole lines at once."""
 
     def isatty(self) -> bool:
-        """Return False: what draws is in the terminal."""
+        """Return False: line editing happens at the terminal."""
         return False
 
 
-# ---- pdb at the other end of a link. Imported by the first thread that is held ---------------------------------------
+# ---- pdb at the other end of a link ----------------------------------------------------------------------------------
 
 _OURS: Final = ("asyncio", "asyncio.*", "selectors", "trio", "trio.*", "outcome", "outcome.*", "trimesh", "trimesh.*")
 """Modules that stepping skips: the user debugs the program, not the runtime."""
@@ -382,7 +383,7 @@ class Prompt(pdb.Pdb):
     """The debugger of one hold.
 
     Args:
-        held: The thread; must be the calling one.
+        held: The thread, which must be the calling one.
     """
 
     def __init__(self, held: HeldThread) -> None:
@@ -391,7 +392,7 @@ class Prompt(pdb.Pdb):
         held.prompt = self
 
     def look_at(self, error: BaseException) -> None:
-        """Look around where an error was raised; return when the terminal lets go."""
+        """Run the prompt where an error was raised, until the terminal continues or detaches."""
         self.reset()
         held = self._held
         held.write(f"{type(error).__name__}: {error}\n")
@@ -418,7 +419,7 @@ class Prompt(pdb.Pdb):
         self.set_continue()
 
     def user_return(self, frame: FrameType, return_value: Any) -> None:
-        """Stop where a function returns; beyond the outermost one of the program it goes on."""
+        """Stop where a function returns; continue where the outermost one of the program does."""
         super().user_return(frame, return_value)
         if not self.breaks and (frame.f_back is None or self._is_ours(frame.f_back)):
             self._leave()
@@ -427,29 +428,29 @@ class Prompt(pdb.Pdb):
         return bool(self.is_skipped_module(str(frame.f_globals.get("__name__"))))
 
     def dispatch_exception(self, frame: FrameType, arg: Any) -> Any:
-        """Stop where the program raises; what Trio does with the tasks of others is no news to it."""
+        """Stop where the program raises, not where Trio or trimesh do."""
         return self.trace_dispatch if self._is_ours(frame) else super().dispatch_exception(frame, arg)
 
     def dispatch_call(self, frame: FrameType, arg: Any) -> Any:
-        """Stop at calls; a coroutine that goes on is not called."""
+        """Stop at calls; resuming a coroutine does not count as one."""
         if frame.f_code.co_flags & _COROUTINES and _goes_on(frame):
             return frame.f_trace
         return super().dispatch_call(frame, arg)
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Pass over a coroutine that waits: it has not returned."""
+        """Stop at returns; a coroutine that waits has not returned."""
         if frame.f_code.co_flags & _COROUTINES and not _returns(frame):
             return self.trace_dispatch
         return super().dispatch_return(frame, arg)
 
     def precmd(self, line: str) -> str:
-        """Take the Ctrl-D of a terminal."""
+        """Translate the Ctrl-D of a terminal."""
         return "EOF" if line == _CTRL_D else str(super().precmd(line))
 
     # ---- commands --------------------------------------------------------------------------------------------
 
     def do_quit(self, arg: str) -> bool:
-        """q(uit): leave the thread, which goes on. `trimesh kill` and `trimesh cancel` end things."""
+        """q(uit): detach; the thread continues. `trimesh kill` and `trimesh cancel` end processes and calls."""
         del arg
         self._go_on()
         return True
@@ -457,13 +458,13 @@ class Prompt(pdb.Pdb):
     do_q = do_exit = do_detach = do_quit
 
     def do_EOF(self, arg: str) -> bool:  # noqa: N802 - pdb calls it so
-        """Ctrl-D: the same."""
+        """Ctrl-D: detach, as q(uit) does."""
         return self.do_quit(arg)
 
     def do_run(self, arg: str) -> None:
-        """run, restart: not here."""
+        """run, restart: not available in a mesh."""
         del arg
-        self.error("a process of a mesh is not restarted by its debugger; trimesh kill ends it")
+        self.error("a debugger cannot restart a process of a mesh; `trimesh kill` ends it")
 
     do_restart = do_run
 
@@ -505,7 +506,7 @@ class _Shell(code.InteractiveConsole):
 def _goes_on(frame: FrameType) -> bool:
     code = frame.f_code.co_code
     is_resumed = dis.opname[code[frame.f_lasti]] == "RESUME" and code[frame.f_lasti + 1] & 3 != 0
-    return is_resumed or frame.f_trace is not None  # which a frame has that was traced before
+    return is_resumed or frame.f_trace is not None  # set in a frame that was traced before
 
 
 def _returns(frame: FrameType) -> bool:

@@ -49,8 +49,8 @@ class FlightRecord:
             began_at = time.thread_time()
             try:
                 view = brief_look(self._proc)
-            except Exception as error:  # noqa: BLE001 - what is kept for later must not end what runs
-                _log.warning("no more looks are kept in %s", recorder.path, exc_info=error)
+            except Exception as error:  # noqa: BLE001 - a failed record must not end the run
+                _log.warning("no more snapshots are written to the flight record %s", recorder.path, exc_info=error)
                 return
             every = max(limits.RECORD_SECONDS, (time.thread_time() - began_at) / limits.RECORD_SHARE)
             recorder.note(flight.SeenView(at=time.time(), trio_at=self._proc.now(), every=every, view=view))
@@ -129,19 +129,19 @@ def _opened(proc: Proc, folder: Path, row: observed.ProcRow, job: observed.JobRo
     )
     try:
         return FlightRecord(proc, FlightRecorder(folder / row.id, head, now))
-    except ValueError as error:  # names of a kilobyte
+    except ValueError as error:  # the names do not fit into the head
         raise OSError(str(error)) from None
 
 
 def _clocks() -> tuple[Callable[[], float], float, float, float]:
     """Return the clock of a record, and simultaneous readings of it, Trio's and the system's clock.
 
-    Trio's own clock is `perf_counter` and a constant, in Python: of the two, the function in C is the record's.
+    Trio's own clock is `perf_counter` plus a constant, in Python; the record reads the faster function in C.
     """
     clock = trio.lowlevel.current_clock()
     now = time.perf_counter if type(clock).__name__ == "SystemClock" else clock.current_time
     found = list[tuple[float, float, float, float]]()
-    for _ in range(_CLOCK_READINGS):  # one of them is not interrupted
+    for _ in range(_CLOCK_READINGS):  # the shortest one was not interrupted
         before = now()
         trio_at, unix_at = clock.current_time(), time.time()
         found.append((now() - before, before, trio_at, unix_at))
@@ -166,6 +166,6 @@ def _said(error: BaseException) -> str:
     first = next(leaves(error), error)
     try:
         text = f"{type(first).__name__}: {text_of(first)}"
-    except Exception:  # noqa: BLE001 - it is for people only
+    except Exception:  # noqa: BLE001 - the `__str__` is the program's
         text = type(first).__name__
     return text[: limits.OBSERVED_TEXT_CHARS]

@@ -8,10 +8,10 @@ HN-2 A hold continues when its terminal disconnects, and ends with its process.
 
 Pausing of deadlines: while a debugger holds a thread, deadlines of callers that wait for it are paused.
 
-    held process --Pause: all calls to me--> caller --Pause: that call of yours--> who waits for the caller ...
+    held process --Pause: all calls to me--> caller --Pause: that call of yours--> callers of the caller ...
 
-PA-1 All deadlines around a task that waits for such a call are paused, and that of the call that the task is part of.
-PA-2 When the hold ends, each has the time left that it had. One that the program has set meanwhile stays unchanged.
+PA-1 All deadlines around a task that waits for a held thread are paused, and that of the call that the task belongs to.
+PA-2 When the hold ends, each has the time left that it had. A deadline that the program set meanwhile stays unchanged.
 PA-3 Calls of the agent are not paused: a block keeps its time limits for ending its processes.
 """
 
@@ -44,11 +44,13 @@ _Key = tuple[int, int]
 
 
 class _Hold:
-    """A hold as the controller knows it, or a process on the way there.
+    """A hold, as known to the controller or to a process on the way there.
 
     Attributes:
-        row: What the controller shows of it.
-        since: Trio time.
+        via: The child from which news of it arrives.
+        row: Its row for observers.
+        since: Trio time of the first news.
+        terminal: In the controller, the terminal that is attached to it.
     """
 
     __slots__ = ("row", "since", "terminal", "via")
@@ -61,12 +63,12 @@ class _Hold:
 
 
 class Holds:
-    """The holds that one process knows.
+    """Holds of this process and its descendants.
 
     Attributes:
-        pauses: Deadlines of what waits for them.
-        debugger: What holds threads of this process.
-        post_mortem: Holds a thread by an error that has left an endpoint; None where errors are not held.
+        pauses: Paused deadlines of this process.
+        debugger: Holds threads of this process; None in a process without debugging.
+        post_mortem: Holds the thread in which an error left an endpoint; None unless post-mortem debugging is on.
     """
 
     def __init__(self, proc: Proc) -> None:
@@ -82,7 +84,7 @@ class Holds:
     # ---- up --------------------------------------------------------------------------------------------------
 
     def tell(self, hold: int, kind: str, text: str) -> None:
-        """Tell the controller of a hold of this process; called in the Trio thread."""
+        """Report news of a hold of this process to the controller; called in the Trio thread."""
         self._pass_on(messages.HoldNews(self._proc.proc_id, hold, kind, text))
 
     def _pass_on(self, message: messages.HoldNews) -> None:
@@ -96,13 +98,16 @@ class Holds:
         known = self._known.get(key)
         if message.kind == "held":
             if known is not None or len(self._known) >= limits.DEBUG_HOLDS_MAX:
-                raise ProtocolError(f"a hold must be told of once, and of {limits.DEBUG_HOLDS_MAX} at most")
+                raise ProtocolError(
+                    f"a hold must be reported once, and at most {limits.DEBUG_HOLDS_MAX} in a run; got hold "
+                    f"{message.hold} of process {message.proc:x} with {len(self._known)} known"
+                )
             row = observed.decode_hold(message.text)
             known = self._known[key] = _Hold(peer, row, self._proc.now())
             if self._is_root:
                 self._announce(known)
         elif known is None or known.via is not peer:
-            return  # it has ended here
+            return  # the hold has ended here already
         elif message.kind == "ended":
             del self._known[key]
         if not self._is_root:
@@ -121,7 +126,7 @@ class Holds:
         what = "a breakpoint" if row.kind == "breakpoint" else f"an error: {row.text}"
         _log.warning(
             "%s (process %d on %s) is held at %s, at %s; debug it:\n    trimesh debug --pid %d '%s'\n"
-            "  It goes on by itself if none has come after %g s (TRIMESH_DEBUG_WAIT).",
+            "  It continues by itself if no debugger attaches within %g s (TRIMESH_DEBUG_WAIT).",
             *(row.name, row.pid, row.host, what, row.at, self._proc.pid, row.proc_name, row.seconds),
         )
 
@@ -159,12 +164,12 @@ class Holds:
         )
 
     def attach(self, target: str, terminal: SocketTerminal) -> str:
-        """Give a hold to a terminal; return why not, or an empty text."""
+        """Attach a terminal to a hold; return why it cannot be, or an empty text."""
         if (other := self._attached) is not None:
-            return f"one debugger at a time: another terminal has {other.row.name}"
+            return f"one debugger at a time: another terminal has {other.row.name}; detach that one first"
         found = next(((key, hold) for key, hold in self._known.items() if hold.row.id == target), None)
         if found is None:
-            return f"the hold {target!r} has ended, or was never there"
+            return f"there is no hold {target!r}, or it has ended; `trimesh debug --json` lists the holds"
         key, hold = found
         hold.terminal = terminal
         self._steer(messages.Steer(*key, "attach", ""))
@@ -175,7 +180,7 @@ class Holds:
         return next((hold for hold in self._known.values() if hold.terminal is not None), None)
 
     def say(self, terminal: SocketTerminal, kind: str, text: str) -> None:
-        """Hand on what a terminal says to its hold; nothing when that has ended."""
+        """Forward input of a terminal to its hold; do nothing if the hold has ended."""
         for key, hold in self._known.items():
             if hold.terminal is terminal:
                 self._steer(messages.Steer(*key, kind, text))
@@ -189,31 +194,31 @@ class Holds:
 # Deadlines of callers that wait for a held thread are paused, and continue with the time that they had left.
 
 _FAR_SECONDS: Final = 1e9
-"""A deadline that does not come, and is still one: a slot forgets that of its call only if there is one."""
+"""Time until the paused deadline of a call. Not infinite: a slot clears only finite deadlines from its scope."""
 
-Told = tuple[int, ...] | None
+_Numbers = tuple[int, ...] | None
 
 
 class Pauses:
-    """The deadlines of one process that are paused.
+    """Paused deadlines of one process.
 
     Attributes:
-        held: Who has said that calls of this process wait; the numbers of those, None for all.
+        held: Callees that reported calls of this process as held, with the numbers of those; None for all calls.
     """
 
     def __init__(self, proc: Proc) -> None:
-        self.held: dict[Peer, Told] = {}
+        self.held: dict[Peer, _Numbers] = {}
         self._proc = proc
         self._held_here = 0
         self._is_watching = False
         self._scopes: dict[trio.CancelScope, float] = {}
         self._calls: dict[IncomingCall, float] = {}
-        self._told: dict[Peer, Told] = {}
+        self._told: dict[Peer, _Numbers] = {}
         proc.routes[messages.Pause] = self._take
         proc.on_gone.append(self._gone)
 
     def is_held(self, peer: Peer) -> bool:
-        """Return whether a thread of another process is held."""
+        """Return whether a thread of another process is held, so that all calls to it wait."""
         return peer in self.held and self.held[peer] is None
 
     def _take(self, peer: Peer, message: messages.Pause, _: list[memoryview]) -> None:
@@ -229,11 +234,11 @@ class Pauses:
             self._look()
 
     def tell_held(self) -> None:
-        """Let the callers of this process wait, whose main thread is held: no task runs here."""
+        """Pause the deadlines of all callers: the main thread of this process is held, so no task runs here."""
         self._tell({peer: None for peer in self._proc.peers() if peer.link is not None})
 
     def hold_here(self, change: int) -> None:
-        """Learn that a thread beside the main one is held (1), or goes on (-1)."""
+        """Count a thread other than the main one that is held (1), or continues (-1)."""
         self._held_here += change
         self._watch()
 
@@ -253,11 +258,12 @@ class Pauses:
             self._is_watching = False
             self._look()
 
-    # ---- one look --------------------------------------------------------------------------------------------
+    # ---- one update ------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
+        """Pause the deadlines that wait for a held thread now, resume the others, and report changes to callers."""
         waits = self._proc.deadlocks.look()
-        scopes, calls, told = set[trio.CancelScope](), set[IncomingCall](), dict[Peer, Told]()
+        scopes, calls, told = set[trio.CancelScope](), set[IncomingCall](), dict[Peer, _Numbers]()
         if self._held_here:
             told.update((peer, None) for peer in self._proc.peers() if peer.link is not None)
             calls.update(call for cell in self._cells() for call in cell.mailbox.queued())
@@ -306,7 +312,7 @@ class Pauses:
             if not call.ended:
                 call.set_deadline(now + left)
 
-    def _tell(self, told: dict[Peer, Told]) -> None:
+    def _tell(self, told: dict[Peer, _Numbers]) -> None:
         for peer in {**self._told, **told}:
             numbers = told.get(peer, ())
             if numbers != self._told.get(peer, ()) and peer.proc_id != self._proc.proc_id:
@@ -314,13 +320,13 @@ class Pauses:
         self._told = told
 
     def tell_free(self) -> None:
-        """Let the callers of this process go on, whose main thread does."""
+        """Resume the deadlines of all callers: the main thread of this process continues."""
         self._tell({})
 
 
 def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
     """Yield the cancel scopes that a task is in, innermost first."""
-    status: Any = task._cancel_status  # noqa: SLF001 - Trio has no other way to ask for them
+    status: Any = task._cancel_status  # noqa: SLF001 - Trio has no public way to list them
     while status is not None:
         yield status._scope  # noqa: SLF001 - the same
         status = status._parent  # noqa: SLF001 - the same

@@ -51,8 +51,8 @@ class RunFolder(msgspec.Struct, frozen=True):
 
     Attributes:
         begun_at: Unix time.
-        pid: Of the controller.
-        root: Its incarnation, as rows call it.
+        pid: Pid of the controller.
+        root: Id of the controller in rows.
     """
 
     path: Path
@@ -67,10 +67,10 @@ def records_folder() -> Path:
 
 
 def make_run_folder(pid: int, root: str) -> Path:
-    """Make the folder of a run, and remove those that are too many or too old.
+    """Make the folder of a run, and remove folders of ended runs that are too many or too old.
 
     Raises:
-        OSError: The folder cannot be trusted, or made.
+        OSError: The folder cannot be trusted or made.
     """
     clean_up(limits.RECORD_RUNS_MAX - 1)
     path = records_folder() / f"{round(time.time() * 1000):013d}-{pid}-{root}"
@@ -79,22 +79,25 @@ def make_run_folder(pid: int, root: str) -> Path:
 
 
 def folder_here(path: Path) -> Path:
-    """Return, on another host than that of the controller, the folder of its run, and make it if it is missing.
+    """Return the folder of a run on another host than its controller's; make it if it is missing.
+
+    Args:
+        path: The folder on the controller's host, of which only the name is used.
 
     Raises:
-        OSError: The folder cannot be trusted, or made; or `path` is none.
+        OSError: The folder cannot be trusted or made, or `path` is not named as the folder of a run.
     """
     if not _RUN.fullmatch(path.name):
-        raise OSError(f"the folder of a run is called MILLISECONDS-PID-ID, got {path.name!r}")
+        raise OSError(f"the record folder of a run must be named MILLISECONDS-PID-ID, got {path.name!r}")
     with entered(user_folder()), entered(records_folder()), entered(records_folder() / path.name):
         return records_folder() / path.name
 
 
 def run_folders() -> list[RunFolder]:
-    """Return the folders of runs, the newest first.
+    """Return the folders of this user's runs, the newest first.
 
     Raises:
-        OSError: Their folder cannot be trusted.
+        OSError: The folder above them cannot be trusted.
     """
     with entered(user_folder()), entered(records_folder()) as fd:
         names = os.listdir(fd)
@@ -127,7 +130,7 @@ def _open_itself(path: str, flags: int) -> int:
 
 
 def is_open(path: Path) -> bool:
-    """Return whether the process whose record a file is lives, and writes into it; False for any other file."""
+    """Return whether `path` is a flight record that its process, which lives, has not ended."""
     try:
         head, ended_at = flight.read_head(read_file(path, flight.PAGE_BYTES))
     except (OSError, ProtocolError):
@@ -141,7 +144,7 @@ def is_running(head: flight.FlightHead) -> bool:
 
 
 def is_alive(folder: RunFolder) -> bool:
-    """Return whether a run goes on: its controller, or on another host than that of the controller any process of it.
+    """Return whether a run goes on: the record of its controller is open, or, where there is none, any other record.
 
     Raises:
         OSError: The folder cannot be read.
@@ -151,10 +154,10 @@ def is_alive(folder: RunFolder) -> bool:
 
 
 def clean_up(keep: int) -> None:
-    """Remove folders of runs that have ended, but for the newest `keep` of them that are not too old.
+    """Remove folders of ended runs that are older than `limits.RECORD_AGE_SECONDS`, or not among the newest `keep`.
 
     Raises:
-        OSError: Their folder cannot be trusted.
+        OSError: The folder above them cannot be trusted.
     """
     oldest = time.time() - limits.RECORD_AGE_SECONDS
     for place, folder in enumerate(run_folders()):
@@ -187,7 +190,7 @@ def thin_out(folder: Path) -> None:
 
 # ---- the flight record of this process: a mapped file, which the kernel keeps however the process ends ---------------
 
-assert (flight.ROW_BYTES, flight.ROW.size) == (1 << 6, 6 << 3), "what closures have as numbers"
+assert (flight.ROW_BYTES, flight.ROW.size) == (1 << 6, 6 << 3), "literals in _Rows"
 _GENERATION: Final = flight.HALF
 _CLOSING: Final = struct.Struct("<d")
 _USED: Final = struct.Struct("<Q")
@@ -197,11 +200,11 @@ class FlightRecorder:
     """The record of this process.
 
     Args:
-        path: Of the file, which must not be there.
-        now: Returns the time of the record's clock, as `head.clock_at` does; it is called twice for each call.
+        path: Path of the file, which must not exist.
+        now: Returns the time by the clock of `head.clock_at`; called twice for each recorded call.
 
     Raises:
-        OSError: The file cannot be made, or there is no room for it.
+        OSError: The file cannot be made, or the disk is full.
         ValueError: The head is too large.
     """
 
@@ -248,7 +251,7 @@ class FlightRecorder:
         return self._rows.recorder(lambda endpoint: self.define(flight.CallName(mesh, point, endpoint)))
 
     def define(self, name: flight.CallName) -> int:
-        """Return the number of a name among the names; one that says so when there is no room for more."""
+        """Add a name; return its number, or `flight.NO_NAME` if there is no room."""
         data = flight.named(name)
         if not data or self._used + len(data) > limits.RECORD_NAMES_BYTES:
             return flight.NO_NAME
@@ -260,7 +263,7 @@ class FlightRecorder:
         return self._names - 1
 
     def note(self, record: flight.Record) -> None:
-        """Write a record into the log; one that is larger than half of it is left out."""
+        """Append a record to the log; drop it if it is larger than half of the log."""
         data = flight.framed(flight.encode(record))
         room = self._half - flight.RECORD.size
         if flight.HALF.size + len(data) > room:
@@ -270,13 +273,13 @@ class FlightRecorder:
         half, at = self._halves[self._generation % 2], self._at
         end = at + len(data)
         half[end : end + flight.RECORD.size] = b"\0" * flight.RECORD.size
-        # Its bytes before its size: until that is there, the half ends here.
+        # Its bytes before its size: until the size is written, a reader sees the end of the half here.
         half[at + flight.RECORD.size : end] = data[flight.RECORD.size :]
         half[at : at + flight.RECORD.size] = data[: flight.RECORD.size]
         self._at = end
 
     def _turn(self) -> None:
-        """Go on in the other half."""
+        """Continue in the other half, over the older records."""
         self._generation += 1
         half = self._halves[self._generation % 2]
         self._at = flight.HALF.size
@@ -285,7 +288,7 @@ class FlightRecorder:
         _GENERATION.pack_into(half, 0, self._generation)
 
     def raised(self, number: int, text: str, line: str) -> None:
-        """Keep the text of the error of a call, and its line, unless there were many in this second."""
+        """Note the error of a call, unless there were `limits.RECORD_ERRORS_PER_SECOND` in this second."""
         now = time.time()
         if abs(now - self._errors_since) > 1:
             self._errors, self._errors_since = 0, now
@@ -295,13 +298,13 @@ class FlightRecorder:
             self.note(flight.RaisedError(at=now, number=number, text=shown, line=line))
 
     def end(self) -> None:
-        """Say that the process ends in good order, and write nothing any more. Idempotent."""
+        """Mark an orderly end of the process, and write into the file no more. Idempotent."""
         if self in _open:
             _CLOSING.pack_into(self._view, flight.ENDED_AT, time.time())
             self.forget()
 
     def forget(self) -> None:
-        """Write into memory of this process alone from now on."""
+        """Unmap the file; write into private memory from now on."""
         _open.discard(self)
         views = [*self._rows.forget(), *self._halves, self._view]
         self._view = memoryview(bytearray(flight.PAGE_BYTES + limits.RECORD_NAMES_BYTES))
@@ -316,8 +319,8 @@ class CallRecorder:
     """Records the calls of one actor.
 
     Attributes:
-        began: Write that a slot has taken a call; return its number.
-        ended: Write how the call of a number has ended, however it has.
+        began: Record that a slot has taken a call; return the number of its row.
+        ended: Record the end of the call with that number, whatever its outcome.
     """
 
     __slots__ = ("began", "ended")
@@ -328,22 +331,21 @@ class CallRecorder:
 
 
 class _Rows:
-    """The rows of all calls of this process.
+    """Rows of the newest calls of this process, a ring.
 
     Args:
         now: Returns the time of the record's clock.
-        raised: Told of the number of a call, and of the text and the line of its error.
+        raised: Called with the number of a failed call, and the text and line of its error.
 
     Attributes:
-        recorder: Returns what records the calls of one actor; its argument returns the number of the name of an
-            endpoint.
-        forget: Go on in memory of this process alone; return the views of the memory until then.
+        recorder: Returns the `CallRecorder` of one actor; takes a function from an endpoint to its name's number.
+        forget: Continue in private memory; return the views of the previous memory, for release.
     """
 
     __slots__ = ("forget", "recorder")
 
     def __init__(self, rows: memoryview, now: Callable[[], float], raised: Callable[[int, str, str], None]) -> None:
-        # On the way of every call: closures that share variables take a third of the time of methods.
+        # In the path of every call: closures that share variables take a third of the time of methods.
         pack, mask, count = flight.ROW.pack_into, rows.nbytes // flight.ROW_BYTES - 1, 0
         times, words = rows.cast("d"), rows.cast("Q")
 
@@ -367,7 +369,7 @@ class _Rows:
         def ended(number: int, call: IncomingCall) -> None:
             if call.cancelled_by is not None or call.error_text:
                 failed(number, call)
-            if count - number <= mask:  # else its row is that of another call now
+            if count - number <= mask:  # else a newer call has the row
                 times[((number & mask) << 3) + 6] = now()  # after the words of ROW
 
         def failed(number: int, call: IncomingCall) -> None:
@@ -392,7 +394,7 @@ class _Rows:
 def _map_new(path: Path, size: int) -> mmap.mmap:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        # Reserved, not merely long: a page that cannot be had when it is written to would end the process.
+        # Reserved, not merely long: a write to a page that the disk has no room for would kill the process (SIGBUS).
         os.posix_fallocate(fd, 0, size)
         return mmap.mmap(fd, size)
     except BaseException:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Sites(Protocol):
-    """Implementation of the hooks by a test. Called by the runtime's own tasks; must not block or raise."""
+    """Hooks that a test implements. The runtime's own tasks call them; they must not block, or raise anything else."""
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: Message) -> bool:
         """Observe a message received by `proc`; return False to drop it."""
@@ -46,5 +46,5 @@ class Sites(Protocol):
         ...
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
-        """Return a function to await before a transfer of a process, which fails if it raises; mostly None."""
+        """Return a function to await before a transfer of a process, or None; if it raises, the transfer fails."""
         ...

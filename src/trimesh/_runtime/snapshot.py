@@ -5,7 +5,7 @@ loop is stalled: it takes no lock, awaits nothing, does not call Trio, and has n
 
 For a whole run, each process queries the processes that it owns, concurrently and for a bounded time.
 
-    owner --Observe--> child (asks its own children) --Observed: a table for each process--> owner
+    owner --Observe--> child (queries its own children) --Observed: a table for each process--> owner
        \--signal, where no answer comes--> child: writes its tables, or at least the stack of its main thread
 
 AS-1 A query ends within its time limit, whatever the processes do.
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 STOPPED: Final = {"T": "stopped", "t": "stopped", "Z": "dead", "X": "dead", "": "dead"}
+"""State of a process in rows, by its letter in /proc; other letters say nothing about it."""
+
+NOT_OWNED: Final = "the process has ended, or another process of the run than the controller has spawned it"
 _KINDS: Final = {
     NodeKind.CALL: "call",
     NodeKind.MESSAGE: "call",
@@ -61,16 +64,16 @@ _KINDS: Final = {
 
 def look(proc: Proc) -> observed.ProcView:
     """Return the tables of `proc`: itself, its children and its calls."""
-    return _Look(proc).view()
+    return _Tables(proc).view()
 
 
 def brief_look(proc: Proc) -> observed.ProcView:
     """Return the oldest calls and any anomalies, for a flight record; reads no other process."""
-    return _Look(proc).brief_view()
+    return _Tables(proc).brief_view()
 
 
 def job_of(proc: Proc, record: str = "") -> observed.JobRow:
-    """Return what a controller tells of its run.
+    """Return the row of a controller's run.
 
     Args:
         proc: The controller.
@@ -91,17 +94,17 @@ def job_of(proc: Proc, record: str = "") -> observed.JobRow:
 
 
 def proc_name(proc_id: int) -> str:
-    """Return how a process incarnation is called in rows."""
+    """Return the name of a process incarnation in rows: its id in hexadecimal."""
     return f"{proc_id:x}"
 
 
 def coordinates(point: Point) -> dict[str, int]:
-    """Return a point as a map from labels to places."""
+    """Return a point as a dict from labels to coordinates."""
     return {label: point[label] for label in point}
 
 
-class _Look:
-    """One look; see `look`."""
+class _Tables:
+    """Tables of a process at the moment when this is made; see `look`."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -133,7 +136,7 @@ class _Look:
         )
 
     def brief_view(self) -> observed.ProcView:
-        """Return what a flight record keeps."""
+        """Return the part that a flight record keeps: oldest calls, fullest mailboxes, waiting links, late pins."""
         proc = self._proc
         calls = [*self._incoming(), *self._outgoing()]
         calls.sort(key=lambda one: -one.age)
@@ -206,7 +209,7 @@ class _Look:
             yield observed.GrantRow(proc=self._me, kind="buffer", nbytes=one.span.nbytes)
 
     def _late_publications(self) -> Iterator[observed.PublicationRow]:
-        """Yield those in whose way a pin is, or whose versions are written over unread."""
+        """Yield publications of which a pin delays the publisher, or of which versions are overwritten unread."""
         for tell in self._proc.bulk.publications:
             for row in tell():
                 if row.unread > row.slots or any(pin.seconds for pin in row.pins):
@@ -229,7 +232,7 @@ class _Look:
                 waiting=peer.waiting,
             )
 
-    # ---- calls that have come --------------------------------------------------------------------------------
+    # ---- incoming calls --------------------------------------------------------------------------------------
 
     def _incoming(self) -> Iterator[observed.CallRow]:
         for mesh, cell in list(self._proc.cells.items()):
@@ -245,7 +248,7 @@ class _Look:
                 for call in [] if is_agent else list(group.queue):
                     yield self._row(cell, call, "queued", holders)
             if not cell.mailbox.is_open and not is_agent:
-                until = (observed.WaitRow(kind="slot", text="its actor serves"),)
+                until = (observed.WaitRow(kind="slot", text="start of its actor"),)
                 for call in list(cell.mailbox.queued()):
                     yield self._row(cell, call, "queued", until)
 
@@ -284,7 +287,7 @@ class _Look:
         )
 
     def _name_of(self, place: CallerPlace | None, proc_id: int) -> str:
-        """Return how the caller of a call is called: an actor by what it has said of itself, else its process."""
+        """Return the name of a call's caller: the actor and endpoint that it sent along, else its process."""
         if place is None:
             family = self._proc.family
             is_root = proc_id == (self._proc.proc_id if family is None or family.root is None else family.root)
@@ -299,7 +302,7 @@ class _Look:
     def _left(self, deadline: float) -> float | None:
         return None if deadline == math.inf else deadline - self._now
 
-    # ---- what they wait for ----------------------------------------------------------------------------------
+    # ---- waits -----------------------------------------------------------------------------------------------
 
     def _wait(self, edge: NodeRef) -> Iterator[observed.WaitRow]:
         if edge.kind is NodeKind.NEXT:
@@ -308,13 +311,13 @@ class _Look:
             return
         text = ""
         if edge.kind is NodeKind.CONSUMER:
-            text = "who takes its items"
+            text = "consumer of its items"
         elif edge.kind is NodeKind.UNSENT:
             text = "room in a mailbox"
         yield observed.WaitRow(kind=_KINDS.get(edge.kind, "call"), call=self._name(edge), text=text)
 
     def _name(self, ref: NodeRef) -> str:
-        """Return the id of the call that a node stands for; empty if it is none."""
+        """Return the id of the call that a node stands for; empty if it is not a call."""
         match ref.kind:
             case NodeKind.CALL | NodeKind.SOURCE:
                 return _call_id(ref.a, ref.b, ref.proc)
@@ -326,7 +329,7 @@ class _Look:
             case _:
                 return ""
 
-    # ---- calls that were made --------------------------------------------------------------------------------
+    # ---- outgoing calls --------------------------------------------------------------------------------------
 
     def _outgoing_id(self, call: OutgoingCall, proc_id: int) -> str:
         if call.is_broadcast:
@@ -410,7 +413,7 @@ def _child(parent: str, member: Member, pauses: Pauses) -> observed.ProcRow:
 
 
 def memory_of(pid: int) -> int:
-    """Return the resident memory of a process in bytes; 0 if it is not known."""
+    """Return the resident memory of a process in bytes; 0 if unknown."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES
     return 0
@@ -423,20 +426,20 @@ def _command_of(pid: int) -> str:
     return ""
 
 
-# ---- what a whole run does: each process asks those that it owns, all at once and for a bounded time -----------------
+# ---- snapshot of a whole run: each process queries those that it owns, all at once and for a bounded time ------------
 
 _POLL_SECONDS: Final = 0.005
 _SHARE: Final = 0.8
-"""Of the time in which a child has to answer, for those below it: the rest is for the way back."""
+"""Share of a child's time limit that it gives to the processes below it; the rest is for the way back."""
 
 
 class Inquiry:
-    """One question that is under way.
+    """One query in progress.
 
     Attributes:
         views: Received views, by child.
-        awaited: The children that have not answered.
-        news: Set when the last one has.
+        awaited: Children that have not answered.
+        news: Set when no child is awaited any more.
     """
 
     def __init__(self, awaited: set[ProcId]) -> None:
@@ -445,14 +448,14 @@ class Inquiry:
         self.news = trio.Event()
 
     def drop(self, proc_id: ProcId) -> None:
-        """Wait for a child no longer."""
+        """Stop waiting for a child."""
         self.awaited.discard(proc_id)
         if not self.awaited:
             self.news.set()
 
 
 class Inquiries:
-    """The questions of one process, and its answers to its owner."""
+    """Queries of one process to its children, and its answers to its owner."""
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
@@ -464,10 +467,10 @@ class Inquiries:
         proc.on_gone.append(self._gone)
 
     async def ask(self, seconds: float = limits.OBSERVE_SECONDS) -> Sequence[observed.ProcView]:
-        """Return what this process and all below it do, this one first.
+        """Return views of this process, which comes first, and all processes below it.
 
         Args:
-            seconds: For the answers.
+            seconds: Time limit for the answers.
         """
         proc = self._proc
         members = [member for member in proc.members.values() if not member.gone.is_set() and member.child is not None]
@@ -509,19 +512,19 @@ class Inquiries:
 
     def _take_answer(self, peer: Peer, message: messages.Observed, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
-            raise ProtocolError(f"what a process says of itself must come as one body, got {len(bodies)}")
+            raise ProtocolError(f"Observed must have one body, the views; got {len(bodies)} bodies")
         question = self._open.get(message.number)
         if question is not None and peer.proc_id in question.awaited:
             question.views[peer.proc_id] = observed.decode_views(bodies[0])
             question.drop(peer.proc_id)
 
     def interrupt(self, proc_id: int, caller: int, number: int, reason: str) -> str:
-        """Have a call cancelled that this process, or one that it owns, runs; return why not, or an empty text."""
+        """Cancel a call that this process, or one that it owns, runs; return why that failed, or an empty text."""
         if proc_id == self._proc.proc_id:
-            return "" if self._cancel(caller, number, reason) else "it has ended"
+            return "" if self._cancel(caller, number, reason) else "the call has ended"
         member = self._proc.members.get(ProcId(proc_id))
         if member is None or member.gone.is_set():
-            return "its process has ended, or belongs to another one of the run"
+            return NOT_OWNED
         member.peer.send(Parcel(messages.encode(messages.Interrupt(caller, number, reason))))
         return ""
 
@@ -544,7 +547,7 @@ class Inquiries:
 
 
 async def _states_of(members: Sequence[Member], seconds: float) -> Sequence[observed.ProcView]:
-    """Return what hosts say of processes there that say nothing themselves."""
+    """Return views of processes on other hosts that do not answer, by the kernel states that the hosts report."""
     found: dict[Member, str | None] = {}
 
     @trio.lowlevel.enable_ki_protection
@@ -574,7 +577,7 @@ def _view_by_state(member: Member, letter: str | None) -> observed.ProcView:
 
 
 class AskedBySignal:
-    """Child processes that are asked by a signal, and answer in a file; see `watch/stack.py`."""
+    """Child processes that are queried by a signal, and answer in a file; see `watch/stacks.py`."""
 
     def __init__(self, members: Sequence[Member] = ()) -> None:
         self._asked_at: dict[Member, float] = {}
@@ -587,7 +590,7 @@ class AskedBySignal:
 
     @property
     def is_answered(self) -> bool:
-        """Check now whether all have written their tables."""
+        """Read the files that are not complete yet; return whether all processes have written their tables."""
         for member, asked_at in self._asked_at.items():
             found = self._reports.get(member)
             if found is None or found.tables is None:
@@ -595,7 +598,7 @@ class AskedBySignal:
         return all(report.tables is not None for report in self._reports.values())
 
     def views(self) -> list[observed.ProcView]:
-        """Return what each has said, or what can be said of it."""
+        """Return a view of each process: its own tables, or what is known of it without them."""
         return [_view_of(member, report) for member, report in self._reports.items()]
 
 
@@ -604,7 +607,7 @@ def _view_of(member: Member, report: Report) -> observed.ProcView:
     if report.tables is not None:
         try:
             view = observed.decode_view(report.tables)
-        except ProtocolError:  # the file was being written, or it is not ours
+        except ProtocolError:  # the file was being written, or holds something else
             view = None
     state = "silent" if report.tasks is None else "running" if report.is_in_loop else "stuck"
     stack = "" if report.is_in_loop else report.stack

@@ -1,7 +1,7 @@
 """Wait graph of this process at one moment, for deadlock searches (rule C8).
 
-Calls pay nothing for it. A look reads the tables and finds the call of a waiting task by walking up the task tree: a
-task belongs to the call that cannot end before it. A task that an endpoint started elsewhere (in a nursery of
+Calls pay nothing for it. `LocalWaits` reads the tables and finds the call of a waiting task by walking up the task
+tree: a task belongs to the call that cannot end before it. A task that an endpoint started elsewhere (in a nursery of
 `lifespan`) may outlive the call, so it does not belong to it.
 """
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class LocalWaits:
-    """One look at a process.
+    """Waits of a process at the moment when this is made.
 
     Args:
         numbers: Assigns numbers to nodes without a name.
-        bounded: Whether waits that a deadline will end count, too.
+        bounded: True to include waits that a deadline will end.
     """
 
     def __init__(self, proc: Proc, numbers: Iterator[int], *, bounded: bool = False) -> None:
@@ -71,7 +71,7 @@ class LocalWaits:
         """Yield the running spawns of actors that do not serve yet."""
         for cell in self._proc.cells.values():
             if not cell.mailbox.is_open and not cell.ended.is_set():
-                spawn = self.call_of(cell.task)  # of the agent: the first half of a life is part of it
+                spawn = self.call_of(cell.task)  # a call of the agent, which lasts until `lifespan` has yielded
                 if spawn is not None:
                     yield spawn, cell
 
@@ -114,7 +114,7 @@ class LocalWaits:
         self._of_waiter[task].append(NodeRef(NodeKind.NEXT, self._proc.proc_id, wait.number))
 
     def edges_of(self, call: IncomingCall) -> list[NodeRef]:
-        """Return what a running call waits for: all of it has to end before it can."""
+        """Return the nodes that must all end before a running call can."""
         edges = list(self._edges.get(call, ()))
         if call.items is not None and call.items.is_waiting and self._counts(call.items):
             told = call.items.window.acknowledged_total
@@ -131,7 +131,7 @@ class LocalWaits:
         return None
 
     def _of_stand_ins(self) -> dict[trio.lowlevel.Task, IncomingCall]:
-        """Return the calls that wait for tasks of another loop, by the tasks of Trio that these wait in."""
+        """Return the calls that run tasks of asyncio's loop, by the Trio tasks in which those tasks wait."""
         outside = find_outside_tasks()
         if self._stand_ins is None:
             self._stand_ins = {}
@@ -161,7 +161,7 @@ class LocalWaits:
         return NodeRef(NodeKind.UNSENT, self._proc.proc_id, outgoing.number, peer.proc_id)
 
     def next_ref(self, wait: AnyWait) -> NodeRef | None:
-        """Return the name of a wait for the next result, if anything can wait for the task that waits."""
+        """Return the name of a wait for the next result, if a call or a stream can wait for its task."""
         task = wait.waiting_task
         if task is None or wait.number not in self._any_of_number:
             return None
@@ -179,22 +179,22 @@ class LocalWaits:
         return None if peer is None else peer.inbound.get(ref.b)
 
     def find_unsent(self, ref: NodeRef) -> tuple[OutgoingCall, Peer] | None:
-        """Return the message of that name and where it goes, if it still waits."""
+        """Return the message of that name and its recipient, if it still waits."""
         outgoing, peer = self._unsent.get(ref.a), self._proc.find_peer(ref.b)
         if outgoing is None or peer is None or not outgoing.is_unsent_to(peer):
             return None
         return outgoing, peer
 
     def spawn_ref(self, mailbox: Mailbox) -> NodeRef | None:
-        """Return the name of the spawn that calls in a mailbox wait for, if it waits for others."""
+        """Return the name of the spawn that calls in a mailbox wait for, if that spawn waits for others."""
         found = (spawn for spawn, cell in self._spawns.items() if cell.mailbox is mailbox and self.has_waits(spawn))
         spawn = next(found, None)
         return None if spawn is None else self.ref_of(spawn)
 
-    # ---- looks -----------------------------------------------------------------------------------------------
+    # ---- reports ---------------------------------------------------------------------------------------------
 
     def any_of(self, ref: NodeRef) -> Sequence[NodeRef]:
-        """Return what a `NEXT` node waits for any of."""
+        """Return the nodes of which any one ends the wait of a `NEXT` node."""
         return self._any_of_number.get(ref.a, ())
 
     def waits_of(self, task: trio.lowlevel.Task) -> list[NodeRef]:
@@ -257,9 +257,9 @@ class LocalWaits:
         return tuple(self.ref_of(call) for call in group.running)
 
     def _caller(self, ref: NodeRef) -> NodeReport | None:
-        """Return the node of a call's caller if a task here still waits for the call, with the call of that task.
+        """Report the caller of a call, which waits for the call above it; None if no task here waits any more.
 
-        A deadline that was sent with the call is handled by the callee, whose own waits inherit it.
+        A call with a budget always counts: the callee handles that deadline, and its own waits inherit it.
         """
         outgoing, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if outgoing is None or peer is None or not outgoing.is_open_at(peer) or outgoing.is_given_up:
@@ -276,7 +276,7 @@ class LocalWaits:
         return NodeReport(ref, needs_all=True, waits_for=above)
 
     def _consumer(self, ref: NodeRef) -> NodeReport | None:
-        """Return the node of a consumer that waits for something else, with no report of room in transit."""
+        """Report a consumer that waits for other calls; None while an acknowledgement of its items is in transit."""
         stream, peer = self._proc.calls.get(ref.a), self._proc.find_peer(ref.b)
         if not isinstance(stream, OutgoingStream) or peer is None or not stream.is_open_at(peer):
             return None
@@ -287,7 +287,7 @@ class LocalWaits:
         return NodeReport(ref, needs_all=True, waits_for=edges)
 
     def _source(self, ref: NodeRef) -> NodeReport | None:
-        """Nothing comes from a call that cannot go on, when all that it has sent has come."""
+        """Report a stream whose sent items have all arrived: more items need its call to go on."""
         call = self.find_call(ref)
         if call is None or call.items is None or call.items.window.sent_total != ref.c:
             return None
@@ -306,11 +306,11 @@ class LocalWaits:
         return NodeReport(ref, needs_all=False, waits_for=(room,), can_break=True)
 
     def _room(self, ref: NodeRef) -> NodeReport | None:
-        """A mailbox has room for a sender as soon as any of the sender's messages can leave it."""
+        """Report a full mailbox: it has room for a sender once any of that sender's messages leaves it."""
         cell, peer = self._proc.cells.get(MeshId(ref.a)), self._proc.find_peer(ref.b)
         count = None if peer is None else peer.find_count(MeshId(ref.a))
         if cell is None or count is None or count.reported != ref.c:
-            return None  # news of room is on its way
+            return None  # a report of room is in transit
         holders: dict[NodeRef, None] = {}
         if not cell.mailbox.is_open:
             return None
@@ -330,7 +330,7 @@ def _calls_to(peer: Peer) -> Iterator[OutgoingCall]:
 
 
 def place_of(cell: Cell, endpoint: str) -> Place:
-    """Return which endpoint of which actor, for people; "" is its mailbox."""
+    """Return the place of an endpoint, for texts; `endpoint` "" stands for the actor's mailbox."""
     spec, extent = cell.spec, cell.spec.point.extent
     key = spec.point.mesh
     return Place(
