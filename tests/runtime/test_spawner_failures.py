@@ -249,7 +249,7 @@ async def test_worker_that_cuts_its_own_connection_before_it_enters_is_given_up(
         time.sleep(600)
     """)  # fmt: skip
 
-    await refusal(launcher, "it has closed its connection to the spawner", preload=("preloaded_here",))
+    await refusal(launcher, "it closed its connection to the spawner", preload=("preloaded_here",))
 
 
 async def test_fork_that_fails_says_so_and_goes_on(launcher: ProcLauncher, pids_group: Path) -> None:

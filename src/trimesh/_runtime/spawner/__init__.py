@@ -1,4 +1,4 @@
-"""Spawner: the process that forks workers, its messages, and the first and last moments of a worker."""
+"""Spawner: the process that forks workers, its records, and the begin and end of a worker."""
 
 from trimesh._runtime.spawner.wire import ProcOptions
 

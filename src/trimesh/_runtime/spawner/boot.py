@@ -97,7 +97,7 @@ def run_forked(start: WorkerStart) -> NoReturn:
         _print_whole_lines()
         set_thread_counts(os.environ)
         entry = enter(start.launch)
-    except BaseException as error:  # noqa: BLE001 - whatever it was, the spawner must hear of it and the child must end
+    except BaseException as error:  # noqa: BLE001 - any failure must be reported to the spawner and end the child
         _refuse(broker, error)
     run_entry(entry, start.launch.config, start.link, broker, list(start.lifelines))
 
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         launch = wire.decode(read_exactly(launch_fd, os.fstat(launch_fd).st_size))
         os.close(launch_fd)
         if not isinstance(launch, wire.Launch):
-            raise ProtocolError(f"an executed worker starts from a Launch record, got {type(launch).__name__}")
+            raise ProtocolError(f"an executed worker must start from a Launch record, got {type(launch).__name__}")
         _name_process(launch.config)
         merge_sys_path(launch.context)
         _print_whole_lines()
@@ -152,13 +152,13 @@ def take_privileges(start: WorkerStart) -> None:
     """Adopt the privileges of the requesting process, before anything else of the request is read.
 
     Raises:
-        RefusalError: This process would keep more.
+        RefusalError: This process would keep privileges that the requesting process lacks.
     """
     found = assume(start.privileges)
     if found:
         raise RefusalError(
-            "a new process gets the privileges of the process that asks for it, and no more, but the spawner cannot "
-            f"hand on {found}: spawn before they are given up, or let the controller spawn"
+            "a new process must not have more privileges than the process that spawns it, but could not adopt "
+            f"{found}: spawn before those are given up, or let the controller spawn"
         )
     linux.set_parent_death_signal(signal.SIGKILL)  # the kernel forgets it when users or capabilities change
     if os.getppid() != start.spawner_pid:
@@ -395,7 +395,7 @@ def _call_first(path: str, functions: Sequence[str], count: int) -> None:
 
 
 class RefusalError(Exception):
-    """Set-up failed for a reason that the text states in full; no traceback is wanted."""
+    """Set-up failed for a reason that the text states in full; it is reported without a traceback."""
 
 
 def _refuse(broker: BrokerSocket, error: BaseException) -> NoReturn:
@@ -429,7 +429,7 @@ def run_entry(
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Return whether the main task has ended by Ctrl-C, and nothing else: Trio wraps it once for each nursery."""
+    """Return whether only a Ctrl-C has ended the main task; Trio wraps it once for each nursery."""
     return all(isinstance(leaf, KeyboardInterrupt) for leaf in leaves(error))
 
 
@@ -447,9 +447,10 @@ def _code_of(error: SystemExit) -> int:
 
 
 def end_process(code: int, signum: int | None = None) -> NoReturn:
-    """End as rule O3 says: threads (bounded), atexit functions, flush, `os._exit`; the interpreter is not finalised.
+    """End the process (rule O3): threads (bounded), atexit functions, flush, `os._exit`, without finalising Python.
 
     Args:
+        code: Exit code, cut to 8 bits.
         signum: Signal whose default action ends the process instead, so that its exit status shows the cause.
     """
 
@@ -458,8 +459,8 @@ def end_process(code: int, signum: int | None = None) -> NoReturn:
         names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not current]
         with contextlib.suppress(OSError, ValueError):
             sys.stderr.write(
-                f"trimesh: the process ends although threads still run after {limits.THREAD_SHUTDOWN_SECONDS} s: "
-                f"{', '.join(names)}\n"
+                f"trimesh: the process ends although these threads still run {limits.THREAD_SHUTDOWN_SECONDS} s after "
+                f"its main thread: {', '.join(names)}\n"
             )
         # From within the wait: how an exception would come out of it differs between Python versions.
         _leave(code, signum)
@@ -490,7 +491,7 @@ def _leave(code: int, signum: int | None) -> NoReturn:
 
 
 def _finalize_cycles(code: int) -> None:
-    """Run `__del__` and finalizers of objects that only reference cycles keep, as of actors, as the interpreter would.
+    """Run `__del__` and finalizers of objects that only reference cycles keep, such as actors.
 
     One that does not return is cut off after `limits.FINALIZE_SECONDS`.
     """

@@ -1,17 +1,14 @@
 """Client of the spawner, under Trio: requests with answers, notices, loss of the connection.
 
-The spawners of one controller, and their questions about each other's processes.
-
-Each spawner knows its own workers only. A worker's question about any other process takes this way, over existing
-connections:
+`Siblings`, the spawners of one controller, query each other. Each spawner knows its own workers only, so a worker's
+question about any other process takes this way, over existing connections:
 
     worker --Connect--> spawner --ForeignConnect--> controller --Connect--> every other spawner
            <-Connected- target's spawner makes the socket pair; its worker gets `Incoming`; the other end comes back
 
 Between two hosts of one job that end goes from agent to agent instead (`system/records`), and the controller says so.
 
-It needs the controller's Trio loop: while that is busy, links between workers of different spawners wait, and nothing
-else does.
+It needs the controller's Trio loop: while that is busy, only new links between workers of different spawners wait.
 
 Invariants
     SS-1  Every question gets one answer, unless its spawner ends first; if no spawner knows the process, the answer is
@@ -40,7 +37,7 @@ from trimesh.errors import ProtocolError, SpawnError, TrimeshError
 
 
 class SpawnerLostError(TrimeshError):
-    """The spawner has ended, or broke its protocol; becomes the error of each pending request."""
+    """The spawner has ended, or broke its protocol; each pending request raises this."""
 
 
 class RecordPipe(Protocol):
@@ -86,8 +83,8 @@ class SpawnerClient:
     Args:
         broker: The connection; owned.
         on_notice: Called for each record that is not an answer, with descriptors that it then owns. Must not raise.
-        whom: Name of the other end, for messages.
-        on_lost: Called once, when the connection has ended for any reason, before any waiting request learns it.
+        whom: Name of the other end, for error texts.
+        on_lost: Called once, when the connection has ended for any reason, before pending requests raise.
 
     Attributes:
         lost: Why the connection has ended, else None.
@@ -129,22 +126,22 @@ class SpawnerClient:
         """Wait until workers can be forked: `ready` is set then, and when the spawner is lost.
 
         Raises:
-            SpawnError: They cannot; `doing` names the step that has exceeded its time limit.
+            SpawnError: The spawner is lost, or takes too long; `doing` names its step in the text.
         """
         with trio.move_on_after(limits.SPAWN_SECONDS) as scope:
             await ready.wait()
         if scope.cancelled_caught:
-            raise SpawnError(f"the spawner took more than {limits.SPAWN_SECONDS} s to {doing}")
+            raise SpawnError(f"the spawner took more than limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s) to {doing}")
         if self.lost is not None:
             raise SpawnError(f"cannot start the spawner: {self.lost} (its standard error may say why)")
 
     def stop(self) -> None:
-        """End `run`; requests that still wait for an answer fail because there is no spawner any more."""
+        """End `run`; pending requests raise `SpawnerLostError`."""
         self._scope.cancel()
 
     def forget(self) -> None:
         """In a forked child: close our copy of the connection."""
-        self.lost = "this process was forked from the one that had a spawner"
+        self.lost = "this process is a fork of the one that owns the spawner"
         self._broker.close()
 
     def post(self, record: wire.AnyRequest, fds: tuple[int, ...] = ()) -> None:
@@ -229,7 +226,7 @@ class SpawnerClient:
             if not self._broker.flush():
                 self._has_queued.set()
         except OSError:
-            # It is gone. Its earlier records may still be unread, so the reader finds the end.
+            # The other end is gone. Records that it sent before may still be unread, so `_read` detects the end.
             return
 
     def _dispatch(self, received: Received) -> None:
@@ -265,13 +262,13 @@ class SpawnerClient:
                 self._on_notice(received)
             case _:
                 close_all(received.fds)
-                raise ProtocolError(f"the spawner sends notices, got {type(record).__name__}")
+                raise ProtocolError(f"{self._whom} must send answers and notices, got {type(record).__name__}")
 
     def _answer(self, number: int, received: Received) -> None:
         answer = self._answers.pop(number, None)
         if answer is None:
             close_all(received.fds)
-            raise ProtocolError(f"the spawner answers what was asked, got an answer to {number}")
+            raise ProtocolError(f"{self._whom} must answer pending requests only, got an answer to request {number}")
         answer.received = received
         if answer.on_answer is not None:
             answer.on_answer(received)
@@ -298,7 +295,7 @@ def _close_fds(received: Received) -> None:
 
 Question = wire.ForeignConnect | wire.ForeignExitOf
 
-_NOWHERE: Final = wire.ConnectFailed(1, "it has ended, or never was", is_gone=True)
+_NOWHERE: Final = wire.ConnectFailed(1, "it has ended, or never existed", is_gone=True)
 _SILENT: Final = wire.ConnectFailed(1, f"its spawner did not answer for {limits.FOREIGN_CONNECT_SECONDS:g} s")
 
 
@@ -321,7 +318,7 @@ class FarPlace(msgspec.Struct, frozen=True, eq=False):
 
     Attributes:
         agent: Incarnation of its agent.
-        realm: Common to all agents that may talk to each other: the authority behind their certificates.
+        realm: Authority behind the agent's certificate; agents of one realm may connect to each other.
     """
 
     agent: int
@@ -429,7 +426,7 @@ class Siblings:
 
     def _arriving(self, client: SpawnerClient, question: wire.ForeignConnect) -> wire.AnyRequest:
         its = self._far.get(client)
-        if its is None or client.lost is not None:  # the requesting agent may have heard of that already
+        if its is None or client.lost is not None:  # the requesting agent may know already that it is gone
             return msgspec.structs.replace(_NOWHERE, request=question.request)
         return Arriving(question.request, its.agent)
 

@@ -43,11 +43,11 @@ class Privileges(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         users, groups: Real, effective and saved ids.
-        more_groups: Supplementary ones, sorted.
+        more_groups: Supplementary group ids, sorted.
         capabilities: Inheritable, permitted, effective, bounding, ambient, as bits.
         has_no_new: Whether executing a file can give it no privilege.
         filters: Seccomp mode, and number of filters if the kernel reports it.
-        niceness: Of its main thread.
+        niceness: Niceness of its main thread.
         cores: CPUs that its main thread may run on.
         limits: Hard resource limits, by their numbers.
         places: Root folder and namespaces; "" for an unreadable one.
@@ -110,7 +110,7 @@ def assume(wanted: Privileges) -> str:
     """Adopt, in a new process of one thread, the privileges of the requester.
 
     Returns:
-        Description of privileges that this process keeps although `wanted` lacks them; "" for none (PV-1).
+        Names of the privileges in which this process still exceeds, or differs from, `wanted`; "" for none (PV-1).
     """
     own = privileges_of(os.getpid())
     if own == wanted:  # PV-2

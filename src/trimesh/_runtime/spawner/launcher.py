@@ -59,7 +59,7 @@ from trimesh.ids import ProcId
 IncomingHook = Callable[[ProcId, socket.socket], None]
 
 _MODULES: Final = {records.ENTRY: ("trimesh._runtime.life.local_host", "trimesh._runtime.life.ownership")}
-"""Imports of an entry, better done before the fork: the native transport, this module, meshes of actors."""
+"""Modules that an entry imports later, so the spawner imports them before the fork: transport, meshes of actors."""
 
 
 class ProcLauncher:
@@ -109,12 +109,12 @@ class ProcLauncher:
 
         Args:
             spec: What to start.
-            on_exit: Called with the report when it has ended, before the waiting tasks learn of it. Must not raise.
+            on_exit: Called with the report when it has ended, before tasks that wait for its end. Must not raise.
 
         Raises:
-            SpawnError: It could not be started; the text names mesh, point and cause. Nothing of it is left (LA-1).
+            SpawnError: It could not be started; the text names mesh, point and cause. No process is left (LA-1).
 
-        Blocking: checkpoint. When cancelled, the half-born process is killed and reaped first.
+        Blocking: checkpoint, at most `limits.SPAWN_SECONDS`. When cancelled, the process is killed and reaped first.
         """
         name = name_of(spec)
         if self._is_stopping or self._is_retired:
@@ -127,7 +127,7 @@ class ProcLauncher:
             if child is not None:
                 started.append(child)
 
-        failure = f"it did not enter within {limits.SPAWN_SECONDS} s"
+        failure = f"it did not begin to run within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)"
         try:
             with trio.move_on_after(limits.SPAWN_SECONDS):
                 received = await self._client.ask(lambda request: self._request_of(spec, request), answered)
@@ -150,31 +150,31 @@ class ProcLauncher:
         `source` is the receiver: in the controller, a program that has connected; None for this process.
 
         Raises:
-            ProcDied: `target` has ended, or never was; with a diagnosis while it is remembered.
-            LinkLost: The spawner is gone, or a descriptor is lacking.
+            ProcDied: `target` has ended, or never existed; with a diagnosis while its report is remembered.
+            LinkLost: The spawner is gone, or there are no descriptors left.
 
-        Blocking: checkpoint; cancellable, the half-made connection is closed then.
+        Blocking: checkpoint. When cancelled, the half-made connection is closed.
         """
         try:
             received = await self._client.ask(lambda request: wire.Connect(request, target, source))
         except (SpawnerLostError, OSError) as error:
-            raise LinkLost(f"cannot connect to process {target}: {error}") from None
+            raise LinkLost(f"cannot connect to process {target:x}: {error}") from None
         record = received.record
         if isinstance(record, wire.Connected) and len(received.fds) == 1:
             return stream_of(received.fds[0], is_far=record.is_far)
         close_all(received.fds)
-        text = record.text if isinstance(record, wire.ConnectFailed) else "no descriptor is left for it"
+        text = record.text if isinstance(record, wire.ConnectFailed) else "no descriptor left (see ulimit -n)"
         if isinstance(record, wire.ConnectFailed) and record.is_gone:
             report = record.exit or ExitReport.unknown(target)
-            raise report.error(f"cannot connect to process {target}: {text}")
-        raise LinkLost(f"cannot connect to process {target}: {text}")
+            raise report.error(f"cannot connect to process {target:x}: {text}")
+        raise LinkLost(f"cannot connect to process {target:x}: {text}")
 
     async def exit_of(self, proc_id: ProcId) -> ExitReport:
-        """Wait until a process of the family has ended, not only an own child, and return its report.
+        """Wait until any process of the family has ended, and return its report.
 
         Returns:
-            A report without a diagnosis (`is_known` is False) for one that never was, ended long ago, or when the
-            spawner is gone.
+            A report without a diagnosis (`is_known` is False) if the process never existed or ended long ago, or if
+            the spawner is gone.
 
         Blocking: checkpoint.
         """
@@ -186,12 +186,12 @@ class ProcLauncher:
         return known or self._siblings.exits.get(proc_id) or ExitReport.unknown(proc_id)
 
     def retire(self) -> None:
-        """Launch nothing more: the spawner, which is this process's own, ends with its last worker by itself."""
+        """Launch nothing more; the spawner, which belongs to this process, ends by itself after its last worker."""
         self._is_retired = True
         self._client.post(wire.Retire())
 
     async def flush_output(self) -> None:
-        """Wait until all output that workers have written so far is shown; does nothing in a worker, which shows none.
+        """Wait until all output that workers have written so far is shown; do nothing in a worker.
 
         Blocking: checkpoint.
         """
@@ -202,7 +202,7 @@ class ProcLauncher:
             await self._client.ask(wire.Flush)
 
     async def stop_all(self) -> None:
-        """Kill all own children and wait until they are gone, or stuck in the kernel.
+        """Kill all children of this process and wait until they are gone, or stuck in the kernel.
 
         Blocking: checkpoint, at most `limits.KILL_SECONDS`; shielded.
         """
@@ -357,7 +357,7 @@ class ProcLauncher:
         self._watch_scope.cancel()
 
     def forget(self) -> None:
-        """In a forked child: these processes are not ours. Close our copies, so that no process waits for this one."""
+        """In a forked child: close the copies of descriptors, so that no process waits for this one."""
         self._is_stopping = True
         for child in self._children.values():
             child.close()
@@ -384,7 +384,7 @@ async def open_spawner(
 
     Args:
         root_id: Incarnation of this process.
-        python: Interpreter of every worker, started by exec; then nothing is imported before. None forks.
+        python: Interpreter of every worker, started by exec, without imports ahead of it. None forks workers.
         preload: Modules that the spawner imports before it forks, or each executed worker before it enters.
         incoming: Called with (process, stream socket) when another process of the family connects to this one; owns the
             socket. Must not raise. Without it connections are closed.
@@ -412,7 +412,7 @@ async def open_spawner(
         )
     except BaseException as error:
         process.abandon()
-        if isinstance(error, OSError):  # no descriptor was left
+        if isinstance(error, OSError):  # out of descriptors
             raise SpawnError(f"cannot start the spawner: {error}{refusals()}") from error
         raise
     try:
@@ -439,7 +439,7 @@ async def attach_launcher(
         proc_id: As in its `WorkerConfig`.
         root_id: As in its `WorkerConfig`.
         incoming: See `open_spawner`.
-        is_left_to_exit: The process ends after this, which closes the socket: the spawner wakes up once less.
+        is_left_to_exit: Leave the socket open for the end of the process to close: one wake-up less of the spawner.
 
     Blocking: leaving kills own children and waits until they are gone, shielded, at most `limits.KILL_SECONDS`.
     """
@@ -457,7 +457,7 @@ async def attach_launcher(
 async def _serving(
     launcher: ProcLauncher, begin: Callable[[], Awaitable[None]], end: Callable[[], Awaitable[None]]
 ) -> AsyncGenerator[None, None]:
-    """Run the tasks of a launcher around a body, whose exception is raised bare, without a group of the nursery."""
+    """Run the tasks of a launcher around a body; raise the body's exception bare, without the nursery's group."""
     raised: BaseException | None = None
     _launchers.add(launcher)
     try:
@@ -521,12 +521,12 @@ def capture_caller(overlay: Mapping[str, str], *, are_several: bool, cwd: str | 
 def _working_directory() -> bytes:
     try:
         return os.getcwdb()
-    except FileNotFoundError:  # it was removed under us: the new process stays where the spawner is
+    except FileNotFoundError:  # it was removed meanwhile: the new process keeps the spawner's
         return b""
 
 
 def _umask() -> int:
-    """Read the mask without changing it: `os.umask` would, for a moment, for all threads."""
+    """Read the mask without `os.umask`, which would change it for a moment in all threads."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

@@ -115,7 +115,7 @@ class Spawner:
     # ---- the loop ----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the controller says stop, is gone, or needs no more workers. Then every descendant is dead."""
+        """Serve until the controller stops it, is gone, or needs no more workers; then end every descendant."""
         for end in (self._wake_receiver, self._wake_sender):
             end.settimeout(0)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -226,7 +226,7 @@ class Spawner:
             self._poll.modify(connection.broker.fileno(), select.EPOLLIN | (select.EPOLLOUT if queued else 0))
 
     def _drop(self, connection: Connection) -> None:
-        """Disconnect a process. For the controller that is the end; a worker goes on until it notices, too."""
+        """Disconnect a process. Losing the controller ends the spawner; a worker runs until it notices the loss."""
         if not connection.is_open:
             return
         connection.is_open = False
@@ -278,7 +278,7 @@ class Spawner:
             case wire.Stop() if sender is self._root:
                 self._is_ending = True
             case _:
-                raise ProtocolError(f"the spawner was sent {type(record).__name__} by a process that may not")
+                raise ProtocolError(f"process {sender.proc_id:x} may not send {type(record).__name__} to the spawner")
 
     def _handle_first_word(self, member: SpawnedWorker, record: wire.AnyRecord) -> None:
         match record:
@@ -287,11 +287,11 @@ class Spawner:
             case wire.SetupRefused():
                 member.refusal = record.text[:_TEXT_CHARS_MAX]
             case _:
-                raise ProtocolError(f"a worker enters before it asks for anything, got {type(record).__name__}")
+                raise ProtocolError(f"a worker must first send Entered or SetupRefused, got {type(record).__name__}")
 
     def _connect(self, sender: Connection, record: wire.Connect) -> None:
         if record.source is not None and sender is not self._root:
-            raise ProtocolError("only the controller asks for a connection on behalf of another process")
+            raise ProtocolError(f"only the controller may connect others, got Connect from {sender.proc_id:x}")
         target, source = self._connections.get(record.target), record.source or sender.proc_id
         if target is sender:
             self._send(sender, wire.ConnectFailed(record.request, "a process needs no connection to itself"))
@@ -330,13 +330,15 @@ class Spawner:
     def _launch(self, owner: Connection, launch: wire.Launch) -> None:
         config = launch.config
         if config.root_id != self._root.proc_id or config.parent_id != owner.proc_id:
-            raise ProtocolError("a process launches workers of its own, in its own family")
+            raise ProtocolError("a process must launch workers as its own children, in its own family")
         if config.proc_id in self._members or config.proc_id in self._connections or self._exits.get(config.proc_id):
-            raise ProtocolError(f"an incarnation is started once, got {config.proc_id} again")
+            raise ProtocolError(f"a process id must be launched once, got {config.proc_id:x} again")
         try:
             prepared = prepare(self._blank_start(owner, launch), owner, self._output)
         except OSError as error:
-            self._send(owner, wire.LaunchFailed(launch.request, f"the spawner cannot open what it needs: {error}"))
+            self._send(
+                owner, wire.LaunchFailed(launch.request, f"the spawner cannot open its pipes and sockets: {error}")
+            )
             return
         member = prepared.member
         try:
@@ -455,7 +457,7 @@ class Spawner:
         for pipe in member.pipes:
             self._unwatch(pipe.fd)
             pipe.close()
-        self._pump_output()  # its last lines come before the news of its end, as far as there is room
+        self._pump_output()  # its last lines go out before the report of its end, as far as there is room
         report = exits.ExitReport(
             proc_id=member.proc_id,
             pid=member.pid,
@@ -473,7 +475,7 @@ class Spawner:
         member.close()
         for child in list(self._members.values()):
             if child.owner.proc_id == member.proc_id:
-                child.signal_group(signal.SIGKILL)  # its owner is gone; its own lifeline says the same
+                child.signal_group(signal.SIGKILL)  # its owner is gone; its own lifeline would end it, too
 
     def _report(self, member: SpawnedWorker, report: exits.ExitReport) -> None:
         if member.has_entered:
@@ -483,7 +485,7 @@ class Spawner:
         else:
             text = member.refusal
             if text is None and member.has_hung_up and report.signal == signal.SIGKILL:
-                text = "it has closed its connection to the spawner before it was set up"
+                text = "it closed its connection to the spawner before it was set up"
             if text is None:
                 how = report.describe()
                 text = f"the process ended before it was set up ({how})\n{report.stderr_tail}".rstrip()
@@ -525,8 +527,7 @@ class Spawner:
 
 # ---- questions of workers about processes that their spawner does not know -------------------------------------------
 
-# They go to the controller, which asks its other spawners (`spawner/client`); the answer is passed on as if it were
-# ours.
+# They go to the controller, which queries its other spawners (`spawner/client`). The spawner passes the answer on.
 
 Send = Callable[[Connection, wire.AnyRecord, tuple[int, ...]], bool]
 """Sends, or queues, a record with descriptors, which are given away; returns False when it will never arrive."""
@@ -572,7 +573,7 @@ class ForeignQuestions:
         asked = self._asked.pop(answer.request, None)
         if asked is None:
             close_all(fds)
-            raise ProtocolError(f"the controller answers what was asked, got an answer to {answer.request}")
+            raise ProtocolError(f"the controller must answer pending questions only, got an answer to {answer.request}")
         sender, request = asked
         if isinstance(answer, wire.Connected) and not fds:
             self._send(sender, wire.ConnectFailed(request, "the spawner has no descriptor left"), ())
@@ -581,8 +582,6 @@ class ForeignQuestions:
 
 
 # ---- main ------------------------------------------------------------------------------------------------------------
-
-# The spawner: a small single-threaded process that forks workers, reaps them, and ends with its controller.
 
 EXIT_FATAL: Final = 70
 """Exit code after an error of the spawner itself, or of a module that it imports on request."""
@@ -609,7 +608,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         assert spawner is not None
         spawner.forget()
         start = child.start
-    except BaseException as error:  # noqa: BLE001 - the last frame of the process; the controller is told
+    except BaseException as error:  # noqa: BLE001 - the last frame of the process; reported to the controller
         _fail(root, spawner, error)
     else:
         os._exit(0)
@@ -680,7 +679,7 @@ def _wait_hello(root: BrokerSocket, controller_pidfd: int) -> wire.Hello:
         if received is not None:
             if isinstance(received.record, wire.Hello):
                 return received.record
-            raise ProtocolError(f"the controller says Hello first, got {type(received.record).__name__}")
+            raise ProtocolError(f"the controller's first record must be Hello, got {type(received.record).__name__}")
 
 
 def _open_fds() -> set[int]:

@@ -32,7 +32,7 @@ def broker_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class FarSocket(socket.socket):
-    """A stream socket to a process of another host: agents carry its bytes, and nothing beside them."""
+    """A stream socket to a process of another host; agents carry its bytes, but no descriptors."""
 
 
 def stream_of(fd: int, *, is_far: bool) -> socket.socket:
@@ -152,7 +152,7 @@ class BrokerSocket:
             if not data:
                 raise EOFError
             if flags & socket.MSG_TRUNC:
-                raise ProtocolError(f"a broker packet has at most {limits.BROKER_PACKET_BYTES_MAX} bytes")
+                raise ProtocolError(f"a packet must have at most {limits.BROKER_PACKET_BYTES_MAX} bytes, got more")
             truncated = bool(flags & socket.MSG_CTRUNC)
             record = wire.decode(data)
             if isinstance(record, wire.Detached):
@@ -169,7 +169,7 @@ class BrokerSocket:
         try:
             return self.socket.recvmsg(size, _ANCILLARY_BYTES, flags)
         except ConnectionResetError:
-            # The other end was closed with packets of ours unread. The error comes once, before the data it has sent.
+            # The other end closed without reading all packets. The error comes once, before the data that it sent.
             return self.socket.recvmsg(size, _ANCILLARY_BYTES, flags)
 
     def forget(self) -> None:
@@ -212,10 +212,10 @@ def memfd_of(data: bytes) -> int:
 
 def _read_detached(header: wire.Detached, memfd: int) -> wire.AnyRecord:
     if header.size > limits.BROKER_RECORD_BYTES_MAX:
-        raise ProtocolError(f"a record has at most {limits.BROKER_RECORD_BYTES_MAX} bytes, got {header.size}")
+        raise ProtocolError(f"a record must have at most {limits.BROKER_RECORD_BYTES_MAX} bytes, got {header.size}")
     record = wire.decode(read_exactly(memfd, header.size))
     if isinstance(record, wire.Detached):
-        raise ProtocolError("a detached record holds a record, got another detached one")
+        raise ProtocolError("a memfd must not hold another Detached record")
     return record
 
 
@@ -223,16 +223,16 @@ def read_exactly(fd: int, size: int) -> bytes:
     """Return `size` bytes from the start of a file.
 
     Raises:
-        ProtocolError: The file is shorter, or no file.
+        ProtocolError: The file is shorter, or cannot be read.
     """
     data = bytearray()
     while len(data) < size:
         try:
             piece = os.pread(fd, size - len(data), len(data))
         except OSError as error:
-            raise ProtocolError(f"a detached record comes in a memfd: {error}") from None
+            raise ProtocolError(f"a detached record must be in a readable memfd: {error}") from None
         if not piece:
-            raise ProtocolError(f"a detached record was announced with {size} bytes, got {len(data)}")
+            raise ProtocolError(f"a detached record must have the announced {size} bytes, got {len(data)}")
         data += piece
     return bytes(data)
 

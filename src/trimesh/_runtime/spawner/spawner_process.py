@@ -1,14 +1,14 @@
-"""Spawner process at its controller: a child started by exec, or forked, see below.
+"""The spawner process, as its parent starts and ends it: started by exec, or in an agent of a host by fork.
 
-A process that has imported the spawners' modules can fork a spawner at a tenth of the cost of executing one.
+An agent that has imported the spawners' modules forks a spawner at a tenth of the cost of executing one.
 
     agent: imports --fork--> spawner --fork--> workers
            reads its order, and secrets, afterwards
 
-It ends up like an executed one: session, streams, descriptors, environment, mark.
+A forked spawner has what an executed one has: session, streams, descriptors, environment, mark.
 
-FA-1 Processes below carry this process's mark, not the controller's: agents of one machine do not end each other's.
-FA-2 When it is left, the spawner and everything below it is gone and reaped, or stuck in the kernel.
+FA-1 Processes below an agent carry its mark, not the controller's: agents of one machine do not end each other's.
+FA-2 When `open_far_root` is left, the spawner and everything below it is gone and reaped, or stuck in the kernel.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class SpawnerProcess:
             SpawnError: The interpreter cannot be started.
         """
         if not sys.executable:
-            raise SpawnError("processes are started with sys.executable, which is empty in this embedded interpreter")
+            raise SpawnError("the spawner is started with sys.executable, which is empty here: set it to a Python path")
         return cls.begin(root_id, _execute)
 
     @classmethod
@@ -147,13 +147,13 @@ class SpawnerProcess:
         return self._process.wait()
 
     async def end(self, client: SpawnerClient) -> bool:
-        """Ask it to end with all processes below it, and kill it if it does not. Bounded; to be shielded.
+        """Request that it ends with all processes below it; kill it if it does not. Bounded; the caller shields.
 
         Args:
-            client: Its root's connection to it.
+            client: Connection of its root to it.
 
         Returns:
-            Whether it had finished its work. If not, some processes below it may be left.
+            Whether it ended in good order. If not, some processes below it may be left.
         """
         exit_code = None
         client.post(wire.Stop())
@@ -176,7 +176,7 @@ class SpawnerProcess:
         self.close()
 
     def close(self) -> None:
-        """Give back the descriptors."""
+        """Close the descriptors."""
         _open.discard(self)
         self.broker.close()
         if self._pidfd >= 0:
@@ -184,7 +184,7 @@ class SpawnerProcess:
             self._pidfd = -1
 
     def forget(self) -> None:
-        """In a forked child: the spawner is a child of another process."""
+        """In a forked child, whose child the spawner is not: close the copies of descriptors, and never signal it."""
         self._process.returncode = 0
         self.close()
 
@@ -218,14 +218,14 @@ def _above_streams(fd: int, undo: ExitStack) -> int:
 def _open_pidfd(process: SpawnerChild) -> int:
     try:
         return os.pidfd_open(process.pid)
-    except OSError:  # no descriptor is left
+    except OSError:  # out of descriptors
         process.kill()
         process.wait()
         raise
 
 
 def _is_stream(fd: int) -> bool:
-    """Return whether `fd` is a standard stream; where those were closed, the number may be anything's by now."""
+    """Return whether `fd` is a standard stream: inheritable. If that was closed, another file may have its number."""
     try:
         return os.get_inheritable(fd)
     except OSError:
@@ -233,8 +233,6 @@ def _is_stream(fd: int) -> bool:
 
 
 # ---- forking ---------------------------------------------------------------------------------------------------------
-
-# A process that has imported the spawners' modules can fork a spawner at a tenth of the cost of executing one.
 
 _NO_MARK: Final = linux.marker_of(0, 0)
 
@@ -297,7 +295,7 @@ def _fork(passed: list[int], streams: list[int | None], root_id: int) -> _Forked
         return _ForkedSpawner(pid)
     try:
         _be_spawner(passed, streams, parent)
-    except BaseException:  # noqa: BLE001 - it must not run on as what it was forked from
+    except BaseException:  # noqa: BLE001 - the child must not continue as a second agent
         with suppress(BaseException):
             traceback.print_exc()
     finally:
@@ -363,7 +361,7 @@ class FarRoot:
         """Wait until workers can be forked.
 
         Raises:
-            SpawnError: They cannot.
+            SpawnError: The spawner is lost, or takes too long.
         """
         self.client.post(wire.Hello(self._controller, MODULES + self._modules, self._own))
         await self.client.wait_ready(self._ready, "start")

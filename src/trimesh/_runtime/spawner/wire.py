@@ -1,11 +1,11 @@
 """Records between the spawner and the processes of its family: requests, answers, notices.
 
 Each record is one tagged msgpack array; unknown tags and fields are refused. Descriptors travel beside a record
-(`spawner_socket`); the comment at each record says which.
+(`spawner/socket`); the docstring of each record says which.
 
     any process  -> spawner   Request: Hello Launch Signal Connect ExitOf Flush OutputTaken Retire Stop
-    controller   -> agent               CastChannel
-    new worker   -> spawner   Request: Entered, or Refused
+    controller   -> agent               CastChannel, and StateOf, answered by StateKnown
+    new worker   -> spawner   Request: Entered, or SetupRefused
     spawner      -> process   Notice:  Ready Fatal Launched LaunchFailed Connected ConnectFailed Incoming
                                        Exited ExitKnown Output Flushed
     spawner      -> controller         ForeignConnect ForeignExitOf, answered as a spawner answers Connect and ExitOf
@@ -66,7 +66,7 @@ class WarningFilter(Record, frozen=True):
 
 
 class CallerContext(Record, frozen=True, kw_only=True):
-    """Context that a new process inherits from its requester (rule O2).
+    """Context that a new process inherits from the process that requests it (rule O2).
 
     Attributes:
         env: The whole environment.
@@ -99,7 +99,8 @@ class Hello(Record, frozen=True, tag=True):
     Attributes:
         root_id: The controller.
         modules: Imported before anything is forked; the last ones are the user's `preload`.
-        agent: Stands for a controller on another host, and marks the processes here; 0 for the controller itself.
+        agent: Id of the agent that sends this for a controller on another host, and whose mark processes here carry; 0
+            if the controller itself sends this.
     """
 
     root_id: Id
@@ -112,12 +113,12 @@ class Launch(Record, frozen=True, tag=True, kw_only=True):
 
     Attributes:
         request: Number of this request on this connection.
-        config: For the worker.
+        config: Parameters of the worker.
         entry: `module:function` to run.
         python: Interpreter to execute; empty to fork.
-        preload: Imported in the new process before it enters, unless they are there.
+        preload: Modules that the new process imports before it enters.
         output: "forward", "inherit", "discard", or "file".
-        output_path: For "file".
+        output_path: Path for "file".
         cpus: The only CPUs it may run on; empty for the CPUs of the spawner.
     """
 
@@ -155,10 +156,10 @@ class Connect(Record, frozen=True, tag=True):
     Attributes:
         request: Number of this request on this connection.
         target: The process that gets the other end.
-        source: Controller only: the process it asks for, a worker of another spawner; None for the sender itself.
+        source: Controller only: the connecting process, a worker of another spawner; None for the sender itself.
         is_far: Controller only: the source is on another host.
-        agent: To an agent only: of that host; the end may go there over a session of the two. 0 for none.
-        answers: Number of that agent's question.
+        agent: To an agent only: the agent of that host; the end may go there over a session of the two. 0 for none.
+        answers: Request number of that agent's question.
     """
 
     request: Request
@@ -187,7 +188,7 @@ class StateOf(Record, frozen=True, tag=True):
 
     Attributes:
         request: Number of this request on this connection.
-        pid: Of the process; 0 for the spawners there, of which one that is stopped counts.
+        pid: Pid of the process; 0 for the spawners there: the state of one that is stopped, if there is one.
     """
 
     request: Request
@@ -245,7 +246,7 @@ class Connected(Record, frozen=True, tag=True):
 
 
 class ConnectFailed(Record, frozen=True, tag=True):
-    """The target is gone (`exit` holds its report, while remembered) or never was, or a descriptor was lacking."""
+    """The target is gone (`exit` has its report while remembered), or never existed, or a descriptor was missing."""
 
     request: Request
     text: str
@@ -267,7 +268,7 @@ class Exited(Record, frozen=True, tag=True):
 
 
 class ExitKnown(Record, frozen=True, tag=True):
-    """Answer to `ExitOf`; None for a process that never was, or ended too long ago."""
+    """Answer to `ExitOf`; None for a process that never existed, or ended too long ago."""
 
     request: Request
     exit: ExitReport | None
@@ -316,9 +317,8 @@ class Side(Record, frozen=True, kw_only=True):
     Attributes:
         trimesh, protocol, python: Versions.
         pickle: "on" or "off".
-        pid: Of its controller.
+        pid, proc_id: Pid and id of its controller.
         program: Name of its script.
-        proc_id: Of its controller.
     """
 
     trimesh: str
@@ -343,8 +343,8 @@ class PublishedHandle(Record, frozen=True, kw_only=True):
     """A handle on a mesh; see `MeshInfo` and `Region`.
 
     Attributes:
-        mesh, owner: Numbers.
-        name, actor: Of the mesh and its class.
+        mesh, owner: Ids of the mesh and its owner.
+        name, actor: Names of the mesh and its class.
         is_healing: Whether members that end may be replaced.
         base, extent: Labels and sizes of the mesh, and of the part shown.
         table, excluded: Ranks that are shown, and the missing ones among them.
@@ -390,7 +390,7 @@ class Declined(Record, frozen=True, tag=True):
 
 
 class Leaving(Record, frozen=True, tag=True):
-    """The publication has ended: finish the calls under way, or give them up, and close.
+    """The publication has ended: finish running calls, or give them up, and close.
 
     Attributes:
         text: Reason.
@@ -482,7 +482,7 @@ def decode(data: bytes) -> AnyRecord | Detached:
     try:
         return _decoder.decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's own errors and UnicodeDecodeError are ValueErrors
-        raise ProtocolError(f"a broker socket carries spawner records, got {len(data)} bytes: {error}") from None
+        raise ProtocolError(f"a packet must hold a spawner record, got {len(data)} other bytes: {error}") from None
 
 
 # ---- launch options of the processes of one mesh ---------------------------------------------------------------------

@@ -105,11 +105,11 @@ class Connection:
 class SpawnedWorker:
     """A worker that is being started or runs.
 
-    launch: The request to start it.
-        launch: The request that asked for it.
+    Attributes:
+        launch: The request to start it.
         owner: Connection of the requesting process.
-        pid, pidfd: Of the worker; -1 before the fork.
-        broker: Our end of its broker socket.
+        pid, pidfd: Pid and pidfd of the worker; -1 before the fork.
+        broker: The spawner's end of its broker socket.
         link: The owner's end of its link, until it is handed over; then -1.
         has_entered: Whether it runs its entry.
         refusal: Why its set-up failed.
@@ -161,7 +161,7 @@ class SpawnedWorker:
         return decode_tail(b"".join(pipe.tail.read() for pipe in self.pipes if pipe.tail is not None))
 
     def close(self) -> None:
-        """Give back every descriptor."""
+        """Close all descriptors."""
         for pipe in self.pipes:
             pipe.close()
         self.broker.close()
@@ -180,7 +180,7 @@ class SpawnedWorker:
 
 
 def _file_tail(path: bytes, offset: int, user: int) -> bytes:
-    """Return the end of a file; nothing of a file that is not `user`'s: the spawner must not read others for it."""
+    """Return the end of a file; nothing if `user` does not own it, so that the spawner reads no others for a user."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -291,7 +291,7 @@ _MARK: Final = re.compile(rb"(?:^|\0)" + linux.MARKER.encode() + rb"=([0-9a-f]{1
 
 
 class Children:
-    """The children of this process, adopted ones and zombies included. Its descriptor is opened once, for bad times."""
+    """Children of this process, with adopted ones and zombies. Opens its file once: descriptors may run out later."""
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -339,8 +339,8 @@ def marked_proc(pid: int) -> tuple[int, int] | None:
 def _may_have_environment(pid: int) -> bool:
     """Return whether a process whose environment reads as empty has one, or is about to have one.
 
-    During `execve` the kernel gives a process its new memory first, says then where the environment is, and where the
-    code is last: 3 of 100 reads fall in between for a shell that executes itself in a loop.
+    During `execve` the kernel sets the new memory first, then the bounds of the environment, and those of the code
+    last: 3 of 100 reads fall in between for a shell that executes itself in a loop.
     """
     fields = stat_of(pid)
     memory, code_end, start, end = (int(fields[index]) for index in (_VSIZE, _CODE_END, _ENV_START, _ENV_END))
@@ -351,13 +351,14 @@ def _may_have_environment(pid: int) -> bool:
 def kill_marked(root_id: int, spared: Collection[int] = ()) -> int:
     """SIGKILL every process of this machine that carries the mark of a family, except the caller.
 
-    Used if no process is left that knows them as children. Cost: one small file for each process of the machine.
+    Used if the parent that could reap them is gone. Cost: reads one small file for each process of the machine.
 
     Args:
-        spared: Pids of its spawners that live on: they, and all below them, are left alone.
+        spared: Pids of live spawners of the family: they, and all below them, are left alone.
 
     Returns:
-        How many were signalled and may need a moment to go, or could not be identified yet: repeat until 0.
+        Number of processes that were signalled, and may need a moment to end, or could not be identified yet: repeat
+        until 0.
     """
     left = 0
     for pid in _all_pids():
@@ -370,10 +371,10 @@ def kill_marked(root_id: int, spared: Collection[int] = ()) -> int:
 
 
 def _kill_if_marked(pid: int, root_id: int, spared: Collection[int]) -> bool:
-    with contextlib.suppress(OSError):  # gone meanwhile, or not ours
+    with contextlib.suppress(OSError):  # gone meanwhile, or of another user
         pidfd = os.pidfd_open(pid)
         try:
-            # Still the same process, now that its number is held.
+            # Check again: the pid may have been reused before the pidfd was opened.
             if _is_marked(pid, root_id) and not _descends_from(pid, spared):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 return True
@@ -397,7 +398,7 @@ def _descends_from(pid: int, ancestors: Collection[int]) -> bool:
             return True
         if at == 1 or Path(f"/proc/{last}").exists():
             return False
-    return True  # its parents end faster than they can be read; it lives
+    return True  # its parents end faster than they can be read: spare it
 
 
 class Orphans:
@@ -417,7 +418,7 @@ class Orphans:
         """Kill the orphans whose worker has ended. Those whose worker is unknown live until the family ends.
 
         Args:
-            workers: The incarnations of the workers that are there, by pid.
+            workers: Process ids of the live workers, by pid.
 
         Returns:
             False when one could not be identified because it was executing another program: sweep again in a moment.
@@ -455,7 +456,7 @@ class Orphans:
     def _owner_of(self, pid: int, workers: Mapping[int, int]) -> int | None:
         marked = marked_proc(pid)
         if marked is not None:
-            return marked[1] if marked[0] == self._root_id else None  # else of a family that ends by itself
+            return marked[1] if marked[0] == self._root_id else None  # else of another family, which ends by itself
         with contextlib.suppress(ProcessLookupError):
             return workers.get(os.getsid(pid))
         return None
