@@ -181,7 +181,7 @@ async def test_family_has_one_mode(backend: Backend):
     other: Any = {"on": "off", "off": "on"}[backend.pickle]
     async with backend.procs() as procs, this_host().spawn_procs({"gpus": 1}) as inner:
         assert current_proc().values.is_pickled == (backend.pickle == "on")
-        with pytest.raises(ValueError, match="must say the same of pickle="):
+        with pytest.raises(ValueError, match="must use the same pickle="):
             async with this_host().spawn_procs({"gpus": 1}, pickle=other):
                 pass
         assert (len(procs), len(inner)) == (2, 1)

@@ -210,7 +210,7 @@ async def test_hosts_of_a_job_refuse_what_they_cannot_do_yet() -> None:
         async with jobs.LocalJob(1) as hosts:
             with pytest.raises(ValueError, match="rendezvous= is for the processes of one host"):
                 hosts.spawn_procs({"gpus": 1}, rendezvous=True)
-            with pytest.raises(ValueError, match="must say the same of pickle="):
+            with pytest.raises(ValueError, match="must use the same pickle="):
                 async with hosts.spawn_procs({"gpus": 1}, pickle="off"):
                     pytest.fail("the processes were started")
             with pytest.raises(KeyError, match="no hosts are named 'c'"):

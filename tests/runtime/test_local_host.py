@@ -231,5 +231,5 @@ async def test_spawner_starts_before_its_program_is_ready_and_ends_when_it_canno
     with pytest.raises(MeshErrorGroup) as caught:
         await this_host().spawn_procs({"n": 1}).__aenter__()
 
-    assert [str(error).startswith("this process cannot be made ready") for error in caught.value.exceptions] == [True]
+    assert [str(error).startswith("cannot prepare this process") for error in caught.value.exceptions] == [True]
     assert [spawner.returncode for spawner in begun] == [-signal.SIGKILL]

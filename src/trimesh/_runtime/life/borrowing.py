@@ -70,7 +70,7 @@ class BorrowedActors:
     # ---- start -----------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Ask the owner to spawn them; return when all serve.
+        """Request the actors from the owner of the processes; return when all serve.
 
         Raises:
             MeshErrorGroup: They could not be spawned.
@@ -106,7 +106,7 @@ class BorrowedActors:
 
     @trio.lowlevel.enable_ki_protection
     async def _watch(self) -> None:
-        """Wait until they have ended, for any reason; report the cause to the block."""
+        """Wait until the actors have ended, for any reason; report the cause to the block."""
         assert self._stream is not None
         with self._scope:
             await self._stream.next()
@@ -135,13 +135,13 @@ class BorrowedActors:
                 found += error.failures if isinstance(error, MeshErrorGroup) else [error]
         return found
 
-    # ---- as the block owns it ----------------------------------------------------------------------------------
+    # ---- interface to the block: see `Owned` -------------------------------------------------------------------
 
     def cancel_background(self, reason: str) -> None:
-        """See `Owned`: the borrowed actors are cancelled as a whole right after this."""
+        """Do nothing: the borrowed actors are cancelled as a whole right after this."""
 
     async def drain(self) -> list[Exception]:
-        """Let them finish messages accepted from this process, then end; cancellable."""
+        """Let the actors finish accepted messages of this process and end; wait for that. Cancellable."""
         request = _request(self._plan.procs, "give_back", self.proc.proc_id, self._lease)
         [result] = await invoke(self.proc, [self._target], request, fail_fast=False)
         if isinstance(result, Ok):
@@ -150,7 +150,7 @@ class BorrowedActors:
         return errors
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End them now; the owner of their processes bounds the clean-up."""
+        """End the actors now; the owner of their processes bounds the clean-up."""
         del deadline
         self.is_stopping = True
         self._scope.cancel(reason=f"the block of {self._plan.name} is being left")
@@ -161,7 +161,7 @@ class BorrowedActors:
         self.is_stopping = True
 
     def kill_now(self) -> None:
-        """See `Owned`: only their owner kills the processes."""
+        """Do nothing: only their owner kills the processes."""
 
 
 def _request(procs: MeshInfo, endpoint: str, *args: Any) -> Request:
@@ -179,7 +179,7 @@ def check_family(proc: Proc, procs: MeshInfo) -> None:
         RuntimeError: They belong to another program.
     """
     if procs.family != family_of(proc):
-        raise RuntimeError(f"{procs.name} belongs to another program: spawn processes here")
+        raise RuntimeError(f"{procs.name} belongs to another program: spawn processes in this program for your actors")
 
 
 @asynccontextmanager
@@ -201,7 +201,8 @@ async def get_borrowed(plan: BorrowPlan) -> MeshInfo:
 
     Raises:
         TypeError: It has another class.
-        RuntimeError: The processes are not shared.
+        RuntimeError: The processes are not shared, or belong to another program.
+        MeshErrorGroup: It could not be spawned.
     """
     async with lease_proc() as (proc, family):
         check_family(proc, plan.procs)

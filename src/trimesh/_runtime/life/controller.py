@@ -92,10 +92,10 @@ class _Controller:
         """Act as Ctrl-C does, without a signal: all blocks are left and raise `KeyboardInterrupt`.
 
         Returns:
-            Reason why that is impossible, if it is.
+            Reason why that is impossible, or an empty text.
         """
         if not self.leases:
-            return "no block of this run can be stopped: end its process by `kill`"
+            return "no block of this run can be stopped: end its process with `kill`"
         if not interrupt_blocks():
             for lease in self.leases:
                 lease.interrupt()
@@ -153,7 +153,7 @@ async def lease_proc(
 
     Args:
         pickled: Whether values are pickled; None for the mode of the family, or the setting in a new family.
-        for_host: Whether the block uses the host of this machine next.
+        for_host: Whether the block will use the host of this machine: its spawner is started early.
         is_block: Whether `trimesh stop` ends the lease with `KeyboardInterrupt`.
 
     Raises:
@@ -216,8 +216,8 @@ def check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see 
     has = proc.values.is_pickled
     if pickled is not None and pickled != has:
         raise ValueError(
-            f"all processes of one family must say the same of pickle=, got {_MODES[pickled]!r} where it is "
-            f"{_MODES[has]!r}: say it at the outermost block, and leave it out (or the same) inside"
+            f"all processes of a program must use the same pickle=, got {_MODES[pickled]!r} where it is "
+            f"{_MODES[has]!r}: set it at the outermost block, and leave it out (or the same) inside"
         )
 
 
@@ -265,8 +265,8 @@ def _prepared(
 
         del linked_moves, local_host  # only loaded
         transport = NativeTransport(proc_id, settings=settings)
-    except OSError as error:  # descriptors, memory or threads are wanting
-        raise SpawnError(f"this process cannot be made ready for meshes: {error}{refusals()}") from error
+    except OSError as error:  # out of descriptors, memory or threads
+        raise SpawnError(f"cannot prepare this process for meshes: {error}{refusals()}") from error
     proc = Proc(proc_id, transport, pickled=settings.pickle == "on" if pickled is None else pickled)
     control = ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
     controller = _Controller(proc, transport, control, spawner)

@@ -43,7 +43,10 @@ def current_proc() -> Proc:
     if found is not None:
         return found
     refuse_if_forked()
-    raise RuntimeError("a mesh handle works only while the block that owns its processes is open; none is open here")
+    raise RuntimeError(
+        "a mesh handle works only inside the block that owns its processes, got a call with no block open: "
+        "move it into `async with this_host().spawn_procs(...)`"
+    )
 
 
 def proc_for(what: str) -> Proc:
@@ -59,9 +62,9 @@ def proc_for(what: str) -> Proc:
     if found is None:
         refuse_if_forked()
         raise RuntimeError(
-            f"{what} while a mesh is open, in an actor or inside the block that owns its processes, got none here: "
-            "write async with this_host().spawn_procs(...) around it, "
-            "or in a worker thread call it by trio.from_thread.run_sync"
+            f"{what} only while a mesh is open, in an actor or inside the block that owns its processes, got none "
+            "here: write `async with this_host().spawn_procs(...)` around it; in a worker thread, call it with "
+            "`trio.from_thread.run_sync`"
         )
     return found
 
@@ -75,17 +78,17 @@ def proc_in(task_context: contextvars.Context) -> Proc | None:
 
 
 def dump(file: TextIO | None = None) -> None:
-    """Write what this process waits for, and what its actors and child processes do.
+    """Write a report of what this process waits for, and what its actors and child processes do.
 
-    The report lists blocks that are being left; for every child process its running calls, the calls queued behind
-    them, its tasks and what these await, its threads, and the stack of a busy main thread; every unended call and
-    `Port.send` of this process, including calls that were given up and may still run.
+    It lists blocks that are being left; for every child process its running and queued calls, its tasks with what they
+    await, its threads, and the stack of a busy main thread; every unended call and `Port.send` of this process,
+    including calls that were given up and may still run.
 
     Args:
         file: Destination; standard error if None.
 
-    Blocking: not a checkpoint; takes up to `TASKS_SECONDS` (0.5 s) when there are child processes, until each has
-    answered; a process that is stopped, or holds the GIL in C, does not.
+    Blocking: not a checkpoint; with child processes until each has answered, at most `limits.TASKS_SECONDS` (0.5 s).
+    A process that is stopped, or holds the GIL in C, does not answer.
     """
     in_trio_now(_dump)(file if file is not None else sys.stderr)
 
@@ -98,9 +101,7 @@ def _dump(out: TextIO) -> None:
 
 # ---- rebuilding ------------------------------------------------------------------------------------------------------
 
-# Placeholder in a value for an object of a package above: the process that decodes the value rebuilds the object.
-#
-# Pickles name this function, so decoding one does not import that package.
+# Pickles refer to `rebuild` for objects of packages above, so that decoding one does not import that package by name.
 
 
 def rebuild(name: str, *fields: Any) -> Any:

@@ -52,7 +52,7 @@ class Family:
     Attributes:
         parent: Its owner, or None in the controller.
         parent_lost: Set when the link to the parent has ended.
-        attached: Host of a process that was started by one; it serves all meshes of the process.
+        attached: In a worker, its host, which serves all meshes of the worker; None in the controller.
         root: The controller, or None in the controller itself.
         own_mesh: The process mesh that this one is a member of, as described by its owner; None in the controller.
         remotes: Hosts that agents serve for this process, in the order of joining.
@@ -155,7 +155,7 @@ class Family:
                 host.retire()
 
     def open_hosts(self) -> list[Host]:
-        """Return the hosts that can make connections, oldest first."""
+        """Return the hosts that can make connections: those of this machine, oldest first, then those of jobs."""
         if self.attached is not None:
             return [self.attached]
         near = [lease.host for lease in (*self._ending, *self._leases.values()) if lease.host is not None]
@@ -180,7 +180,7 @@ class Family:
                 self._declare(peer, await self.exit_of(peer))
 
     async def try_to_connect(self, peers: Sequence[Peer]) -> None:
-        """As `connect`, but a peer left without a link by a local shortage may live: its `no_link` says why."""
+        """As `connect`, but a peer may stay without a link for lack of a resource here: its `no_link` says why."""
         for peer in peers:
             peer.no_link = None
             while self.proc.is_stranger(peer) and peer.no_link is None:
@@ -214,8 +214,8 @@ class Family:
 
         Args:
             peer: The process on the other side.
-            is_harmless: Nothing was lost: the link never came up. The peer may have lacked a descriptor for its end,
-                and has reported that; it is dead only if its host says so.
+            is_harmless: Whether nothing was lost, because the link never came up. The peer may have lacked a descriptor
+                for its end; it is dead only if its host reports that.
         """
         member = self.proc.members.get(peer.proc_id)
         if member is not None:
@@ -241,7 +241,7 @@ class Family:
     async def find_out(self, peer: Peer) -> None:
         """Declare a process gone that is reported dead and has no link; a late link is read first.
 
-        A connection that it has requested arrives the same way as its exit report, and before it.
+        A connection that the process has requested arrives on the same path as its exit report, and before it.
         """
         report = await self.exit_of(peer)
         if peer.link is None:
@@ -249,18 +249,18 @@ class Family:
 
     async def learn_end(self, peer: Peer) -> ProcDeath:
         """Return the death of a process that is known to have ended; wait briefly for its diagnosis."""
-        return await self._hear_of(peer, self.find_out) or diagnosed("the process", None)
+        return await self._wait_for_death(peer, self.find_out) or diagnosed("the process", None)
 
     async def learn_loss(self, peer: Peer) -> ProcDeath | None:
         """Return the death of a process after the loss of its connection; None if unknown: it may live."""
-        return await self._hear_of(peer, self._find_out_if)
+        return await self._wait_for_death(peer, self._find_out_if)
 
     async def _find_out_if(self, peer: Peer) -> None:
         report = await self.exit_of(peer)
         if report is not None and report.is_known and peer.link is None:
             self._declare(peer, report)
 
-    async def _hear_of(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> ProcDeath | None:
+    async def _wait_for_death(self, peer: Peer, find_out: Callable[[Peer], Awaitable[None]]) -> ProcDeath | None:
         if peer.death is None:
             told = trio.Event()
 
@@ -301,6 +301,6 @@ class Family:
 
 
 def _single(error: Exception) -> BaseException:
-    """Unwrap the group that the keeper's own nursery has put around one error."""
+    """Unwrap the group that the nursery of `_keep` has put around one error."""
     found = list(leaves(error))
     return found[0] if len(found) == 1 else error

@@ -51,7 +51,7 @@ class LocalChild:
         return limits.EXIT_REPORT_SECONDS
 
     async def spawner_state(self) -> str | None:
-        """See `HostChild.spawner_state`. Not queried: a stopped spawner here is continued when it is left (Z06)."""
+        """Return None, see `HostChild.spawner_state`: a stopped spawner here is continued when its block ends (Z06)."""
         await trio.lowlevel.checkpoint()
         return None
 
@@ -88,7 +88,7 @@ class LocalHost:
             self.transport.watch(link, child.pidfd)  # the link has a copy, which goes with it
         except (OSError, LimitExceeded) as error:
             child.signal(signal.SIGKILL)
-            raise SpawnError(f"{child.name}: no link to the new process could be made: {error}") from error
+            raise SpawnError(f"cannot start {child.name}: no link to the new process: {error}") from error
         finally:
             child.close_at_end()
         return LocalChild(child, link)
@@ -113,10 +113,10 @@ class LocalHost:
             )
         except (OSError, LimitExceeded) as error:
             sock.close()
-            raise NoLinkError(f"no link to process {target} could be made: {error}") from error
+            raise NoLinkError(f"cannot open a link to process {target:x}: {error}") from error
 
     async def exit_of(self, target: ProcId) -> ExitReport:
-        """Wait until a process of the family ends, any of them; see `Host.exit_of`."""
+        """Wait until any process of the family has ended; see `Host.exit_of`."""
         return await self.launcher.exit_of(target)
 
 
@@ -168,7 +168,7 @@ def accept_links(
                 sock, local=is_near(sock), lease=False, peer=origin, lease_seconds=lease_of(sock)
             )
         except (OSError, LimitExceeded, trio.ClosedResourceError):
-            sock.close()  # a resource is lacking, or this process ends; the other side can only see an end
+            sock.close()  # out of a resource, or this process ends; the other side sees an end
         else:
             link.caster = caster
             proc.adopt_link(origin, link)

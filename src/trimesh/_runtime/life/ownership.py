@@ -11,10 +11,10 @@ Other processes may spawn actors on a process mesh that is shared, and share act
        its block is left -- give_back() ----->  drains and stops them
                     <-- end, or what failed --
 
-LN-1 the owner's agent looks up the right by the number of the mesh: a mesh that is not shared is refused to all.
-LN-2 lent actors end with the borrower's call: by its end, its cancel, or the death of its process; or earlier, with
+LN-1 The owner's agent finds a mesh by its number among the shared ones: requests for any other mesh are refused.
+LN-2 Lent actors end with the borrower's call: by its end, its cancel, or the death of its process; or earlier, with
      the block of the processes.
-LN-3 the owner's policy handles failures of the processes; failures of the actors go to the borrower.
+LN-3 The owner's policy handles failures of the processes; failures of the actors go to the borrower.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class OwnedProcs:
         return self._whole if self.members is None else self.members.present
 
     def fix_size(self, why: str) -> None:
-        """Refuse later changes of its size."""
+        """Refuse later changes of its size; `why` goes into their error."""
         if self.members is not None:
             self.members.fixed_by = why
 
@@ -97,9 +97,13 @@ class OwnedProcs:
         return self.members is not None and self.members.is_stopping
 
     def checked(self, region: Region) -> Region:
-        """Refuse a view of another mesh in a request of another process."""
+        """Return the view that another process has sent, if it is one of this mesh.
+
+        Raises:
+            RuntimeError: It is a view of another mesh.
+        """
         if region.mesh != self.whole.mesh or not set(region.table) <= set(self.whole.ranks()):
-            raise RuntimeError(f"a view of {self.info.name} must show its own processes")
+            raise RuntimeError(f"actors on {self.info.name} need a view of {self.info.name}, got one of another mesh")
         return region
 
     async def lend(
@@ -115,7 +119,7 @@ class OwnedProcs:
 
         Args:
             leases: All leases of this process.
-            key: The borrower, and its number for the actors: messages of the borrower run to their end.
+            key: The borrower, and the number that it has given the actors.
             kept: Class and arguments.
             policy: What a failure of an actor does; None for the policy of the processes.
         """
@@ -160,7 +164,9 @@ def check_per_host(per_host: Mapping[str, int]) -> Extent:
         raise TypeError(f"spawn_procs takes a mapping of labels to sizes, as in {{'gpus': 4}}, got {per_host!r}")
     extent = Extent(per_host)
     if extent.nelements > limits.LINKS_MAX:
-        raise ShapeError(f"a mesh must not have more than limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host")
+        raise ShapeError(
+            f"a mesh has at most limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host, got {extent.nelements}"
+        )
     return extent
 
 
@@ -194,7 +200,7 @@ def _owned(proc: Proc, block: Block, members: ProcMembers) -> OwnedProcs:
 async def _open_host(
     name: str, preload: tuple[str, ...], *, pickled: bool | None
 ) -> AsyncGenerator[tuple[Proc, Host], None]:
-    """Use this process and this machine's host; a failed start is raised like every failed start (X1)."""
+    """Lease this process and this machine's host; a failed start raises `MeshErrorGroup`, as all of them do (X1)."""
     async with AsyncExitStack() as stack:
         try:
             proc, family = await stack.enter_async_context(lease_proc(pickled, for_host=True))
@@ -209,7 +215,7 @@ async def _open_host(
 async def open_procs(
     name: str, extent: Extent, options: ProcOptions, policy: Policy, warm: OwnedHost | None
 ) -> AsyncGenerator[OwnedProcs, None]:
-    """Start processes in a block of their own, on a warm host or on one that is opened for it."""
+    """Start processes in a block of their own, on a warm host or on one that is opened for them."""
     if warm is not None:
         check_mode(warm.proc, options.pickled)
     async with (
@@ -450,7 +456,7 @@ class Lent:
         return []
 
     def abandon(self) -> None:
-        """Do nothing: the borrower may go on until they are stopped."""
+        """Do nothing: the borrower may use the actors until they are stopped."""
 
     def kill_now(self) -> None:
         """Do nothing: the processes are killed by their own block."""
@@ -464,7 +470,7 @@ class _Entry:
 
     @property
     def is_gone(self) -> bool:
-        """True if it has ended and will not be replaced."""
+        """True if the actor has ended and will not be replaced."""
         if self.members is None:
             return False
         membership = self.members.membership
@@ -534,7 +540,7 @@ class NamedActors:
 
 
 class HostCode(msgspec.Struct, frozen=True):
-    """Code that a block of the program has copied to a host, or installed there.
+    """Code that a block of `hosts.sync` or `hosts.install` has brought to a host.
 
     Attributes:
         paths: First entries of `sys.path` of the processes there.
@@ -608,30 +614,30 @@ class JobHosts(msgspec.Struct, frozen=True):
         region = self.region.slice(**point)
         if len(region) != 1:
             given = dict(point)
-            raise ShapeError(f"one host is replaced at a time, got {given!r}, which are {len(region)}")
+            raise ShapeError(f"hosts.replace takes the point of one host, got {given!r}, which selects {len(region)}")
         await self.group.replace(next(iter(region.ranks())))
 
     async def grow(self, count: Any) -> JobHosts:
         """Add hosts to the job; return it with all hosts shown.
 
         Raises:
-            ValueError: `count` is no number of hosts, only a part of the job is shown, or there would be too many.
+            ValueError: `count` is not a positive number, only a part of the job is shown, or hosts would be too many.
             SpawnError, MeshErrorGroup: The hosts could not be acquired.
         """
         number = whole_number(count)
         if number is None or number < 1:
-            raise ValueError(f"hosts.grow takes how many more there are to be, a number from 1 on, got {count!r}")
+            raise ValueError(f"hosts.grow takes the number of hosts to add, 1 or more, got {count!r}")
         if self.region != self.whole:
             raise ValueError(
                 f"a job grows as a whole, and these are {len(self.region)} of its {len(self.whole)} hosts: call grow "
-                "on the mesh that entering the job has returned; what it returns has the new ones last"
+                "on the mesh that entering the job returned; it returns a mesh with the new hosts last"
             )
         group: ManyHosts = await self.group.grow(number)
         whole = Region(Extent(hosts=len(group.names)))
         return msgspec.structs.replace(self, whole=whole, region=whole, group=group)
 
     def check_no_code(self, kind: str) -> None:
-        """Check that no block of a method of hosts is open for a shown host.
+        """Check that no block of `hosts.sync` or `hosts.install` (`kind`) is open for a shown host.
 
         Raises:
             RuntimeError: One is open.
@@ -641,7 +647,7 @@ class JobHosts(msgspec.Struct, frozen=True):
         if taken:
             instead = "name all paths in one call" if kind == "sync" else "name all packages in one file"
             raise RuntimeError(
-                f"a host has the code of one block of hosts.{kind} at a time, and {', '.join(taken)} has some: "
+                f"a host has the code of one block of hosts.{kind} at a time, and {', '.join(taken)} already has some: "
                 f"{instead}"
             )
 
@@ -649,12 +655,12 @@ class JobHosts(msgspec.Struct, frozen=True):
         """Return the extent of processes, some on each host.
 
         Raises:
-            ShapeError: The hosts use one of the labels.
+            ShapeError: The hosts have one of the labels, too.
         """
         own = self.region.extent
         both = [label for label in per_host if label in own]
         if both:
-            raise ShapeError(f"the processes of a host have labels of their own, got {both[0]!r}, which the hosts have")
+            raise ShapeError(f"processes need labels that their hosts do not have, got {both[0]!r}, a label of both")
         return Extent({**own, **per_host})
 
     def owned(self, owned: OwnedHost | None) -> OwnedHost:

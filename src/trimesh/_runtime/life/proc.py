@@ -1,6 +1,7 @@
 """One process of a family: the tables that connect links, actors and calls.
 
-Everything hangs off this object, so that a simulation can hold many. It moves frames; it never runs user code or waits.
+All state of a process is reachable from its `Proc`, so that a simulation can hold many. It dispatches frames; it never
+runs user code or waits.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Proc:
         shared: Its process meshes on which others may spawn, by id.
         memberships: Members by rank, for each mesh that this process has handles on.
         blocks, stopping_blocks: Open blocks of this process, and those that are being left.
-        family: Notified of every lost link; makes new ones.
-        nursery, actors: Tasks of the runtime; those of the actors, which end before them.
+        family: Notified of every lost link; opens new ones.
+        nursery, actors: Tasks of the runtime; tasks of actors, which end before the others.
         has_crashed: Whether an internal error has ended it.
         new_call_id: Returns the number of the next call.
         now: Returns the Trio time; while it runs, at a third of the cost of `trio.current_time()`.
@@ -79,8 +80,8 @@ class Proc:
         dropped_replies: Replies that arrived after their call was given up.
         routes: Handlers of messages other than calls and replies, by class of message.
         deadlocks, early: Search for call cycles; calls to actors that are still being spawned.
-        journal, inquiries, holds: Events of its members; queries to them; threads that debuggers hold.
-        on_gone, on_link: Called for each peer that is gone, once its calls are settled; for each that gets a link.
+        journal, inquiries, holds: Events of its members; queries to them; threads held by debuggers.
+        on_gone, on_link: Called with each peer that is gone, once its calls are settled; with each that gets a link.
         recorder: Writes the flight record; None without.
         calls: Outgoing calls without an outcome, by number.
         channels: The channels of this process, and its ports of others.
@@ -193,7 +194,7 @@ class Proc:
 
         Args:
             agent: The first actor.
-            on_ready: Called when it serves.
+            on_ready: Called when the agent serves.
         """
         self.now = trio.lowlevel.current_clock().current_time
         links = trio.CancelScope(shield=True)
@@ -391,7 +392,7 @@ class Proc:
         else:
             route = self.routes.get(type(message))
             if route is None:
-                raise ProtocolError(f"this process takes no {type(message).__name__} message")
+                raise ProtocolError(f"this process handles no {type(message).__name__} messages")
             check_sender(peer, type(message))
             route(peer, message, bodies)
 
@@ -446,7 +447,10 @@ class Proc:
             refuse(link, number, mesh, count, nbytes, "unknown", f"no endpoint is called {message.endpoint!r}")
             return
         if (spec.kind is GENERATOR) is not (message.window > 0):
-            text = f"{message.endpoint} is {'no' if message.window else 'a'} generator endpoint, which `stream` calls"
+            kind = (
+                "not a generator endpoint, so use `call`" if message.window else "a generator endpoint, so use `stream`"
+            )
+            text = f"{message.endpoint} is {kind}"
             refuse(link, number, mesh, count, nbytes, "unknown", text)
             return
         now = self.now()
@@ -477,7 +481,7 @@ class Proc:
         elif not self.early.cancel(peer, message.call, message.reason) and message.position > peer.calls_received:
             # It has overtaken its call, which is still to arrive: positions count the calls of the link.
             if len(peer.early_cancels) >= limits.EARLY_CANCELS_MAX:
-                raise ProtocolError(f"a peer cancels at most {limits.EARLY_CANCELS_MAX} calls ahead of them")
+                raise ProtocolError(f"at most {limits.EARLY_CANCELS_MAX} cancels may precede their calls, got more")
             peer.early_cancels[message.call] = message.reason
 
     def _cancel_incoming(self, call: IncomingCall, by: str, reason: str) -> None:
@@ -492,7 +496,7 @@ _log = logging.getLogger("trimesh")
 
 
 def crash(proc: Proc, cause: BaseException) -> None:
-    """Release all processes that wait for one whose own runtime has failed; always log the failure."""
+    """End a process whose runtime has failed: log that, fail its blocks, release everything that waits."""
     death = ProcDeath("the runtime of this process has failed; please report this", TrimeshInternalError, cause=cause)
     if not proc.has_crashed:
         _log.critical("the runtime of process %d has failed; please report this", proc.pid, exc_info=cause)
@@ -507,11 +511,9 @@ def crash(proc: Proc, cause: BaseException) -> None:
 
 # ---- several calls in one message ------------------------------------------------------------------------------------
 
-# Several calls in one message (docs/design/calls.md) are unpacked, and handled like any others.
-
 
 def serve_several_calls(proc: Proc) -> None:
-    """Accept several calls in one message."""
+    """Accept several calls in one message (docs/design/calls.md)."""
     proc.routes[Calls] = partial(_take_several, proc)
 
 
@@ -519,10 +521,10 @@ def _take_several(proc: Proc, peer: Peer, message: Calls, bodies: list[memoryvie
     """Unpack several calls; see `Proc.take_call`.
 
     Raises:
-        ProtocolError: They break the rules.
+        ProtocolError: The message has bodies or ports, or repeats a call id.
     """
     if bodies or peer.carried is not None:
-        raise ProtocolError("no bodies and no ports come with several calls in one message, some have come")
+        raise ProtocolError(f"Calls must have no bodies and no ports, got {len(bodies)} bodies")
     link = peer.link
     if link is None:
         return
@@ -574,7 +576,7 @@ class LinkGroups:
     """Cache of at most `limits.GROUPS_MAX` groups; the oldest one is evicted.
 
     Attributes:
-        groups: By their links.
+        groups: The groups, by their links.
     """
 
     def __init__(self, define: Callable[[Sequence[Link]], LinkGroup]) -> None:

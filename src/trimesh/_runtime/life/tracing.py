@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 Seam: TypeAlias = tuple[Any, str, Any]
-"""A class or module, the name of its function, the replacement."""
+"""A class or module, the name of one of its functions, the replacement."""
 
 _arriving: Final[ContextVar[str]] = ContextVar("trimesh_arriving_trace", default="")
 
@@ -90,7 +90,7 @@ class _Recorder:
         self.ended = ended
 
 
-class _ComeItem(messages.PortItem, frozen=True):
+class _UnwrappedItem(messages.PortItem, frozen=True):
     """An item taken out of its envelope; never sent."""
 
     trace: str = ""
@@ -116,7 +116,7 @@ def take_traced(peer: Peer, message: messages.TracedCall, bodies: list[memoryvie
     """
     call = messages.decode(message.call)
     if type(call) is not messages.Call:
-        raise ProtocolError(f"what is traced must be a Call, got a {type(call).__name__}")
+        raise ProtocolError(f"TracedCall must hold a Call, got a {type(call).__name__}")
     link = peer.link
     if link is None:
         return
@@ -136,8 +136,8 @@ def take_traced_item(peer: Peer, message: messages.TracedItem, bodies: list[memo
     """
     item = messages.decode(message.item)
     if type(item) is not messages.PortItem:
-        raise ProtocolError(f"what is traced must be a PortItem, got a {type(item).__name__}")
-    come = _ComeItem(item.channel, item.payload, message.trace)
+        raise ProtocolError(f"TracedItem must hold a PortItem, got a {type(item).__name__}")
+    come = _UnwrappedItem(item.channel, item.payload, message.trace)
     peer.proc.routes[messages.PortItem](peer, come, bodies)
 
 
@@ -167,7 +167,7 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
     context_of, recorder_of = Server._context_of, Cell._call_recorder  # noqa: SLF001 - a seam of the same package
 
     def traced_start(self: OutgoingCall, parcel: Parcel) -> None:
-        if self.request.spec is None:  # of an agent
+        if self.request.spec is None:  # a call of an agent
             start(self, parcel)
             return
         trace = tracing.sends(self)
@@ -207,7 +207,7 @@ def _seams_of_calls(tracing: Tracing) -> list[Seam]:
         (CallSet, "sender", CallSet.sender_alone),  # each call has an envelope of its own
         (Server, "_context_of", traced_context),
         (Cell, "_call_recorder", traced_recorder),
-        (invocation, "_post_at_once", _never_at_once),  # broadcasts take the long way, by `start`
+        (invocation, "_post_at_once", _never_at_once),  # broadcasts go through `start`, too
     ]
 
 
@@ -220,7 +220,7 @@ def _seams_of_items(tracing: Tracing) -> list[Seam]:
         trace = tracing.sends_item()
         if not trace:
             return parcel
-        # Room for items is counted in bytes of their values, so the envelope takes none.
+        # Credit for items counts the bytes of their values, so the envelope needs none.
         return msgspec.structs.replace(parcel, head=messages.encode(messages.TracedItem(trace, parcel.head)))
 
     def traced_arrived(
@@ -229,7 +229,7 @@ def _seams_of_items(tracing: Tracing) -> list[Seam]:
         items = self._items
         waiting = len(items)
         arrived(self, peer, message, bodies, carried)
-        if type(message) is _ComeItem and len(items) > waiting:  # a channel that is over keeps none
+        if type(message) is _UnwrappedItem and len(items) > waiting:  # a channel that is over keeps none
             items[-1] = _TracedWaitingItem(**msgspec.structs.asdict(items[-1]), trace=message.trace)
 
     def traced_decode(self: Home, item: WaitingItem | ReturnedItem) -> Any:

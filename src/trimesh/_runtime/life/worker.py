@@ -1,4 +1,4 @@
-"""Main program of a worker process: serve the owner until it asks for the end, or is lost."""
+"""Main program of a worker process: serves the owner until that requests the end, or is lost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def serve_owner(
     stack_fd: int = -1,
     record: FlightRecord | None = None,
 ) -> None:
-    """Run `proc` until its owner asks it to end.
+    """Run `proc` until its owner requests its end.
 
     Args:
         family: Reports the loss of the owner.
@@ -63,15 +63,15 @@ async def serve_owner(
         if record is not None:
             nursery.start_soon(record.keep_looking)
         await agent.exit_requested.wait()
-        nursery.cancel_scope.cancel(reason="the owner asked this process to end")
+        nursery.cancel_scope.cancel(reason="the owner has stopped this process")
 
 
 def main(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
     """Run a worker process: called by the spawner's child once it is set up.
 
     Args:
-        link: To its owner.
-        broker: To the spawner.
+        link: Stream socket to its owner.
+        broker: Broker socket to the spawner.
         lifelines: pidfds; when one of these processes ends, this one is killed at once.
 
     Returns:
@@ -86,8 +86,8 @@ async def _main(config: WorkerConfig, link: socket.socket, broker: socket.socket
     for pidfd in lifelines:
         transport.add_lifeline(pidfd)
         os.close(pidfd)
-    # From here on a thread sees the spawner end and kills the whole group. The kernel is faster but would kill this
-    # process only; its signal now merely continues a stopped one.
+    # From here on a thread detects the end of the spawner and kills the whole group. The kernel's signal is faster, but
+    # would kill only this process; from now on it merely continues a stopped process.
     linux.set_parent_death_signal(signal.SIGCONT)
     proc = Proc(ProcId(config.proc_id), transport, main=sys.modules["__main__"], pickled=config.pickled)
     debug(proc, config.settings)
