@@ -88,7 +88,7 @@ async def test_host_that_joined_waits_until_the_door_is_closed() -> None:
             async def join() -> None:
                 async with joining(door) as process:
                     text = await words_of(process)
-                assert (process.returncode, text) == (0, "trimesh agent: the controller has said stop\n")
+                assert (process.returncode, text) == (0, "trimesh agent: stopped by the controller\n")
 
             nursery.start_soon(join)
             await until_waiting(door, 1)

@@ -9,11 +9,11 @@ Spawners of one host: the one that exists from the start, and one for each set o
     agent -- HostSpawners -- spawner            -- forks --> processes without `preload`
                           \- spawner, torch      -- forks --> processes that begin with torch
 
-A question about a process goes to all, and at most one knows it. A spawner's question about a process of another
-spawner is answered here, and goes to the controller only if the process is not on this host.
+A question about a process goes to all spawners, and at most one knows it. A spawner's question about a process of
+another spawner is answered here, and goes to the controller only if the process is not on this host.
 
-HW-1 A module is imported once for all processes of the host that name the same set, as on one host.
-HW-2 The loss of any of them is the loss of the host: the state of processes below it is unknown from then on.
+HW-1 A module is imported once for all processes of the host that preload the same set, as on one host.
+HW-2 The loss of any spawner is the loss of the host: the state of processes below it is unknown from then on.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class AgentEnd(msgspec.Struct, frozen=True):
 
     Attributes:
         reason: Text for the user.
-        is_failure: Whether it ended unasked: its lease has expired, or its spawner is lost.
+        is_failure: Whether no stop was requested: its lease has expired, or its spawner is lost.
     """
 
     reason: str
@@ -82,8 +82,8 @@ class HostAgent:
         self._has_queued = trio.Event()
 
     async def serve(self) -> AgentEnd:
-        """Serve until the controller says stop or is lost, or the spawner is lost; return the reason."""
-        end = AgentEnd("the controller has said stop")
+        """Serve until the controller stops it or is lost, or a spawner is lost; return the reason."""
+        end = AgentEnd("stopped by the controller")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._write)
             nursery.start_soon(self._watch_spawners)
@@ -128,11 +128,11 @@ class HostAgent:
                     return
                 case _:
                     close_all(received.fds)
-                    raise ProtocolError(f"a controller sends requests, got {type(record).__name__}")
+                    raise ProtocolError(f"a controller must send requests, got {type(record).__name__}")
 
     @trio.lowlevel.enable_ki_protection
     async def _ask(self, question: _Question) -> None:
-        """Query the spawner, and pass its answer on."""
+        """Query a spawner, and pass its answer on."""
         number = question.request
         if isinstance(question, wire.Launch):
             context = context_here(question.context, are_several=prod(question.config.sizes) > 1)
@@ -197,7 +197,7 @@ class HostAgent:
             self._pipe.put(record, fds)
             if not self._pipe.flush():
                 self._has_queued.set()
-        except (OSError, LimitExceeded):  # the reader learns of it; unsent records are lost as their channel would be
+        except (OSError, LimitExceeded):  # `_read` detects the loss; the record would be lost with the session anyway
             return
 
     async def _write(self) -> None:
@@ -245,12 +245,12 @@ async def open_agent(
     """Start the first spawner of this host for a controller; leaving kills and reaps everything below it.
 
     Args:
-        pipe: To the controller.
-        controller: Its incarnation.
-        own: Incarnation of this process, which marks the processes here.
+        pipe: Session with the controller.
+        controller: Process id of the controller.
+        own: Process id of this process, which marks the processes here.
         host_id: Setting `host_id` of the processes here, unless their mesh sets one.
-        spawner: The first one, if it was started before.
-        neighbours: Agents of other hosts; None: all links to them go through the controller.
+        spawner: The first spawner, if it was started before.
+        neighbours: Agents of other hosts; with None all links to their hosts go through the controller.
     """
     waiting = list[Received]()
     agent: HostAgent | None = None
@@ -275,13 +275,11 @@ async def open_agent(
 
 # ---- spawners --------------------------------------------------------------------------------------------------------
 
-# Spawners of one host: the one that exists from the start, and one for each set of modules to preload.
-
 Modules = tuple[str, ...]
 
 
 class _Spawner:
-    """One of them; `root` is None until it is ready, and for ever if `failure` is set."""
+    """One spawner; `root` is None until it is ready, and for ever if `failure` is set."""
 
     def __init__(self) -> None:
         self.settled = trio.Event()
@@ -296,19 +294,19 @@ class _Spawner:
 
 
 class HostSpawners:
-    """All spawners of a host. `start` makes the first one.
+    """All spawners of a host: one for processes without `preload`, one for each set of modules to preload.
 
     Args:
         controller: Root of the family.
         own: This process, which marks the processes here.
         on_notice: Called for each record of the spawners that is not answered here, with descriptors that it then owns;
             requests are numbered anew. Must not raise.
-        nursery: Of their tasks; its end ends them.
+        nursery: Runs their tasks; its end ends the spawners.
         first: Process for `start` to use; None starts one then.
 
     Attributes:
-        lost: Why one of them is lost, else None.
-        ended: Set then.
+        lost: Why a spawner is lost, else None.
+        ended: Set once a spawner is lost.
     """
 
     def __init__(
@@ -375,13 +373,13 @@ class HostSpawners:
     def _clients(self) -> list[SpawnerClient]:
         return [one.client for one in self._spawners.values() if one.root is not None]
 
-    # ---- what the controller asks ----------------------------------------------------------------------------
+    # ---- requests of the controller --------------------------------------------------------------------------
 
     async def ask(self, question: wire.Launch | wire.Connect | wire.ExitOf | wire.Flush) -> Received:
-        """Query the spawner that can answer; the number of the answer means nothing.
+        """Query the spawner that can answer. The request number in the answer is not that of `question`.
 
         Raises:
-            SpawnError: There is no spawner to start that process.
+            SpawnError: The spawner for that process could not be started.
             SpawnerLostError, LimitExceeded, OSError: See `SpawnerClient.ask`.
         """
         match question:
@@ -415,7 +413,7 @@ class HostSpawners:
                     client, number = asked
                     client.post(msgspec.structs.replace(record, request=number), fds)
 
-    # ---- what spawners tell ----------------------------------------------------------------------------------
+    # ---- records of spawners ---------------------------------------------------------------------------------
 
     def _noticed(self, spawner: _Spawner, received: Received) -> None:
         record = received.record
@@ -460,7 +458,7 @@ async def _ask(client: SpawnerClient, question: Any) -> Received:
 
 
 async def _ask_each(clients: list[SpawnerClient], question: wire.Connect | wire.ExitOf) -> Received | None:
-    """Return the positive answer, of the spawner that knows the process, or None."""
+    """Return the answer of the spawner that knows the process, or None."""
 
     async def ask(client: SpawnerClient) -> Received | None:
         received = await _ask(client, question)
@@ -476,5 +474,5 @@ async def _ask_each(clients: list[SpawnerClient], question: wire.Connect | wire.
 def _nowhere(question: wire.Connect | wire.ExitOf) -> Received:
     if isinstance(question, wire.ExitOf):
         return Received(wire.ExitKnown(question.request, None), (), truncated=False)
-    gone = wire.ConnectFailed(question.request, "it has ended, or never was", is_gone=True)
+    gone = wire.ConnectFailed(question.request, "it has ended, or never existed", is_gone=True)
     return Received(gone, (), truncated=False)

@@ -1,28 +1,26 @@
 """Cast channel between a controller and the agent of a host, and feeds between agents; memory of the bodies.
 
     controller -> agent   u8 kind, 7 zeros, u64 number, u64 size, u64 agent
-                          1 = KEEP: so many bytes follow; keep them
+                          1 = KEEP: `size` bytes follow; keep them
                           2 = LET_GO: no process of the host needs them any more, and no other host
-                          3 = FED: keep so many bytes, which that agent feeds
-                          4 = FEED: feed that agent what the next KEEP or FED is about; the number is the other host's
+                          3 = FED: keep `size` bytes, which `agent` feeds
+                          4 = FEED: feed `agent` the bytes of the next KEEP or FED; the number is the other host's
     agent -> controller   u64 number, u64 agent, then the place of the bytes for processes of the host; zeros if it
                           cannot keep them. One answer to each KEEP and FED; with an agent: that one could not be fed
     agent -> agent        the bytes, on a channel whose purpose holds the number
-                  <-      one zero, when all have come
+                  <-      one zero, when all bytes have arrived
 
-Numbers of KEEP and FED grow. The agent takes no more than `limits.HOST_CAST_BYTES` and `limits.HOST_CASTS_MAX` at a
-time.
-
-Bodies of casts in the agent of a host: each enters once, into memory that the processes of the host map.
+Numbers of KEEP and FED grow. The agent keeps at most `limits.HOST_CAST_BYTES` bytes and `limits.HOST_CASTS_MAX` casts
+at a time. Bodies enter a host once, into memory that its processes map:
 
     channel of casts, or another agent --> CastStore --> processes of the host map it, by this process's descriptor
-                                                     --> agents of other hosts are fed from it, as it comes
+                                                     --> agents of other hosts are fed from it, as it arrives
 
 HK-1 Kept memory is bounded, whatever the controller requests.
 HK-2 Released memory stays for as long as a process has mapped it, and is freed with the last view of it.
-HK-3 A host that receives bodies slowly delays no other one: they are fed from memory.
-HK-4 The feeding agent reports each feed that fails, for any reason; a lack of its own memory the controller learns
-     from its answer.
+HK-3 A host that receives bodies slowly delays no other one: each is fed from memory.
+HK-4 The feeding agent reports each feed that fails, for any reason but a lack of its own memory, which its answer to
+     KEEP or FED reports.
 """
 
 from __future__ import annotations
@@ -77,12 +75,14 @@ def read_request(data: bytes) -> tuple[CastRequest, int, int, int]:
     """
     kind, number, size, agent = REQUEST.unpack(data)
     if kind not in tuple(CastRequest) or data[1:8] != bytes(7):
-        raise ProtocolError(f"a request about casts is of kind 1 to 4, then zeros, got {data[:8].hex()}")
+        raise ProtocolError(f"a request about casts must begin with kind 1 to 4, then zeros, got {data[:8].hex()}")
     kind = CastRequest(kind)
     if (size == 0) is (kind in _SIZED) or size > limits.HOST_CAST_BYTES:
-        raise ProtocolError(f"a cast has at most {limits.HOST_CAST_BYTES} bytes, got {size} for {kind.name}")
+        raise ProtocolError(
+            f"KEEP and FED must have a size up to {limits.HOST_CAST_BYTES}, others 0, got {size} for {kind.name}"
+        )
     if (agent == 0) is (kind in _WITH_AGENT) or agent > ID_MAX:
-        raise ProtocolError(f"FED and FEED name an agent, got {agent} for {kind.name}")
+        raise ProtocolError(f"FED and FEED must name an agent, others 0, got {agent} for {kind.name}")
     return kind, number, size, agent
 
 
@@ -162,17 +162,15 @@ class CastSender:
 
 # ---- cast store ------------------------------------------------------------------------------------------------------
 
-# Bodies of casts in the agent of a host: each enters once, into memory that the processes of the host map.
-
 
 class KeptCast:
     """Memory for the bodies of one cast, which the store owns.
 
     Attributes:
-        size: In bytes.
-        fd: Its descriptor; -1 if the system gives none, then written bytes are dropped.
+        size: Size of the bodies in bytes.
+        fd: Descriptor of the memory; -1 if the system has none left. Written bytes are then dropped.
         written: Number of received bytes.
-        is_broken: Whether the system has no memory for them.
+        is_broken: Whether the system has no memory or descriptor for them.
     """
 
     def __init__(self, size: int) -> None:
@@ -190,7 +188,7 @@ class KeptCast:
             self.is_broken = True
 
     def write(self, data: memoryview) -> None:
-        """Append the next bytes; a lack of memory marks it as broken, and has no other effect."""
+        """Append the next bytes; if the system has no memory for them, set `is_broken` and drop them."""
         self.written += data.nbytes
         while data and not (self.is_broken or self._is_closed):
             try:
@@ -206,7 +204,7 @@ class KeptCast:
         await self._has_more.wait()
 
     def open_scope(self) -> trio.CancelScope:
-        """Return a scope for a task that fills it or feeds from it; closing it cancels the task."""
+        """Return a scope for a task that fills it or feeds from it; `close` cancels the task."""
         scope = trio.CancelScope()
         self._scopes.append(scope)
         if self._is_closed:
@@ -249,9 +247,12 @@ class CastStore:
             ProtocolError: The number is not larger than all before, or there is no room.
         """
         if number <= self._last:
-            raise ProtocolError(f"numbers of casts grow, got {number} after {self._last}")
+            raise ProtocolError(f"numbers of casts must grow, got {number} after {self._last}")
         if len(self._casts) == limits.HOST_CASTS_MAX or self.kept + size > limits.HOST_CAST_BYTES:
-            raise ProtocolError(f"an agent keeps {limits.HOST_CAST_BYTES} bytes of casts, got {size} more")
+            raise ProtocolError(
+                f"an agent keeps at most {limits.HOST_CASTS_MAX} casts and {limits.HOST_CAST_BYTES} bytes, got {size} "
+                f"more bytes with {len(self._casts)} casts of {self.kept} bytes"
+            )
         self._last = number
         one = self._casts[number] = KeptCast(size)
         self.kept += size
@@ -265,7 +266,7 @@ class CastStore:
         """
         found = self._casts.pop(number, None)
         if found is None:
-            raise ProtocolError(f"what is let go was kept, got cast {number}")
+            raise ProtocolError(f"LET_GO must name a kept cast, got {number}")
         self.kept -= found.size
         found.close()
 
@@ -283,7 +284,7 @@ class HostCasts:
     """Serves the cast channel of one controller, and feeds from other agents.
 
     Args:
-        feeds: Sessions with those agents; None without.
+        feeds: Sessions with other agents; None if there are none.
     """
 
     def __init__(self, feeds: Neighbours | None) -> None:
@@ -304,7 +305,7 @@ class HostCasts:
         sock.setblocking(False)  # noqa: FBT003
         with trio.socket.from_stdlib_socket(sock) as channel:
             if self._is_serving:
-                return  # a controller has only one
+                return  # a controller has only one channel
             self._is_serving = True
             try:
                 async with trio.open_nursery() as nursery:
@@ -336,7 +337,7 @@ class HostCasts:
                 continue
             if kind is CastRequest.FEED:
                 if len(others) == limits.HOST_CASTS_MAX:
-                    raise ProtocolError(f"an agent feeds {limits.HOST_CASTS_MAX} others a cast, got one more")
+                    raise ProtocolError(f"a cast may be fed to at most {limits.HOST_CASTS_MAX} agents, got more")
                 others.append((ProcId(agent), number))
                 continue
             cast = self._store.open(number, size)
@@ -376,7 +377,7 @@ class HostCasts:
             self._awaited[key].set()
 
     async def _be_fed(self, cast: KeptCast, number: int, peer: ProcId) -> None:
-        """Keep a body fed by another agent. On failure the feeding agent reports it, and the controller lets go."""
+        """Keep a body fed by another agent. On failure that agent reports it, and the controller sends LET_GO."""
         key, has_come = (peer, number), trio.Event()
         for early in [one for one in self._early if self._store.is_over(one[1])]:
             self._early.pop(early).close()

@@ -1,6 +1,6 @@
 r"""Several hosts as one: the processes of a mesh are started on the hosts of their ranks.
 
-A place among the hosts of a job: its present host, and the successor after a loss.
+`JobPlace` is a place among the hosts of a job. It has one host, and its successor after a loss:
 
     launch --> place --> host, alive
                     \--> host, lost --replace--> the job starts another agent there --> launch
@@ -11,7 +11,7 @@ HP-2 One replacement is under way at a time; all launches that wait for it get t
 HP-3 Processes of a lost host stay with it: their reports and links are not looked up on the next one.
 HP-4 When `replace` returns, each process of the old host is known to be gone: none of them answers a later call.
 
-All hosts of one job, to which more can be added while its block is open.
+`HostRoster` holds all hosts of one job, to which more can be added while its block is open:
 
     places 0 .. n-1 --grow(k): started, joined--> places 0 .. n+k-1
 
@@ -80,7 +80,7 @@ class Successors(Protocol):
             first: Place of the first new host; the others follow.
 
         Raises:
-            SpawnError: The job has no more.
+            SpawnError: The job has no more hosts.
             MeshErrorGroup: Some of them could not be started.
         """
         ...
@@ -93,7 +93,7 @@ class JobPlace:
         host: The first one.
         successors: Starts the next hosts.
         members: Child processes of the program, by id.
-        on_lost: Called for each loss that no mesh has reported, and that no successor makes good.
+        on_lost: Called for each loss that no mesh has reported, and that no spare host will repair.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class JobPlace:
         return self.host.name
 
     def code_of(self, kind: str) -> HostCode | None:
-        """Return the code that a method of hosts has brought to the present host, or None."""
+        """Return the code that `hosts.sync` or `hosts.install` (`kind`) has brought to the present host, or None."""
         return self._codes.get(kind)
 
     def set_code(self, kind: str, code: HostCode | None) -> None:
-        """Set it; processes started from now on get it, beside the code of other methods."""
+        """Set the code of `kind`; processes started from now on get it, beside the code of other kinds."""
         self._codes.pop(kind, None)
         if code is not None:
             self._codes[kind] = code
@@ -171,7 +171,7 @@ class JobPlace:
         return self.host
 
     async def replace(self) -> None:
-        """Replace the host here; the present one is lost then, with all processes there.
+        """Replace the host at this place; the present one is given up, with all its processes.
 
         Raises:
             SpawnError: The job has no other host, or could not start it.
@@ -238,8 +238,8 @@ class HostRoster:
             first = len(self.all.hosts)
             if first + count > limits.JOB_HOSTS_MAX:
                 raise ValueError(
-                    f"a job has at most limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {count} more than its "
-                    f"{first}"
+                    f"a job must have at most limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {count} more "
+                    f"than its {first}"
                 )
             more = await self._successors.grow(count, first)
             self.all = ManyHosts((*self.all.hosts, *self._places(more)), self)
@@ -271,11 +271,11 @@ class ManyHosts(msgspec.Struct, frozen=True):
         return tuple(host.name for host in self.hosts)
 
     def codes(self, kind: str) -> tuple[HostCode | None, ...]:
-        """Return the code that a method of hosts has brought to each host, in order."""
+        """Return the code that `hosts.sync` or `hosts.install` (`kind`) has brought to each host, in order."""
         return tuple(host.code_of(kind) for host in self.hosts)
 
     def set_code(self, kind: str, ranks: Sequence[int], codes: Sequence[HostCode | None]) -> None:
-        """Set the result of `codes` for some of them."""
+        """Set the code of `kind` on the hosts at some ranks."""
         for rank, code in zip(ranks, codes, strict=True):
             self.hosts[rank].set_code(kind, code)
 
@@ -300,7 +300,7 @@ class ManyHosts(msgspec.Struct, frozen=True):
                 return await host.connect(target)
             except SpawnError:
                 continue
-        raise SpawnError(f"no host of {self.name} knows process {target}")
+        raise SpawnError(f"no host of {self.name} knows process {target:x}")
 
     async def exit_of(self, target: ProcId) -> ExitReport:
         report = ExitReport.unknown(target)
@@ -347,17 +347,15 @@ class JobHost(Protocol):
         """Wait until the output written there is shown."""
 
 
-# ---- family hosts ----------------------------------------------------------------------------------------------------
-
-# Hosts of one job in the controller: their sessions, and the block that owns the processes started there.
+# ---- hosts of one job in the controller: their sessions, and the block that owns processes on them -------------------
 
 
 class HostSessions:
     """Sessions of one process, and callbacks for their events.
 
     Attributes:
-        on_down: Called when a session is over, after its pipe has been told.
-        on_interrupted: Called when one has lost its connection.
+        on_down: Called when a session is over, just before its pipe is lost.
+        on_interrupted: Called when a session has lost its connection.
     """
 
     def __init__(self) -> None:
@@ -401,7 +399,7 @@ class HostSessions:
 
 @asynccontextmanager
 async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc, None]:
-    """Use the process of the controller for a job.
+    """Lease the controller's process for a job.
 
     Raises:
         SpawnError: This process is a worker, or simulated; neither can have jobs.
@@ -409,7 +407,8 @@ async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc
     async with lease_proc(pickled) as (proc, family):
         if family.siblings is None or not isinstance(proc.transport, NativeTransport):
             raise SpawnError(
-                "a job is entered by the program itself, not by a process of a mesh: open it there, and hand meshes on"
+                "a job can be entered only in the controller process, not in a worker or a simulation: enter it there, "
+                "and pass meshes to your actors"
             )
         yield proc
 
@@ -425,7 +424,7 @@ async def own_hosts(
 
     Args:
         proc: The controller.
-        hosts: In the order of the mesh.
+        hosts: The hosts, in the order of the mesh.
         successors: See `JobPlace`.
     """
     block = Block(proc, name, grace)

@@ -1,18 +1,18 @@
 r"""Sessions between agents of two hosts: made when processes of the two are first linked, or one agent feeds the other.
 
     Connect, Arriving, Listening or a feed names another agent --> a session, without a connection yet, with channels
-        the agent of the larger number:  listens, and reports where, through the controller
-        the agent of the smaller number: dials these addresses --> direct
+        the agent with the larger id:  listens, and reports its addresses through the controller
+        the agent with the smaller id: dials these addresses --> direct
             \-- none answers, and processes are to be linked --> a tunnel through the controller, TLS inside --> relayed
     a broken connection, or a newly possible path, only changes the connection of the same session
 
-NB-1 Two agents have one session, however many processes: their numbers decide which of them dials. It belongs to
-     the two incarnations; an address is only where the next connection is tried.
+NB-1 Two agents have one session, however many processes are linked. Their ids decide which of them dials. A session
+     belongs to the two agents, not to addresses: they are only tried for the next connection.
 NB-2 Bytes are numbered in the session, so that no change of the path loses, doubles or reorders any.
 NB-3 The controller alone declares hosts lost: then the session ends at once, and for good. An agent that does not
      answer is dialled until then, or until the lease of the session is over.
 NB-4 A question whose answer is to arrive over a session is answered, even if the session ends first.
-NB-5 A session wanted for feeds only goes through no controller, which can send the bodies itself.
+NB-5 A session for feeds alone is never relayed by the controller, which can send the bodies itself.
 NB-6 An agent listens only while it has a session in which the other one dials.
 """
 
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
     from trimesh.jobs.connections import DirectWays
 
 Connected = Callable[[HostConnection], None]
-"""Takes a connection of another agent, which has been authenticated."""
+"""Receives an authenticated connection of another agent."""
 
 
-Tell = Callable[[wire.AnyRecord, tuple[int, ...]], None]
+_Report = Callable[[wire.AnyRecord, tuple[int, ...]], None]
 """Sends a record with descriptors, which it owns, to the controller."""
-Answered = Callable[[wire.Answer, tuple[int, ...]], None]
-"""Takes the answer to a question of this host, and owns its descriptors. An unexpected one is dropped."""
-Fed = Callable[[ProcId, int, socket.socket], None]
-"""Takes the channel by which another agent feeds a cast: the agent, the number, the socket, which it owns."""
+_TakeAnswer = Callable[[wire.Answer, tuple[int, ...]], None]
+"""Receives the answer to a question of this host, and owns its descriptors. An unexpected one is dropped."""
+_TakeFeed = Callable[[ProcId, int, socket.socket], None]
+"""Receives the channel by which another agent feeds a cast: the agent, the number, the socket, which it owns."""
 
 
 class _Neighbour:
     """Another agent, and the session with it.
 
     Attributes:
-        peer: Its incarnation.
+        peer: Process id of the other agent.
         is_dialler: Whether this side dials.
-        addresses: Addresses at which it listens, once reported.
-        told: Set when they are.
+        addresses: Addresses at which the other agent listens, once reported.
+        told: Set once they are reported.
         interrupted: Set when the session has lost its connection.
         is_relayed: Whether the connection is a tunnel.
         is_said: Whether the controller knows that the connection was relayed.
         linked: Set once the session is to link processes.
-        tried: Set once it was connected, or could not be connected directly.
-        awaited: Questions to be answered over the session.
+        tried: Set once the session was connected, or could not be connected directly.
+        awaited: Request numbers of questions to be answered over the session.
     """
 
     def __init__(self, peer: ProcId, pipe: SessionPipe, *, is_dialler: bool) -> None:
@@ -92,8 +92,8 @@ class Neighbours:
     """All sessions of an agent with other agents.
 
     Args:
-        sessions, relay: Carry them.
-        own: Incarnation of this agent.
+        sessions, relay: Carriers of the sessions.
+        own: Process id of this agent.
         ways: Paths to the other agents.
     """
 
@@ -105,13 +105,13 @@ class Neighbours:
         self._known: dict[ProcId, _Neighbour] = {}
         self._of_session: dict[Session, _Neighbour] = {}
         self._lost = set[ProcId]()
-        self._tell: Tell = _drop
-        self._answered: Answered = _drop
-        self._fed: Fed = _close
+        self._tell: _Report = _drop
+        self._answered: _TakeAnswer = _drop
+        self._fed: _TakeFeed = _close
         self._nursery: trio.Nursery | None = None
 
-    async def serve(self, tell: Tell, answered: Answered, fed: Fed) -> None:
-        """Serve until cancelled; there are no sessions before."""
+    async def serve(self, tell: _Report, answered: _TakeAnswer, fed: _TakeFeed) -> None:
+        """Serve until cancelled; no session begins before this is called."""
         self._tell, self._answered, self._fed = tell, answered, fed
         try:
             async with trio.open_nursery() as self._nursery:
@@ -119,10 +119,10 @@ class Neighbours:
         finally:
             self._nursery = None
 
-    # ---- what the agent asks ---------------------------------------------------------------------------------
+    # ---- requests of the agent -------------------------------------------------------------------------------
 
     def give(self, peer: ProcId, answer: wire.Connected, fd: int) -> bool:
-        """Pass the end of a link to another agent; False, and `fd` stays the caller's, if there is no session.
+        """Pass the end of a link to another agent; return False, leaving `fd` to the caller, if there is no session.
 
         Raises:
             LimitExceeded: The session has too many channels; `fd` is closed.
@@ -143,7 +143,7 @@ class Neighbours:
         return one.pipe.session.is_connected and not one.is_relayed
 
     def open_feed(self, peer: ProcId, number: int, fd: int) -> bool:
-        """Join a socket to a new channel that feeds an agent; False, and `fd` stays the caller's: there is no session.
+        """Join a socket to a new channel that feeds an agent; return False, leaving `fd` to the caller, if that fails.
 
         Raises:
             LimitExceeded: There are too many channels; `fd` is closed.
@@ -234,21 +234,21 @@ class Neighbours:
                     continue
                 if not isinstance(record, wire.Connected):
                     close_all(received.fds)
-                    raise ProtocolError(f"another agent sends answers and casts, got {type(record).__name__}")
+                    raise ProtocolError(f"an agent may send Connected and CastFeed, got {type(record).__name__}")
                 one.awaited.discard(record.request)
                 if received.fds:
                     self._answered(record, received.fds)
                 else:
                     self._answered(wire.ConnectFailed(record.request, "the agent has no descriptor left"), ())
         except (OSError, ProtocolError):
-            self._tell(Parted(one.peer, is_lost=False), ())  # data from the other side is worthless, too
+            self._tell(Parted(one.peer, is_lost=False), ())  # the other side must end the session, too
 
     def _part(self, peer: ProcId, *, is_lost: bool) -> None:
         if is_lost:
             self._lost.add(peer)
         one = self._known.get(peer)
         if one is not None:
-            one.pipe.session.abort()  # now: its links are to end before anything else is read (NB-3)
+            one.pipe.session.abort()  # at once: its links must end before anything else is read (NB-3)
             self._forget(one)
             one.scope.cancel(reason="the other host is lost, or its session")
 
@@ -300,7 +300,7 @@ class Neighbours:
             if failure is not None and not session.is_connected:
                 one.tried.set()
                 if one.linked.is_set():  # NB-5
-                    await self._dig(one, failure)
+                    await self._tunnel(one, failure)
             while session.is_connected and not one.is_relayed:
                 patience = limits.DIRECT_RETRY_SECONDS
                 await self._wait_interrupted(one, math.inf)
@@ -328,11 +328,11 @@ class Neighbours:
         one.attach(connection)
         return None
 
-    async def _dig(self, one: _Neighbour, failure: str) -> None:
-        """Connect through the controller."""
+    async def _tunnel(self, one: _Neighbour, failure: str) -> None:
+        """Connect through the controller; report `failure`, the reason, once."""
         try:
             ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor is left; retry later
+        except OSError:  # out of descriptors; `_connect` tries again
             return
         self._tell(Tunnel(one.peer), (theirs.detach(),))
         try:

@@ -96,11 +96,11 @@ class RemoteHost:
 
     Attributes:
         point: Coordinates among the hosts of its job.
-        place: Its agent, and the group of agents that it may talk to.
+        place: Its agent, and the group of agents that this one may connect to.
         loss: Loss of the host; None while it serves.
         is_loss_taken: Whether processes ran there, so that their meshes report the loss.
         on_lost: Called once, when it is lost, after those processes were reported.
-        code: Code of the program, in a folder there, for processes started from now on.
+        code: Code brought there by `hosts.sync` or `hosts.install`, for processes started from now on.
         client: The connection to its agent.
         on_agent_failed: Called with the error text of its agent when that ends; decides why the host is lost.
     """
@@ -143,7 +143,7 @@ class RemoteHost:
         name = name_of(spec)
         self._launching[request.proc_id] = None
         try:
-            failure = f"it did not enter within {limits.SPAWN_SECONDS} s"
+            failure = f"it did not begin to run within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)"
             try:
                 with trio.move_on_after(limits.SPAWN_SECONDS):
                     received = await self.client.ask(lambda number: self._launch_of(spec, number))
@@ -189,7 +189,9 @@ class RemoteHost:
         except (OSError, LimitExceeded) as error:
             sock.close()
             self.signal(proc_id, signal.SIGKILL)
-            raise SpawnError(f"{request.mesh}: no link to the new process on {self.name}: {error}") from error
+            raise SpawnError(
+                f"cannot start a process of {request.mesh} on {self.name}: no link to the new process: {error}"
+            ) from error
         link.caster = self._casts.caster
         child = RemoteChild(self, proc_id, pid, link)
         ended = self._launching.get(proc_id)
@@ -206,7 +208,7 @@ class RemoteHost:
             await self.exit_of(proc_id)
 
     def signal(self, proc_id: ProcId, signum: int) -> None:
-        """Signal the group of a process; never blocks. Nothing if the host is lost."""
+        """Signal the group of a process; never blocks. Does nothing if the host is lost."""
         self.client.post(wire.Signal(proc_id, signum))
 
     async def state_of(self, pid: int) -> str | None:
@@ -221,12 +223,12 @@ class RemoteHost:
         try:
             received = await self.client.ask(lambda request: wire.Connect(request, target))
         except (SpawnerLostError, OSError, LimitExceeded) as error:
-            raise SpawnError(f"cannot connect to process {target} on {self.name}: {error}") from None
+            raise SpawnError(f"cannot connect to process {target:x} on {self.name}: {error}") from None
         record = received.record
         if not isinstance(record, wire.Connected):
             close_all(received.fds)
-            text = record.text if isinstance(record, wire.ConnectFailed) else "its agent answers something else"
-            raise SpawnError(f"cannot connect to process {target} on {self.name}: {text}")
+            text = record.text if isinstance(record, wire.ConnectFailed) else f"got {type(record).__name__}"
+            raise SpawnError(f"cannot connect to process {target:x} on {self.name}: {text}")
         if len(received.fds) != 1:
             raise NoLinkError("this process has no descriptor left for a link (see ulimit -n)")
         sock = stream_of(received.fds[0], is_far=True)
@@ -236,7 +238,7 @@ class RemoteHost:
             )
         except (OSError, LimitExceeded) as error:
             sock.close()
-            raise NoLinkError(f"no link to process {target} on {self.name} could be made: {error}") from error
+            raise NoLinkError(f"cannot open a link to process {target:x} on {self.name}: {error}") from error
         link.caster = self._casts.caster
         return link
 
@@ -260,7 +262,7 @@ class RemoteHost:
         self._siblings.printer.write_counts(at_once=True)
 
     async def _show_counts(self) -> None:
-        """Show due counts of equal lines, of all hosts, until there are none."""
+        """Print due counts of equal output lines, of all hosts, until none are left."""
         is_more = True
         try:
             while is_more:
@@ -269,7 +271,7 @@ class RemoteHost:
         finally:
             self._siblings.printer.write_counts(at_once=is_more)
 
-    # ---- what the agent tells --------------------------------------------------------------------------------
+    # ---- records of the agent --------------------------------------------------------------------------------
 
     def _noticed(self, received: Received) -> None:
         match received.record:
@@ -315,7 +317,7 @@ class RemoteHost:
         hooks, self._hooks = self._hooks, {}
         self.is_loss_taken = bool(hooks)
         for proc_id, hook in hooks.items():
-            # For all processes that request its exit report.
+            # For other processes that request its exit report.
             self._siblings.exits.add(ExitReport.unknown(proc_id, lost_host=self.loss.record))
             hook(ExitReport.unknown(proc_id))
         self.on_lost(self.loss)
@@ -325,7 +327,7 @@ class RemoteHost:
 
     @trio.lowlevel.enable_ki_protection
     async def serve(self, nursery: trio.Nursery) -> None:
-        """Serve the connection until it ends, or `stop`."""
+        """Serve the connection until it ends, or `client.stop` is called."""
         self._tasks = nursery
         nursery.start_soon(self._casts.run)
         await self.client.run()
@@ -337,7 +339,7 @@ class RemoteHost:
         """Wait until processes can be started there.
 
         Raises:
-            SpawnError: It was lost first.
+            SpawnError: The host was lost before.
         """
         await self._ready.wait()
         if self.loss is not None:
@@ -357,9 +359,9 @@ async def open_remote_host(
 
     Args:
         proc: The controller.
-        pipe: To the agent.
+        pipe: Session with the agent.
         point: Coordinates among the hosts of its job.
-        agents: Agents that it may talk to; it is among them while the body runs.
+        agents: Agents that this one may connect to; it is among them while the body runs.
     """
     family, transport = proc.family, proc.transport
     assert isinstance(transport, NativeTransport)
@@ -388,10 +390,10 @@ async def open_remote_host(
 
 # ---- session pipe ----------------------------------------------------------------------------------------------------
 
-# Records between a controller and an agent, over a session between their hosts, as over a broker socket.
+# Records between a controller and an agent, or two agents, over a session between hosts, as over a broker socket.
 #
-# A record without a socket goes on channel 0, behind its length; one with a socket is the purpose of a new channel,
-# which carries the bytes of the socket. So a record with a socket may be overtaken by one without.
+# A record without a socket goes on channel 0, behind its length. A record with a socket becomes the purpose of a new
+# channel, which carries the bytes of the socket, so records without sockets may overtake it.
 
 _LENGTH: Final = struct.Struct("<I")
 _READ_BYTES: Final = 1 << 16
@@ -474,11 +476,11 @@ class SessionPipe:
             return
         if isinstance(record, wire.Detached):
             self.session.refuse_channel(channel)
-            self.lose("a record between hosts is whole, got one that is somewhere else")
+            self.lose("a record between hosts must be whole, got Detached")
             return
         try:
             ours, theirs = socket.socketpair()
-        except OSError:  # no descriptor is left: the receiver sees that one is missing
+        except OSError:  # out of descriptors: `truncated` reports that one is missing
             self.session.refuse_channel(channel)
             self._channels.append(Received(record, (), truncated=True))
         else:
@@ -487,7 +489,7 @@ class SessionPipe:
         self._has_channel.set()
 
     def lose(self, reason: str, *, is_orderly: bool = False) -> None:
-        """Note that the session is over, and whether the peer has ended it in good order."""
+        """Record that the session is over, and whether the peer has ended it in good order; the first reason counts."""
         if self._lost is None:
             self._lost = reason
             self.is_ended_in_order = is_orderly
@@ -513,14 +515,14 @@ class SessionPipe:
         while True:
             if len(self._in) >= _LENGTH.size:
                 length = _LENGTH.unpack_from(self._in)[0]
-                if length > limits.BROKER_RECORD_BYTES_MAX:
-                    raise ProtocolError(f"a record has at most {limits.BROKER_RECORD_BYTES_MAX} bytes, got {length}")
+                if length > (most := limits.BROKER_RECORD_BYTES_MAX):
+                    raise ProtocolError(f"a record must have at most {most} bytes, got {length}")
                 if len(self._in) >= _LENGTH.size + length:
                     data = bytes(self._in[_LENGTH.size : _LENGTH.size + length])
                     del self._in[: _LENGTH.size + length]
                     record = wire.decode(data)
                     if isinstance(record, wire.Detached):
-                        raise ProtocolError("a record between hosts is whole, got one that is somewhere else")
+                        raise ProtocolError("a record between hosts must be whole, got Detached")
                     return record
             if self._is_broken:
                 return None
@@ -531,7 +533,7 @@ class SessionPipe:
             except OSError:
                 more = b""
             if not more:
-                self._is_broken = True  # the session is over; `lose` brings the reason
+                self._is_broken = True  # the session is over; the reason arrives by `lose`
                 return None
             self._in += more
 
@@ -556,7 +558,7 @@ class SessionPipe:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close it, with received sockets that were not taken."""
+        """Close the pipe, and received sockets that were not taken."""
         self.lose("it was closed")
         for received in self._channels:
             close_all(received.fds)
@@ -570,13 +572,13 @@ class SessionPipe:
 
 # ---- agent table -----------------------------------------------------------------------------------------------------
 
-# Agents of one authority, in the controller, which relays messages of two agents before they can connect.
+# Agents of one authority, in the controller, which relays records of two agents until they are connected.
 
 _log = logging.getLogger("trimesh")
 
 
 class AgentTable:
-    """Agents that may talk to each other, certified by one authority.
+    """Agents that may connect to each other, certified by one authority.
 
     Attributes:
         relayed: Pairs of names of hosts whose messages go, or have gone, through this process, with the reason.
@@ -590,7 +592,7 @@ class AgentTable:
         self._hosts[host.place.agent] = host
 
     def part(self, host: RemoteHost) -> None:
-        """Make all others end their sessions with a host that is lost, or not used any more. Idempotent."""
+        """Make all other agents end their sessions with that of a host that is lost, or left the job. Idempotent."""
         if self._hosts.pop(host.place.agent, None) is not None:
             for other in self._hosts.values():
                 other.client.post(Parted(host.place.agent))
@@ -605,18 +607,18 @@ class AgentTable:
             return
         match record:
             case Tunnel():
-                with suppress(LimitExceeded, OSError):  # the end of the socket says so
+                with suppress(LimitExceeded, OSError):  # the requesting agent sees the end of its socket
                     other.client.post(Tunnel(own), received.fds)
                 return
             case Listening(addresses=addresses):
                 other.client.post(Listening(own, addresses))
             case Relayed(text=text):
-                self._say_relayed(host.name, other.name, text)
+                self._warn_relayed(host.name, other.name, text)
             case Parted():
                 other.client.post(Parted(own, is_lost=False))
         close_all(received.fds)
 
-    def _say_relayed(self, name: str, other: str, text: str) -> None:
+    def _warn_relayed(self, name: str, other: str, text: str) -> None:
         if (name, other) in self.relayed:
             return
         self.relayed[name, other] = text
