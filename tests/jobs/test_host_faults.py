@@ -238,6 +238,6 @@ async def test_block_that_is_left_while_a_spawner_is_stopped_says_so(hosts: int)
             os.kill(spawner, signal.SIGSTOP)
     (shown,) = caught.value.exceptions
     assert isinstance(shown, ProcDied)
-    assert "its spawner is stopped, and said nothing for limits.EXIT_REPORT_SECONDS (2 s)" in str(shown)
+    assert "its spawner is stopped, and silent for limits.EXIT_REPORT_SECONDS (2 s)" in str(shown)
     assert len(list(leaves(caught.value))) == 2
     await wait_gone([spawner])

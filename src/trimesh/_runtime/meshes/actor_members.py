@@ -1,11 +1,11 @@
 """Actor mesh at its owner: spawn on all ranks, receive failures, stop on all ranks.
 
-Members that its own policy restarts are remade in the same process (P1); those that the process mesh restarts are
+Members restarted by their own policy are remade in the same process (P1); members restarted with their process are
 remade in the next process. Both use the recipe kept from the first spawn.
 
-AZ-1 a mesh spawned on a view that shows every place along the dimension follows resizes: new processes get its
+AZ-1 A mesh spawned on a view that shows every place along the dimension follows resizes: new processes get its
      actors, from the recipe of the first ones. Any other mesh only loses members.
-AZ-2 ranks are never removed; those that are not in the mesh are `absent`, and no message is sent to them.
+AZ-2 Ranks are never removed; those that are not in the mesh are `absent`, and no message is sent to them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ActorSize:
 
         Args:
             units: Returns the groups that restart together.
-            view: The view of the processes on which they were spawned with which they grow; None if they do not.
+            view: The view of processes that they were spawned on and grow with; None if they do not grow.
         """
         self.absent: set[int] = set()
         self._actors = actors
@@ -137,7 +137,7 @@ class ActorSize:
         await actors.remake({rank: actors.processes.member_info(actors.proc_ranks[rank]) for rank in ranks}, Started)
 
     def leave(self, proc_ranks: Collection[int]) -> None:
-        """Send nothing more to members in processes that are being removed from their mesh."""
+        """Stop sending to members in processes that are being removed from their mesh."""
         actors = self._actors
         for rank in self._ranks_of(proc_ranks):
             if actors.restarts is not None:
@@ -165,13 +165,14 @@ class ActorMembers:
         proc: The owner's process.
         block: The block that owns the mesh.
         ranks: Its ranks, without missing ones.
-        processes: The processes of the members, or None for this very process; takes `proc_ranks`.
+        processes: The processes of the members, by `proc_ranks`; None for this very process.
         proc_ranks: Rank in the process mesh by rank here.
         policy: Handles failures without a caller.
-        restarts: Restarts of actors alone; None without.
+        restarts: Restarts of actors alone; None without a `Restart` policy.
         size: Follows the size of the process mesh.
-        is_ready: Whether all have served; `ready` is set when they do, or none will.
-        events: Published to readers.
+        ready: Set when all actors serve, or none will.
+        is_ready: Whether all actors have served.
+        events: Events published to readers.
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class ActorMembers:
                 results = await invoke(self.proc, self._agents(self.ranks), request, fail_fast=True)
             errors = errors_of(results)
             is_cut = all(isinstance(error, RemoteCancelled) for error in errors)
-            if self._lost is not None and is_cut:  # a process was lost after it had answered; the others are taken down
+            if self._lost is not None and is_cut:  # a process was lost after it had answered, so the others were ended
                 errors = [self._lost]
         except BaseException as error:  # noqa: BLE001 - raised again when the mesh is gone
             await self._discard([], argument_named(error, self.proc.values, info.name, cls, args, kwargs))
@@ -328,7 +329,7 @@ class ActorMembers:
             act(rank)
 
     def _ranks_in(self, proc_id: ProcId) -> list[int]:
-        """Return the ranks that news of a process concern: none when it has been replaced already (R08)."""
+        """Return the ranks that an event of a process concerns: none if it has been replaced already (R08)."""
         return [rank for rank in self.membership.ranks_in(proc_id) if rank in self.ranks]
 
     def _failed(self, rank: int, error: Exception, ending: Ending, *, ended: bool) -> None:
@@ -338,7 +339,7 @@ class ActorMembers:
         else:
             self.events.tell(Failed, rank, error=error)
         if rank in self._with_processes or rank in self.size.absent:
-            return  # in either case the actor is remade with its process
+            return  # its process is being restarted, or has left the mesh
         restarts = self.restarts
         state = MeshState() if restarts is None else restarts.supervisor.state(rank, is_stopping=self.is_stopping)
         effects = decide(MemberFailure(ActorFailed, ending, ended, "actor"), self.policy, state)
@@ -387,7 +388,7 @@ class ActorMembers:
         return [rank for rank in self.ranks if self.proc_ranks[rank] in proc_ranks]
 
     def process_died(self, proc_rank: int, error: Exception) -> None:
-        """Note the death of a process; its consequence follows."""
+        """Publish the deaths of the actors in a process that has died; the process mesh acts on it."""
         for rank in self._ranks_of([proc_rank]):
             if self.is_ready:
                 self.events.tell(Died, rank, error=error)
@@ -415,7 +416,7 @@ class ActorMembers:
                 self._lost = self._lost or cause
 
     async def stop_in(self, proc_ranks: Collection[int], deadline: float, by: str = "stopped") -> None:
-        """End the members in some processes that are being taken down, in good order."""
+        """End the members in some processes in good order, before those are ended."""
         ranks = self._reachable(self._ranks_of(proc_ranks))
         request = self._request(ranks, "stop", self.info.mesh, math.inf, by)
         for error in news_of(await invoke_until(self.proc, self._agents(ranks), request, deadline)):
@@ -462,7 +463,7 @@ class ActorMembers:
         raise_errors(results, f"{self.info.name} could not be restarted", self.info.name)
         for rank, known in zip(ranks, before, strict=True):
             if self.membership.news[rank] != known:
-                continue  # it, or its process, was given up meanwhile, or it is remade in the next one
+                continue  # the member or its process was given up meanwhile, or it is remade in the next process
             if self.proc.peer(members[rank].proc_id).death is None:
                 self._with_processes.discard(rank)
                 self.membership.set(rank, Standing.LIVE, members[rank])
@@ -484,7 +485,7 @@ class ActorMembers:
             self.events.tell(Restarting, rank, cause=round_.cause)
 
     async def take_down(self, round_: Round) -> None:
-        """End the live actors of a round; a process whose actor does not end is left to the process mesh to restart."""
+        """End the live actors of a round; if one does not end in time, its process is left to the process mesh."""
         ranks = self._reachable(round_.ranks)
         deadline = trio.current_time() + self.block.grace
         is_here = self.processes is None
@@ -505,7 +506,7 @@ class ActorMembers:
         await self.remake({rank: self.membership.members[rank] for rank in ranks})
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
-        """Hand a failure that this policy could not heal to the policy of the processes (P1)."""
+        """Escalate a failure that this policy could not heal to the policy of the processes (P1)."""
         assert self.restarts is not None
         set_origin(error, self.origin_of(rank))
         ranks = [rank] if round_ is None else list(round_.ranks)
@@ -538,7 +539,7 @@ class ActorMembers:
         """Do nothing: the processes are killed by their own block."""
 
     def cancel_background(self, reason: str) -> None:
-        """Request every actor to cancel its work without a caller."""
+        """Request that every actor cancels work without a caller; never blocks."""
         ranks = self._reachable(self.ranks)
         request = self._request(ranks, "cancel_background", self.info.mesh, reason[: limits.REASON_CHARS_MAX])
         with suppress(trio.WouldBlock):  # the agents are busy: the work is cancelled when its mesh is stopped
@@ -551,9 +552,9 @@ class ActorMembers:
         return news_of(await invoke(self.proc, self._agents(ranks), request, fail_fast=False))
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End every actor; kill a process in which clean-up is not over at `deadline`.
+        """End every actor; kill a process in which clean-up is not over at `deadline` (Trio time).
 
-        An actor of this very process cannot be killed: its clean-up is cancelled then, and waited for.
+        An actor of this very process cannot be killed: its clean-up is cancelled and awaited.
         """
         self.abandon()
         if self.restarts is not None:
@@ -573,7 +574,7 @@ class ActorMembers:
         silent = [rank for rank, result in zip(ranks, results, strict=True) if is_silent(result)]
         if silent and self.processes is not None:
             errors += await self.processes.end_late([self.proc_ranks[rank] for rank in silent])
-        for rank in self.ranks:  # requests for a replacement now fail
+        for rank in self.ranks:  # calls that wait for a replacement fail now
             self.membership.set(rank, Standing.GONE)
         self.events.close()
         return errors

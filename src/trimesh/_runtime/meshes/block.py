@@ -3,13 +3,13 @@ r"""Block: the meshes that one `async with` owns, how a failure ends it, and how
     entering --> open --fail()--> cancelled --.
                    \--body ends--------------+--> stopping --> left
 
-BL-1 leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
-BL-2 the group that it raises holds every failure of what it owns, root cause first, each once (E09, X3).
-BL-3 clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping. Once, after a process
+BL-1 Leaving joins everything that the block owns, in reverse order, whatever happens meanwhile.
+BL-2 The group that it raises holds every failure of its meshes, root cause first, each once (E09, X3).
+BL-3 Clean-up of all its meshes shares one deadline: `grace` seconds from the moment of stopping. Once, after a process
      was killed for exceeding it, the others of its mesh get as long again, at most `limits.SPARED_EXIT_SECONDS`.
-BL-4 a cancel of its scope, or of one around it, cancels the background work of all that it owns at once, wherever the
+BL-4 A cancel of its scope, or of one around it, cancels the background work of all its meshes at once, wherever the
      body is: blocks that are cancelled together do not wait for each other.
-BL-5 once it is cancelled or being left, an error that only reports a stop does not count as its failure. Before that
+BL-5 Once it is cancelled or being left, an error that only reports a stop does not count as its failure. Before that
      it counts, unless the block is left right after the stopped mesh, too (`limits.LEAVING_SECONDS`).
 """
 
@@ -28,7 +28,7 @@ from trimesh import limits
 from trimesh._runtime.actors.reports import log_line
 from trimesh._runtime.calls.outgoing import pass_on
 from trimesh._runtime.calls.started import StartedCalls
-from trimesh._runtime.meshes.failures import Crew, fold_into_deaths, place_of
+from trimesh._runtime.meshes.failures import MeshProcesses, fold_into_deaths, place_of
 from trimesh._runtime.peers.deaths import ToldLosses
 from trimesh._runtime.tasks.background import split_cancelled, without_consequences
 from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
@@ -55,7 +55,7 @@ class Owned(Protocol):
         ...
 
     def cancel_background(self, reason: str) -> None:
-        """Request the end of work that has no caller; never blocks."""
+        """Request the cancel of work that has no caller; never blocks."""
 
     async def drain(self) -> list[Exception]:
         """Let accepted messages run to their end; return failures. Cancellable."""
@@ -66,7 +66,7 @@ class Owned(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Handle the begin of the stop: accept no new messages, no new members."""
+        """Begin to stop: accept no new messages and no new members."""
 
     def kill_now(self) -> None:
         """End it at once, without clean-up; `stop` returns soon after."""
@@ -77,22 +77,22 @@ class Left(msgspec.Struct, frozen=True):
 
     Attributes:
         first: Failures before the end of the body.
-        error: Raised by the body, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
+        error: Error of the body, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
         late: Failures after the end of the body.
-        crews: The processes of each mesh that it owned.
+        meshes: The processes of each mesh that it owned.
     """
 
     first: list[Exception]
     error: BaseException | None
     late: list[Exception]
-    crews: Sequence[Crew] = ()
+    meshes: Sequence[MeshProcesses] = ()
 
 
 class Block:
     """Owner of meshes, in the order in which they were spawned.
 
     Attributes:
-        name: For messages.
+        name: Name in texts.
         grace: Seconds for clean-up.
         scope: Cancelled by the first failure.
         is_stopping: Whether it refuses new meshes.
@@ -158,7 +158,7 @@ class Block:
             await self._all_entered.wait()
 
     def adopt(self, owned: Owned) -> None:
-        """Own `owned`, to be stopped before everything adopted earlier."""
+        """Own a mesh, which is stopped before everything adopted earlier."""
         self._owned.append(owned)
 
     def disown(self, owned: Owned) -> None:
@@ -170,7 +170,7 @@ class Block:
         """Handle a failure: cancel the body and all calls under the block's scope; leaving raises it.
 
         Args:
-            is_message: Whether it ended a message without a caller that the block has promised to finish.
+            is_message: Whether the error ended a message without a caller, which the block lets run to its end.
         """
         failure = without_consequences(error)
         if failure is None and not self.proc.stopping_blocks.is_quiet and not self._is_ending:
@@ -219,13 +219,13 @@ class Block:
         for leaf in leaves(error):
             where = origin(leaf)
             place = "" if where is None else f" ({describe(where)})"
-            _log.debug("%s is being left, so this is no failure: %s: %s%s", self.name, type(leaf).__name__, leaf, place)
+            _log.debug("%s is being left, which causes: %s: %s%s", self.name, type(leaf).__name__, leaf, place)
 
     def _cancel_for(self, error: Exception) -> None:
         self.scope.cancel(reason=f"{type(error).__name__} in {self.name}")
 
     def kill_now(self) -> None:
-        """End everything at once, without clean-up (the second Ctrl-C, rule O6)."""
+        """Kill everything at once, without clean-up, after a second Ctrl-C (rule O6)."""
         for owned in self._owned:
             owned.kill_now()
 
@@ -234,7 +234,7 @@ class Block:
         """Wait, in a task under the block's scope, for a cancel or for the end of the body (BL-4)."""
 
         def cancelled(_: object) -> trio.lowlevel.Abort:
-            # This task must not end as cancelled: it has only observed the cancel, and has nothing more to do.
+            # Refuse the cancel: this task only observes it, and ends by itself.
             self.is_cancelled = True
             self._wake_watcher()
             return trio.lowlevel.Abort.FAILED
@@ -264,9 +264,9 @@ class Block:
         self._runs_out = error is None and not self._failures
         self._holding.cancel()
         self._wake_watcher()
-        if not _is_cut_short(error):  # earlier errors have been handled in the body
+        if not _is_cut_short(error):  # the body has handled earlier interrupts
             self.is_interrupted = self.is_killed = False
-        crews = [{place for info in owned.info.members if (place := place_of(info))} for owned in self._owned]
+        meshes = [{place for info in owned.info.members if (place := place_of(info))} for owned in self._owned]
         for owned in self._owned:
             owned.abandon()
         if self.is_killed:
@@ -291,7 +291,7 @@ class Block:
                 late += filter(None, map(without_consequences, failed))
                 error = error or interrupt
                 self.disown(owned)
-        return Left(first, error, [*self._failures[len(first) :], *late], crews)
+        return Left(first, error, [*self._failures[len(first) :], *late], meshes)
 
     async def _drain(self, late: list[Exception], some: Sequence[Owned]) -> None:
         @trio.lowlevel.enable_ki_protection
@@ -311,7 +311,7 @@ class Block:
             grace: Seconds for clean-up, once accepted messages have run to their end.
 
         Raises:
-            trio.Cancelled, KeyboardInterrupt: It was cut short; all have been ended, within the grace.
+            trio.Cancelled, KeyboardInterrupt: It was cut short; all meshes have been ended, within the grace.
         """
         late: list[Exception] = []
         cut: BaseException | None = None
@@ -373,7 +373,7 @@ async def run_block(block: Block) -> AsyncGenerator[None, None]:
 
     Raises:
         MeshErrorGroup: The body failed, or something that the block owns did.
-        BaseExceptionGroup: The same beside a `KeyboardInterrupt` or the like of the body.
+        BaseExceptionGroup: The same, together with an error of the body that is not an `Exception`.
     """
     error: BaseException | None = None
     with interruptible(block), block.scope:
@@ -409,7 +409,7 @@ def raise_all(name: str, left: Left) -> None:
     is_of_body = not failures
     if body is not None:
         failures[len(left.first) : len(left.first)] = [body] if is_of_body else _side_by_side(body)
-    failures = fold_into_deaths(failures, left.crews)
+    failures = fold_into_deaths(failures, left.meshes)
     if is_of_body and base is None and len(failures) == 1 and isinstance(failures[0], ExceptionGroup):
         raise failures[0]  # the block has nothing to add
     message = f"{name} failed"
@@ -453,7 +453,7 @@ def _without_told(error: BaseException | None, failures: Sequence[Exception]) ->
 
 
 def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, BaseException | None]:
-    """Return (the `Exception` part of an error, the rest)."""
+    """Return an error's `Exception` part and the rest."""
     if isinstance(error, Exception):
         return error, None
     if isinstance(error, BaseExceptionGroup):
@@ -461,7 +461,7 @@ def _split_exceptions(error: BaseException | None) -> tuple[Exception | None, Ba
         exceptions, rest = group.split(Exception)
         if exceptions is None or isinstance(exceptions, ExceptionGroup):
             return exceptions, rest
-        return None, group  # its class derives only groups of itself, which are no `Exception`
+        return None, group  # a class that derives only groups of itself, which are not `Exception`s
     return None, error
 
 

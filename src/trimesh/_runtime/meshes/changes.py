@@ -2,14 +2,14 @@
 
     absent --grow: launched, set up, given actors--> member --shrink: no new calls, stopped--> absent
 
-CH-1 growing is all or nothing: the new members join the mesh at one moment, when all of them serve.
-CH-2 shrinking is decided at one moment, after which new calls raise `MembershipChanged`; if it is cut short, the
+CH-1 Growing is all or nothing: the new members join the mesh at one moment, when all of them serve.
+CH-2 Shrinking is decided at one moment, after which new calls raise `MembershipChanged`; if it is cut short, the
      leaving members end at once, and they have left.
-CH-3 one resize at a time; the ranks of the others stay, and a place that is used again has the next incarnation.
-CH-4 actors that show every place along the dimension follow; those that are spawned meanwhile catch up.
-CH-5 a failure in a new member that is not in the mesh yet, and does not fail the change, is handled right after it.
+CH-3 One resize at a time; the other ranks stay, and a place that is used again has the next incarnation.
+CH-4 Meshes of actors that show every place along the dimension follow; those that are spawned meanwhile catch up.
+CH-5 A failure in a new member that is not in the mesh yet, and does not fail the change, is handled right after it.
 
-VW-1 a reader gets the present state and the changes since its last read: a slow one skips numbers but loses no
+VW-1 A reader gets the present state and the changes since its last read: a slow one skips numbers but loses no
      change, and only its last read is kept for it.
 """
 
@@ -41,17 +41,17 @@ class Changes:
         self._pending: dict[int, list[Callable[[], None]]] = {}
 
     def defer(self, rank: int, act: Callable[[], None]) -> None:
-        """Postpone handling of an event of a new member until it has joined; dropped for a leaving one (CH-5)."""
+        """Postpone handling an event of a joining member until it has joined; drop it for a leaving one (CH-5)."""
         if rank in self._pending:
             self._pending[rank].append(act)
 
     # ---- replace ---------------------------------------------------------------------------------------------
 
     async def replace(self, ranks: Sequence[int]) -> None:
-        """Start new members in place of some, dead or alive, with all that lived there; not counted as failures.
+        """Replace some members, dead or alive, with the actors there; it does not count as a failure.
 
         Raises:
-            MeshErrorGroup: One could not be started; none of them lives then.
+            MeshErrorGroup: A new member could not be started; none of them is left.
         """
         procs = self._procs
         await trio.lowlevel.checkpoint()
@@ -77,29 +77,29 @@ class Changes:
         """Refuse an impossible resize.
 
         Raises:
-            ShapeError: There is no such dimension, it is not the slowest, or there would be too many processes.
-            RuntimeError: The mesh is of a kind whose size is fixed.
+            ShapeError: `label` is not the first dimension, or there would be too many processes.
+            RuntimeError: The size of this mesh is fixed.
         """
         procs = self._procs
         base = procs.present.base
         if base.axis(label) != 0:
             raise ShapeError(
-                f"a mesh is resized along its first dimension, where ranks stay as they are, and {label!r} is not the "
-                f"first of {base!r}: spawn it with {label!r} first"
+                f"a mesh can be resized only along its first dimension, got {label!r} for {base!r}: spawn it with "
+                f"{label!r} first"
             )
         count = base.nelements // base.size(label) * size
         if count > limits.LINKS_MAX:
             raise ShapeError(
-                f"a mesh must not have more than limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host, and "
-                f"{label}={size} is {count}"
+                f"a mesh must not have more than limits.LINKS_MAX ({limits.LINKS_MAX}) processes on a host, got "
+                f"{count} for {label}={size}"
             )
         fixed_by = procs.fixed_by
         if not procs.is_healing:
-            fixed_by = "its policy is FailFast, which keeps nothing to make actors from: write supervision=Isolate()"
+            fixed_by = "its policy is FailFast, which keeps no recipe for new actors: write supervision=Isolate()"
         elif procs.options.bind is not None:
-            fixed_by = "its processes are bound to cores (bind=), which were dealt out as it was spawned"
+            fixed_by = "its processes are bound to cores (bind=), which were assigned when it was spawned"
         elif procs.options.rendezvous:
-            fixed_by = "its processes meet for torch.distributed, whose WORLD_SIZE they were told as they were started"
+            fixed_by = "its processes have a fixed WORLD_SIZE for torch.distributed (rendezvous=True)"
         if fixed_by:
             raise RuntimeError(f"{procs.name} cannot be resized: {fixed_by}")
 
@@ -107,7 +107,7 @@ class Changes:
         """Resize the mesh along its first dimension; return it at its new size.
 
         Raises:
-            MeshErrorGroup: A new member could not be started, or given its actors; all new ones have been ended.
+            MeshErrorGroup: A new member or its actors could not be started; all new members have been ended.
             ShapeError, RuntimeError: See `check`.
         """
         procs = self._procs
@@ -164,7 +164,7 @@ class Changes:
             procs.members.append(procs.new_member(rank, -1))
 
     async def catch_up(self, actors: ActorMembers) -> None:
-        """Spawn actors that were spawned meanwhile on the members that have joined since (CH-4).
+        """Spawn a mesh of actors on the members that have joined since its own spawn began (CH-4).
 
         Raises:
             MeshErrorGroup: Some could not be spawned.
@@ -206,12 +206,12 @@ class Changes:
 
 
 def gone_of(procs: ProcMembers, ranks: Collection[int]) -> MembershipChanged:
-    """Return the error of a view that shows members which have left their mesh."""
+    """Return the error for a view of members of which some have left their mesh."""
     found = sorted(procs.absent.intersection(ranks))
     shown = ", ".join(place_name(procs.name, procs.whole.point(rank)) for rank in found[:8])
     return MembershipChanged(
-        f"{procs.name} was resized to {dict(procs.present.extent)!r}, and this view shows who has left: {shown}"
-        f"{', ...' if len(found) > 8 else ''}; use the one that resize has returned",
+        f"{procs.name} was resized to {dict(procs.present.extent)!r}, and this view shows members that have left: "
+        f"{shown}{', ...' if len(found) > 8 else ''}; use the view that resize returned",
         maybe_executed=False,
     )
 
@@ -233,7 +233,7 @@ class ViewReader:
     def __anext__(self) -> Awaitable[MembershipView]:
         """Return the present view once it differs from the last one; the first one at once.
 
-        Blocking: a checkpoint, cancellable; a view that was not returned is not lost.
+        Blocking: a checkpoint, cancellable; a cancel loses no view.
 
         Raises:
             StopAsyncIteration: The mesh has stopped.
@@ -257,7 +257,7 @@ class ViewReader:
 
 
 class MembershipHub:
-    """Record of the members of a mesh.
+    """Record of the members that serve in a mesh, for readers.
 
     Attributes:
         news: Set at the next change.
@@ -286,7 +286,7 @@ class MembershipHub:
             self._wake()
 
     def close(self) -> None:
-        """End every reader's views: the mesh has stopped."""
+        """End the iteration of all readers: the mesh has stopped."""
         self.is_closed = True
         self._wake()
 

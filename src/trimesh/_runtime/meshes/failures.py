@@ -1,17 +1,17 @@
 """Failures of one mesh: errors that survivors raise because a peer died, failure handlers, restarts.
 
-Ranks that meet in a collective, or over a socket of their own, notice a death by themselves, often before its owner
-does. Such a follow-on error does not count as a failure beside the death: it is noted on the death, so that
-`except* ProcDied` catches everything.
+Ranks that meet in a collective, or over a socket of their own, detect a death by themselves, often before its owner
+does. Such a follow-on error does not count as a second failure: it is noted on the death, so that `except* ProcDied`
+catches everything.
 
 The failure handlers of one process mesh, and of the actors on it, while their blocks are open:
 
     failure --> handlers, the last opened first --(none has handled it)--> the policy of the mesh
 
-FH-1 a handler is called as the failure is recorded, before any waiter learns of it, in the order of the failures:
-     its verdict belongs to that moment as much as the verdict of the policy (X3).
-FH-2 a handler that raises has handled nothing: the policy goes on, and the handler's block raises its error.
-FH-3 no handler is called once its block has been left, nor for a failure outside of its own view.
+FH-1 A handler is called when the failure is recorded, before any waiting call raises, in the order of the failures,
+     as the policy is (X3).
+FH-2 A handler that raises has handled nothing: the policy decides, and the handler's block raises its error.
+FH-3 No handler is called once its block has been left, nor for a failure outside of its own view.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 Place = tuple[str, int]
 """A process: host and pid."""
-Crew = Collection[Place]
+MeshProcesses = Collection[Place]
 """Processes of one mesh, of all incarnations."""
 
 _BY_TYPE: Final = frozenset({"torch.distributed.DistBackendError", "torch.distributed.DistNetworkError"})
@@ -80,18 +80,18 @@ def says_peer_is_gone(leaf: BaseException) -> bool:
 
 
 def text_says_peer_is_gone(text: str) -> bool:
-    """Return whether the text of an error, or the end of a traceback, reports that in the words of gloo or c10d."""
+    """Return whether the text of an error, or the end of a traceback, is a lost connection of gloo or c10d."""
     return ("gloo" in text or "c10d" in text) and _BY_TEXT.search(text) is not None
 
 
-def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None = None) -> list[Exception]:
-    """Return errors without follow-on errors of survivors that only report a lost peer; these are noted on its death.
+def fold_into_deaths(errors: Sequence[Exception], meshes: Sequence[MeshProcesses] | None = None) -> list[Exception]:
+    """Remove follow-on errors, in which survivors only report a lost peer; note them on its death.
 
     If no member has died they stay: the root cause is another one.
 
     Args:
-        errors: Of members of one mesh, or of several.
-        crews: The processes of each mesh, when there are several: only those of one mesh are peers.
+        errors: Errors of members of one mesh, or of several.
+        meshes: The processes of each mesh, when there are several: only those of one mesh are peers.
     """
     found = [leaf for error in errors for leaf in leaves(error)]
     deaths = [leaf for leaf in found if isinstance(leaf, DEATHS) and origin(leaf).point is not None]
@@ -103,7 +103,7 @@ def fold_into_deaths(errors: Sequence[Exception], crews: Sequence[Crew] | None =
         place = place_of(origin(leaf))
         if place is None or place in dead or not says_peer_is_gone(leaf):
             return False
-        return crews is None or any(place in crew and not dead.isdisjoint(crew) for crew in crews)
+        return meshes is None or any(place in mesh and not dead.isdisjoint(mesh) for mesh in meshes)
 
     told = [leaf for leaf in found if is_told(leaf)]
     if not told:
@@ -125,7 +125,7 @@ def _without(error: Exception, told: Sequence[BaseException]) -> Exception | Non
 
 
 def _note(death: BaseException, told: Sequence[BaseException]) -> None:
-    lines = ["those who were connected to it have failed for that reason:"]
+    lines = ["follow-on errors of processes that were connected to it:"]
     for leaf in told[: limits.SURVIVORS_TOLD]:
         where = origin(leaf)
         place = "" if where is None else f"{describe(where)}: "
@@ -138,14 +138,12 @@ def _note(death: BaseException, told: Sequence[BaseException]) -> None:
 
 # ---- failure handling ------------------------------------------------------------------------------------------------
 
-# The failure handlers of one process mesh, and of the actors on it, while their blocks are open.
-
 
 class _Handling:
     """A handler while its block is open.
 
     Attributes:
-        scope: Around the body.
+        scope: Cancel scope around the body.
     """
 
     def __init__(self, handler: OnFailure, sees: Callable[[int], bool]) -> None:
@@ -164,7 +162,7 @@ class _Handling:
             if answer is not None and not isinstance(answer, bool):
                 raise TypeError(
                     f"a failure handler must return True (handled) or False, at once, got {answer!r}: make it a plain "
-                    "def, and start what waits in a nursery of your own"
+                    "def, and start tasks from it in a nursery of your own"
                 )
         except BaseException as error:  # noqa: BLE001 - raised by the block of the handler
             self.errors.append(error)
@@ -188,11 +186,11 @@ class FailureHandling:
         *,
         has_ended: bool,
     ) -> bool:
-        """Return whether a handler takes care of a failure.
+        """Return whether a handler has handled a failure.
 
         Args:
             origin_of: Returns the place of the member of a rank.
-            reason: The failure. An error that only reports a stop is not one.
+            reason: The failure. For an error that only reports a stop no handler is called.
         """
         if not self._open or without_consequences(reason) is None:
             return False
@@ -209,8 +207,8 @@ class FailureHandling:
         """Call `handler` for failures while the body runs.
 
         Args:
-            handler: A plain function.
-            sees: Whether its view shows the process of a rank.
+            handler: A plain function, not async.
+            sees: Returns whether the handler's view shows the process of a rank.
 
         Raises:
             ExceptionGroup: The errors of the handler, beside that of the body.
@@ -241,14 +239,14 @@ def check_handler(handler: Any) -> None:
     """
     if not callable(handler) or inspect.iscoroutinefunction(handler):
         raise TypeError(
-            "on_failure takes a plain function of a Failure: it is asked before any call hears of the failure, so it "
-            f"must not wait; got {handler!r}. Start what waits in a nursery of your own: nursery.start_soon(...)"
+            "on_failure takes a plain function of a Failure, which is called before waiting calls raise and so must "
+            f"not wait, got {handler!r}: start tasks from it in a nursery of your own, by nursery.start_soon(...)"
         )
 
 
 # ---- restart rounds of a supervisor: take down, rest, start again ----------------------------------------------------
 
-# Each round is a task of the process, not of the block, which has none; the block's end stops it and waits for it.
+# Each round is a task of the process; the end of the block stops it and waits for it.
 
 
 class Restartable(Protocol):
@@ -264,7 +262,7 @@ class Restartable(Protocol):
         """Start the members of a round; raise on failure."""
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
-        """Handle the end of restarts, caused by the start of a round, or else by a member."""
+        """Handle the end of restarts: the start of `round_` failed too often, or with None the member at `rank`."""
 
 
 class _Course:
@@ -316,7 +314,7 @@ class Restarts:
     async def _run(self, round_: Round, course: _Course, before: list[_Course]) -> None:
         set_proc_of_task(self.proc)
         try:
-            with trio.CancelScope(shield=True):  # they have been cancelled; this task owns their members now
+            with trio.CancelScope(shield=True):  # earlier rounds were cancelled; this one takes over their members
                 for other in before:
                     await other.over.wait()
             with course.scope:
@@ -331,7 +329,7 @@ class Restarts:
         self.supervisor.rested(round_)
         try:
             await self.members.bring_up(round_)
-        except Exception as error:  # noqa: BLE001 - whatever keeps a member from starting is the cause of the next round
+        except Exception as error:  # noqa: BLE001 - any error of a start causes the next round
             cause = _cause(error)
             decision = self.supervisor.start_failed(round_, cause, trio.current_time(), self.proc.chance())
             self._act(decision, round_, round_.ranks[0] if round_.ranks else -1)

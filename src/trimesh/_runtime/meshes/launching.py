@@ -1,4 +1,4 @@
-"""Launching of the processes of one mesh, the first and every later time, with its options and rendezvous."""
+"""Launcher of the processes of one mesh, first ones and replacements, with its options and rendezvous."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ class Launching:
             member.started(await procs.host.launch(request, member.exited))
             if progress is not None:
                 progress.done += 1
-        except Exception as error:  # noqa: BLE001 - collected: every member's error is told
+        except Exception as error:  # noqa: BLE001 - collected: the errors of all members are raised together
             set_origin(error, member.origin)
             errors.append(error)
             scope.cancel(reason=f"{member.label} could not be started")
 
     async def setup_all(self, ranks: Sequence[int], setup: Callable[[], Any] | None) -> None:
-        """Run `setup` in some processes; an answer means that a process is ready."""
+        """Run `setup` in some processes, or with None only wait until they answer, so are ready."""
         procs = self._procs
         info = procs.info
         request = Request(procs.name, "setup", (setup, info), {}, lambda index: info.origin(ranks[index]))
@@ -116,7 +116,10 @@ class Launching:
                 procs.members[rank].stack_fd = result.value
 
     async def launch_next(self, ranks: Sequence[int], what: str) -> None:
-        """Start the next processes at some ranks, and run `setup` there; nothing lives there yet.
+        """Start the next processes at some ranks, without their actors, and run the mesh's `setup` there.
+
+        Args:
+            what: Verb of the error text: "be restarted" or "grow".
 
         Raises:
             MeshErrorGroup: Some could not be started.
@@ -134,7 +137,7 @@ class Launching:
                 await self.setup_all(ranks, None)
         if scope.cancelled_caught and not errors:
             errors = [
-                SpawnError(f"{procs.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
+                SpawnError(f"{procs.name} was not ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
             ]
         if errors:
             raise MeshErrorGroup(f"{procs.name} could not {what}", errors, mesh=procs.name)
@@ -196,9 +199,7 @@ class Rendezvous:
         self._socket.close()
 
 
-# ---- slow starts -----------------------------------------------------------------------------------------------------
-
-# Slow spawns: shown as progress, and logged once with the state of each process that is not ready.
+# ---- slow spawns: shown as progress, and logged once with the state of each process that is not ready ----------------
 
 _log = logging.getLogger("trimesh")
 
@@ -224,7 +225,7 @@ async def _log_what_it_waits_for(proc: Proc, info: MeshInfo, ranks: Sequence[int
         lines = [line for line in await describe_waiting(proc, members) if not is_hidden(line)]
         if len(lines) > limits.SPAWNING_LOG_LINES:
             left_out = len(lines) - limits.SPAWNING_LOG_LINES
-            lines[limits.SPAWNING_LOG_LINES :] = [f"  and {left_out} lines more, which trimesh.dump() writes"]
+            lines[limits.SPAWNING_LOG_LINES :] = [f"  and {left_out} more lines; trimesh.dump() writes all of them"]
         _log.warning(
             "spawn of %s has waited for %g s: __init__ or lifespan has not ended yet in:\n%s",
             info.name,

@@ -43,14 +43,14 @@ class Member:
         rank: Its place in its mesh.
         mesh, point: Name of the mesh, and the place as coordinates, in the mesh at its present size.
         host_name, pid: Its machine and process id; this machine and 0 before it is started.
-        label: Mesh and place for messages.
-        on_death: Called once if it ends unasked, or badly when asked, before any call learns of it (rule X3).
+        label: Mesh, coordinates and incarnation for texts.
+        on_death: Called once if it ends unasked, or badly when asked, before calls to it raise (rule X3).
         gone: Set when it has ended, for any reason.
         death: Its death, once known; kept for as long as it is a member.
         by: "grace" when it was killed for exceeding the grace, "kill" when the user requested that.
         is_expected: Whether its end was requested; an exit code of 0 does not count as a death then.
         is_killed: Whether its owner has killed it, which does not count as a death either.
-        stack_fd: Descriptor, in the child, to which its stack is written; see `stacks`.
+        stack_fd: Descriptor, in the child, to which its stack is written; -1 without one. See `watch/stacks`.
         stall: Reports stalls of its Trio loop.
         departure: Outcome of calls to it after it has left its mesh; None before that.
         record: Path of its flight record, on a machine that shares records with this one; "" without one.
@@ -126,7 +126,7 @@ class Member:
         self.is_expected = True
 
     def departs(self) -> None:
-        """Note that it leaves its mesh: from now on calls to it end with that, for whatever reason it ends."""
+        """Note that it leaves its mesh: from now on calls to it raise `MembershipChanged`, however it ends."""
         self.departure = left(f"{self.label} has left its mesh, which was resized")
 
     def kill(self, by: str | None = None) -> None:
@@ -220,7 +220,7 @@ class Member:
         if self._is_spawner_stopped:
             seconds = f"limits.EXIT_REPORT_SECONDS ({limits.EXIT_REPORT_SECONDS:g} s)"
             text = (
-                f"it was asked to end; how it did is not known: its spawner is stopped, and said nothing for {seconds}"
+                f"its end was requested, and the outcome is unknown: its spawner is stopped, and silent for {seconds}"
             )
             return ProcDeath(text, reason="lost", by=self.by, record=self._record_left())
         is_stopped = down is not None and down.reason is DownReason.LEASE
@@ -230,13 +230,13 @@ class Member:
         )
 
     def _remains(self) -> str:
-        """Return a sentence if it survives even SIGKILL: only the kernel can end it (Z08)."""
+        """Return a clause for texts if it survives even SIGKILL, "" otherwise: only the kernel can end it (Z08)."""
         if (self._report is not None and self._report.is_known) or (state := process_state(self.pid)) in ("", "Z", "X"):
             return ""
         return f"; pid {self.pid} does not end even by SIGKILL (state {state}) and is left behind"
 
     def _record_left(self) -> str:
-        """Return the file of its flight record if it exists: it may have died before, or be on another machine."""
+        """Return the file of its flight record, "" if there is none: it died early, or is on another machine."""
         return self.record if self.record and Path(self.record).exists() else ""
 
     def killed_for_grace(self, grace: float) -> ProcDied:
@@ -252,7 +252,7 @@ class Member:
 
 
 async def wait_gone(members: Sequence[Member], deadline: float) -> None:
-    """Wait until the started ones have ended, at most until `deadline` (Trio time)."""
+    """Wait until the started members have ended, at most until `deadline` (Trio time)."""
     with trio.CancelScope(deadline=deadline):
         for member in members:
             if member.child is not None:
@@ -269,7 +269,7 @@ async def discard(members: Sequence[Member]) -> None:
 
 
 async def kill_silent(members: Sequence[Member]) -> None:
-    """Kill members that would not react to a request to stop."""
+    """Kill members that would not react to a request to stop, one after the other."""
     for member in members:
         if member.child is not None and member.is_alive:
             member.child.signal(signal.SIGKILL)

@@ -1,9 +1,9 @@
 """Process mesh at its owner: start all, watch all, end all.
 
-PM-1 either every member is ready, or none is left and the error names those that failed (E11).
-PM-2 a death is reported to the block first and to the calls after that (X3).
-PM-4 a member is replaced by another one at its rank, with the next incarnation, as the policy of the mesh decides.
-PM-3 stopping goes down one ladder for all members at once: ask, wait for the block's grace, SIGTERM, SIGKILL.
+PM-1 Either every member is ready, or none is left and the error names those that failed (E11).
+PM-2 A death is reported to the block first and to the calls after that (X3).
+PM-3 Stopping escalates for all members at once: request, the block's grace, SIGTERM, SIGKILL.
+PM-4 A member is replaced by another one at its rank, with the next incarnation, as the policy of the mesh decides.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class ProcMembers:
         present: The mesh at its present size.
         members: The latest incarnations, by rank.
         actors: The actor meshes that live there, in spawn order.
-        events: Published to readers.
+        events: Events published to readers.
         is_stopping: Whether its block has begun to stop.
-        on_last_exit: Called before the members are asked to exit, if none will be replaced.
-        on_stopped: Called when they have been ended for good.
+        on_last_exit: Called before the members are stopped for good.
+        on_stopped: Called when they have ended for good.
         grace: Seconds for clean-up.
         failures: Handlers that are called for failures before the policy.
-        stopped: Set once it has been ended for good.
+        stopped: Set once the mesh has been ended for good.
         absent: Ranks that have left the mesh, or have not joined yet.
         replacing: Ranks whose members the user is changing.
         fixed_by: Why its size cannot change; empty when it can.
@@ -195,7 +195,7 @@ class ProcMembers:
         """Start every member and run `setup` there.
 
         Raises:
-            MeshErrorGroup: Some could not be started; nothing of the others is left.
+            MeshErrorGroup: Some could not be started; the others have been ended.
         """
         try:
             with showing(self.proc, f"starting the processes of {self.name}", len(self.whole)) as progress:
@@ -206,7 +206,7 @@ class ProcMembers:
                     progress.begin(f"setting up the processes of {self.name}")
                     await self.launching.setup_all(self.whole.ranks(), self.options.setup)
         except trio.TooSlowError:
-            error = SpawnError(f"{self.name} must be ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
+            error = SpawnError(f"{self.name} was not ready within limits.SPAWN_SECONDS ({limits.SPAWN_SECONDS:g} s)")
             await self._discard()
             raise MeshErrorGroup(f"{self.name} could not be started", [error], mesh=self.name) from None
         except BaseException:
@@ -274,7 +274,7 @@ class ProcMembers:
             actors.processes_gone(ranks, cause)
 
     def member_silent(self, rank: int, error: Unresponsive, *, is_logged: bool) -> None:
-        """Handle an actor that did not acknowledge a cancel: an event, unless the policy names it (C2)."""
+        """Handle an actor that did not acknowledge a cancel: only an event, unless the policy names it (C2)."""
         self.events.tell(Unacknowledged, rank, error=error)
         verdict = judge(MemberFailure(Unresponsive, has_ended=False), self.policy)
         if verdict in (Verdict.FAIL, Verdict.RESTART):
@@ -289,7 +289,7 @@ class ProcMembers:
     # ---- heal ------------------------------------------------------------------------------------------------
 
     def _defer(self, rank: int, act: Callable[[], None]) -> None:
-        """Leave an event of a member to the change that is under way for it."""
+        """Postpone an event of a member to the end of the change that is under way for it."""
         if self._changes is not None:
             self._changes.defer(rank, act)
 
@@ -304,7 +304,7 @@ class ProcMembers:
             await self._settled.wait()
 
     async def settled(self, ranks: Collection[int]) -> None:
-        """Wait until no given member is being restarted, or has died without the death being handled."""
+        """Wait until all deaths of the given members have been handled, and none of them is being restarted."""
         await trio.lowlevel.checkpoint()
         for rank in ranks:
             if not self.members[rank].is_alive:
@@ -322,7 +322,7 @@ class ProcMembers:
             actors.processes_going_down(ranks, cause)
 
     def mark_up(self, ranks: Collection[int]) -> None:
-        """Release those calls and spawns, in whatever state the members are."""
+        """Release the calls and spawns that wait for some members, whatever their state."""
         self._down.difference_update(ranks)
         self.note_joined()
         self._settled.set()
@@ -337,12 +337,12 @@ class ProcMembers:
         while not self.replacing.isdisjoint(round_.ranks):
             await self._settled.wait()
             self.mark_down(round_.ranks, round_.cause)
-        if isinstance(round_.cause, Unresponsive):  # it would not react to a request to stop
+        if isinstance(round_.cause, Unresponsive):  # the failed members would not react to a request to stop
             await kill_silent([self.members[rank] for rank in round_.failed])
         await self.end([member for rank in round_.ranks for member in [self.members[rank]]])
 
     async def end(self, members: Sequence[Member], by: str = "stopped") -> None:
-        """End some members in good order, by force when the grace is over; `by` is the reason told to callers there."""
+        """End some members in good order, by force when the grace is over; `by` is the reason that callers get."""
         alive = [member for member in members if member.child is not None and member.is_alive]
         deadline = trio.current_time() + self.grace
         ranks = [member.rank for member in alive]
@@ -357,7 +357,7 @@ class ProcMembers:
             self.events.tell(Died, rank, error=error)
 
     async def bring_up(self, round_: Round) -> None:
-        """Start the members of a round, in spawn order, with all that lived there.
+        """Start the members of a round, with the actors there, in spawn order.
 
         Raises:
             MeshErrorGroup: Some could not be started.
@@ -366,12 +366,12 @@ class ProcMembers:
         self.mark_up(round_.ranks)
 
     def extend_units(self) -> None:
-        """Update the policy with all places."""
+        """Extend the units of the policy to all places."""
         if self._restarts is not None and isinstance(self.policy, Restart):
             self._restarts.supervisor.extend(units_of(self.whole, self.policy.along))
 
     async def follow(self, ranks: Sequence[int]) -> None:
-        """Start the next members at some ranks, with all that lived there.
+        """Start the next members at some ranks, with the actors there.
 
         Raises:
             MeshErrorGroup: Some could not be started.
@@ -382,13 +382,13 @@ class ProcMembers:
         self.tell_started(Restarted, ranks)
 
     def tell_started(self, kind: type[MemberEvent], ranks: Sequence[int]) -> None:
-        """Publish that processes serve."""
+        """Publish an event of `kind` for each process that serves now."""
         for rank in ranks:
             member = self.members[rank]
             self.events.tell(kind, rank, host=member.host_name, pid=member.pid)
 
     def gave_up(self, round_: Round | None, rank: int, error: RestartLimit) -> None:
-        """Handle the end of restarts: the block fails."""
+        """Handle the end of restarts: the block fails, unless a failure handler handles it."""
         set_origin(error, self.origin_of(rank))
         for one in [rank] if round_ is None else round_.ranks:
             self.events.tell(GaveUp, one, error=error)
@@ -408,7 +408,7 @@ class ProcMembers:
     # ---- end -------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """Take no new actors, restart nothing."""
+        """Refuse new actors; restart nothing more."""
         self.is_stopping = True
         self._others_until = 0.0
         self._stop_healing(MeshStopped(f"the block of {self.name} has begun to stop"))
@@ -457,7 +457,7 @@ class ProcMembers:
     def spared(self, deadline: float) -> float:
         """Return the clean-up deadline of the members, given the end of the grace.
 
-        Members that have used up the grace must not cost the others their exit, which takes seconds in some libraries.
+        Members that used up the grace must not cost the others their clean exit, which takes seconds in some libraries.
         """
         return max(deadline, self._others_until)
 
@@ -478,7 +478,7 @@ class ProcMembers:
     async def end_late(self, ranks: Sequence[int]) -> list[Exception]:
         """End by force members whose actors have not ended in time; return the error for each.
 
-        If the mesh outlives them, it has lost members against its will: its policy decides what follows.
+        If the mesh itself is not stopping, these are deaths, which its policy handles.
         """
         members = [self.members[rank] for rank in ranks]
         errors = await self.force(ranks)
