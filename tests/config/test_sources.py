@@ -87,7 +87,7 @@ def test_file_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setenv("TRIMESH_CONFIG", str(file))
-    with pytest.raises(ConfigError, match="of this user or of root"):
+    with pytest.raises(ConfigError, match="must belong to this user or to root"):
         user_files.read_sources()
 
 

@@ -33,18 +33,18 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One process to start.
 
     Attributes:
-        proc_id: Its incarnation, drawn by the caller, never used before.
+        proc_id: Its process id, drawn by the caller, never used before.
         mesh: Name of the process mesh.
         labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
         incarnation: 0 for the first process at this point, one more for each restart.
-        grace: Seconds for clean-up; handed to the worker.
+        grace: Seconds for clean-up, passed to the worker.
         env: Variables on top of the caller's environment.
         cwd: Working directory; None is the caller's.
         output: "forward" (lines to the controller's streams, with coordinates), "inherit" (its streams as they are),
             "discard", or a path to append both streams to.
         python: Interpreter to execute; None forks the spawner.
         preload: Modules imported before the worker enters.
-        cpus: It runs on these alone; empty for those of the spawner.
+        cpus: CPUs that it is restricted to; empty for those of the spawner.
         entry: `module:function` that is called as `(config, link, broker, lifelines) -> exit code`.
         pickled: Whether values are pickled in its family.
         extra: Opaque bytes for the worker.
@@ -77,7 +77,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, kw_only=True):
 async def wait_for_news(wait: Callable[[], Awaitable[object]], seconds: float) -> None:
     """Wait at most `seconds` for news of an end.
 
-    The time is counted in parts: a stop of this very process, in which it reads nothing, uses up only one of them.
+    The time is counted in parts: if this very process is stopped meanwhile (SIGSTOP), that uses up only one part.
     """
     for _ in range(_NEWS_PARTS):
         with trio.move_on_after(seconds / _NEWS_PARTS):
@@ -89,11 +89,11 @@ class Child:
     """A process that this one has launched and owns.
 
     Attributes:
-        proc_id: Its incarnation.
-        name: Mesh and coordinates, for people.
-        pid: Its process id; it leads a session and a process group of the same number.
+        proc_id: Its process id in the family.
+        name: Mesh and coordinates, for texts.
+        pid: Its pid; it leads a session and a process group of the same number.
         pidfd: Open until `close`.
-        link: Our end of the stream socket to it. `link.detach()` takes its descriptor.
+        link: The owner's end of the stream socket to it. `link.detach()` takes its descriptor.
         report: Its exit report, once it has ended.
     """
 
@@ -134,10 +134,10 @@ class Child:
     def signal(self, signum: int) -> None:
         """Signal its whole process group; never blocks. Does nothing once it was reported."""
         if self.report is None and not linux.signal_group(self.pidfd, signum):
-            self._signal_by_spawner(self.proc_id, signum)  # a parent can, without a race, on every kernel
+            self._signal_by_spawner(self.proc_id, signum)  # its parent can, on every kernel, without a race
 
     def close(self) -> None:
-        """Give back `pidfd`, and `link` unless it was detached. Idempotent; after the report."""
+        """Close `pidfd`, and `link` unless it was detached. Idempotent; called after the report."""
         self.link.close()
         if self.pidfd >= 0:
             os.close(self.pidfd)
@@ -263,7 +263,7 @@ def checked_variables(given: Any, what: str) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise TypeError(f"{what} must be a mapping of names to texts, got {given!r}")
+        raise TypeError(f"{what} must be a mapping of names to strings, got {given!r}")
     found: dict[str, str] = {}
     entries: dict[Any, Any] = {**given}
     for name, value in entries.items():
@@ -289,7 +289,7 @@ async def run_process(
     task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
     **options: Any,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a command as `trio.run_process` does, with all that it starts: none of it outlives the call.
+    """Run a command as `trio.run_process` does; no process that it starts outlives the call.
 
     The command leads a process group of its own. A cancel of the call, by its caller or by a deadline, sends SIGTERM to
     the group, and SIGKILL `grace` seconds later or when the command itself has ended. After the command has ended by
@@ -300,16 +300,16 @@ async def run_process(
         command: A list of arguments, or a string with `shell=True`.
         grace: Seconds from SIGTERM to SIGKILL.
         task_status: For `nursery.start(trimesh.run_process, ...)`, which returns the `trio.Process` once it runs.
-        **options: As `trio.run_process` takes them: `capture_stdout=True`, `check=False`, `cwd=...`.
+        **options: Options of `trio.run_process`, such as `capture_stdout=True`, `check=False`, `cwd=...`.
 
     Returns:
-        What `trio.run_process` returns.
+        The result of `trio.run_process`.
 
     Raises:
         subprocess.CalledProcessError: The command has failed, unless `check=False`.
         OSError: It could not be started.
-        ValueError: `grace` is negative or no number.
-        TypeError: An option says how to start a group, or how to deliver a cancel, which this function decides.
+        ValueError: `grace` is negative, or not a number.
+        TypeError: An option sets how a group is started or a cancel delivered, which this function decides.
 
     Blocking: a checkpoint, cancellable; a cancel returns when the group has ended, at most about `grace` later.
     """
@@ -358,7 +358,7 @@ class _Group:
         self._status.started(process)
 
     async def _end_with(self, process: trio.Process) -> None:
-        """Kill the rest of the group once the command has ended: it may hold pipes open that are read to their end."""
+        """Kill the rest of the group once the command has ended, as it may hold pipes open that are being read."""
         await process.wait()
         self.send(signal.SIGKILL)
 
@@ -367,7 +367,7 @@ class _Group:
         process = self._process
         if process is None or signal_group(self._pidfd, signum):
             return
-        # An older kernel: the pid of a reaped command stays its group's while no process has it.
+        # An older kernel: the pid of a reaped command is still the group's unless a new process has it.
         if process.returncode is None or not Path(f"/proc/{process.pid}").exists():
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signum)
@@ -381,7 +381,7 @@ class _Group:
 
 
 async def _deliver_cancel(group: _Group, grace: float, process: trio.Process) -> None:
-    """Ask the group to end, then kill it; cancelled when the command has ended."""
+    """Send SIGTERM to the group, SIGKILL after `grace`; cancelled when the command has ended."""
     del process
     group.send(signal.SIGTERM)
     await trio.sleep(grace)

@@ -1,7 +1,7 @@
 """CPU binding: the share of each process of a mesh in the cores, or in the NUMA nodes, of this machine.
 
 Only CPUs that this process may use count: its affinity, which is within the cpuset of its cgroup. A share is a run of
-neighbours: of C cores, sorted by node, the process of rank r of n gets those from r*C/n up to (r+1)*C/n.
+neighbours: of C cores, sorted by node, rank r of n gets cores r*C/n up to, without, (r+1)*C/n.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Machine(msgspec.Struct, frozen=True):
     """CPUs of this machine that this process may use.
 
     Attributes:
-        cores: Cores, neighbours side by side.
+        cores: Cores, sorted by node.
         nodes: CPUs of each NUMA node that has usable ones.
     """
 
@@ -64,7 +64,7 @@ def machine_here(available: Iterable[int] | None = None, system: Path = _SYSTEM)
 
 
 def own_cpus() -> CpuBinding:
-    """Return the binding to the CPUs of the process that starts the mesh, whatever those of the spawner are."""
+    """Return a binding of all processes to the CPUs of this process, which the spawner may not share."""
     return CpuBinding(lambda _, cores: cores[0], 0, Machine((frozenset(os.sched_getaffinity(0)),), ()))
 
 
@@ -105,7 +105,7 @@ class CpuBinding:
         """Return the CPUs of the process at a point, in order.
 
         Raises:
-            SpawnError: The user's function returned something else than a set of CPUs that this process may use.
+            SpawnError: The user's function did not return CPUs that this process may use.
         """
         if callable(self._bind):
             return self._checked(self._bind(point, self._machine.cores), point)
@@ -151,5 +151,5 @@ def checked_bind(bind: Any) -> Bind | None:
 
 
 def host_name() -> str:
-    r"""Return the name of this machine; bytes that are not UTF-8, which the kernel takes, are written as `\xff`."""
+    r"""Return the name of this machine; bytes that are not UTF-8, which the kernel allows, are written as `\xff`."""
     return os.fsencode(socket.gethostname()).decode("utf-8", "backslashreplace")

@@ -32,8 +32,8 @@ class ExitReport(Record, frozen=True):
     """End of one process: made by its spawner, and passed on unchanged to every reader.
 
     Attributes:
-        proc_id: The incarnation.
-        pid: Its process id, which may be in use again.
+        proc_id: Its process id in the family.
+        pid: Its pid, which may be in use again.
         exit_code: 0..255, or None after a signal or if nothing is known.
         signal: Number of the signal that ended it, or None.
         oom_killed: True when the kernel counted an out-of-memory kill in its memory group at that time.
@@ -90,7 +90,7 @@ class ExitReport(Record, frozen=True):
         Args:
             message: Text of the error, naming mesh and point.
             maybe_executed: For a call: False only if the message was certainly not delivered.
-            by: "grace" if our own ladder ended it for exceeding the grace.
+            by: "grace" if its owner ended it for exceeding the grace, "kill" if the user requested that.
             record: File of its flight record, or "".
             reason: See `ProcDied.reason`; "" for the text of this report.
         """

@@ -64,7 +64,7 @@ _threads_of_parent: set[int] = set()
 
 
 def forked_here() -> None:
-    """In a child forked from a process with meshes: end it where it would go on as its parent."""
+    """Arrange, in a child forked from a process with meshes, that it ends before it continues the parent's tasks."""
     signal.set_wakeup_fd(-1)  # a signal here must not wake the parent's Trio run
     if trio.lowlevel.in_trio_task():
         _is_forked.set(True)
@@ -80,7 +80,7 @@ def is_thread_of_parent() -> bool:
 
 
 def is_forked_run() -> bool:
-    """Return whether the running Trio run is a fork's copy: its task must not go on in our code."""
+    """Return whether the running Trio run is a fork's copy: its task must not continue in the runtime."""
     return trio.lowlevel.in_trio_run() and _is_forked.get()
 
 
@@ -103,7 +103,7 @@ def end_child(error: BaseException | None) -> NoReturn:
 
 
 class _EndOfStep(trio.abc.Instrument):
-    """Ends the child before another task of the copied run goes on in it."""
+    """Ends the child before another task of the copied run continues in it."""
 
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         del task
@@ -114,12 +114,12 @@ class _EndOfStep(trio.abc.Instrument):
 
 
 def refuse_breakpoints(setting: str) -> None:
-    """Make `breakpoint()` raise advice instead: pdb would read an end of file and raise `BdbQuit`.
+    """Make `breakpoint()` raise an error with advice: pdb would read an end of file and raise `BdbQuit`.
 
-    A debugger that `PYTHONBREAKPOINT` names, or the program has set, stays.
+    A debugger set by `PYTHONBREAKPOINT` or the program stays.
 
     Args:
-        setting: Name of the setting that rules a terminal out.
+        setting: Name of the setting that turns debugging off.
     """
 
     def refuse(*args: Any, **kwargs: Any) -> NoReturn:
@@ -142,7 +142,7 @@ def refuse_breakpoints(setting: str) -> None:
 # moments later. Its own mark identifies it to the spawner, which waits briefly for it when the family ends.
 
 TRACKER_MARK: Final = "TRIMESH_TRACKER"
-"""Environment variable of a resource tracker, in place of `spawner_prctl.MARKER`."""
+"""Environment variable of a resource tracker, in place of `linux.MARKER`."""
 
 _MODULE: Final = "multiprocessing.resource_tracker"
 
@@ -189,10 +189,9 @@ class _Starting:
 
 # ---- `multiprocessing` in a worker: classes and functions of the user's script ---------------------------------------
 
-# A worker received them by value, and its `__main__` has no file that a process started by `spawn` or `forkserver`
-# could run again, as it does in plain Python. So they go by value there, too: with their name, and a pickle for
-# processes in which the name is unknown. They are put on `__main__` there, so that pickles that return by name mean
-# those of this worker.
+# A worker received them by value: its `__main__` has no file that a process started by `spawn` or `forkserver` could
+# run again, as in plain Python. So they go by value to those processes, too: as their name, and a pickle in case the
+# name is unknown there. The receiver puts them on its `__main__`, so that its pickles refer to them by name.
 
 
 def carry_script() -> None:

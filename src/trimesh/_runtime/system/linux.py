@@ -18,7 +18,7 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 _PIDFD_SIGNAL_PROCESS_GROUP: Final = 4
 
 MARKER: Final = "TRIMESH_PROC"
-"""Environment variable that every process of a family carries; see `mark_process`."""
+"""Environment variable that every process of a family carries; see `ProcessMarker`."""
 
 _MARKER_CHARS: Final = 33
 
@@ -41,7 +41,7 @@ def become_subreaper() -> None:
 def set_parent_death_signal(signum: int) -> None:
     """Make the kernel send `signum` when the *thread* that forked this process ends; 0 for none.
 
-    The caller checks afterwards that its parent still lives: a parent that died before sends nothing.
+    The caller must check afterwards that its parent still lives: if it died before, no signal comes.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
 
@@ -103,10 +103,10 @@ def signal_group(pidfd: int, signum: int) -> bool:
 
 
 def close_others(kept: set[int]) -> None:
-    """Close every descriptor of this process that is not in `kept`, except those that a shared library has of itself.
+    """Close every descriptor of this process that is not in `kept`, except those of shared libraries.
 
-    libffi maps the code of callbacks from its own file, which it keeps open: without it ctypes soon fails to make more
-    of them, or maps another file that has reused its number.
+    libffi keeps its own file open to map the code of callbacks from it. Without that descriptor ctypes soon fails to
+    make more callbacks, or maps another file that has reused the number.
     """
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
@@ -115,9 +115,7 @@ def close_others(kept: set[int]) -> None:
                     os.close(int(name))
 
 
-# ---- system calls ----------------------------------------------------------------------------------------------------
-
-# System calls of this library that a sandbox or a bare root may refuse: checked when something has failed.
+# ---- system calls that a sandbox or a bare root may refuse: probed when something has failed -------------------------
 
 _REFUSALS: Final = (errno.EPERM, errno.EACCES, errno.ENOSYS)
 
@@ -151,12 +149,12 @@ _PROBES: Final[dict[str, Callable[[], None]]] = {
 
 
 def refusals() -> str:
-    """Return the refused system calls of this process, as a sentence that begins with a blank; "" for none.
+    """Return which system calls this process is refused, in parentheses after a blank; "" for none.
 
     Cost: a few system calls; call it only after a failure.
     """
     if not has_proc():
-        return " (/proc is not mounted here, and trimesh reads of its own processes there: mount it)"
+        return " (/proc is not mounted here, and trimesh finds its processes there: mount it)"
     refused: list[str] = []
     for name, probe in _PROBES.items():
         try:
@@ -166,9 +164,9 @@ def refusals() -> str:
                 refused.append(name)
     if not refused:
         return ""
-    return f" (the system refuses {', '.join(refused)} to this process: let its sandbox, such as seccomp, allow that)"
+    return f" (the system refuses {', '.join(refused)} to this process: allow that in its sandbox, such as seccomp)"
 
 
 def has_proc() -> bool:
-    """Return whether this process finds itself in /proc."""
+    """Return whether /proc is mounted, with this process in it."""
     return Path("/proc/self/fd").exists()

@@ -5,13 +5,13 @@
 
 The worker never waits: the spawner always reads, and drops lines, counting them, when the controller is slow.
 
-Identical lines of many processes on other hosts, shown as one (rule H12).
+Identical lines of many processes on other hosts are shown as one (rule H12).
 
-    first ones --> shown as they come --> of `limits.OUTPUT_SAME_SHOWN` processes --> counted --> "(x120 more) text"
+    of the first `limits.OUTPUT_SAME_SHOWN` processes: shown at once; of more: counted --> "(x120 more) text"
 
 SM-1 A line counts as the same within `limits.OUTPUT_SAME_SECONDS` of the first one like it, in one mesh and stream.
 SM-2 Lines that one process repeats are shown each time, unless many processes write them.
-SM-3 Nothing waits for it: lines that differ are shown at once, so before the count of those that came before them.
+SM-3 No line waits for a count: different lines are shown at once, before the counts of earlier lines.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STDOUT: Final = 1
 STDERR: Final = 2
 
 _OF_FAULTS: Final = (b'  File "', b"Extension modules: ")
-"""Beginnings of `faulthandler` lines that may be left out."""
+"""Beginnings of lines of `faulthandler`, of which those with frames of the runtime are hidden."""
 
 MODES: Final = ("forward", "inherit", "discard")
 """Values of `output`, besides a path."""
@@ -46,8 +46,8 @@ MODES: Final = ("forward", "inherit", "discard")
 class LineCutter:
     """Cuts a stream of bytes into lines of at most `limits.OUTPUT_LINE_BYTES_MAX` bytes.
 
-    A progress bar is one line that carriage returns overwrite again and again before its newline comes. Its present
-    state counts as a line, too: when it first appears, and then every `limits.OUTPUT_PROGRESS_SECONDS`.
+    A progress bar is one line that is overwritten after carriage returns until its newline arrives. Its present state
+    counts as a line, too: when it first appears, and then every `limits.OUTPUT_PROGRESS_SECONDS`.
     """
 
     def __init__(self, line_bytes_max: int = limits.OUTPUT_LINE_BYTES_MAX) -> None:
@@ -65,7 +65,7 @@ class LineCutter:
         lines = list[bytes]()
         for line in complete:
             lines += self._cut(line)
-        if b"\r" in rest[:-1] and rest.strip(b"\r"):  # one at the end may belong to a newline that has not come yet
+        if b"\r" in rest[:-1] and rest.strip(b"\r"):  # one at the end may belong to a newline that has not arrived
             rest = _visible(rest)
             if now is not None and now >= self._progress_at + limits.OUTPUT_PROGRESS_SECONDS:
                 self._progress_at = now
@@ -110,10 +110,10 @@ class Tail:
 class OutputQueue:
     """Lines on their way to the controller: first in, first out, bounded by bytes.
 
-    Markers ride in the queue too; they come out in order, between batches, and are never dropped.
+    It queues markers, too; they come out in order, between batches, and are never dropped.
 
     Args:
-        bytes_max: Beyond it lines are dropped and counted.
+        bytes_max: Size in bytes beyond which lines are dropped and counted.
     """
 
     def __init__(self, bytes_max: int = limits.OUTPUT_QUEUE_BYTES_MAX) -> None:
@@ -195,7 +195,7 @@ def _split(chunk: OutputChunk, bytes_max: int) -> tuple[OutputChunk, OutputChunk
 class OutputLog:
     """Keeps received chunks of lines, at most `limits.OBSERVED_OUTPUT_BYTES` of them.
 
-    Keeping costs a chunk, not a line: rows are made on request. Another thread may request rows while chunks are added.
+    The cost is that of a chunk, not of its lines: rows are made on request. Another thread may request rows meanwhile.
     """
 
     def __init__(self) -> None:
@@ -239,8 +239,8 @@ def _rows(first: int, at: float, chunk: OutputChunk) -> Iterator[OutputRow]:
 class OutputPrinter:
     """Writes worker output to `sys.stdout` and `sys.stderr` as they are at that moment, so that capture works.
 
-    It writes with no context variable set. The streams of a notebook show text under the cell that a variable names:
-    the one in which the mesh was opened. Without it they show it under the running cell.
+    It writes with no context variable set. A notebook shows text under the cell that a context variable names, here the
+    one in which the mesh was opened; without the variable, under the running cell.
 
     Attributes:
         log: The newest output, for observers.
@@ -254,7 +254,7 @@ class OutputPrinter:
         """Write chunks in order, one call for each run of one stream; a broken stream loses them silently.
 
         Args:
-            is_far: Whether they are of other hosts: lines that many processes repeat are counted.
+            is_far: Whether they are of other hosts: lines repeated by many processes are then counted.
 
         Returns:
             Whether `write_counts` is to be called, `limits.OUTPUT_SAME_SECONDS` from now.
@@ -316,7 +316,7 @@ def _is_hidden(line: str) -> bool:
 
 
 def _text_of(line: bytes) -> str:
-    """Return what a terminal would show of a progress bar: the text after the last carriage return."""
+    """Return the text after the last carriage return, which a terminal would show of a progress bar."""
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
@@ -352,7 +352,7 @@ class _Same:
 
 
 class SameLines:
-    """Lines shown in the last second, and counts of equal ones. It has no clock of its own."""
+    """Lines shown in the last `limits.OUTPUT_SAME_SECONDS`, with counts of equal ones. Callers pass the time."""
 
     def __init__(self) -> None:
         self._found: dict[_Key, _Same] = {}
@@ -385,7 +385,7 @@ class SameLines:
         return True
 
     def due(self, now: float) -> list[OutputChunk]:
-        """Return the counts whose second is over, and forget them; oldest first."""
+        """Return the counts whose time is over, oldest first, and forget them."""
         told = list[OutputChunk]()
         for key, same in list(self._found.items()):
             if now < same.until:

@@ -29,15 +29,15 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
     """Configuration of a worker, the argument of its `main`.
 
     Attributes:
-        proc_id, parent_id, root_id: This incarnation, its requester, the controller of the family.
+        proc_id, parent_id, root_id: Ids of the worker, of the process that requested it, and of the controller.
         mesh: Name of the process mesh.
         labels, sizes, rank: Extent of the mesh as spawned, and the place in it.
         incarnation: 0 for the first process at this point, one more for each restart.
         seed: Seed of the mesh; generators are seeded from (seed, mesh, rank, incarnation).
         grace: Seconds for clean-up; may be infinite.
         pickled: Whether values are pickled in its family.
-        settings: Those of the requester, overridden by `env=`.
-        extra: Bytes of packages above.
+        settings: Settings of the requesting process, overridden by `env=`.
+        extra: Opaque bytes of packages above.
         is_far: Whether the requester is on another host.
         record: Folder of the flight records of its run; empty for none.
     """
@@ -60,7 +60,7 @@ class WorkerConfig(Record, frozen=True, kw_only=True):
 
 
 class LostHost(Record, frozen=True):
-    """The host that was lost with a process; see `losses.HostLoss`.
+    """The host that was lost with a process; see `peers/deaths.HostLoss`.
 
     Attributes:
         host: Name of the machine.
@@ -111,7 +111,7 @@ def member_name(config: WorkerConfig) -> str:
 #     controller -> agent B   Connect, with `agent` and `answers`
 #     agent B -> controller   ConnectedDirect
 #     agent B -> agent A      Connected, on a channel of the session between the two
-#     controller -> agent A   Arriving: so the question is answered, whatever happens to B
+#     controller -> agent A   Arriving; if agent B or the session is lost, agent A answers the question itself
 #
 # Listening, Tunnel, Relayed and Parted arrange the session of the two, all through the controller.
 
@@ -144,10 +144,10 @@ class Arriving(Record, frozen=True, tag=True):
 
 
 class Listening(Record, frozen=True, tag=True):
-    """Addresses at which one of two agents listens for the other one, which dials. From it, then to that one.
+    """Addresses at which one of two agents listens. From that agent to the controller, then to the one that dials.
 
     Attributes:
-        agent: The other one of the two, as seen by the sender or receiver of this record.
+        agent: The other agent, as seen by the sender or receiver of this record.
         addresses: `host:port`, in order; none if no address may be disclosed to the other one.
     """
 
@@ -156,7 +156,7 @@ class Listening(Record, frozen=True, tag=True):
 
 
 class Tunnel(Record, frozen=True, tag=True):
-    """Connection of two agents through the controller. From the one that dials, then to the other one.
+    """Connection of two agents through the controller. From the agent that dials, then to the other one.
 
     Descriptor: a stream socket, which carries the TLS of the two.
     """
@@ -165,7 +165,7 @@ class Tunnel(Record, frozen=True, tag=True):
 
 
 class Relayed(Record, frozen=True, tag=True):
-    """From an agent that dials: no address of the other one answers, and their messages go through a `Tunnel`."""
+    """From an agent that dials: no address of the other one answers, so their messages go through a `Tunnel`."""
 
     agent: Id
     text: str
@@ -175,7 +175,7 @@ class CastFeed(Record, frozen=True, tag=True):
     """One agent to another: the bodies of a cast, on this channel; see `hosts/casts`.
 
     Attributes:
-        number: Of the cast at the host that is fed.
+        number: Number of the cast at the host that is fed.
     """
 
     number: Id
@@ -185,7 +185,7 @@ class Parted(Record, frozen=True, tag=True):
     """Two agents have no session any more: one of the two has lost it, or, to an agent, its host is lost.
 
     Attributes:
-        agent: The other one of the two.
+        agent: The other agent.
     """
 
     agent: Id

@@ -26,9 +26,9 @@ class ProcSeeds(msgspec.Struct, frozen=True):
     """Initial seeds of the generators of one process.
 
     Attributes:
-        python: Of the module `random`; 64 bits.
-        numpy: Of numpy's global generator (`numpy.random.seed`); 32 bits.
-        torch: Of `torch.manual_seed`; 63 bits.
+        python: Seed of the module `random`; 64 bits.
+        numpy: Seed of numpy's global generator (`numpy.random.seed`); 32 bits.
+        torch: Argument of `torch.manual_seed`; 63 bits.
     """
 
     python: int
@@ -55,7 +55,7 @@ class ProcSeeds(msgspec.Struct, frozen=True):
         owner = os.getpid()
 
         def plant(module: ModuleType, function: str, seed: int) -> None:
-            found: Any = getattr(module, function, None)  # a module of the user's may have this name
+            found: Any = getattr(module, function, None)  # a module of the user may have this name
             if found is not None and os.getpid() == owner:
                 found(seed)
 

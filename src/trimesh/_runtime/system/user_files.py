@@ -84,7 +84,7 @@ def _found(named: str | None) -> tuple[Mapping[str, Any], str]:
         return (_table(Path(named)) or {}, named) if named else ({}, "")
     try:
         here = Path.cwd()
-    except FileNotFoundError:  # it was removed under us
+    except FileNotFoundError:  # it was removed meanwhile
         return {}, ""
     for folder in (here, *here.parents):
         for name in (_OWN, _PROJECT):
@@ -112,7 +112,7 @@ def _table(path: Path) -> Mapping[str, Any] | None:
         whole = tomllib.loads(text.decode())
     except (OSError, ValueError) as error:
         if path.name == _PROJECT and not isinstance(error, OSError):
-            return None  # reporting that is up to the tools of the project
+            return None  # other tools of the project report that
         raise ConfigError(f"{path} cannot be read: {error}") from error
     table = whole.get("tool", {}).get("trimesh") if path.name == _PROJECT else whole
     if table is None:
@@ -126,8 +126,8 @@ def _table(path: Path) -> Mapping[str, Any] | None:
 def _check_owner(path: Path, status: os.stat_result) -> None:
     if status.st_uid not in (0, os.geteuid()):
         raise ConfigError(
-            f"settings are read from files of this user or of root, got {path} of user {status.st_uid}: "
-            f"copy it, or set {_VARIABLE}= to an own file, or to nothing for none"
+            f"a file of settings must belong to this user or to root, got {path} of user {status.st_uid}: "
+            f"copy it, or set {_VARIABLE}= to a file of yours, or to nothing for none"
         )
     if status.st_mode & stat.S_IWOTH:
-        raise ConfigError(f"settings are read from files that not every user may write, got {path}: chmod o-w {path}")
+        raise ConfigError(f"a file of settings must not be writable for all users, got {path}: chmod o-w {path}")
