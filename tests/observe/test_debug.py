@@ -152,6 +152,32 @@ async def test_breakpoint_of_an_endpoint():
     assert results == [7]
 
 
+async def test_attach_refused_by_a_blocked_loop_is_not_carried_out_later():
+    results: list[int] = []
+    refused: list[BaseException] = []
+    async with this_host().spawn_procs({"gpus": 1}) as procs:
+        stopping = await procs.spawn("stopping", Stopping)
+        async with trio.open_nursery() as nursery:
+            await start(nursery, results, stopping.stop.call_one, 20)
+            [row] = await held()
+
+            def attach() -> None:
+                try:
+                    with observe.find_run() as run:
+                        run.attach(row.id)
+                except ConnectError as error:
+                    refused.append(error)
+
+            thread = threading.Thread(target=attach)
+            thread.start()
+            thread.join()  # in the loop, which is blocked by it
+            assert "Trio loop is blocked" in str(refused)
+            session = await attached(row)
+            await session.hear("prompt")
+            await session.ask("c", "ended")
+    assert results == [41]
+
+
 async def test_deadlines_of_what_waits_are_paused():
     """Q11: of the callers, and of theirs; they have as much left when it goes on as they had."""
     results: list[int] = []

@@ -178,7 +178,11 @@ class ControlSocket:
         async def attach() -> observed.ControlAnswer:
             return observed.ControlAnswer(error=terminal.attach(target))
 
-        return self._in_loop(attach, limits.CONTROL_SECONDS / 2) or observed.ControlAnswer(error=_NO_LOOP)
+        answer = self._in_loop(attach, limits.CONTROL_SECONDS / 2)
+        if answer is None:
+            terminal.refuse()
+            return observed.ControlAnswer(error="the controller's Trio loop is blocked: attach when it runs again")
+        return answer
 
     async def _holds(self) -> observed.ControlAnswer:
         return observed.ControlAnswer(holds=self._proc.holds.rows())
@@ -317,10 +321,16 @@ class SocketTerminal:
         self._in_trio = in_trio
         self._said = queue.SimpleQueue[tuple[str, str] | None]()
         self._chars = 0
+        self._is_refused = False
 
     def attach(self, target: str) -> str:
         """Attach to the hold `target`, in the Trio thread; return why that failed, or an empty text."""
-        return self._holds.attach(target, self)
+        return "its client was refused" if self._is_refused else self._holds.attach(target, self)
+
+    def refuse(self) -> None:
+        """Undo an `attach` that the Trio thread has not answered, or prevent it: its client is gone."""
+        self._is_refused = True
+        self._in_trio(lambda: self._holds.say(self, "detach", ""))
 
     def say(self, kind: str, text: str) -> None:
         """Queue a text for the client, in the Trio thread. A client that does not read is disconnected."""
