@@ -340,6 +340,6 @@ async def test_handle_of_another_program_is_refused_in_words(backend: Backend):
         assert lines[0] == "Extent(gpus=2) 1"
         assert len(lines) == 4
         for line in lines[1:]:
-            assert line.startswith("RuntimeError a handle works in the program whose block has spawned the mesh")
-            assert "'probes' came from another program" in line
+            assert line.startswith("RuntimeError a handle works only in the program that spawned the mesh")
+            assert "the handle on 'probes' came from another program" in line
         assert [*(await probes.rank.call()).values()] == [0, 1]

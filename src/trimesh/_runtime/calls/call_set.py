@@ -105,7 +105,7 @@ class CallBatch:
     """Calls to one actor that are sent as one message (docs/design/calls.md).
 
     CB-1 it is open only while its task runs without waiting, and is sent before any other message to the actor.
-    CB-2 a call uses credits of its actor when it is added, and gets its place on the link when the batch is sent.
+    CB-2 a call uses credits of its actor when it is added, and gets its position on the link when the batch is sent.
 
     Attributes:
         box: Outbox that sends them.
@@ -359,7 +359,7 @@ class CallSet:
 
 # ---- replied call ----------------------------------------------------------------------------------------------------
 
-# A call whose outcomes are taken one by one as they arrive, each exactly once: the collector settles a rank once.
+# A call whose outcomes one task takes as they arrive, each exactly once: the collector settles a rank once.
 
 
 class RepliedCall(OutgoingCall):

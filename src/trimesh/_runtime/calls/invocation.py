@@ -131,7 +131,7 @@ def _encode_each(proc: Proc, request: Request, call_id: int, mesh: MeshId, budge
         try:
             parcels.append(encode_request(proc, one, call_id, mesh, budget, window=window))
         except TypeError as error:
-            add_note(error, f"it was meant for {place_name(request.mesh, request.origin(index).point)} alone")
+            add_note(error, f"this argument is for {place_name(request.mesh, request.origin(index).point)} only")
             raise
     if len(parcels) == 1:
         return parcels[0]
@@ -402,7 +402,7 @@ def value_of(call: OutgoingCall, outcome: Returned | MergedItem, index: int) -> 
 def broken_value(error: Exception, request: Request, index: int) -> Err:
     """Return the error of a rank whose result cannot be decoded here."""
     set_origin(error, request.origin(index))
-    add_note(error, f"it is the result of {request.what}()")
+    add_note(error, f"raised while decoding the result of {request.what}()")
     return Err(error)
 
 
@@ -413,13 +413,14 @@ def _failure(proc: Proc, outcome: Outcome | None, request: Request, where: Origi
         case messages.CancelAck(by="caller"):
             return Cut()
         case messages.CancelAck(by="stopped", reason=reason):
-            return _located(MeshStopped(f"{request.mesh} has been stopped there: {reason}"), where, request)
+            text = f"{request.mesh} was stopped before {request.endpoint} ended: {reason}"
+            return _located(MeshStopped(text), where, request)
         case messages.CancelAck(by="left", started=started):
             return _located(MembershipChanged(_left(request), maybe_executed=started), where, request)
         case messages.CancelAck(reason=reason):
             return _located(RemoteCancelled(reason=reason, canceller=where.mesh), where, request)
         case messages.Refused(kind="stopped", text=text):
-            return _located(MeshStopped(f"{request.mesh} takes no messages: {text}"), where, request)
+            return _located(MeshStopped(f"{request.mesh} accepts no more messages: {text}"), where, request)
         case messages.Refused(kind="left"):
             return _located(MembershipChanged(_left(request), maybe_executed=False), where, request)
         case messages.Refused(text=text):
@@ -427,14 +428,17 @@ def _failure(proc: Proc, outcome: Outcome | None, request: Request, where: Origi
         case LocalFailure(error=error):
             return _located(error, where, request)
         case None:
-            text = f"{request.what} did not acknowledge its cancel in time, and was abandoned; it may still run"
+            text = f"{request.what} did not acknowledge its cancel in time and was abandoned; it may still run"
             return _located(Unresponsive(text), where, request)
         case _:
             return Cut()
 
 
 def _left(request: Request) -> str:
-    return f"a member that {request.what} was called on has left {request.mesh}: the mesh was resized"
+    return (
+        f"a member that {request.what} was called on has left the mesh, which was resized: call the members of "
+        "`await trimesh.current_view(mesh)`"
+    )
 
 
 def _located(error: Exception, where: Origin, request: Request) -> Err:
@@ -444,7 +448,7 @@ def _located(error: Exception, where: Origin, request: Request) -> Err:
     return Err(error)
 
 
-# ---- what to call, as every verb says it -----------------------------------------------------------------------------
+# ---- request: endpoint and arguments, in the form common to all verbs ------------------------------------------------
 
 
 class Request(msgspec.Struct, frozen=True, eq=False):
@@ -505,7 +509,7 @@ def note_large(proc: Proc, endpoint: str, kind: str, nbytes: int) -> None:
         return
     found.logged.add((endpoint, kind))
     _log.warning(
-        "%s: %s of %.1f GiB by value, copied for each member. Send an RDMABuffer and let the other side read it, or "
+        "%s: %s of %.1f GiB sent by value, one copy for each member. Send an RDMABuffer that the other side reads, or "
         "publish weights (docs/rdma.md); logged once for this endpoint",
         endpoint,
         kind,

@@ -9,7 +9,8 @@ table that the handle carried. When a member has ended they query the owner, whi
 serves, or when there will be none.
 
 MS-1 the incarnation at a rank only grows: older updates are ignored.
-MS-3 ranks are never renumbered or removed: one that has left its mesh is GONE, and calls to it raise that.
+MS-3 ranks are never renumbered or removed: one that has left its mesh is GONE, and calls to it raise
+     `MembershipChanged`.
 MS-2 the wait for a member that is being restarted is bounded only by the caller's scope and the end of the mesh.
 """
 
@@ -95,7 +96,7 @@ class Membership:
         info: Current state of the mesh, as sent in references and cited in errors of calls.
         standings: Standing of each rank.
         news: Number of updates of each rank; work that began before the last update may be out of date.
-        targets: Cached targets by rank, dropped when they end; see `target`.
+        targets: Cache of `target` by rank, without targets that have ended.
         line: Started calls that could not be sent yet and precede all others; None for none.
     """
 
@@ -180,7 +181,7 @@ class Membership:
         """Record that a member leaves the mesh: later calls are not sent to it."""
         peer = self.peer(rank)
         where = place_name(self.info.name, self.info.whole.point(rank))
-        text = f"{where} has left the mesh, which was resized: trimesh.current_view(mesh) shows who is in it"
+        text = f"{where} has left the mesh, which was resized: call the members of `await trimesh.current_view(mesh)`"
         self.set(rank, Standing.GONE)
         self._left[rank] = Target(Peer(peer.proc, peer.proc_id, death=left(text)), self.info.mesh)
 
@@ -247,7 +248,8 @@ class Membership:
     async def answer(self, rank: int, incarnation: int) -> Place | None:
         """Return, as the owner, the replacement of an incarnation that ended; wait for it. None for none.
 
-        The requester may know of the death before the owner does, so the owner waits a while before it rejects that.
+        The requester may know of the death before the owner does, so the owner waits for up to
+        `limits.REPLACEMENT_SECONDS` to learn of it.
         """
         with trio.move_on_after(limits.REPLACEMENT_SECONDS):
             while self.standings[rank] is Standing.LIVE and self.members[rank].incarnation <= incarnation:
@@ -323,9 +325,9 @@ def membership_of(proc: Proc, info: MeshInfo) -> Membership:
     """
     if not is_reached(proc, info.family):
         raise RuntimeError(
-            f"a handle works in the program whose block has spawned the mesh, and only while its outermost block is "
-            f"open; that on {info.name!r} came from another program, or from a block that was left: spawn the mesh "
-            "here, or publish it there (trimesh.publish_as) and have the controller here connect (trimesh.connect)"
+            "a handle works only in the program that spawned the mesh, while its outermost block is open; the handle "
+            f"on {info.name!r} came from another program, or from a block that was left: spawn the mesh here, or "
+            "publish it there (trimesh.publish_as) and connect from the controller here (trimesh.connect)"
         )
     found = proc.memberships.get(info.mesh)
     if found is None:

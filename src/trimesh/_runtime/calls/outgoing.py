@@ -283,7 +283,7 @@ class OutgoingCall:
         """
         index = self._index.get(peer)
         if index is None or not self._settle(index, outcome):
-            raise ProtocolError(f"a call must get one terminal frame from each rank; call {self.call_id} got another")
+            raise ProtocolError(f"a call gets one terminal frame from each rank, got another for call {self.call_id}")
         self._boxes[index].acknowledged(dequeued)
 
     def peer_gone(self, peer: Peer) -> None:
@@ -454,7 +454,7 @@ class OutgoingCall:
 _ARE_COUNTED: Final = {"_cancel_points", "_schedule_points"} <= {
     field.name for field in getattr(trio.lowlevel.Task, "__attrs_attrs__", ())
 }
-"""Whether this release of Trio counts checkpoints (`trio.testing.assert_checkpoints`) in the attributes known here."""
+"""True if this release of Trio counts checkpoints (`trio.testing.assert_checkpoints`) in the attributes known here."""
 
 
 def _count_checkpoint(task: trio.lowlevel.Task) -> None:
@@ -492,7 +492,7 @@ def report_silent(proc: Proc, peer: Peer, mesh: MeshId, what: str) -> None:
         proc.peer(known.info.owner).send(Parcel(messages.encode(messages.Silent(mesh, peer.proc_id, what))))
 
 
-# ---- circle ----------------------------------------------------------------------------------------------------------
+# ---- call cycles -----------------------------------------------------------------------------------------------------
 
 # Call cycles broken by a deadline: logged once and noted on the resulting error.
 #
@@ -512,7 +512,7 @@ class Circles:
     def _take(self, peer: Peer, message: messages.Circle, bodies: list[memoryview]) -> None:
         del peer
         if len(bodies) != 1:
-            raise ProtocolError(f"a deadlock must come with its cycle, got {len(bodies)} bodies")
+            raise ProtocolError(f"a report of a deadlock must have one body, its cycle, got {len(bodies)} bodies")
         text = str(error_of(observed.decode_reports(bodies[0])))
         for call in message.calls:
             while len(self._texts) >= limits.DEADLOCKS_KNOWN:
@@ -552,7 +552,7 @@ def error_of(reports: Sequence[NodeReport]) -> DeadlockError:
         reports = [*reports[1:], reports[0]]
     cycle = [(report, report.place) for report in reports if report.place is not None]
     if not cycle:
-        raise ProtocolError("a cycle must have a place, got none")
+        raise ProtocolError("a report of a deadlock must name the place of a call, got none")
     victim = _describe(cycle[-1][1])
     lines = [f"{victim} waits for itself:"]
     lines += [f"  {_describe(place)} {_relation(report)}" for report, place in cycle[:-1]]

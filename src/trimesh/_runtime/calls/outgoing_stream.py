@@ -98,7 +98,7 @@ class OutgoingStream(OutgoingCall):
     def part_of(self) -> trio.lowlevel.Task:
         return self.consumer
 
-    # ---- what comes ------------------------------------------------------------------------------------------
+    # ---- arrivals --------------------------------------------------------------------------------------------
 
     def item(self, peer: Peer, payload: bytes, bodies: list[memoryview], carried: object = None) -> None:
         """Receive one item of a rank.
@@ -108,7 +108,7 @@ class OutgoingStream(OutgoingCall):
         """
         index = self._index.get(peer)
         if not self.window or index is None or not self.collector.is_running(index):
-            raise ProtocolError(f"items must come from the running ranks of a stream; call {self.call_id} got another")
+            raise ProtocolError(f"items must come from running ranks of a stream, got another for call {self.call_id}")
         self._merge.put(MergedItem(index, *take_payload(payload, bodies), carried))
         self._wake()
 
@@ -207,7 +207,7 @@ def serve_streams(proc: Proc) -> None:
         elif isinstance(stream, OutgoingStream):
             stream.item(peer, message.payload, bodies, carried)
         else:
-            raise ProtocolError(f"only a stream has items, one came for call {message.call}")
+            raise ProtocolError(f"an item must belong to a stream, got one for call {message.call}")
 
     def take_taken(peer: Peer, message: messages.Taken, bodies: list[memoryview]) -> None:
         del bodies
@@ -215,7 +215,7 @@ def serve_streams(proc: Proc) -> None:
         if call is None:
             return  # the stream has ended meanwhile
         if call.items is None:
-            raise ProtocolError(f"only items of a stream are taken, call {message.call} has none")
+            raise ProtocolError(f"a count of taken items must belong to a stream, got one for call {message.call}")
         call.items.taken(message.count)
 
     proc.routes[messages.Item] = take_item

@@ -1,7 +1,7 @@
 r"""Started calls: sent by one task, awaited later, and owned by a block, an actor or a nursery meanwhile.
 
     running --> returned | failed | cancelled
-                              \--unclaimed--> claimed (awaited), or told to the owner
+                              \--unclaimed--> claimed (awaited), or raised in the owner
 
 SD-1 each is a task of its owner: a block, an actor, or a nursery. The owner does not end before it.
 SD-2 an error is raised where the call is awaited. An error that can no longer be awaited, because the handle is gone
@@ -65,7 +65,7 @@ class StartedWork:
             self._owner.claimed(self)
 
     def drop(self) -> None:
-        """Note that no task can await the call any more; any thread, at any moment."""
+        """Note that no task can await the call any more. For any thread, also inside a finalizer."""
         owner = self._owner
         if owner is not None:
             with suppress(trio.RunFinishedError):
@@ -139,7 +139,10 @@ class StartedCalls:
 
     def check_open(self) -> None:
         if self._nursery is None:
-            raise RuntimeError(f"a call must be started while its owner is open, got {self._name}, which has ended")
+            raise RuntimeError(
+                f"a call must be started while its owner is open, got {self._name}, which is ending or has ended: "
+                "start it earlier, or by .start_in(nursery, ...)"
+            )
 
     def start(self, work: StartedWork) -> None:
         assert self._nursery is not None
