@@ -96,11 +96,9 @@ def without_consequences(error: Exception) -> Exception | None:
 
 # ---- deadline --------------------------------------------------------------------------------------------------------
 
-# The deadline of the running task, found without a call of Trio's function for each scope around it.
-#
-# Each call needs it, and a task is within many scopes: one of each nursery, of each block, of the run. Trio's own
-# function costs four calls for each scope; this one walks the same chain. It reads attributes without public names:
-# if a release of Trio keeps them elsewhere, `effective_deadline` is Trio's own function.
+# Deadline of the running task, found for each call. A task is within many scopes: one of each nursery, of each block,
+# of the run. Trio's own function costs four calls for each scope; this one walks the same chain in a loop. It reads
+# attributes without public names: if a release of Trio keeps them elsewhere, Trio's function is `effective_deadline`.
 
 
 def walked_deadline() -> float:

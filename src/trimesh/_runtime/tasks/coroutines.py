@@ -66,8 +66,8 @@ def _rest(context: contextvars.Context, coroutine: Coroutine[Any, Any, T], trap:
                 result: T = stop.value
                 return result
     finally:
-        # This frame is in the traceback of the exception. If it held that, too, all frames would live until the
-        # collector runs, and with them the locals of endpoints: arrays, ports.
+        # This frame is in the traceback of the exception. A reference from here to the exception would be a cycle, and
+        # all frames would live until the collector runs, with the locals of endpoints: arrays, ports.
         del coroutine, step, value
 
 

@@ -10,7 +10,7 @@ With `trimesh.aio` the waiter is a task of asyncio, with `trimesh.blocking` a th
 A block of Trio whose body is elsewhere: it is entered, held while the body runs, and left, all in one Trio task.
 
     entering --> held --body ends-------------------> leaving --> left
-                   \--cancelled in Trio--> body is told --^
+                   \--cancelled in Trio--> body ends -----^
 
 BD-1 the block is entered and left in one Trio task, and calls of its body run in a nursery inside of it.
 BD-2 an exception of the body goes through the block, whose error is raised instead.
@@ -424,8 +424,9 @@ def _the_portal() -> Portal:
     if in_trio_run():
         raise RuntimeError("meshes must be used in Trio tasks, got a callback of a Trio run: start a task from it")
     raise RuntimeError(
-        "meshes must be used in Trio tasks, got code outside of trio.run(): from asyncio, enter the mesh by "
-        "`async with trimesh.aio.spawn_procs(...) as procs:`, a job after `import trimesh.aio`"
+        "meshes must be used in Trio tasks, got code outside of trio.run(): in asyncio, write `async with "
+        "trimesh.aio.spawn_procs(...) as procs:` (a job works after `import trimesh.aio`); in a plain thread, use "
+        "trimesh.blocking"
     )
 
 

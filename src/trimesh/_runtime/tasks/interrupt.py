@@ -178,7 +178,7 @@ def _install() -> None:
     if _original is not None:
         return
     current = signal.getsignal(signal.SIGINT)
-    # Only around Trio's own handler, or the one of its host: a user who has set another one decides alone.
+    # Only around Trio's own handler, or that of `trimesh.aio`: a handler of the user's takes precedence.
     if getattr(current, "__module__", "").startswith(("trio.", "trimesh.aio.")):
         _original = current
         signal.signal(signal.SIGINT, _on_interrupt)
@@ -247,15 +247,19 @@ def cancel_on(*signals: signal.Signals) -> Generator[trio.CancelScope, None, Non
         *signals: At least one, such as `signal.SIGTERM`.
 
     Yields:
-        The scope; `scope.cancelled_caught` tells afterwards whether it was a signal that ended the body.
+        The scope; afterwards `scope.cancelled_caught` is True if a signal ended the body.
 
     Raises:
-        RuntimeError: Not in the main thread.
+        TypeError: There are no signals.
+        RuntimeError: The caller is not in the main thread.
     """
     if not signals:
         raise TypeError("cancel_on needs at least one signal, got none: write cancel_on(signal.SIGTERM)")
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("cancel_on works in the main thread only, where Python handles signals")
+        raise RuntimeError(
+            "cancel_on must be entered in the main thread, where Python handles signals, got thread "
+            f"{threading.current_thread().name!r}"
+        )
     token = trio.lowlevel.current_trio_token()
     with trio.CancelScope() as scope:
 
