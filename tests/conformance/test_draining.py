@@ -58,7 +58,7 @@ async def test_call_that_was_given_up_holds_the_block_up_for_its_grace(backend: 
         assert died.by == "grace"
         # It has had a second of its grace; what follows is the clean-up of all that the block owns.
         assert 5.0 <= trio.current_time() - left_at < 6.0
-        with pytest.raises(MeshStopped, match="waits behind a call that was given up"):
+        with pytest.raises(MeshStopped, match="waits behind a cancelled call that has not ended"):
             await behind.result()
         assert await observer.seen.call_one() == []
 

@@ -210,7 +210,7 @@ async def test_owner_who_does_not_share_is_asked_in_vain(backend: Backend):
         assert all("shared=True" in text for text in texts)
         forged = await boss.forge.call_one(procs)
         assert len(forged) == 2
-        assert all("must be asked of a mesh of processes that is shared" in text for text in forged)
+        assert all("from another process needs a shared mesh of processes" in text for text in forged)
     async with backend.procs({"gpus": 2}, shared=True) as procs:
         boss = await procs.slice(gpus=0).spawn("boss", Boss)
         [text] = await boss.refused.call_one(procs)

@@ -198,11 +198,11 @@ class Agent:
         procs = self.proc.shared.get(mesh)
         if procs is None or procs.block is None:
             raise RuntimeError(
-                f"{what} must be asked of a mesh of processes that is shared, and this one is not, or has been "
-                "stopped: its owner writes spawn_procs(..., shared=True)"
+                f"{what} from another process needs a shared mesh of processes, got one that is not shared or has been "
+                "stopped: its owner must write spawn_procs(..., shared=True)"
             )
         if procs.is_stopping or procs.block.is_stopping:
-            raise MeshStopped(f"{procs.info.name} is being stopped and takes no new actors")
+            raise MeshStopped(f"{procs.info.name} is being stopped: no actor can be spawned on it")
         return procs
 
 

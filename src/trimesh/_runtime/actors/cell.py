@@ -169,7 +169,7 @@ class Cell:
             if self.ended.is_set():
                 self._answer(call)
             else:
-                call.refused(self._refusal, f"{self.spec.name} is stopping and takes no new messages")
+                call.refused(self._refusal, f"{self.spec.name} is stopping")
         elif self._is_ending:
             self._interrupted.append(call)
         else:
@@ -282,7 +282,7 @@ class Cell:
                 await self._live(task_status)
         except trio.Cancelled:
             raise
-        except BaseException as error:  # noqa: BLE001 - raised or told to the owner, whatever it is
+        except BaseException as error:  # noqa: BLE001 - raised, or reported to the owner
             if self._nursery is None:
                 raise self._failed_start(error) from None
             self._end_with(error)
@@ -327,7 +327,7 @@ class Cell:
             nursery.cancel_scope.cancel(reason=f"{self.spec.name} stops")
         errors = self.started.take_errors()
         if errors:
-            raise ExceptionGroup(f"calls that {self.spec.name} has started and not awaited have failed", errors)
+            raise ExceptionGroup(f"calls that {self.spec.name} started and never awaited have failed", errors)
 
     def _failed_start(self, error: BaseException) -> BaseException:
         """Wrap an error of the set-up: Trio sets attributes on it, which the user's class may refuse."""
@@ -379,9 +379,9 @@ class Cell:
 
     def _pass_over(self, call: IncomingCall) -> None:
         """Cancel a message of the owner that cannot start while the actor is draining."""
-        text = f"{self.spec.name} is stopping, and {call.spec.name} waits behind a call that was given up"
+        text = f"{self.spec.name} is stopping, and {call.spec.name} waits behind a cancelled call that has not ended"
         if call.is_broadcast:
-            _log.warning("a message is lost: %s", text)
+            _log.warning("a broadcast is dropped: %s", text)
         self.cancel(call, "stopped", text)
 
     async def stop(self, grace: float, by: str = "other", *, hold: bool = False) -> None:
@@ -518,7 +518,7 @@ def lifespan_of(actor: Any) -> AbstractAsyncContextManager[Any]:
     return block
 
 
-# ---- what an actor is made from, kept as it was when it was first spawned: its replacements get the same -------------
+# ---- recipe: class and arguments of an actor, kept as first spawned, for its replacements ----------------------------
 
 Kept = tuple[bytes, Sequence[bytearray], Sequence[object]]
 """A recipe as it is sent."""
@@ -581,7 +581,7 @@ def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, 
     memory = [memoryview(one) for one in buffers]
     cls, args, kwargs = values.decode_construction(payload, memory, name=name, may_import=False)
     if not isinstance(cls, type) or not hasattr(cls, ENDPOINTS):
-        raise ProtocolError(f"what is spawned must be a class of actors, got {cls!r}")
+        raise ProtocolError(f"only an actor class can be spawned, got {cls!r}")
     return cls, args, kwargs
 
 

@@ -89,8 +89,8 @@ def execution_context() -> ExecutionContext:
     found = _context.get()
     if found is None:
         raise RuntimeError(
-            "context() is known only inside an endpoint, __init__, lifespan or setup function of a mesh; "
-            "the program that spawned the mesh is at no point of it"
+            "context() must be called inside an endpoint, __init__, lifespan or setup function of a mesh, got code "
+            "outside of a mesh: the program that spawned it has no point in it"
         )
     return found
 
@@ -161,8 +161,8 @@ def refuse_if_forked() -> None:
     """
     if _has_forgotten.get():
         raise RuntimeError(
-            "this process was forked from one with meshes, and shares nothing of them: open a block here, use the "
-            "handle in the process that has it, or start this process by the method 'spawn' or 'forkserver' and give "
+            "this process was forked from one with meshes, whose handles do not work here: open a block here, use the "
+            "handle in the process that has it, or start this process by the method 'spawn' or 'forkserver' and pass "
             "it values"
         )
 

@@ -85,7 +85,7 @@ def _silent(proc: Proc, peer: Peer, message: messages.Silent, __: list[memoryvie
 def _disconnect(proc: Proc, _: Peer, message: messages.Disconnect, __: list[memoryview]) -> None:
     stranger = proc.find_peer(message.proc)
     if stranger is not None:
-        proc.declare_gone(stranger, stopped("its program is connected no more"))
+        proc.declare_gone(stranger, stopped("its program has disconnected"))
 
 
 # ---- supervision log -------------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class SupervisionLog:
             self._since, self._lines = now, 0
         self._lines += 1
         if self._lines == limits.SUPERVISION_LOG_LINES:
-            text = "more of such news in this second are left out: events() has them all"
+            text = "further failures of this second are not logged: events() has all of them"
         if self._lines <= limits.SUPERVISION_LOG_LINES:
             contextvars.Context().run(_log.warning, "%s", text)
 

@@ -135,7 +135,7 @@ class Server:
                 else:
                     return self._finish(call, _rest(context, coroutine, trap))
             lent = self._answer(call, result)
-        except BaseException as raised:  # noqa: BLE001 - told to the caller, whatever it is
+        except BaseException as raised:  # noqa: BLE001 - reported to the caller
             # In a separate function: no frame of the traceback holds the error, so all is freed once it is sent.
             lent = self._tell(call, raised)
         return None if lent is None or lent.is_set() else _wait_until_left(lent)
@@ -252,7 +252,7 @@ def _call_now(
     try:
         result = context.run(spec.fn, actor, *args, **kwargs)
     except StopIteration as error:  # a coroutine cannot raise it
-        raise RuntimeError(f"{spec.name} raised StopIteration") from error
+        raise RuntimeError(f"an endpoint must not raise StopIteration, got one from {spec.name}()") from error
     if type(result) is types.CoroutineType:
         cast("Coroutine[Any, Any, Any]", result).close()
         raise TypeError(
@@ -323,7 +323,7 @@ def _text_of(error: BaseException) -> str:
         return type(error).__name__
 
 
-# ---- run a generator endpoint: what it yields goes to the consumer, as far ahead as its window allows ----------------
+# ---- generator endpoints: items are sent to the consumer, as far ahead as its window allows --------------------------
 
 # A `yield` is a checkpoint of the endpoint, as an `await` is. A cancel, or the error of an item that cannot be
 # serialised, is raised at the `yield`, so a cancel scope or nursery around it works as around an `await`.
@@ -445,7 +445,7 @@ class LateAnswer:
         return trio.from_thread.run_sync(function, *args, trio_token=self._token)
 
     def drop(self) -> None:
-        """Note that the `Reply` was garbage-collected; any thread, at any moment."""
+        """Note that the `Reply` was garbage-collected. For any thread, also inside a finalizer."""
         if not self.is_used:
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._lost)
@@ -513,6 +513,6 @@ class Reply(Generic[T_contra]):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a Reply must be used in the process of its actor: to be answered from elsewhere, send a Port, and answer "
-            "with what its Receiver gets"
+            "a Reply must be used in the process of its actor: to answer from elsewhere, send a Port there, and reply "
+            "here with the item that its Receiver gets"
         )
