@@ -86,7 +86,7 @@ async def test_abandoned_call_is_said_once_when_it_is_silent(backend: SimBackend
         texts = sorted(text for _, text in said.texts)
         for rank, text in enumerate(texts):
             assert text.startswith(
-                "slow.unwind was given up: it has not acknowledged its cancel for 5.0 s, is 6.0 s old"
+                "slow.unwind was abandoned: it has not acknowledged its cancel for 5.0 s, is 6.0 s old"
             )
             assert f"at slow[gpus={rank}]" in text
         assert {event.point["gpus"] async for event in _first(events, Unacknowledged, 2)} == {0, 1}

@@ -97,7 +97,7 @@ async def test_call_of_a_member_that_does_not_come_is_refused(backend: SimBacken
         backend.lag.links[current_proc().proc_id, member(procs, 1).proc_id] = (1.0, 3 * limits.SPAWN_SECONDS)
         waiters = await procs.spawn("waiters", Waiter)
         [text] = await waiters.slice(gpus=0).told.call_one()
-        assert f"none came within {limits.SPAWN_SECONDS:g} s" in text
+        assert f"none was spawned within {limits.SPAWN_SECONDS:g} s" in text
         backend.lag.links.clear()
         assert await waiters.slice(gpus=1).heard.call_one() == []
 

@@ -25,9 +25,9 @@ SILENT = f"stopped for longer than limits.LEASE_SECONDS ({limits.LEASE_SECONDS:g
         (OOM, {}, "procs was killed by SIGKILL (out of memory) (pid 77)", "killed"),
         (FAILED, {}, "procs ended with exit code 3 (pid 77); last output: ValueError: no such file", "exited"),
         (KILLED, {"note": " (why)", "by": "grace"}, "procs was killed by SIGKILL (pid 77) (why)", "killed"),
-        (None, {}, "procs was lost; no exit report came", "lost"),
-        (UNKNOWN, {"note": "; it is there"}, "procs was lost; no exit report came; it is there", "lost"),
-        (UNKNOWN, {"silent": "LEASE_SECONDS"}, f"procs {SILENT}; no exit report came", "stopped"),
+        (None, {}, "procs was lost; no exit report arrived", "lost"),
+        (UNKNOWN, {"note": "; it is there"}, "procs was lost; no exit report arrived; it is there", "lost"),
+        (UNKNOWN, {"silent": "LEASE_SECONDS"}, f"procs {SILENT}; no exit report arrived", "stopped"),
         (KILLED, {"silent": "LEASE_SECONDS"}, f"procs {SILENT}, then ended (pid 77)", "stopped"),
     ],
 )

@@ -109,7 +109,7 @@ def diagnosed(
         return ProcDeath(loss.text, HostLost, report, loss=loss)
     silence = f"stopped for longer than limits.{silent} ({getattr(limits, silent):g} s)" if silent else ""
     if report is None or not report.is_known:
-        text = f"{label} {silence or 'was lost'}; no exit report came{note}"
+        text = f"{label} {silence or 'was lost'}; no exit report arrived{note}"
         return ProcDeath(text, reason="stopped" if silent else "lost", by=by, record=record)
     verb = "was killed by" if report.signal is not None else "ended with"
     how = f"{silence}, then ended" if silent else f"{verb} {report.describe()}"
@@ -146,7 +146,7 @@ class Deaths:
 
 
 _ENDED_LONG_AGO: Final = ProcDeath(
-    f"the process died before the last {limits.DEATHS} that did; how is not remembered", reason="lost"
+    f"the process died; its diagnosis was dropped after limits.DEATHS ({limits.DEATHS}) later deaths", reason="lost"
 )
 
 
@@ -186,7 +186,7 @@ class HostLoss(msgspec.Struct, frozen=True):
         """Return a new error for one call or block."""
         place = "" if self.point is None else f" {place_name(self.job, self.point)}"
         error = HostLost(
-            f"the host {self.host}{place} was lost with all that ran there: {self.text}",
+            f"the host {self.host}{place} was lost with all its processes: {self.text}",
             host=self.host,
             point=self.point,
             reason=self.reason,
@@ -294,7 +294,7 @@ class AbandonedCalls:
         call.is_said = True
         now = trio.current_time()
         _log.warning(
-            "%s was given up: it has not acknowledged its cancel for %.1f s, is %.1f s old and may still run; "
+            "%s was abandoned: it has not acknowledged its cancel for %.1f s, is %.1f s old and may still run; "
             "later messages to its actor may wait behind it (%s)",
             call.what,
             now - call.cancelled_at,

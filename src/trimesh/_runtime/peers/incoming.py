@@ -250,7 +250,7 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         """Reply that the call has unwound or never ran."""
         if not self.running:
             self._take()
-        if self.is_broadcast:  # what no frame tells must not count as told
+        if self.is_broadcast:  # no frame carries the count, which must not be marked as reported
             self._end(b"")
             return
         by = self.cancelled_by or ("budget" if self.is_expired else "other")
@@ -322,7 +322,7 @@ def refuse_unaddressed(peer: Peer, call_id: int, mesh: MeshId) -> None:
         peer.link.send(messages.encode(messages.Refused(call_id, mesh, 0, "stopped", text)))
 
 
-# ---- calls to an actor that is still being spawned: they wait for it, in the order in which they came ----------------
+# ---- early calls: they wait, in order, for an actor that is still being spawned --------------------------------------
 
 # The members of a mesh are created concurrently. One that already serves may call a sibling whose spawn has not yet
 # reached this process. That must not look like a call to a stopped mesh: this process knows which of its actors ended.
@@ -451,7 +451,7 @@ class EarlyCalls:
 
     def _refuse_late(self, call: _EarlyCall) -> None:
         peer, mesh = call.peer, call.message.mesh
-        text = f"the mesh has no member in this process, and none came within {limits.SPAWN_SECONDS:g} s"
+        text = f"the mesh has no member in this process, and none was spawned within {limits.SPAWN_SECONDS:g} s"
         refuse(call.link, call.message.call, mesh, peer.count_of(mesh), call.nbytes, "stopped", text)
         if not any(other.peer is peer for other in self._waiting.get(mesh, ())):
             peer.end_count(mesh)

@@ -294,7 +294,7 @@ class Peer:
         return found
 
     def find_count(self, mesh: MeshId) -> ReceiveCount | None:
-        """Return that count, or None if it has sent no message to that actor."""
+        """Return the count of `count_of`; None if the peer has sent that actor no message."""
         return self._counts.get(mesh)
 
     def counts(self) -> Sequence[MeshId]:
@@ -379,7 +379,8 @@ class Peer:
             call: Id of the call.
             position: Position of its message among the calls of the link.
             reason: Text for errors.
-            is_leaving: Part of the message is still here; others overtake it, so its position proves less.
+            is_leaving: Whether part of the message is still here. Other messages may pass it, so the cancel names the
+                position of the last message instead.
         """
         if self.link is not None:
             position = self.calls_sent if is_leaving else position
@@ -394,7 +395,7 @@ with each and keeps that as long as the payload.
 """
 
 
-# ---- who is called ---------------------------------------------------------------------------------------------------
+# ---- target ----------------------------------------------------------------------------------------------------------
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -404,7 +405,7 @@ class Target(msgspec.Struct, frozen=True):
     mesh: MeshId
 
 
-# ---- the link of a process to itself: messages to own actors take the same road as all others ------------------------
+# ---- loopback: messages of a process to its own actors take the same path as all others ------------------------------
 
 
 class LoopbackLink(Link):
