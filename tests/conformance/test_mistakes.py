@@ -170,7 +170,7 @@ async def test_spawn_that_waits_is_logged_once(backend: SimBackend, caplog: pyte
     [text] = [one.getMessage() for one in caplog.records if "spawn of" in one.getMessage()]
     assert text.startswith(f"spawn of slow has waited for {limits.SPAWNING_LOG_SECONDS:g} s: __init__ or lifespan")
     assert re.search(r"\n  procs\[gpus=1\] pid \d+: .*in the start of an actor for 10\.\d s", text)
-    assert "and for nothing of 2 other processes" in text
+    assert "nothing is awaited from 2 other processes" in text
 
 
 async def test_large_values_are_logged_once_for_an_endpoint(backend: Backend, caplog: pytest.LogCaptureFixture):

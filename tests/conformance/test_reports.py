@@ -103,10 +103,12 @@ async def test_dump_shows_threads_and_what_was_given_up(backend: RealBackend, tm
         await hanging.over.wait()
         assert await one.rank.call_one() == 1
         text = dumped()
-        assert re.search(r"procs\[gpus=1\] pid \d+: .*not done with busy\.in_thread, which was given up", text)
+        assert re.search(r"procs\[gpus=1\] pid \d+: .*has not ended the abandoned call busy\.in_thread", text)
         assert re.search(r"    busy\[gpus=1\]\.in_thread runs, \d+\.\d s old, cancelled \d+\.\d s ago", text)
         assert re.search(r"    a thread:\n(      File .*\n)*      File .* in in_thread", text)
-        assert re.search(r"  call busy\.in_thread to busy\[gpus=1\]: given up \d+\.\d s ago, may still run", text)
+        assert re.search(
+            r"  call busy\.in_thread to busy\[gpus=1\]: cancelled \d+\.\d s ago and abandoned, may still run", text
+        )
         await meet(released)
 
 
@@ -120,7 +122,7 @@ async def test_log_of_a_stopping_block_names_who_it_waits_for_and_for_what(backe
     assert "0/3" not in text
     assert "2/3" not in text
     assert "probes[gpus=1].wait_for_gate runs" in text
-    assert "and for nothing of 2 other processes" in text
+    assert "nothing is awaited from 2 other processes" in text
 
 
 async def _said_while_one_waits(backend: RealBackend) -> str:

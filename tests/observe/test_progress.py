@@ -74,7 +74,7 @@ async def test_log_has_a_line_now_and_then_where_it_is_asked_for(
         "counting: 0 of 8, 2 s",
         "counting: 0 of 8, 12 s",
         "counting: 4 of 8, 22 s",
-        "counting: 4 of 8, 30 s, over",
+        "counting: 4 of 8, 30 s, ended",
     ]
 
 
@@ -121,7 +121,7 @@ async def test_choice_of_the_program_goes_before_the_setting(
     trimesh.progress(True)
     with configured(progress="off"):
         await shown_for(4)
-    assert capsys.readouterr().err == "counting: 2 s\ncounting: 4 s, over\n"
+    assert capsys.readouterr().err == "counting: 2 s\ncounting: 4 s, ended\n"
 
 
 async def test_line_of_a_terminal_is_gone_at_the_end(

@@ -82,7 +82,7 @@ class EventHub:
 
     Attributes:
         origin_of: Returns the place of the member of a rank.
-        journal: Keeps every record for later queries.
+        journal: Keeps the newest records for later queries.
         is_closed: Whether the mesh has stopped.
     """
 

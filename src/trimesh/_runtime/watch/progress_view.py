@@ -62,8 +62,8 @@ def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads
     """Choose whether starts of processes and jobs, and `map`, show their progress after two seconds.
 
     Args:
-        on: True: always; without a terminal, a line at first and every ten seconds. False: never. None: as set by
-            `progress` in the settings; by default if stderr is a terminal, or in a notebook.
+        on: True: always; without a terminal, a line after two seconds and every ten seconds. False: never. None: by
+            the setting `progress`, whose default is to show it on a terminal and in a notebook.
 
     Blocking: no checkpoint. It takes effect at once, for this program.
     """
@@ -73,7 +73,7 @@ def progress(on: bool | None) -> None:  # noqa: FBT001 - `progress(False)` reads
 
 @contextmanager
 def showing(proc: Proc, title: str, total: int = 0) -> Generator[ShownProgress, None, None]:
-    """Show the progress of an operation, from its third second on, until the block is left.
+    """Show the progress of an operation until the block is left, after `limits.PROGRESS_SECONDS`.
 
     Args:
         total: Number of steps; 0 when it is not known.
@@ -175,7 +175,7 @@ class LogView:
         _write(f"{progress.text}\n")
 
     def close(self, progress: ShownProgress) -> None:
-        _write(f"{progress.text}, over\n")
+        _write(f"{progress.text}, ended\n")
 
 
 class RichView:

@@ -56,13 +56,13 @@ def write_report(proc: Proc | None, out: TextIO) -> None:
     if proc is None:
         out.write("trimesh: no mesh is open in this process\n")
         return
-    asked = Asked([member for member in proc.members.values() if not member.gone.is_set()])
-    while not asked.is_answered:
+    query = ReportQuery([member for member in proc.members.values() if not member.gone.is_set()])
+    while not query.is_answered:
         time.sleep(_POLL_SECONDS)
-    out.writelines(line + "\n" for line in _lines(proc, asked))
+    out.writelines(line + "\n" for line in _lines(proc, query))
 
 
-class Asked:
+class ReportQuery:
     """Query of child processes for their activity.
 
     Attributes:
@@ -87,15 +87,15 @@ class Asked:
             found = self.reports.get(member)
             if found is None or found.tasks is None:
                 self.reports[member] = read_report(member.pid, member.stack_fd, asked_at)
-        is_said = all(report.tasks is not None for report in self.reports.values())
-        return is_said or time.monotonic() >= self._ends_at
+        is_complete = all(report.tasks is not None for report in self.reports.values())
+        return is_complete or time.monotonic() >= self._ends_at
 
 
-def _lines(proc: Proc, asked: Asked) -> Iterator[str]:
+def _lines(proc: Proc, query: ReportQuery) -> Iterator[str]:
     yield f"trimesh: process {proc.pid} on {proc.host_name}"
     for block in proc.stopping_blocks:
         yield f"  block {block.name} is being left, {grace_left(block.deadline)}"
-    yield from _describe_members(proc, asked)
+    yield from _describe_members(proc, query)
     for call in proc.unended_calls():
         yield from _describe_outgoing(proc, call)
     for peer in proc.peers():
@@ -110,11 +110,11 @@ def _lines(proc: Proc, asked: Asked) -> Iterator[str]:
 
 
 def describe_abandoned(call: AbandonedCall) -> str:
-    """Describe a call that was given up, in one line."""
+    """Describe an abandoned call in one line."""
     now, where = trio.current_time(), call.where()
     member = "" if where.point is None else f" to {place_name(where.mesh, where.point)}"
     return (
-        f"call {call.what}{member}: given up {now - call.cancelled_at:.1f} s ago, may still run, "
+        f"call {call.what}{member}: cancelled {now - call.cancelled_at:.1f} s ago and abandoned, may still run, "
         f"{now - call.started_at:.1f} s old"
     )
 
@@ -127,23 +127,23 @@ def describe_self(proc: Proc, frame: FrameType | None) -> tuple[bool, str]:
 async def describe_waiting(proc: Proc, members: Sequence[Member]) -> Sequence[str]:
     """Return lines on those child processes that a block which is being left waits for."""
     waiting = [member for member in members if not member.gone.is_set() and _doing_of(proc, member)]
-    asked = Asked(waiting)
-    while not asked.is_answered:  # noqa: ASYNC110 - another process answers, by a file
+    query = ReportQuery(waiting)
+    while not query.is_answered:  # noqa: ASYNC110 - another process answers, by a file
         await trio.sleep(_POLL_SECONDS)
     others = len(members) - len(waiting)
     from trimesh._runtime.watch.stacks import brief  # noqa: PLC0415 - most blocks end
 
-    lines = _describe_members(proc, asked, brief)
+    lines = _describe_members(proc, query, brief)
     if waiting and others:
-        lines.append(f"  and for nothing of {others} other {'process' if others == 1 else 'processes'}")
+        lines.append(f"  nothing is awaited from {others} other {'process' if others == 1 else 'processes'}")
     return lines
 
 
-def _describe_members(proc: Proc, asked: Asked, cut: _Cut = list) -> list[str]:
+def _describe_members(proc: Proc, query: ReportQuery, cut: _Cut = list) -> list[str]:
     """Return lines on the queried members, each cut; equal ones are described once."""
     return fold(
-        (member.label, member.pid, cut(_describe_member(proc, member, asked.reports.get(member))))
-        for member in asked.members
+        (member.label, member.pid, cut(_describe_member(proc, member, query.reports.get(member))))
+        for member in query.members
     )
 
 
@@ -167,7 +167,7 @@ def _doing_of(proc: Proc, member: Member) -> list[str]:
         for call in proc.unended_calls()
         if call.is_open_at(member.peer)
     ]
-    doing += [f"not done with {call.what}, which was given up" for call in member.peer.abandoned]
+    doing += [f"has not ended the abandoned call {call.what}" for call in member.peer.abandoned]
     if member.is_expected:
         doing.append("asked to exit")
     return doing
@@ -209,7 +209,7 @@ def _describe_outgoing(proc: Proc, call: OutgoingCall) -> Iterator[str]:
             yield f"  call {call.what} to {where}: {how}, {age:.1f} s old{budget}"
 
 
-# ---- equal descriptions of several processes are folded into one -----------------------------------------------------
+# ---- folding: equal descriptions of several processes become one -----------------------------------------------------
 
 NAMED_MAX: Final = 4
 """Number of process names in one line; the rest is counted."""

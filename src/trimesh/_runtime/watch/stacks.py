@@ -77,7 +77,8 @@ class Report(msgspec.Struct, frozen=True):
         stack: Of its main thread, innermost call first, or "" when there is none.
         tasks: Activity of its actors; None when its interpreter has not reported since the request.
         is_in_loop: Whether the main thread waits in Trio's loop, so that its stack says nothing.
-        tables: As encoded by `_wire.observed`, b"" if that failed; None as for the tasks, which come first.
+        tables: As encoded by `_wire.observed`, b"" if that failed; None if not reported since the request. They are
+            written after the tasks.
     """
 
     stack: str = ""
@@ -251,7 +252,7 @@ class StallReport:
         self.count = 0
         self.listeners: list[Callable[[float, str], None]] = []
         self._said_at: float = -math.inf
-        self._behind = 0.0  # as the process has last reported, which it does whenever that has doubled
+        self._behind = 0.0  # last report of the process, which reports whenever the time has doubled
         self._behind_at = 0.0
 
     @property

@@ -36,18 +36,18 @@ class MemberStatistics:
     """One member of a mesh, as this process sees it.
 
     Attributes:
-        point: Its coordinates in the view that was asked.
-        pid: Process id on its host; None while there is no process, as it is being started again.
+        point: Its coordinates in the queried view.
+        pid: Process id on its host; None while it has no process, during a restart.
         incarnation: 0 for the first at its point, one more for each restart.
-        is_alive: Whether nothing is known here of its end.
-        calls_unended: Calls of this process that it has been sent and has not ended, abandoned ones included.
+        is_alive: Whether no end of it is known here.
+        calls_unended: Calls sent to it by this process that have not ended, including abandoned ones.
         calls_waiting: Calls and broadcasts of this process that wait here for room in its mailbox.
-        mailbox: Its mailbox when the actor lives in this very process, else None.
-        link: Counters of the link of this process to its process, in messages and bytes, since the link was made; None
-            when there is none, and for this very process.
-        stalled_seconds: For how long its Trio loop has not run by now, in seconds; 0.0 when it runs, and for processes
-            that this one does not own.
-        stalls: How often it has stalled.
+        mailbox: Its mailbox if the actor is in this process, else None.
+        link: Counters of the link between this process and its process since the link was opened; None without a link,
+            and for this process itself.
+        stalled_seconds: Seconds for which its Trio loop has not run; 0.0 while it runs, and for processes that this
+            one does not own.
+        stalls: Number of stalls so far.
     """
 
     point: Point
@@ -67,9 +67,9 @@ class MeshStatistics:
     """A mesh, or a view of one, as this process sees it.
 
     Attributes:
-        name: Of the mesh.
+        name: Name of the mesh.
         members: In view order.
-        replies_dropped: Replies to this process, of all meshes, that came after their call had been given up.
+        replies_dropped: Replies to this process, from all meshes, that arrived after their call was abandoned.
     """
 
     name: str
@@ -78,7 +78,7 @@ class MeshStatistics:
 
     @property
     def calls_unended(self) -> int:
-        """Calls of this process that the members have been sent and have not ended."""
+        """Calls sent to the members by this process that have not ended."""
         return sum(member.calls_unended for member in self.members)
 
     @property
