@@ -184,7 +184,8 @@ class Stuck(_Message, frozen=True, tag=11):
 
     Attributes:
         calls: Calls from the sender's process to the controller's that have to end first.
-        waits: The rank's waits, if they lead through third processes.
+        waits: Nodes of the sender's process that the rank waits for, if other processes have to end them; empty if
+            there are `calls`.
     """
 
     calls: list[int]
