@@ -175,7 +175,7 @@ async def test_context_of_another_actor_is_refused(backend: Backend):
     """M8: `context(actor)` is for the one that runs."""
 
     async with backend.procs({"gpus": 1}):
-        with pytest.raises(RuntimeError, match="known only inside an endpoint"):
+        with pytest.raises(RuntimeError, match="must be called inside an endpoint"):
             context()
         async with this_proc().spawn("asking", Asking) as asking:
             await asking.refuse.call_one()
