@@ -37,10 +37,9 @@ T_contra = TypeVar("T_contra", contravariant=True)
 class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
     """The sending end of a channel.
 
-    It can be an argument or a result of an endpoint, an attribute of one, an item of another channel: what arrives
-    there is a port of the same channel. All ports of one process share one window of `capacity` items. The receiver
-    sees the end when every process has closed its ports, or dropped them, or has died, and no message that carries one
-    is under way.
+    It can be sent as an argument or a result of an endpoint, as an item of another channel, or inside of one: a port
+    of the same channel arrives. All ports of one process share one window of `capacity` items. The receiver gets
+    `EndOfChannel` when every process has closed or dropped its ports, or has died, and no message carries one.
 
     Attributes:
         capacity: Items of each process that may wait for the receiver.
@@ -69,16 +68,16 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
         """Send an item; wait while `capacity` items of this process, or `limits.MAILBOX_BYTES`, wait for the receiver.
 
         With a capacity of 0 it returns when the receiver has taken the item. Items of one process arrive in the order
-        in which they were sent; items are copied, and what they were made from may be changed when this returns.
+        in which they were sent. Items are copied: after this returns their memory may be written to.
 
         Raises:
             trio.ClosedResourceError: This port is closed.
-            trio.BrokenResourceError: The receiver is closed, or its process is gone: then the cause says how.
-            TypeError: The item cannot be serialised; with pickle="off" also: it is not what the channel was opened for.
-            PayloadError: With pickle="off": the class that the channel was opened for cannot be had in this process.
+            trio.BrokenResourceError: The receiver is closed, or its process has ended; then its death is the cause.
+            TypeError: The item cannot be serialised; with pickle="off" also: it does not fit the type of the channel.
+            PayloadError: With pickle="off": the type of the channel cannot be imported in this process.
 
-        Blocking: a checkpoint, cancellable: cancelled, it has sent nothing. (Should the process of the receiver not
-        run, so that it answers no recall of an item for `limits.CANCEL_ACK_SECONDS`, it may yet take that item.)
+        Blocking: a checkpoint, cancellable: cancelled, it has sent nothing. With a capacity of 0 a cancel recalls the
+        item; if the receiver's process does not answer that within `limits.CANCEL_ACK_SECONDS`, it may still take it.
         """
         await in_trio(self._send)(value)
 
@@ -97,8 +96,8 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
         """Send an item now.
 
         Raises:
-            trio.WouldBlock: There is no room for it, or no link to the receiver's process yet; nothing was sent. So it
-                is always with a capacity of 0, because only the receiver's process knows whether a task waits there.
+            trio.WouldBlock: There is no room for it, or no link to the receiver's process yet; nothing was sent. Always
+                with a capacity of 0, because only the receiver's process knows whether a task waits there.
             trio.ClosedResourceError, trio.BrokenResourceError, TypeError, PayloadError: See `send`.
         """
         in_trio_now(self._send_nowait)(value)
@@ -115,7 +114,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
 
     @trio.lowlevel.enable_ki_protection
     def clone(self) -> Port[T_contra]:
-        """Return another port of the same channel, which is closed by itself.
+        """Return another port of the same channel, to be closed separately.
 
         Raises:
             trio.ClosedResourceError: This port is closed.
@@ -126,7 +125,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
 
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
-        """Give this port up, at once and without a checkpoint. What it has sent arrives. Idempotent."""
+        """Close this port, at once and without a checkpoint. Items that were sent still arrive. Idempotent."""
         in_trio_now(self._close)()
 
     def _close(self) -> None:
@@ -139,7 +138,7 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
-        """Give this port up; see `close`. A checkpoint."""
+        """Close this port; see `close`. A checkpoint."""
         await in_trio(self._aclose)()
 
     async def _aclose(self) -> None:
@@ -165,8 +164,8 @@ class Port(trio.abc.SendChannel[T_contra], Generic[T_contra]):
     def __reduce_ex__(self, protocol: object) -> Any:
         """Refuse: only messages carry ports, so that they are counted."""
         raise TypeError(
-            "a port travels in messages only, as an argument, a result or an item, got pickled or copied by itself: "
-            "use port.clone() for another one here"
+            "a port can only be sent in a message, as an argument, a result or an item, got one to be pickled or "
+            "copied: for another port here, use port.clone()"
         )
 
     def __del__(self) -> None:
@@ -280,7 +279,7 @@ class Holding:
         """Check that the receiver still exists.
 
         Raises:
-            trio.BrokenResourceError: It is closed, or its process is gone; then the cause says how.
+            trio.BrokenResourceError: It is closed, or its process has ended; then its death is the cause.
         """
         if self.home.death is not None:
             text = "the process that receives from this channel has ended"
@@ -404,7 +403,7 @@ class CarriedPorts:
             self.channels.note_release(holding)
 
 
-# ---- how the ends of a channel travel in a family where nothing is pickled (`pickle="off"`) --------------------------
+# ---- encoding of both ends of a channel in a family where nothing is pickled (`pickle="off"`) ------------------------
 
 
 def _take_port_apart(port: Port[Any], sink: Sink) -> tuple[Any, ...]:
@@ -418,7 +417,7 @@ def _take_port_apart(port: Port[Any], sink: Sink) -> tuple[Any, ...]:
 def _put_port_together(source: DecodeSource, module: Any, name: Any, described: Any, *parts: Any) -> Any:
     rebuild = source.bindings.get((module, name))
     if rebuild is None:
-        raise ProtocolError(f"a port must be rebuilt by what this process has, got {module}.{name}")
+        raise ProtocolError(f"a port must be rebuilt by the function for ports of this process, got {module}.{name}")
     item_type = None if described is None else item_type_described(described, may_import=source.may_import)
     port: Port[Any] = rebuild(*parts)
     if port.holding is not None and port.holding.item_type is None:

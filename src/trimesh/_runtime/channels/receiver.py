@@ -110,7 +110,7 @@ class Home:
         return True
 
     def dropped(self, peer: Peer, units: int) -> None:
-        """Count ports that `peer` has given up."""
+        """Count ports that `peer` has released."""
         self.holders.dropped(peer.proc_id, units)
         if not self.holders.holds(peer.proc_id):
             self._sources.pop(peer.proc_id, None)
@@ -142,7 +142,7 @@ class Home:
             return
         source = self._sources.get(peer.proc_id)
         if source is None:
-            raise ProtocolError(f"only a holder may send, got an item of process {peer.proc_id}, which holds none")
+            raise ProtocolError(f"only a holder of a port may send, got an item of process {peer.proc_id}, without one")
         nbytes = len(message.payload) + sum(body.nbytes for body in bodies)
         source.intake.arrived(nbytes)
         payload, buffers = take_payload(message.payload, bodies)
@@ -247,10 +247,10 @@ class Receiver(trio.abc.ReceiveChannel[T_co], Generic[T_co]):
 
     @trio.lowlevel.enable_ki_protection
     def receive_nowait(self) -> T_co:
-        """Return the next item, which must have come already.
+        """Return the next item without waiting.
 
         Raises:
-            trio.WouldBlock: None has.
+            trio.WouldBlock: No item has arrived.
             trio.EndOfChannel, trio.ClosedResourceError, PayloadError: See `receive`.
         """
         item: T_co = in_trio_now(self._home.receive_nowait)()
@@ -258,7 +258,7 @@ class Receiver(trio.abc.ReceiveChannel[T_co], Generic[T_co]):
 
     @trio.lowlevel.enable_ki_protection
     def close(self) -> None:
-        """Take no more items, at once and without a checkpoint: sending to the channel fails from now on. Idempotent.
+        """Close the channel, at once and without a checkpoint: sending to it fails from now on. Idempotent.
 
         Items that arrived and were not received are lost.
         """
@@ -266,7 +266,7 @@ class Receiver(trio.abc.ReceiveChannel[T_co], Generic[T_co]):
 
     @trio.lowlevel.enable_ki_protection
     async def aclose(self) -> None:
-        """Take no more items; see `close`. A checkpoint."""
+        """Close the channel; see `close`. A checkpoint."""
         await in_trio(self._aclose)()
 
     async def _aclose(self) -> None:
@@ -276,8 +276,8 @@ class Receiver(trio.abc.ReceiveChannel[T_co], Generic[T_co]):
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse: a receiver stays where its channel was opened."""
         raise TypeError(
-            "a receiver stays in the process that has opened its channel, got one to be sent or copied: "
-            "open the channel over there, and send its port here"
+            "a receiver stays in the process that opened its channel, got one to be sent or copied: open the channel "
+            "in the receiving process, and send its port here"
         )
 
     def __repr__(self) -> str:

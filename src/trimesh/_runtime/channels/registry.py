@@ -294,7 +294,7 @@ class Channels:
         holding = self._by_number.get(message.holding)
         if holding is not None:
             if holding.home is not peer:
-                raise ProtocolError(f"room must be told by the channel's home, got some from process {peer.proc_id}")
+                raise ProtocolError(f"credit of a channel must come from its home, got it from process {peer.proc_id}")
             holding.room(message)
 
     def _ended(self, peer: Peer, message: messages.Ended, bodies: list[memoryview]) -> None:
@@ -313,7 +313,7 @@ class Channels:
         if sender.link is None and self.proc.family is not None:
             self.proc.nursery.start_soon(self.proc.family.find_out, sender)
 
-    # ---- the state, for those who look -----------------------------------------------------------------------
+    # ---- state, for observers --------------------------------------------------------------------------------
 
     def blocked(self) -> Iterator[tuple[Holding, Sending]]:
         """Yield the senders of this process that wait, by channel."""
@@ -322,6 +322,6 @@ class Channels:
                 yield holding, one
 
     def left(self) -> Iterable[str]:
-        """Describe channels and holdings that are not over."""
+        """Describe the channels and holdings that have not ended."""
         yield from (f"channel {number}" for number in self._homes)
         yield from (f"port of channel {channel} of process {home}" for home, channel in self._holdings)
