@@ -227,7 +227,7 @@ async def test_process_of_the_same_host_that_does_not_see_the_device_uses_the_ad
         assert found == pattern(SIZE)
     async with this_host().spawn_procs({"gpus": 1}, env=rig.recording.environment | {"TRIMESH_RDMA": "shm"}) as procs:
         buffer, _ = await (await procs.spawn("owner", DeviceOwner)).handles.call_one()
-        with pytest.raises(LinkLost, match=r"CUDA device of .*torch .*; nor by an adapter: its owner says: ucx is not"):
+        with pytest.raises(LinkLost, match=r"CUDA device of .*torch .*; nor by an adapter: at its owner: ucx is not"):
             await buffer.read_into(found)
 
 

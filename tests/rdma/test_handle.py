@@ -41,7 +41,7 @@ def test_handle_says_why_adapters_do_not_reach_a_device(why: str, kept: str):
     """Nothing is said of memory of a host."""
     found = handle_of(*Handle(Granted(HOME, GRANT, 4, ORIGIN, None, why), 1, 0, 1, Right.READ).fields())
     assert (found.granted.device, found.granted.why_no_device) == (None, kept)
-    with pytest.raises(ValueError, match="granted to adapters first"):
+    with pytest.raises(ValueError, match="granted to adapters, got none"):
         found.granted.on_device  # noqa: B018 - a property
 
 

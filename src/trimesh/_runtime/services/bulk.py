@@ -96,7 +96,7 @@ class Granted(msgspec.Struct, frozen=True, eq=False):
             ValueError: There is no device memory.
         """
         if self.device is None:
-            raise ValueError("memory of a device is granted to adapters first, got none")
+            raise ValueError("on_device needs memory that is granted to adapters, got none that is")
         return Granted(self.home, self.device, 0, self.origin)
 
 
@@ -215,7 +215,7 @@ class Bulk:
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError(
-                "buffers are made and used in the thread of the Trio loop, got another thread: "
+                "buffers must be made and used in the thread of the Trio loop, got another thread: "
                 "write trio.from_thread.run_sync(trimesh.RDMABuffer, data)"
             )
 
@@ -242,7 +242,7 @@ class Bulk:
         if cell is not None and cell.proc.proc_id != self.proc.proc_id:
             cell = None
         if cell is not None and cell.ended.is_set():
-            raise trio.ClosedResourceError(f"{cell.spec.name} has ended: what it would make ends with it")
+            raise trio.ClosedResourceError(f"a buffer ends with the actor that makes it: {cell.spec.name} has ended")
         origin = Origin(None, "", host=self.proc.host_name, pid=self.proc.pid) if cell is None else cell.origin(None)
         made = Registration(self, span, self.mover.block_of(span), rights, cell, origin, device)
         made.granted(rights)
@@ -300,7 +300,7 @@ class Bulk:
         """
         return self.mover.take_block(nbytes)
 
-    # ---- reaching --------------------------------------------------------------------------------------------
+    # ---- access ----------------------------------------------------------------------------------------------
 
     def backend(self, granted: Granted) -> str:
         """Return the name of the carrier between this process and the memory, or "none"."""
@@ -315,7 +315,7 @@ class Bulk:
     def why_no_adapter(self, granted: Granted) -> str:
         """Return why no adapter moves this device memory to or from this host's memory; "" if one does."""
         if granted.device is None:
-            return f"its owner says: {granted.why_no_device or 'no adapter has registered it'}"
+            return f"at its owner: {granted.why_no_device or 'no adapter has registered it'}"
         if Carrier.UCX in self._attachment(granted.home).carriers:
             return ""
         return f"here: {self.mover.why_no_device or 'ucx is not used'}"
@@ -448,18 +448,18 @@ class Bulk:
             raise trio.ClosedResourceError("this process is ending: its transfers end with it") from None
         if end is End.REVOKED:
             raise trio.ClosedResourceError(
-                f"the buffer of {describe(granted)} was revoked: by its aclose(), or as the actor that made it ended"
+                f"the buffer of {describe(granted)} was revoked, by its aclose() or because its actor has ended"
             ) from None
         if end is End.DENIED:
             raise PermissionError(
-                f"{describe(granted)} knows no such buffer: secret, rights or range of this handle are wrong"
+                f"{describe(granted)} has no such buffer: the secret, rights or range of this handle are wrong"
             ) from None
         if end is End.DEVICE:
             why = self.mover.why_no_device or "no adapter carries it"
             text = f"memory of a device cannot be moved between here and {describe(granted)}: {why}"
             raise _located(NotByAdapter(text), granted) from None
         if end is End.SILENT:
-            text = f"{describe(granted)}, or whoever is at an atomic operation there, has not answered a transfer"
+            text = f"a transfer was not answered: {describe(granted)}, or a process in an atomic operation there, hangs"
             raise _located(Unresponsive(text), granted) from None
         if end is End.LOST:
             raise _located(LinkLost(f"the connection to {describe(granted)} was lost"), granted) from None
@@ -498,7 +498,7 @@ def _located(error: Exception, granted: Granted) -> Exception:
     return error
 
 
-# ---- memory of other processes that this one goes on reading when they have ended ------------------------------------
+# ---- kept memory: mapped from other processes, and read after they have ended ----------------------------------------
 
 
 class KeptMemory:

@@ -94,7 +94,7 @@ class LinkedMoves:
         proc.routes[messages.PieceMoved] = self._take_answer
         proc.on_gone.append(self._gone)
 
-    # ---- who asks --------------------------------------------------------------------------------------------
+    # ---- requester -------------------------------------------------------------------------------------------
 
     async def move(self, peer: Peer, transfer: Transfer) -> TransferDone:
         """Request a transfer from the owner of the memory, over the link to it.
@@ -151,13 +151,16 @@ class LinkedMoves:
         piece = self._asked.get(message.number)
         if piece is None or piece.peer is not peer:
             raise ProtocolError(
-                f"a transfer is answered once, by whom it was asked of; got an answer to {message.number}"
+                f"a transfer is answered once, by the process that it was requested from, got {message.number} again "
+                f"or from process {peer.proc_id}"
             )
         if message.end and message.end not in End.__members__:
-            raise ProtocolError(f"a transfer ends for one of {', '.join(End.__members__)}, got {message.end!r:.50}")
-        got = sum(body.nbytes for body in bodies)
-        if got != (0 if message.end else piece.nbytes):
-            raise ProtocolError(f"a piece of {piece.nbytes} bytes must be answered by as many, or why not; got {got}")
+            raise ProtocolError(
+                f"a failed transfer must name one of {', '.join(End.__members__)}, got {message.end!r:.50}"
+            )
+        expected, got = 0 if message.end else piece.nbytes, sum(body.nbytes for body in bodies)
+        if got != expected:
+            raise ProtocolError(f"the answer to this piece of a transfer must hold {expected} bytes, got {got}")
         del self._asked[message.number]
         if not message.end and piece.local is not None:
             _fill(piece.local, bodies)
@@ -170,20 +173,21 @@ class LinkedMoves:
         for number in [number for number, piece in self._asked.items() if piece.peer is peer]:
             self._asked.pop(number).close(End.LOST)
 
-    # ---- who is asked ----------------------------------------------------------------------------------------
+    # ---- owner of the memory ---------------------------------------------------------------------------------
 
     def _take_question(self, peer: Peer, message: messages.MovePiece, bodies: list[memoryview]) -> None:
-        is_written = message.kind == TransferKind.WRITE
-        if sum(body.nbytes for body in bodies) != (message.nbytes if is_written else 0):
-            raise ProtocolError(f"a piece of {message.nbytes} bytes that is written must come with them, and no other")
+        expected = message.nbytes if message.kind == TransferKind.WRITE else 0
+        got = sum(body.nbytes for body in bodies)
+        if got != expected:
+            raise ProtocolError(f"a request for this piece of a transfer must hold {expected} bytes, got {got}")
         if message.kind not in _WITH_BYTES and (message.nbytes != _WORD_BYTES or message.offset % _WORD_BYTES):
             raise ProtocolError(
-                f"an atomic operation is on {_WORD_BYTES} bytes at a multiple of {_WORD_BYTES}, "
+                f"an atomic operation must be on {_WORD_BYTES} bytes at a multiple of {_WORD_BYTES}, "
                 f"got {message.nbytes} at {message.offset}"
             )
         untaken = self._untaken[peer] = [one for one in self._untaken.get(peer, ()) if not one.is_set()]
         if len(untaken) >= _UNTAKEN_MAX:
-            raise ProtocolError(f"at most {_UNTAKEN_MAX} pieces may be asked for before their answers are taken")
+            raise ProtocolError(f"a peer may leave at most {_UNTAKEN_MAX} answers untaken, got another request")
         made = self._made(message, bodies)
         if isinstance(made, UnderWay):
             self._proc.serve(partial(self._answer_later, peer, message.number, made))
@@ -221,7 +225,7 @@ class LinkedMoves:
                 value = done.value
         except TransferError as error:
             return messages.PieceMoved(asked.number, 0, error.end.name), ()
-        except (trio.ClosedResourceError, OSError):  # this process is ending, or the system refuses it something
+        except (trio.ClosedResourceError, OSError):  # this process is ending, or lacks a resource of the system
             return messages.PieceMoved(asked.number, 0, End.REVOKED.name), ()
         return messages.PieceMoved(asked.number, value, ""), [memory] if kind is TransferKind.READ else ()
 

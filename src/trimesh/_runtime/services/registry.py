@@ -122,7 +122,10 @@ class Services:
             return handler.rebuild(*fields)
         if opening is not None:
             raise NotYet(opening.wait)
-        raise TypeError(f"what a value stands for must be in the process that it is sent to, and no {name} are here")
+        raise TypeError(
+            f"a reference to {name} can be sent only to a process that has them, got one in a process without: send "
+            "the value instead"
+        )
 
     # ---- messages --------------------------------------------------------------------------------------------
 
@@ -144,7 +147,10 @@ class Services:
             if not may_open_service(peer):  # its message may overtake that of the owner
                 self._early_bytes += len(payload) + sum(body.nbytes for body in rest)
                 if len(kept) >= limits.SERVICE_EARLY_MESSAGES or self._early_bytes > limits.MAILBOX_BYTES:
-                    raise ProtocolError(f"{name} must be opened by the owner of a process before others send as much")
+                    raise ProtocolError(
+                        f"{name} must be opened by the owner of a process before another process sends more than "
+                        f"{limits.SERVICE_EARLY_MESSAGES} messages or {limits.MAILBOX_BYTES} bytes"
+                    )
             elif name not in self._opening:
                 self._opening[name] = trio.Event()
                 self.proc.serve(partial(self._open, name))
