@@ -186,7 +186,10 @@ def _parameters(cls: type) -> tuple[str, ...]:
 def _refuse_guarded(encoded: Encoded, what: str) -> None:
     """Refuse objects that may travel in calls only, where they are kept until the calls have ended."""
     if any(isinstance(thing, Guarded) for thing in encoded.attachments):
-        raise TypeError(f"a mesh tensor travels as an argument of a call, got one in {what}: send its value, or call")
+        raise TypeError(
+            f"a mesh tensor can be sent only as an argument of a call, got one in {what}: send its value "
+            "(`await trimesh.fetch(tensor)`), or pass it in a call"
+        )
 
 
 def describe(origin: Origin) -> str:
@@ -228,7 +231,7 @@ class TypedValues(Values):
         self._constructors: weakref.WeakKeyDictionary[type, Arguments] = weakref.WeakKeyDictionary()
         self._results: weakref.WeakKeyDictionary[Callable[..., Any], Field] = weakref.WeakKeyDictionary()
 
-    # ---- by what they are ----
+    # ---- by type ----
 
     def encode(self, value: object, *, what: str) -> Encoded:
         """Encode a value by its own type; `TypeError` names `what` and why it cannot travel."""
@@ -274,7 +277,7 @@ class TypedValues(Values):
                 bound.arguments |= dict(zip(("args", "kwargs"), found, strict=True))
                 args, kwargs = bound.args, {}
         except ProtocolError as error:
-            raise ProtocolError(f"{spec.arguments_text} do not fit it: {error}") from error
+            raise ProtocolError(f"{spec.arguments_text} do not fit its signature: {error}") from error
         return args, kwargs
 
     def encode_construction(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str) -> Encoded:
@@ -294,7 +297,7 @@ class TypedValues(Values):
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"a kept actor must be a class and its arguments: {error}") from error
         except ProtocolError as error:
-            raise ProtocolError(f"the arguments of {name} do not fit it: {error}") from error
+            raise ProtocolError(f"the arguments of {name} do not fit its class: {error}") from error
 
     def _construction(self, writer: Writer, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         name_of(cls, f"the actor class {cls.__qualname__}")
@@ -365,7 +368,7 @@ class TypedValues(Values):
 
     def definition(self, definition: DefinitionId) -> DefinitionBytes:
         """Refuse: nothing goes by value."""
-        raise TrimeshInternalError(f"a definition ({definition}) was to be sent with pickle='off'")
+        raise TrimeshInternalError(f"definitions must not be sent with pickle='off', got {definition}")
 
     def define(
         self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
@@ -413,7 +416,7 @@ class Guarded(ABC):
         """
 
 
-# ---- place of a message's payload: in its head, or, when it is large, as the first of its bodies ---------------------
+# ---- payload of a message: in its head, or, if it is large, as the first of its bodies -------------------------------
 
 
 def place_payload(value: Encoded) -> tuple[bytes, Sequence[Buffer]]:

@@ -130,7 +130,7 @@ def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:
     return found
 
 
-# ---- handle on a mesh as it travels: numbers and names, no ownership -------------------------------------------------
+# ---- mesh as sent in a handle: numbers and names, no ownership -------------------------------------------------------
 
 
 class MemberInfo(msgspec.Struct, frozen=True):

@@ -1,6 +1,6 @@
 """torch tensors as values: their memory travels beside the pickle and arrives writable and private (rule V1).
 
-Registered by name, so that a process which never imports torch pays nothing and one which does so late is served.
+Registered by name: a process that never imports torch pays nothing, and one may import it at any time.
 
 The bytes of a tensor's storage from its first to its last element travel, and no others. `torch.save` keeps the whole
 storage, which makes one row of a large table as large as the table; here a row is a row. Tensors of one message whose
@@ -59,7 +59,10 @@ def _take_apart(tensor: Tensor, sink: Sink) -> tuple[Any, ...]:
     torch = _torch()
     reduced: Any = reduce_tensor(tensor, sink) if type(tensor) in (torch.Tensor, torch.nn.Parameter) else NotImplemented
     if reduced is NotImplemented:
-        raise TypeError(f"a {type(tensor).__qualname__} of layout {tensor.layout} cannot travel with pickle='off'")
+        raise TypeError(
+            f"a tensor must be dense and of torch.Tensor itself to be sent with pickle='off', got a "
+            f"{type(tensor).__qualname__} of layout {tensor.layout}"
+        )
     args: tuple[Any, ...] = reduced[1]
     state: Any = reduced[2] if len(reduced) > 2 else None
     return str(args[1]).removeprefix("torch."), args[0], state, *args[2:]
