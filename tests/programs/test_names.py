@@ -40,7 +40,7 @@ class Other(Actor):
 
 async def test_missing_name_is_told_with_those_that_there_are(publisher: Program, judge: Any):
     """W1."""
-    with pytest.raises(ConnectError, match=r"publishes 'jugde' on this host .*published are: judge"):
+    with pytest.raises(ConnectError, match=r"publishes 'jugde' on this host .*published names: judge"):
         async with connect("jugde", judge):
             raise AssertionError
 
@@ -48,7 +48,7 @@ async def test_missing_name_is_told_with_those_that_there_are(publisher: Program
 async def test_name_is_taken_once(publisher: Program):
     """W1."""
     async with this_proc().spawn("echo", Echo) as echo:
-        with pytest.raises(ConnectError, match=f"'judge' is by process {publisher.pid}"):
+        with pytest.raises(ConnectError, match=f"process {publisher.pid} publishes 'judge'"):
             async with publish_as("judge", echo):
                 raise AssertionError
         async with publish_as("other", echo):
@@ -109,7 +109,7 @@ async def test_folder_of_another_user_is_refused(folder: Path):
             raise AssertionError
     os.rmdir(folder)
     os.symlink("/", folder)
-    with pytest.raises(ConnectError, match="cannot be used"):
+    with pytest.raises(ConnectError, match="cannot use the folder of published names"):
         async with connect("a", Echo):
             raise AssertionError
 
@@ -247,7 +247,7 @@ async def test_workers_are_refused(judge: Any):
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         nested = await procs.spawn("nested", Nested)
         for refused in (nested.connect, nested.publish):
-            with pytest.raises(RuntimeError, match="not by its workers"):
+            with pytest.raises(RuntimeError, match="only in the controller"):
                 await refused.call_one()
 
 

@@ -87,18 +87,18 @@ class ProgramConnection:
         record = received.record
         if not isinstance(record, wire.Connected):
             close_all(received.fds)
-            text = record.text if isinstance(record, wire.ConnectFailed) else "it answers something else"
+            text = record.text if isinstance(record, wire.ConnectFailed) else f"got {type(record).__name__}"
             raise SpawnError(f"cannot connect to process {target} of {self._whom}: {text}")
         if len(received.fds) != 1:
             close_all(received.fds)
-            raise NoLinkError("this process has no descriptor left for a link (see ulimit -n)")
+            raise NoLinkError("this process has no descriptor left for a link: raise `ulimit -n`")
         sock = stream_of(received.fds[0], is_far=record.is_far)
         self._known.add(target)
         try:
             return self._transport.open_link(sock, local=is_near(sock), lease=False, peer=target)
         except (OSError, LimitExceeded) as error:
             sock.close()
-            raise NoLinkError(f"no link to process {target} of {self._whom} could be made: {error}") from error
+            raise NoLinkError(f"cannot open a link to process {target} of {self._whom}: {error}") from error
 
     async def exit_of(self, target: ProcId) -> ExitReport:
         """Request the exit report of a process of that program; see `Host.exit_of`."""
@@ -199,12 +199,12 @@ async def open_connection(name: str) -> AsyncGenerator[ProgramConnection, None]:
             ours = side_of(pickled=proc.values.is_pickled, proc_id=proc.proc_id)
             check_fit(ours, other)
             if other.proc_id == proc.proc_id:
-                raise ConnectError(f"{name!r} is published by this very program: use the handle itself")
+                raise ConnectError(f"{name!r} is published by this program itself: use the handle that it publishes")
             if ProcId(other.proc_id) in family.neighbours or proc.death_of(ProcId(other.proc_id)) is not None:
                 raise ConnectError(
-                    "a program connects once to another one while its outermost block is open, and this one is, or "
-                    f"was, connected to {other.program} (pid {other.pid}), which publishes {name!r}: keep that "
-                    "connection, have one actor published that gives handles on the others, or leave all blocks first"
+                    "a program can connect to another one once while its outermost block is open; this one is, or was, "
+                    f"connected to {other.program} (pid {other.pid}), which publishes {name!r}: keep that connection, "
+                    "publish one actor that returns handles on the others, or leave all blocks first"
                 )
             handle = await _joined(broker, ours, name)
             connection = ProgramConnection(proc, transport, broker, other, name, handle)
@@ -251,8 +251,8 @@ async def _joined(broker: BrokerSocket, ours: wire.Side, name: str) -> wire.Publ
 
 def _unexpected(record: wire.AnyRecord) -> str:
     if isinstance(record, wire.Declined | wire.Leaving):
-        return f"declines: {record.text}"
-    return f"speaks another protocol: {type(record).__name__}"
+        return f"has declined: {record.text}"
+    return f"speaks another protocol, got {type(record).__name__}"
 
 
 async def _next(broker: BrokerSocket, name: str) -> wire.AnyRecord:
@@ -284,7 +284,9 @@ def handle_record(proc: Proc, info: MeshInfo, region: Region, endpoints: Mapping
         RuntimeError: The mesh belongs to another program.
     """
     if info.family != family_of(proc):
-        raise RuntimeError(f"a program publishes meshes of its own, {info.name!r} is another one's: publish it there")
+        raise RuntimeError(
+            f"a program can publish only its own meshes, got {info.name!r} of another program: publish it there"
+        )
     now = membership_of(proc, info).info
     missing = region.missing()
     return wire.PublishedHandle(
@@ -314,11 +316,11 @@ def handle_of(connection: ProgramConnection) -> tuple[MeshInfo, Region]:
         base, extent = Extent(dict(handle.base)), Extent(dict(handle.extent))
         fits = len(shown) == len(table) == extent.nelements and len(handle.members) == base.nelements
         if not (fits and shown <= set(range(base.nelements)) and shown >= set(handle.excluded)):
-            raise ConnectError("the other program publishes a handle that is none")
+            raise ConnectError("the other program publishes an invalid handle: its members do not fit its extent")
         region = Region(base, mesh=mesh, extent=extent, table=table, excluded=frozenset(handle.excluded))
         whole = Region(base, mesh=mesh)
     except ShapeError as error:
-        raise ConnectError(f"the other program publishes a handle that is none: {error}") from error
+        raise ConnectError(f"the other program publishes an invalid handle: {error}") from error
     members = tuple(MemberInfo(ProcId(one.proc_id), one.host, one.pid, one.incarnation) for one in handle.members)
     info = MeshInfo(
         mesh, handle.name, handle.actor, whole, members, ProcId(handle.owner), handle.is_healing, connection.family

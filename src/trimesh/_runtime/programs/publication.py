@@ -66,7 +66,7 @@ class _Client:
         except OSError:
             self.scope.cancel(reason="the client has ended")
         if self.broker.queued > limits.PROGRAM_ANSWERS_MAX:
-            self.scope.cancel(reason="the client does not read what it has asked for")
+            self.scope.cancel(reason="the client does not read the replies to its requests")
         elif self.broker.queued:
             self._has_queued.set()
 
@@ -167,7 +167,7 @@ class PublishedName:
                 elif isinstance(record, wire.ExitOf):
                     nursery.start_soon(self._tell_exit, client, record)
                 else:
-                    raise ProtocolError(f"a client asks for links and ends, got {type(record).__name__}")
+                    raise ProtocolError(f"a client may request links and exit reports, got {type(record).__name__}")
         except (EOFError, OSError, ProtocolError):
             return
 
@@ -185,7 +185,7 @@ class PublishedName:
         client.send(wire.Greeting(ours))
         join = await client.receive()
         if not isinstance(join, wire.Join):
-            raise ProtocolError(f"a client joins first, got {type(join).__name__}")
+            raise ProtocolError(f"a client must join first, got {type(join).__name__}")
         try:
             check_fit(ours, join.side)
         except ConnectError as error:
@@ -193,7 +193,7 @@ class PublishedName:
             return
         named = ProcId(join.side.proc_id)
         if self._proc.find_peer(named) is not None or self._proc.death_of(named) is not None:
-            client.send(wire.Declined("a program has a number of its own, and joins by it once"))
+            client.send(wire.Declined(f"a program joins once, under an id of its own, got {named:x} again"))
             return
         client.proc_id = named
         self._proc.peer(named)  # no other program can have it from now on
@@ -229,7 +229,7 @@ class PublishedName:
                     return await host.launcher.connect(target, source)
                 except MeshError as error:
                     lost = error
-        raise lost or LinkLost(f"process {target} is not of this program")
+        raise lost or LinkLost(f"process {target} does not belong to this program")
 
     async def _tell_exit(self, client: _Client, question: wire.ExitOf) -> None:
         report = await self._family.exit_of(self._proc.peer(ProcId(question.proc_id)))
@@ -255,7 +255,7 @@ class PublishedName:
         """
         clients = list(self._clients)
         for client in clients:
-            client.send(wire.Leaving(f"{self._taken.name!r} is not published any more", at_once))
+            client.send(wire.Leaving(f"{self._taken.name!r} is no longer published", at_once))
         with trio.move_on_after(limits.LEAVING_CLIENTS_SECONDS + (0 if at_once else grace)):
             for client in clients:
                 await client.ended.wait()
@@ -267,7 +267,7 @@ class PublishedName:
 
     async def _cut_off(self, stranger: ProcId, targets: set[ProcId]) -> None:
         """End the remaining links of a client (PB-2); it may have closed some itself."""
-        text = f"{self._taken.name!r} is not published any more"
+        text = f"{self._taken.name!r} is no longer published"
         self._proc.declare_gone(self._proc.peer(stranger), stopped(text))
         head = messages.encode(messages.Disconnect(stranger))
         peers = [self._proc.peer(target) for target in targets if target != self._proc.proc_id]
@@ -320,12 +320,12 @@ def controllers_transport(proc: Proc, family: Family, what: str) -> NativeTransp
     """
     if not isinstance(proc.transport, NativeTransport):
         raise RuntimeError(  # noqa: TRY004 - a simulation, and no argument of the wrong type
-            f"handles are {what} by real programs, and this one is simulated: give actors the handle"
+            f"handles can be {what} only by real programs, got a simulated one: pass the handle to its actors"
         )
     if family.root is not None:
         raise RuntimeError(
-            f"handles are {what} by the program whose outermost block is open, not by its workers: do it there, and "
-            "give workers an actor of this_proc() that calls for them"
+            f"handles can be {what} only in the controller, got a worker: do it in the program that opened the "
+            "outermost block, and pass workers an actor of this_proc() that calls for them"
         )
     return proc.transport
 
@@ -373,7 +373,7 @@ def _entered() -> Generator[tuple[Path, int], None, None]:
         try:
             fd = stack.enter_context(entered(folder))
         except OSError as error:
-            raise ConnectError(f"published names are in the folder {folder}, which cannot be used: {error}") from error
+            raise ConnectError(f"cannot use the folder of published names, {folder}: {error}") from error
         yield folder, fd
 
 
@@ -453,7 +453,9 @@ def take_name(name: str) -> TakenName:
             if taken is not None:
                 who = f"process {credentials_of(taken)[0]}"
                 taken.close()
-            raise ConnectError(f"a name is published once, and {name!r} is by {who}: take another name, or end that")
+            raise ConnectError(
+                f"a name can be published once, and {who} publishes {name!r}: choose another name, or end that program"
+            )
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=fd)
         listener = _socket()
@@ -463,7 +465,7 @@ def take_name(name: str) -> TakenName:
             return TakenName(name, listener, os.stat(name, dir_fd=fd).st_ino)
         except OSError as error:
             listener.close()
-            raise ConnectError(f"{folder / name} cannot be listened at: {error}") from error
+            raise ConnectError(f"cannot listen at {folder / name}: {error}") from error
 
 
 def dial(name: str) -> socket.socket | None:
@@ -483,21 +485,21 @@ def dial(name: str) -> socket.socket | None:
         except FileNotFoundError:
             known = ", ".join(sorted(filter(FILE_NAME.fullmatch, os.listdir(fd)))) or "none"
             raise ConnectError(
-                f"no program of this user publishes {name!r} on this host (in {folder}); published are: {known}"
+                f"no program of this user publishes {name!r} on this host (in {folder}); published names: {known}"
             ) from None
         except OSError as error:
             if error.errno == errno.EAGAIN:
                 return None
-            raise ConnectError(f"{folder / name} cannot be connected to: {error}") from error
+            raise ConnectError(f"cannot connect to {folder / name}: {error}") from error
     if sock is None:
         raise ConnectError(f"the program that published {name!r} has ended; what it left in {folder} was removed")
     if credentials_of(sock)[1] != os.geteuid():
         sock.close()
-        raise ConnectError(f"{name!r} is published by another user, user {os.geteuid()} needs one of its own")
+        raise ConnectError(f"{name!r} is published by another user: publish it as user {os.geteuid()}, who connects")
     return sock
 
 
-# ---- first exchange of two programs: their descriptions, and whether they fit ----------------------------------------
+# ---- greeting: descriptions of two programs, and whether they fit ----------------------------------------------------
 
 
 def side_of(*, pickled: bool, proc_id: ProcId) -> wire.Side:
