@@ -184,9 +184,9 @@ async def test_what_is_refused_here_goes_through_memory_of_the_host(rig: Rig, is
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"RECORDING_UCP_CUDA": "0"}, "Its owner says: UCX 1.13.0-recording .* knows no memory of CUDA devices"),
-        ({"RECORDING_UCP_MAP": "-3"}, "Its owner says: .* status -3, input or output error"),
-        ({"TRIMESH_RDMA": "tcp"}, "Its owner says: ucx is not allowed here"),
+        ({"RECORDING_UCP_CUDA": "0"}, "At its owner: UCX 1.13.0-recording .* knows no memory of CUDA devices"),
+        ({"RECORDING_UCP_MAP": "-3"}, "At its owner: .* status -3, input or output error"),
+        ({"TRIMESH_RDMA": "tcp"}, "At its owner: ucx is not allowed here"),
     ],
 )
 async def test_owner_without_says_why(rig: Rig, changes: dict[str, str], why: str) -> None:
