@@ -177,7 +177,7 @@ async def test_table_of_channels_that_is_full_refuses_one_more_alone(both: Both)
             both.dialler.session.open_channel(far, b"")
     near, far = socket.socketpair()
     with near, far:
-        with pytest.raises(LimitExceeded, match="too many channels"):
+        with pytest.raises(LimitExceeded, match="HOST_CHANNELS_MAX"):
             both.dialler.session.open_channel(far, b"")
         await both.dialler.control.send_all(b"goes on")
         assert await receive_exactly(both.dialled.control, 7) == b"goes on"

@@ -253,6 +253,6 @@ def test_random_bytes_raise_nothing_but_protocol_errors() -> None:
 
 
 def test_purpose_that_is_too_long_opens_nothing(pair: Pair) -> None:
-    with pytest.raises(LimitExceeded, match="a purpose is too long"):
+    with pytest.raises(LimitExceeded, match="a purpose must have at most"):
         pair.dialler.open(bytes(limits.HOST_PURPOSE_BYTES_MAX + 1))
     assert pair.dialler.channels == 0

@@ -85,13 +85,13 @@ class LinkStatistics:
 
 
 class LinkHandler(Protocol):
-    """Receiver of link events. Called by the transport's task; must not block and must not raise."""
+    """Receiver of link events. The transport's task calls it; it must not block and must not raise."""
 
     def received(self, link: Link, head: memoryview, bodies: list[memoryview]) -> None:
-        """Take one message.
+        """Handle one message.
 
         Args:
-            link: Where it came from.
+            link: The link that it arrived on.
             head: Borrowed: valid only until this function returns.
             bodies: Owned by the receiver: private, in the order sent, writable except bodies sent as a `bytes`,
                 which may arrive as a view of one. Memory of a shared segment is returned when the last view of
@@ -99,12 +99,12 @@ class LinkHandler(Protocol):
         """
 
     def link_down(self, link: Link, down: LinkDown) -> None:
-        """Learn that the link has ended; nothing comes from it after this."""
+        """Handle the end of a link; nothing arrives on it after this."""
 
     def link_stalled(self, link: Link, seconds: float) -> None:
-        """Handle a stall: the peer's Trio loop has not run for `seconds`, as its transport reports; 0: it runs again.
+        """Handle a stall: the peer's Trio loop has not run for `seconds`, by report of its transport; 0: it runs again.
 
-        Called after `limits.STALL_SECONDS` and whenever the time has doubled. The link is up.
+        Called after `limits.STALL_SECONDS` and each time that the stall has doubled. The link is up.
         """
 
 
@@ -121,12 +121,12 @@ class Link(ABC):
             head: At most `limits.HEAD_BYTES_MAX` bytes.
             bodies: At most `limits.BODIES_MAX` buffers, lent until they have left. CONTROL carries none.
             lane: CONTROL overtakes messages that wait on DATA.
-            flow: Order on DATA: 0 keeps order with all others. Else the message may pass large ones of other flows
-                (except 0) that are under way in chunks, and other flows may pass it while it is.
+            flow: Order on DATA. Messages of one flow keep their order; those of flow 0 keep it with all others. A
+                message of another flow may pass large ones of other flows, except 0, that are sent in chunks.
 
         Returns:
-            None if every byte has been copied out of the caller's buffers; else an event, set when that is done
-            (or when the link has gone down). The peer is woken by the next `Transport.flush`.
+            None if every byte was copied out of the caller's buffers; else an event, set when that is done or when the
+            link is down. The next `Transport.flush` wakes the peer.
 
         Raises:
             LimitExceeded: The head, or the number or size of the bodies, is above its limit; nothing was sent.
@@ -139,18 +139,18 @@ class Link(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """End now; queued messages are lost. The handler gets no `link_down`."""
+        """End at once: drop queued messages. The handler gets no `link_down`."""
 
     def hand_over(self, heir: Link | None) -> bool:
         """Move unsent messages to another link to the same process; for use in `link_down` only.
 
-        A peer that has never said hello, perhaps for lack of a descriptor, has received nothing over this link.
+        A peer that never sent its hello, perhaps for lack of a descriptor, has received nothing over this link.
 
         Args:
-            heir: A link of the same transport, or None when there is no other.
+            heir: Another link of the same transport, or None without one.
 
         Returns:
-            True if nothing is lost: the peer never came up, and its messages go by `heir`, or there are none.
+            True if nothing is lost: the peer never came up, and `heir` takes the messages, or there are none.
         """
         del heir
         return False
@@ -172,27 +172,27 @@ class LinkGroup(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Forget the group; its links stay."""
+        """Drop the group; its links stay open."""
 
 
 class Transport(ABC):
     """All links of one process, and the task that serves them.
 
     Attributes:
-        waits_left: How many waits `wait_here` would do before this turn of Trio's loop is over; mostly none.
+        waits_left: Number of waits that `wait_here` may still do in this turn of Trio's loop; mostly 0.
     """
 
     waits_left = 0
 
     @abstractmethod
     def define_group(self, links: Sequence[Link]) -> LinkGroup:
-        """Make a group of `links`, which must be links of this transport."""
+        """Return a group of `links`, which must be links of this transport."""
 
     @abstractmethod
     def flush(self) -> None:
         """Wake the peers of everything sent since the last flush.
 
-        `run` arranges for it once a scheduler tick; call it only outside of Trio's loop.
+        `run` does it once each scheduler tick; call it only outside of Trio's loop.
         """
 
     @property
@@ -202,42 +202,44 @@ class Transport(ABC):
 
         Raises:
             trio.ClosedResourceError: The transport is closed.
-            OSError: The system refuses what it needs.
+            OSError: The system refuses a resource.
         """
 
     @abstractmethod
     async def run(self, handler: LinkHandler) -> None:
-        """Serve until cancelled: receive, hand over, wake senders. One task, started once."""
+        """Serve until cancelled: receive, deliver, wake senders. One task, started once."""
 
     def pump(self, handler: LinkHandler, seconds: float) -> None:
-        """Hand over arrived messages; wait at most `seconds` for one. For functions that are not async.
+        """Deliver arrived messages; wait at most `seconds` for one. For functions that are not async.
 
-        Blocks the thread, with the GIL released while it waits; signals are served. Call it in the thread of `run`,
+        Blocks the thread, with the GIL released while it waits; signals are handled. Call it in the thread of `run`,
         not from a handler. No task runs meanwhile.
 
         Raises:
-            RuntimeError: The peers are tasks of this very thread, so that waiting for them would never end.
+            RuntimeError: The peers are tasks of this thread, so the wait would never end.
         """
-        raise RuntimeError("a simulated process cannot wait without `await`, since the others run in the same thread")
+        raise RuntimeError(
+            "a simulated process must wait by `await`, got a wait that blocks the thread, in which its peers run"
+        )
 
     def wait_here(self) -> bool:
         """Wait for messages in the running task, if they are expected soon and no other task can run meanwhile.
 
-        Blocks the thread, with the GIL released, for at most `limits.WAIT_HERE_SECONDS`. What comes is handed over; it
-        may let other tasks run.
+        Blocks the thread, with the GIL released, for at most `limits.WAIT_HERE_SECONDS`. Arrived messages are
+        delivered, which may make other tasks runnable.
 
         Returns:
-            Whether anything was handed over. If not, the task has to wait by Trio's loop.
+            Whether any message was delivered. If not, the task has to wait by Trio's loop.
         """
         return False
 
     @abstractmethod
     def close(self) -> None:
-        """End all links at once and give back every resource. Idempotent; called after `run` has ended."""
+        """End all links at once and release every resource. Idempotent; called after `run` has ended."""
 
 
 def checked_size(head: bytes, bodies: Sequence[Buffer]) -> int:
-    """Return the bytes of a message.
+    """Return the size of a message in bytes.
 
     Raises:
         LimitExceeded: The head, or the number or size of the bodies, is above its limit.
@@ -254,15 +256,15 @@ def checked_size(head: bytes, bodies: Sequence[Buffer]) -> int:
 
 # ---- mover -----------------------------------------------------------------------------------------------------------
 
-# The mover that the runtime asks for: grants on memory of this process, and attachments to other processes.
+# Mover: grants on memory of this process, and attachments to other processes.
 #
-# A *grant* is one piece of memory that others may reach who know its secret. A *home* says how a process is reached; an
-# *attachment* is one process's open view of another's home. A *carrier* is a way in which bytes move. The owner runs
-# nothing for a transfer. See docs/design/memory.md.
+# A *grant* lets processes that know its secret access one piece of memory. A *home* is the address of a process for
+# transfers; an *attachment* is one process's open view of another's home. A *carrier* is a mechanism that moves bytes.
+# The owner's process executes no code for a transfer. See docs/design/memory.md.
 
 
 class Carrier(enum.Flag):
-    """Ways in which bytes move, as the native library numbers them."""
+    """Mechanisms that move bytes, as the native library numbers them."""
 
     NONE = 0
     LOCAL = 1
@@ -280,7 +282,7 @@ class MemoryKind(enum.IntEnum):
 
     HOST = 0
     CUDA = 1
-    """Of a CUDA device: only adapters move it."""
+    """Memory of a CUDA device: only RDMA adapters move it."""
 
 
 class Right(enum.Flag):
@@ -302,24 +304,24 @@ class TransferKind(enum.IntEnum):
 
 
 class End(enum.Enum):
-    """Why a transfer has failed."""
+    """Cause of a failed transfer."""
 
     GONE = "its process has ended"
     REVOKED = "it was revoked"
     DENIED = "wrong secret, no such right, or out of its range"
-    UNREACHABLE = "nothing carries bytes between the two processes"
+    UNREACHABLE = "no carrier connects the two processes"
     SILENT = "its process does not answer"
-    LOST = "the connection to its process was lost, or refused"
-    """From another host it is unseen whether the process has ended."""
-    CANCELLED = "it was given up, or its attachment was ended"
-    DEVICE = "it is about memory of a device, and goes by no adapter"
+    LOST = "the connection to its process was lost or refused"
+    """It is not visible from another host whether the process has ended."""
+    CANCELLED = "it was abandoned, or its attachment was closed"
+    DEVICE = "it is about device memory, and no adapter moves that"
 
 
 class TransferError(Exception):
-    """A transfer has failed; what it was to write is undefined.
+    """A transfer has failed; the contents of its destination are undefined.
 
     Attributes:
-        end: Why.
+        end: Cause.
     """
 
     def __init__(self, end: End) -> None:
@@ -334,6 +336,7 @@ class ProcessAddress(msgspec.Struct, frozen=True):
         epoch: Its incarnation.
         host: Identity of its host.
         started: Its start time, in ticks since boot.
+        pid: Its process id on that host.
         ledger: Descriptor number, in that process, of the table of its grants.
         port, address: Listening address; 0 and empty if it does not listen.
     """
@@ -348,12 +351,12 @@ class ProcessAddress(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The name of one piece of memory, and the secret that opens it.
+    """The name of one piece of memory, and the secret that permits access.
 
     Attributes:
         place, generation: The name.
         secret: 16 bytes.
-        exported: What readers with an RDMA adapter need besides; empty if the process has none.
+        exported: Registration that readers with an RDMA adapter also need; empty if the process has no adapter.
     """
 
     place: int
@@ -362,15 +365,15 @@ class Grant(msgspec.Struct, frozen=True):
     exported: bytes = b""
 
     def __repr__(self) -> str:
-        return f"Grant(place={self.place}, generation={self.generation})"  # what opens memory is not for logs
+        return f"Grant(place={self.place}, generation={self.generation})"  # logs must not show the secret
 
 
 class Span(msgspec.Struct, frozen=True, eq=False):
     """Memory of this process.
 
     Attributes:
-        address: Of its first byte.
-        keep: What keeps it there.
+        address: Address of its first byte.
+        keep: Object that keeps the memory allocated.
     """
 
     address: int
@@ -379,16 +382,16 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     kind: MemoryKind = MemoryKind.HOST
 
     def __repr__(self) -> str:
-        return f"Span(address={self.address}, nbytes={self.nbytes})"  # what keeps it may be all the memory itself
+        return f"Span(address={self.address}, nbytes={self.nbytes})"  # the repr of `keep` may show all the memory
 
 
 class Transfer(msgspec.Struct, frozen=True, eq=False):
     """One transfer to be made.
 
     Attributes:
-        grant: The memory over there.
+        grant: The remote memory.
         offset: Offset of its first byte within the grant.
-        local: The memory here; for `TransferKind.ADD` and `TransferKind.SWAP` 8 bytes that are not read.
+        local: The local memory; for `TransferKind.ADD` and `TransferKind.SWAP` 8 bytes that are not read.
         operand, expected: Operands of ADD and SWAP.
     """
 
@@ -415,10 +418,10 @@ class UnderWay:
     """A transfer that has begun and not ended.
 
     Attributes:
-        transfer: What it is; keeps the memory.
-        ended: Set when nothing touches the memory any more.
-        done: How it has ended then.
-        error: Or why it has failed.
+        transfer: The transfer; keeps the local memory allocated.
+        ended: Set when nothing accesses the memory any more.
+        done: Its result, once it has ended.
+        error: Cause of its failure; None if it succeeded.
     """
 
     __slots__ = ("done", "ended", "error", "transfer")
@@ -430,7 +433,7 @@ class UnderWay:
         self.error: Exception | None = None
 
     def end(self, result: TransferDone | Exception) -> None:
-        """Note how it has ended."""
+        """Record its result or error."""
         if isinstance(result, TransferDone):
             self.done = result
         else:
@@ -454,7 +457,7 @@ class Attachment(ABC):
     @property
     @abstractmethod
     def why_not(self) -> str:
-        """Why other carriers do not work, for people."""
+        """Why other carriers do not work, as text for error messages."""
 
     @property
     @abstractmethod
@@ -462,12 +465,12 @@ class Attachment(ABC):
         """True while transfers are under way."""
 
     def name_of(self, carrier: Carrier) -> str:
-        """Return the readable name of a carrier of it."""
+        """Return the readable name of one of its carriers."""
         return str(carrier.name).lower()
 
     @abstractmethod
     def begin(self, transfer: Transfer) -> TransferDone | UnderWay | None:
-        """Begin a transfer; small ones are done at once. None: too many are under way here.
+        """Begin a transfer; small ones are done at once. Return None if too many are in flight here.
 
         Raises:
             TransferError, OSError: It has failed.
@@ -475,7 +478,7 @@ class Attachment(ABC):
 
     @abstractmethod
     def give_up(self, under_way: UnderWay) -> None:
-        """Have a transfer end soon."""
+        """Request that a transfer end soon."""
 
     @abstractmethod
     async def wait_for_room(self) -> None:
@@ -486,11 +489,11 @@ class Attachment(ABC):
         """Return a zero-copy view of granted memory of a block; the grant is in use until its last view is gone.
 
         Args:
-            grant: The memory over there.
+            grant: The remote memory.
             offset: Start of the view within it.
-            writable: Whether it may be written.
-            is_shared: Use the mapping of transfers, which outlives the view: the next view has no page faults. Code
-                that uses raw addresses can write to it even so.
+            writable: Whether the view may be written to.
+            is_shared: Use the mapping of transfers, which outlives the view, so that the next view has no page faults.
+                The mapping itself is writable: code that uses raw addresses can write to it.
 
         Raises:
             TransferError, OSError: The memory cannot be mapped.
@@ -508,12 +511,12 @@ class Attachment(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the attachment, and its transfers; views stay."""
+        """End the attachment and its transfers; views stay valid."""
 
     async def move(self, transfer: Transfer) -> TransferDone:
         """Make a transfer.
 
-        A cancel ends the wait at once; the memory here may be written for a moment longer, and is kept that long.
+        A cancel ends the wait at once. The transfer may still write to local memory until it ends, and keeps it.
 
         Raises:
             TransferError, OSError: It has failed.
@@ -536,7 +539,7 @@ class Attachment(ABC):
 
 
 class Mover(ABC):
-    """The grants and attachments of one process, and the task that waits for transfers which take longer."""
+    """The grants and attachments of one process, and the task that waits for large transfers."""
 
     @property
     @abstractmethod
@@ -564,15 +567,15 @@ class Mover(ABC):
     @property
     @abstractmethod
     def why_no_device(self) -> str:
-        """Why they move no memory of devices, or did not when that was last tried; "" when they do, or may."""
+        """Why they move no device memory, or failed when last tried; "" if they do, or may."""
 
     @abstractmethod
     def revoke(self, grant: Grant) -> bool:
-        """Let nothing new begin; return whether an access is still open. To be called as often as one likes."""
+        """Refuse new accesses; return whether an access is still open. Idempotent."""
 
     @abstractmethod
     def drop(self, grant: Grant) -> None:
-        """Forget a grant that was revoked. If an access is still open, place and memory are never used again."""
+        """Remove a revoked grant. If an access is still open, its place and memory are never used again."""
 
     @abstractmethod
     def take_block(self, nbytes: int) -> memoryview:
@@ -581,19 +584,19 @@ class Mover(ABC):
         It is returned when its last view is gone.
 
         Raises:
-            LimitExceeded: There are too many.
+            LimitExceeded: `limits.BLOCKS_MAX` blocks are in use, or it is too large.
         """
 
     @abstractmethod
     def block_of(self, span: Span) -> int:
-        """Return the number of the block that memory of this process lies in, or 0."""
+        """Return the number of the block that contains memory of this process, or 0."""
 
     @abstractmethod
     def attach(self, home: ProcessAddress) -> Attachment:
         """Attach to a process, living or dead.
 
         Raises:
-            LimitExceeded: There are too many.
+            LimitExceeded: `limits.ATTACHMENTS_MAX` attachments are open.
         """
 
     @abstractmethod
@@ -602,11 +605,11 @@ class Mover(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End everything. Idempotent; called after `run` has ended."""
+        """End all grants, attachments and transfers. Idempotent; called after `run` has ended."""
 
 
 class _Hold:
-    """Stands for memory that is lent; it goes with the last view."""
+    """Placeholder for lent memory; it is collected with the last view."""
 
     __slots__ = ("__weakref__", "keep")
 
@@ -615,9 +618,9 @@ class _Hold:
 
 
 def lent_memory(address: int, nbytes: int, on_gone: Callable[[], object], keep: object = None) -> memoryview:
-    """Return a writable view of memory; `on_gone` is called when it and all that was made of it are gone.
+    """Return a writable view of memory; `on_gone` is called when it and all views derived from it are gone.
 
-    That may be in any thread, and in the middle of any other code.
+    That call may happen in any thread, in the middle of any other code.
     """
     hold = _Hold(keep)
     weakref.finalize(hold, on_gone).atexit = False

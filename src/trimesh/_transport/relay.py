@@ -2,12 +2,12 @@
 
     relay = open_relay(on_event)                      # async with: owns all sessions
     session = relay.open_session(...)                 # before there is a connection
-    session.attach(connection)                        # TLS is open; a new connection takes the place of an older one
-    number = session.open_channel(sock, purpose)      # one end of a socket pair, whose bytes go across
+    session.attach(connection)                        # TLS is open; a new connection replaces an older one
+    number = session.open_channel(sock, purpose)      # one end of a socket pair, whose bytes the session carries
     session.accept_channel(number, sock)              # answer to `OpenedChannel`; or refuse_channel(number)
 
-Channel 0 exists from the start; its socket is given to `open_session`. Every other channel is opened by one side with a
-*purpose*, bytes that mean something to the floors above. The end of a socket (EOF, reset) arrives at the other end.
+Channel 0 exists from the start; its socket is passed to `open_session`. Every other channel is opened by one side with
+a *purpose*, bytes for the floors above. The end of a socket (EOF, reset) is passed on to the other end.
 
 Events arrive in Trio's thread, one after the other, never while a method of the relay runs.
 """
@@ -34,16 +34,16 @@ class SessionEnding(Enum):
     """Why a session is down."""
 
     LEASE = "lease"
-    """Nothing has come for as long as the lease, with or without a connection."""
+    """Nothing arrived for the duration of the lease, with or without a connection."""
 
     BYE = "bye"
-    """The peer has ended it in good order; everything sent before has arrived."""
+    """The peer closed it; everything sent before has arrived."""
 
     CLOSED = "closed"
-    """This side has, and the peer has taken all that was sent before."""
+    """This side closed it, and the peer has received everything sent before."""
 
     PROTOCOL = "protocol"
-    """The peer broke the rules of the session; the reason says which."""
+    """The peer broke a rule of the session; the reason names it."""
 
 
 class HostConnection(NamedTuple):
@@ -63,7 +63,7 @@ class HostConnection(NamedTuple):
 
 
 class OpenedChannel(NamedTuple):
-    """The peer has opened a channel; to be accepted or refused, now or later. What comes meanwhile is kept."""
+    """The peer has opened a channel, to be accepted or refused, now or later. Bytes that arrive meanwhile are kept."""
 
     session: Session
     channel: int
@@ -71,20 +71,20 @@ class OpenedChannel(NamedTuple):
 
 
 class SessionResumed(NamedTuple):
-    """The peer has taken up the session on a new connection; what it has not got is sent again."""
+    """The peer has resumed the session on a new connection; bytes that it has not received are sent again."""
 
     session: Session
 
 
 class SessionInterrupted(NamedTuple):
-    """The connection broke, the session lives: the side that has dialled dials again, the other one waits."""
+    """The connection broke, and the session lives: the dialling side dials again, the other one waits."""
 
     session: Session
     reason: str
 
 
 class SessionDown(NamedTuple):
-    """The session is over; all its sockets have been closed. Comes once, nothing of the session comes after it."""
+    """The session is over and all its sockets are closed. The last event of a session, exactly once."""
 
     session: Session
     ending: SessionEnding
@@ -92,7 +92,7 @@ class SessionDown(NamedTuple):
 
 
 class ChannelEnded(NamedTuple):
-    """Both directions of a channel have ended, or it was reset; its socket has been closed. Not told of channel 0."""
+    """Both directions of a channel have ended, or it was reset; its socket is closed. Not sent for channel 0."""
 
     session: Session
     channel: int
@@ -104,9 +104,10 @@ OnEvent = Callable[[SessionEvent], None]
 
 
 class Statistics(NamedTuple):
-    """Counters of a session since its begin.
+    """Counters of a session since it began.
 
     Attributes:
+        connections: Connections that it was given.
         frames_sent, frames_received: Numbered frames, each counted once.
         bytes_sent, bytes_received: Bytes of channels.
         resent: Frames sent again after a connection broke.
@@ -140,17 +141,17 @@ class Session(Protocol):
         ...
 
     def attach(self, connection: HostConnection) -> None:
-        """Use a new connection, at once, in place of one that there may be; never blocks. Closed if it is down."""
+        """Replace the connection, if there is one, at once; never blocks. If the session is down, it is closed."""
 
     def open_channel(self, sock: socket.socket, purpose: bytes) -> int:
-        """Join a socket to a new channel; never blocks.
+        """Connect a socket to a new channel; never blocks.
 
         Args:
-            sock: A connected stream socket, taken over.
+            sock: A connected stream socket; the session owns it from now on.
             purpose: At most `limits.HOST_PURPOSE_BYTES_MAX`; the peer gets it with `OpenedChannel`.
 
         Returns:
-            The number of the channel. When the session is down, the socket is closed at once.
+            The number of the channel; 0 if the session is down, then the socket is closed at once.
 
         Raises:
             LimitExceeded: `limits.HOST_CHANNELS_MAX` are open, or the purpose is too long; the socket is the caller's.
@@ -158,25 +159,25 @@ class Session(Protocol):
         ...
 
     def accept_channel(self, channel: int, sock: socket.socket) -> None:
-        """Join a socket, which is taken over, to a channel that the peer has opened. Closed if that has ended."""
+        """Connect a socket, which the session then owns, to a channel of the peer. If that has ended, it is closed."""
 
     def refuse_channel(self, channel: int) -> None:
-        """Reset a channel that the peer has opened. Nothing if it has ended."""
+        """Reset a channel that the peer has opened. No effect if it has ended."""
 
     def drop_connection(self) -> None:
         """Close the connection, as if it had broken; the session lives. For tests, and for a new address."""
 
     def close(self) -> None:
-        """Say BYE behind everything that was taken in; `SessionDown` follows, at the latest when the lease ends."""
+        """Send BYE after all accepted bytes; `SessionDown` follows, at the latest when the lease ends."""
 
     def abort(self) -> None:
-        """End it at once, without a word and without an event. Idempotent."""
+        """End it at once, without a BYE and without an event. Idempotent."""
 
     def statistics(self) -> Statistics: ...
 
 
 class Relay(Protocol):
-    """All sessions of one process. Leaving it aborts those that are left."""
+    """All sessions of one process. Leaving it aborts the remaining ones."""
 
     def open_session(
         self, control: socket.socket, *, peer: ProcId, is_dialler: bool, lease_seconds: float, session_id: int = 0
@@ -184,24 +185,25 @@ class Relay(Protocol):
         """Begin a session that has no connection yet; its lease runs from now on.
 
         Args:
-            control: The local end of channel 0, a stream socket; taken over.
+            control: The local end of channel 0, a stream socket; the session owns it from now on.
             peer: The incarnation at the other end.
             is_dialler: Whether this side has dialled: its channels have odd numbers, those of the other side even ones.
-            lease_seconds: Silence that ends the session, measured in ticks of the relay: a machine that was stopped
-                does not count the time in which it stood.
-            session_id: Random, of who dials; the other side says 0, and learns it from the first connection.
+            lease_seconds: Silence that ends the session, measured in ticks of the relay: time in which this machine was
+                stopped does not count.
+            session_id: Random number chosen by the dialling side; 0 on the other side, which gets it with the first
+                connection.
         """
         ...
 
 
 # ---- native ----------------------------------------------------------------------------------------------------------
 
-# Sessions between hosts by the native library: its thread moves the bytes, Trio's thread decides and hears of events.
+# Sessions between hosts by the native library: its thread moves the bytes, Trio's thread decides and gets the events.
 #
 # The contract is the last part of `native/include/trimesh.h`.
 
 _EVENTS_MAX: Final = 256
-"""Events that are told before other tasks have their turn."""
+"""Events that are delivered before other tasks run."""
 
 _ENDINGS: Final = {
     1: SessionEnding.LEASE,
@@ -217,7 +219,7 @@ class NativeRelay:
     def __init__(self, on_event: OnEvent) -> None:
         self.library: Library = load()
         out = self.library.ffi.new("tm_relay **")
-        status.check(self.library.lib.tm_relay_create(out), "making a relay", limit="BUSES_MAX")
+        status.check(self.library.lib.tm_relay_create(out), "creating a relay", limit="BUSES_MAX")
         self.handle: Any = out[0]
         self._bell = int(self.library.lib.tm_relay_bell(self.handle))
         self._event = self.library.ffi.new("tm_relay_event *")
@@ -230,11 +232,12 @@ class NativeRelay:
         """See `Relay.open_session`.
 
         Raises:
-            LimitExceeded: There are HOST_SESSIONS_MAX of the native library.
+            LimitExceeded: HOST_SESSIONS_MAX sessions of the native library exist.
             OSError: The system refused memory.
+            ValueError: `session_id` does not fit `is_dialler`.
         """
         if is_dialler != (session_id > 0):
-            raise ValueError(f"who dials draws the number of the session, got {session_id} with {is_dialler=}")
+            raise ValueError(f"session_id must be set by the dialling side only, got {session_id} with {is_dialler=}")
         out = self.library.ffi.new("uint32_t *")
         rc = self.library.lib.tm_relay_begin(
             self.handle, session_id, round(lease_seconds * 1000), control.fileno(), out
@@ -245,11 +248,11 @@ class NativeRelay:
         return session
 
     def forget(self, handle: int) -> None:
-        """Tell nothing of a session any more."""
+        """Deliver no more events of a session."""
         self._sessions.pop(handle, None)
 
     async def serve(self) -> None:
-        """Tell of events, until it is cancelled."""
+        """Deliver events until cancelled."""
         while True:
             await trio.lowlevel.wait_readable(self._bell)
             for _ in range(_EVENTS_MAX):
@@ -271,7 +274,7 @@ class NativeRelay:
             session.abort()
             self._on_event(SessionDown(session, _ENDINGS[event.number], said.decode(errors="replace")))
         elif event.number != session.connections:
-            return  # of a connection that was replaced meanwhile
+            return  # an event of a connection that was replaced meanwhile
         elif event.kind == lib.TM_RELAY_RESUMED:
             self._on_event(SessionResumed(session))
         else:
@@ -279,7 +282,7 @@ class NativeRelay:
             self._on_event(SessionInterrupted(session, said.decode(errors="replace")))
 
     def close(self) -> None:
-        """End all sessions without a word, and join the thread, which never waits."""
+        """Abort all sessions, and join the thread, which never waits."""
         for session in list(self._sessions.values()):
             session.abort()
         handle, self.handle = self.handle, None
@@ -288,7 +291,7 @@ class NativeRelay:
 
 @asynccontextmanager
 async def open_relay(on_event: OnEvent) -> AsyncGenerator[NativeRelay, None]:
-    """Serve sessions until the body ends, which aborts those that are left.
+    """Serve sessions until the body ends, which aborts the remaining ones.
 
     Args:
         on_event: Called for each event; must not raise.
@@ -315,7 +318,7 @@ class NativeSession:
     Attributes:
         peer: The incarnation at the other end.
         is_connected: Whether there is a connection, as far as is known.
-        connections: How many it was given.
+        connections: Number of connections that it was given.
     """
 
     def __init__(self, relay: NativeRelay, handle: int, peer: ProcId) -> None:
@@ -355,7 +358,8 @@ class NativeSession:
 
     def open_channel(self, sock: socket.socket, purpose: bytes) -> int:
         if len(purpose) > limits.HOST_PURPOSE_BYTES_MAX:
-            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, "a purpose is too long")
+            text = f"a purpose must have at most limits.HOST_PURPOSE_BYTES_MAX bytes, got {len(purpose)}"
+            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, text)
         if self._is_over:
             sock.close()
             return 0
@@ -363,7 +367,8 @@ class NativeSession:
         said, out = ffi.from_buffer("uint8_t[]", purpose), ffi.new("uint32_t *")
         rc = lib.tm_relay_open(self._relay.handle, self._handle, sock.fileno(), said, len(purpose), out)
         if rc == status.ERR_LIMIT:
-            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, "too many channels are open")
+            text = "a session must have at most limits.HOST_CHANNELS_MAX open channels, got one more"
+            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, text)
         status.check(rc, "opening a channel to a host")
         sock.detach()
         return int(out[0])
@@ -401,20 +406,20 @@ class NativeSession:
             status.check(lib.tm_relay_end(self._relay.handle, self._handle, getattr(lib, how)), "ending a session")
 
     def statistics(self) -> Statistics:
-        """See `Session.statistics`; a session that is over has those of its end."""
+        """See `Session.statistics`; a session that is over keeps its last ones."""
         if self._is_over:
             return self._last
         counts = self._relay.library.ffi.new("tm_relay_counts *")
         rc = self._relay.library.lib.tm_relay_get_counts(self._relay.handle, self._handle, counts)
-        status.check(rc, "looking at a session")
+        status.check(rc, "querying a session")
         return Statistics(*counts.counts)
 
 
-# ---- whole pieces over a socket that a channel of a session carries --------------------------------------------------
+# ---- sockets that a channel of a session carries: reads and writes of a whole size -----------------------------------
 
 
 async def receive_exactly(sock: trio.socket.SocketType, size: int) -> bytes | None:
-    """Return so many bytes, or None at the end of the channel."""
+    """Return exactly `size` bytes, or None if the channel ends before."""
     found = bytearray()
     while len(found) < size:
         data = await sock.recv(size - len(found))

@@ -134,7 +134,7 @@ class HostSession:
 
     def __init__(self, *, is_dialler: bool, lease_seconds: float, session_id: int = 0) -> None:
         if is_dialler != (session_id > 0):
-            raise ValueError(f"who dials draws the number of the session, got {session_id} with {is_dialler=}")
+            raise ValueError(f"session_id must be set by the dialling side only, got {session_id} with {is_dialler=}")
         self.is_connected = self.is_resumed = self.is_saying_bye = False
         self.frames_sent = self.frames_received = self.bytes_sent = self.bytes_received = 0
         self.resent = self.duplicates = 0
@@ -205,9 +205,11 @@ class HostSession:
             LimitExceeded: There are too many, or the purpose is too long.
         """
         if len(purpose) > limits.HOST_PURPOSE_BYTES_MAX:
-            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, "a purpose is too long")
+            text = f"a purpose must have at most limits.HOST_PURPOSE_BYTES_MAX bytes, got {len(purpose)}"
+            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, text)
         if self.channels >= limits.HOST_CHANNELS_MAX:
-            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, "too many channels are open")
+            text = "a session must have at most limits.HOST_CHANNELS_MAX open channels, got one more"
+            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, text)
         number = self._next_own
         self._next_own += 2
         self._channels[number] = SessionChannel()

@@ -1,9 +1,9 @@
 """Mover of simulated processes, which share one interpreter and reach granted memory through a table.
 
-It is as strict as the native one: each transfer checks secret, rights, range and generation. A dead process gives no
-bytes and takes none; a stopped or partitioned one is reached like any process of its host. Small transfers are done at
-once. `run` moves larger ones, as the native thread does: a chunk of each in turn, `MemoryTable.chunk_seconds` apart,
-after a check of the grant.
+It is as strict as the native one: each transfer checks secret, rights, range and generation. No transfer reads or
+writes memory of a dead process; a stopped or partitioned one is reached like any process of its host. Small transfers
+are done at once. `run` moves larger ones, as the native thread does: a chunk of each in turn,
+`MemoryTable.chunk_seconds` apart, after a check of the grant.
 
     MM-1 Only secrets are random, and nothing depends on them; transfers end in the order in which they began.
     MM-2 Claims of a process that has ended are ignored.
@@ -42,7 +42,7 @@ from trimesh.ids import ProcId
 
 CHUNK_BYTES: Final = 1 << 16
 """Chunk size, and size of the largest transfer that is done at once. Smaller than in the native mover, so that a test
-needs little memory to see a transfer under way."""
+needs little memory to observe a transfer in flight."""
 
 _HOST: Final = 1
 _WORD: Final = 1 << 64
@@ -52,7 +52,7 @@ class _Row:
     """One grant.
 
     Attributes:
-        claims: How often each process is at it.
+        claims: Number of open accesses of each process.
     """
 
     __slots__ = ("block", "claims", "generation", "is_revoked", "rights", "secret", "span")
@@ -84,7 +84,7 @@ class MemoryTable:
 
     Attributes:
         chunk_seconds: Virtual time that a chunk of a large transfer takes; 0 is one turn of the scheduler.
-        movers: Of every process that has granted or reached any, and lives.
+        movers: Mover of every living process that has one.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class MemoryTable:
 
 
 class _Copy:
-    """A large transfer on its way."""
+    """A large transfer in flight."""
 
     __slots__ = ("at", "attachment", "is_given_up", "row", "under_way")
 
@@ -114,7 +114,7 @@ class MemoryMover(Mover):
         self.has_ended = has_ended
         self._rows: dict[int, _Row] = {}
         self._quarantine: list[object] = []
-        self._free: list[tuple[int, int]] = []  # places to be used again, each with the generation that it had
+        self._free: list[tuple[int, int]] = []  # places to be reused, each with its last generation
         self._places = 0
         self._blocks: dict[int, range] = {}
         self._next_block = 0
@@ -130,10 +130,10 @@ class MemoryMover(Mover):
     # ---- granting --------------------------------------------------------------------------------------------
 
     def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
-        """Let others reach memory of this process; see `Mover.grant`.
+        """Let others access memory of this process; see `Mover.grant`.
 
         Raises:
-            LimitExceeded: There are too many grants.
+            LimitExceeded: `limits.GRANTS_MAX` grants exist.
         """
         if self._free:
             place, generation = self._free.pop()
@@ -157,7 +157,7 @@ class MemoryMover(Mover):
         return "simulated processes have no RDMA adapter"
 
     def revoke(self, grant: Grant) -> bool:
-        """Let nothing new begin; see `Mover.revoke`."""
+        """Refuse new accesses; see `Mover.revoke`."""
         row = self._own(grant)
         row.is_revoked = True
         return row.is_in_use
@@ -177,10 +177,10 @@ class MemoryMover(Mover):
         return row
 
     def find(self, transfer: Transfer, by: MemoryMover) -> _Row:
-        """Return what a transfer of another process, or this one, is about.
+        """Return the grant for a transfer of another process, or of this one.
 
         Raises:
-            TransferError: It may not be made.
+            TransferError: The transfer is not allowed.
         """
         if self.has_ended:
             raise TransferError(End.GONE)
@@ -207,10 +207,10 @@ class MemoryMover(Mover):
     # ---- blocks ----------------------------------------------------------------------------------------------
 
     def take_block(self, nbytes: int) -> memoryview:
-        """Make memory that others can map; see `Mover.take_block`.
+        """Allocate memory that others can map; see `Mover.take_block`.
 
         Raises:
-            LimitExceeded: There are too many, or it is too large.
+            LimitExceeded: `limits.BLOCKS_MAX` blocks are in use, or it is larger than `limits.BLOCK_BYTES_MAX`.
         """
         if nbytes > limits.BLOCK_BYTES_MAX:
             raise LimitExceeded("BLOCK_BYTES_MAX", nbytes)
@@ -229,13 +229,13 @@ class MemoryMover(Mover):
                 return number
         return 0
 
-    # ---- reaching --------------------------------------------------------------------------------------------
+    # ---- attachments -----------------------------------------------------------------------------------------
 
     def attach(self, home: ProcessAddress) -> MemoryAttachment:
         """Attach to a process; see `Mover.attach`.
 
         Raises:
-            LimitExceeded: There are too many.
+            LimitExceeded: `limits.ATTACHMENTS_MAX` attachments are open.
         """
         if self._attachments >= limits.ATTACHMENTS_MAX:
             raise LimitExceeded("ATTACHMENTS_MAX", limits.ATTACHMENTS_MAX + 1)
@@ -248,11 +248,11 @@ class MemoryMover(Mover):
 
     @property
     def copies(self) -> deque[_Copy]:
-        """Large transfers under way."""
+        """Large transfers in flight."""
         return self._copies
 
     def begin_copy(self, copy: _Copy) -> None:
-        """Take a large transfer to be moved."""
+        """Let `run` move a large transfer."""
         self._copies.append(copy)
         self._news.set()
 
@@ -276,7 +276,7 @@ class MemoryMover(Mover):
 
     def _step(self, copy: _Copy) -> None:
         if self.has_ended:
-            return  # no task waits in a process that has ended, and its thread writes no more
+            return  # in a process that has ended no task waits, and no thread writes
         transfer = copy.under_way.transfer
         try:
             if copy.is_given_up:
@@ -289,7 +289,7 @@ class MemoryMover(Mover):
             if copy.at < transfer.local.nbytes:
                 return
         except TransferError as error:
-            self._end(copy, error.with_traceback(None))  # whose frame would keep the memory until a collection
+            self._end(copy, error.with_traceback(None))  # its frame would keep the memory until a garbage collection
         else:
             self._end(copy, TransferDone(copy.attachment.carrier_of(transfer.grant)))
 
@@ -301,7 +301,7 @@ class MemoryMover(Mover):
         self._room = trio.Event()
 
     def end(self) -> None:
-        """Become the mover of an ended process: its memory is gone, and it reaches no other memory."""
+        """Become the mover of an ended process: without memory of its own, and without access to other memory."""
         self.has_ended = True
         if self.table.movers.get(self.proc_id) is self:
             del self.table.movers[self.proc_id]
@@ -324,10 +324,10 @@ class MemoryAttachment(Attachment):
 
     @property
     def owner(self) -> MemoryMover:
-        """The mover over there.
+        """The mover of the other process.
 
         Raises:
-            TransferError: Its process has ended, or never was.
+            TransferError: That process has ended, or never existed.
         """
         found = self.mover.table.movers.get(self.home.epoch)
         if found is None:
@@ -353,7 +353,7 @@ class MemoryAttachment(Attachment):
         return any(copy.attachment is self for copy in self.mover.copies)
 
     def carrier_of(self, grant: Grant) -> Carrier:
-        """Return what carries the bytes of a grant."""
+        """Return the carrier for the memory of a grant."""
         if self.home.epoch == self.mover.proc_id:
             return Carrier.LOCAL
         return Carrier.SHM if self.owner.is_in_block(grant) else Carrier.CMA
@@ -388,10 +388,10 @@ class MemoryAttachment(Attachment):
         await self.mover.wait_for_room()
 
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
-        """Return granted memory of a block where it lies; see `Attachment.view`.
+        """Return a zero-copy view of granted memory of a block; see `Attachment.view`.
 
         Raises:
-            TransferError: It cannot be had.
+            TransferError: The memory cannot be mapped.
         """
         kind = TransferKind.WRITE if writable else TransferKind.READ
         row = self.owner.find(Transfer(kind, grant, offset, Span(0, nbytes)), self.mover)
@@ -406,7 +406,7 @@ class MemoryAttachment(Attachment):
         """Return granted memory of a block that outlives its process; see `Attachment.keep`.
 
         Raises:
-            TransferError: It cannot be had.
+            TransferError: The memory cannot be mapped.
         """
         row = self.owner.find(Transfer(TransferKind.READ, grant, 0, Span(0, nbytes)), self.mover)
         if not row.block:

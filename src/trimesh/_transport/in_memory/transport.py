@@ -4,7 +4,7 @@ Where the interface leaves a choice, this transport makes the one that exposes m
 
     MT-1  A head is released when the handler returns; a handler that kept a view of it ends the run with
           `TrimeshInternalError`.
-    MT-2  A message whose writer has vanished is delivered if it was copied in full, else never.
+    MT-2  A message whose sender has ended is delivered if it was copied in full, else never.
     MT-3  Links are served in the order in which messages arrived for them; nothing depends on a hash or a clock.
     MT-4  A batch delivers the messages present when it began. Messages caused by its handlers go into the next one.
 
@@ -17,8 +17,8 @@ One direction of an in-memory link has two lanes that wait for room, and a wire 
               (lent)        (copied)
 
 A message waits, lent by its sender, until it fits the window of its lane (`limits.RING_BYTES`, and for CONTROL
-`limits.RING_CONTROL_RESERVE_BYTES`). On the wire its bodies are copies that belong to the receiver. One that is larger
-than the whole window enters an empty wire uncopied, as a stream of fragments would, and is copied when it is taken.
+`limits.RING_CONTROL_RESERVE_BYTES`). On the wire its bodies are copies that belong to the receiver. A message that is
+larger than the window enters an empty wire uncopied, as a stream of fragments would, and is copied when it is taken.
 
 Messages are taken in the order of their arrival; at equal times, in the order in which they entered the wire. So
 CONTROL overtakes waiting DATA and the rest of a large message, as on a ring; if a `Delivery` makes DATA slow, CONTROL
@@ -58,7 +58,7 @@ __all__ = ["Delivery", "Fate", "MemoryGroup", "MemoryLink", "MemoryNetwork", "Me
 class _State(enum.Enum):
     UP = enum.auto()
     CLOSING = enum.auto()
-    """Goodbye is queued; what the peer still sends is handed over."""
+    """Goodbye is queued; messages of the peer are still delivered."""
     DOWN = enum.auto()
 
 
@@ -81,7 +81,7 @@ class MemoryLink(Link):
         self._messages_received = 0
         self._bytes_received = 0
         self._dropped_frames = 0
-        self._stall_told = 0.0  # what the handler was told last of the other end's loop, in seconds behind
+        self._stall_told = 0.0  # the last stall of the other end's loop that the handler was notified of, in seconds
 
     @property
     def is_up(self) -> bool:
@@ -96,7 +96,7 @@ class MemoryLink(Link):
     def send(
         self, head: bytes, bodies: Sequence[Buffer] = (), *, lane: Lane = Lane.DATA, flow: int = 0
     ) -> trio.Event | None:
-        """Send a message; see `Link.send`. Nothing passes anything on a lane, whatever its flow.
+        """Send a message; see `Link.send`. Messages of one lane keep their order, whatever their flow.
 
         Raises:
             LimitExceeded: The head, or the number or size of the bodies, is above its limit.
@@ -108,7 +108,7 @@ class MemoryLink(Link):
         return lender.event if lender.remaining else None
 
     def put(self, message: PipeMessage, lane: Lane) -> None:
-        """Put a message on its way and wake the receiver."""
+        """Pass a message to the pipe and wake the receiver."""
         self.outgoing.put(message, lane)
         self.other.wake()
 
@@ -131,7 +131,7 @@ class MemoryLink(Link):
             self.wake()
 
     def hold(self, *, held: bool) -> None:
-        """Let nothing come to this end, not even the other end's vanishing, until it is let go."""
+        """Hold back everything that arrives at this end, also the end of the link, until it is released."""
         self.incoming.is_held = held
         self.wake()
 
@@ -147,15 +147,15 @@ class MemoryLink(Link):
         )
 
     def wake(self) -> None:
-        """Have the transport of this end look at it."""
+        """Let the transport of this end poll it."""
         if not self.is_down:
             self.transport.wake(self)
 
     def deliver(self, handler: LinkHandler) -> float:
-        """Hand over the messages present, then the end if no message precedes it.
+        """Deliver the messages present, then the end if no message precedes it.
 
         Returns:
-            When to call again: `NOW` for at once, inf for when woken.
+            Time of the next call: `NOW` for at once, inf to wait for `wake`.
         """
         stall_news = self._tell_stall(handler)
         lent = self.incoming.queued_bytes
@@ -172,12 +172,12 @@ class MemoryLink(Link):
             if self.is_down:
                 return math.inf
         if lent and not self.incoming.queued_bytes:
-            self.other.wake()  # it may have said goodbye, and wait for its last message to be taken
+            self.other.wake()  # it may be closing, and wait until its last message is taken
         down = self.incoming.end
         if down is None or not self.incoming.has_ended:
             return min(stall_news, self.incoming.next_arrival())
         if self._state is _State.CLOSING and down.reason is DownReason.CLOSED and self.outgoing.queued_bytes:
-            return math.inf  # both said goodbye; ours follows what the peer has yet to take
+            return math.inf  # both sides are closing; our goodbye follows messages that the peer has yet to take
         self._go_down(down.reason)
         handler.link_down(self, down)
         return math.inf
@@ -214,7 +214,7 @@ def _hand_over(handler: LinkHandler, link: MemoryLink, message: PipeMessage) -> 
     try:
         scratch.clear()
     except BufferError as error:  # MT-1
-        raise TrimeshInternalError("a link handler kept a view of a borrowed head; copy what is needed") from error
+        raise TrimeshInternalError("a link handler must not keep a view of the borrowed head: copy it") from error
 
 
 def _checked_size(head: bytes, bodies: Sequence[Buffer], lane: Lane) -> int:
@@ -245,7 +245,7 @@ class MemoryGroup(LinkGroup):
         return lender.event if lender.remaining else None
 
     def close(self) -> None:
-        """Forget the group; its links stay, and casts go nowhere."""
+        """Drop the group; its links stay open, and casts have no effect."""
         self._links = ()
 
 
@@ -253,14 +253,14 @@ class MemoryTransport(Transport):
     """All links of one process of a `MemoryNetwork`.
 
     Attributes:
-        proc_id: The process; the epoch of what it sends.
+        proc_id: The process; its messages carry this number as epoch.
     """
 
     def __init__(self, proc_id: ProcId, network: MemoryNetwork) -> None:
         self.proc_id = proc_id
         self.network = network
         self._links: dict[MemoryLink, None] = {}
-        self._woken: dict[MemoryLink, None] = {}  # to look at, in the order in which they were woken (MT-3)
+        self._woken: dict[MemoryLink, None] = {}  # to be polled, in the order in which they were woken (MT-3)
         self._bell = trio.Event()
         self._is_running = False
         self._is_closed = False
@@ -271,10 +271,10 @@ class MemoryTransport(Transport):
         self._has_ended = False
 
     def define_group(self, links: Sequence[Link]) -> MemoryGroup:
-        """Make a group of `links`.
+        """Return a group of `links`.
 
         Raises:
-            ValueError: One of them is no link of this transport.
+            ValueError: One of them is not a link of this transport.
         """
         own: list[MemoryLink] = []
         for link in links:
@@ -298,7 +298,7 @@ class MemoryTransport(Transport):
         if self._is_closed:
             raise trio.ClosedResourceError("this transport is closed")
         if self._is_running:
-            raise trio.BusyResourceError("a transport is run by one task, once")
+            raise trio.BusyResourceError("a transport must be run by one task, once, got a second run()")
         self._is_running = True
         while True:
             if trio.current_time() < self._lags_until:
@@ -314,7 +314,7 @@ class MemoryTransport(Transport):
                     await self._bell.wait()
 
     def lag(self, seconds: float) -> None:
-        """Take nothing from any link for `seconds`, as if the Trio loop of this process were stuck; peers are told."""
+        """Receive nothing for `seconds`, as if the Trio loop of this process were stuck; peers are notified."""
         now = trio.current_time()
         if self._lags_until <= now:
             self._lags_from = now
@@ -326,13 +326,13 @@ class MemoryTransport(Transport):
             link.other.wake()
 
     def stop_lagging(self) -> None:
-        """End the lag early and take the messages that have arrived."""
+        """End the lag early and receive the messages that have arrived."""
         self._lags_until = min(self._lags_until, trio.current_time())
         self._lag_over.set()
 
     @property
     def lag_span(self) -> tuple[float, float] | None:
-        """From when to when (Trio time) this process lags, or None when it does not."""
+        """Start and end (Trio time) of the current lag of this process; None without one."""
         return (self._lags_from, self._lags_until) if trio.current_time() < self._lags_until else None
 
     @property
@@ -351,7 +351,7 @@ class MemoryTransport(Transport):
         return self._mover
 
     def end(self) -> None:
-        """Have others find that the process has ended; its tasks may go on unwinding, and reach no memory."""
+        """Let others see that the process has ended; its tasks may still unwind, without access to granted memory."""
         self._has_ended = True
         if self._mover is not None:
             self._mover.end()
@@ -370,16 +370,16 @@ class MemoryTransport(Transport):
         return self._is_closed
 
     def attach(self, link: MemoryLink) -> None:
-        """Own a new link."""
+        """Add a new link."""
         self._links[link] = None
 
     def wake(self, link: MemoryLink) -> None:
-        """Have `run` look at `link`."""
+        """Let `run` poll `link`."""
         self._woken[link] = None
         self._bell.set()
 
     def forget(self, link: MemoryLink) -> None:
-        """Give up a link that is down."""
+        """Remove a link that is down."""
         self._links.pop(link, None)
         self._woken.pop(link, None)
 
@@ -398,13 +398,13 @@ class MemoryNetwork:
     """Network of the processes of one simulation; for one Trio run.
 
     Attributes:
-        delivery: Says when messages arrive; by default at once.
-        memory: What the processes have granted to each other.
+        delivery: Decides when messages arrive; by default at once.
+        memory: Memory that the processes have granted to each other.
 
     Example:
         network = MemoryNetwork()
         here, there = network.connect(network.transport(ProcId(1)), network.transport(ProcId(2)))
-        here.send(b"hello")         # comes to the handler with which the other transport is run
+        here.send(b"hello")         # delivered to the handler of the other transport's `run`
     """
 
     def __init__(self, delivery: Delivery | None = None) -> None:
@@ -413,13 +413,13 @@ class MemoryNetwork:
         self._transports: dict[ProcId, MemoryTransport] = {}
 
     def transport(self, proc_id: ProcId) -> MemoryTransport:
-        """Make the transport of one process.
+        """Return a new transport for one process.
 
         Raises:
-            ValueError: There is an open one with this id.
+            ValueError: The process has an open transport.
         """
         if proc_id in self._transports:
-            raise ValueError(f"process {proc_id} has a transport already")
+            raise ValueError(f"a process must have one open transport, got a second one for process {proc_id}")
         made = self._transports[proc_id] = MemoryTransport(proc_id, self)
         return made
 
@@ -454,7 +454,7 @@ class MemoryNetwork:
         link.other.put(PipeMessage(epoch, head, bodies, size, Countdown(1)), lane)
 
     def forget(self, transport: MemoryTransport) -> None:
-        """Give up a transport that is closed; its id may be used again."""
+        """Remove a closed transport; its id may be reused."""
         self._transports.pop(transport.proc_id, None)
 
 
@@ -469,11 +469,11 @@ class Fate(enum.Enum):
 
     ARRIVES = enum.auto()
     LOST = enum.auto()
-    """And the link with it, for links are reliable: both ends see EOF."""
+    """The link ends with it, because links are reliable: both ends see EOF."""
     REPEATED = enum.auto()
-    """The reader takes it once, then sees the number of a frame again, and drops that."""
+    """The reader receives it once, then gets the number of its frame again, and drops that."""
     DAMAGED = enum.auto()
-    """Its first byte is one that no message begins with."""
+    """Its first byte is replaced by one that no message begins with."""
 
 
 _LANES = tuple(Lane)
@@ -483,10 +483,10 @@ _DAMAGED_BYTE = b"\xc1"
 
 
 class Delivery:
-    """Says when a message arrives; this one: at once. Subclass it to make a network slow, or faulty."""
+    """Decides when messages arrive; in this class at once. Subclass it to make a network slow or faulty."""
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
-        """Return what becomes of a message; called once for each, before `delay`."""
+        """Return the fate of a message; called once for each, before `delay`."""
         del source, target, lane, size
         return Fate.ARRIVES
 
@@ -501,7 +501,7 @@ class Delivery:
 
 
 class Countdown:
-    """An event that is set when `remaining` messages have left their sender's buffers."""
+    """An event that is set when `remaining` messages no longer use their sender's buffers."""
 
     __slots__ = ("event", "remaining")
 
@@ -510,7 +510,7 @@ class Countdown:
         self.event = trio.Event()
 
     def count(self) -> None:
-        """Note that one has left."""
+        """Note that one message no longer uses them."""
         self.remaining -= 1
         if self.remaining == 0:
             self.event.set()
@@ -579,12 +579,12 @@ class Pipe:
     """One direction of a link.
 
     Attributes:
-        source, target: The processes it joins.
-        delivery: Says when messages arrive.
-        end: What the reader is told after the last message; None while the writer may send.
-        queued_bytes: Lent by the writer, not yet copied.
+        source, target: The processes that it connects.
+        delivery: Decides when messages arrive.
+        end: The end that the reader sees after the last message; None while the writer may send.
+        queued_bytes: Bytes lent by the writer and not yet copied.
         messages_sent, bytes_sent: Copied so far.
-        is_held: Whether nothing can be taken, not even the end, until it is released.
+        is_held: Whether everything is held back, also the end, until it is released.
         on_lost: Called when a message was lost on the wire; ends both directions.
     """
 
@@ -614,7 +614,7 @@ class Pipe:
         return self.end is not None and not self.is_held and not self.depth and _has_come(self._end_arrives_at)
 
     def put(self, message: PipeMessage, lane: Lane) -> None:
-        """Take a message from the writer; dropped after the end."""
+        """Accept a message of the writer; dropped after the end."""
         if self.end is None and not self._reader_gone:
             self._lanes[lane].waiting.append(message)
             self.queued_bytes += message.size
@@ -623,7 +623,7 @@ class Pipe:
             message.lender.count()
 
     def take(self) -> PipeMessage | None:
-        """Give the reader the next message that has come; its bodies are the reader's."""
+        """Return the next message that has arrived, whose bodies the reader owns; None if there is none."""
         if self.is_held:
             return None
         fronts = [
@@ -633,7 +633,7 @@ class Pipe:
         ]
         if not fronts:
             return None
-        lane = min(fronts)[-1]  # an uncopied message is still on its way, fragment by fragment
+        lane = min(fronts)[-1]  # copied messages first: an uncopied one arrives fragment by fragment
         queue = self._lanes[lane]
         message = queue.wire.popleft()
         queue.wire_bytes -= message.size
@@ -642,7 +642,7 @@ class Pipe:
         return message
 
     def next_arrival(self) -> float:
-        """Return when there will be something to take or the end to see: `NOW` for at once, inf for not yet known."""
+        """Return the time of the next message or of the end: `NOW` for at once, inf if not known yet."""
         if self.is_held:
             return math.inf
         if self.depth:
@@ -650,11 +650,11 @@ class Pipe:
         return math.inf if self.end is None else self._end_arrives_at
 
     def finish(self) -> None:
-        """Let the writer say goodbye after everything that was put."""
+        """End the writer in good order: a goodbye follows all its messages."""
         self._end(LinkDown(DownReason.CLOSED))
 
     def cut(self, down: LinkDown) -> None:
-        """End the writer now: messages not copied in full are lost; the reader gets `down` after the others."""
+        """End the writer at once: messages not copied in full are lost; the reader gets `down` after the others."""
         for queue in self._lanes:
             self._give_back(queue)
             queue.waiting.clear()
@@ -662,7 +662,7 @@ class Pipe:
         self._end(down)
 
     def drop(self) -> None:
-        """End the reader: everything is lost."""
+        """End the reader: all messages are lost."""
         self._reader_gone = True
         for queue in self._lanes:
             self._give_back(queue)

@@ -1,24 +1,24 @@
 """Multicast to several processes of another host: bodies enter the host once, and its processes map them.
 
-    sender                                 the other host
-    HostCaster  --bodies, once-->          keeps them in memory that its processes may map
-                <--where they are--
-    link        --OFFER: head, where-->    process maps them
+    sender                                   the other host
+    HostCaster  --bodies, once-->            keeps them in memory that its processes may map
+                <--location--
+    link        --OFFER: head, location-->   process maps them
                 <--TAKEN, or REFUSED--
-    HostCaster  --let go-->
+    HostCaster  --release-->
 
 Three or more hosts form a tree (below): the sender sends bodies to some, whose agents feed them to others, which keep
 them and answer as if the sender had sent them.
 
     HostCaster a   --FEED b, bodies-->     the agent of a  --bodies-->  the agent of b
     HostCaster b   --FED by a-->                                        the agent of b
-                   <--where they are--
+                   <--location--
 
-Each link has a `CastLeaf`: a chunked message that sends no chunks at first. So it holds back messages that may not pass
+Each link has a `CastLeaf`: a chunked message that sends no chunks at first. It holds back messages that may not pass
 it, and sends its chunks after all if the other host cannot keep the bodies or its process cannot map them.
 
     HB-1 Every leaf is settled once: taken, sent in chunks, or its link has ended.
-    HB-2 Memory kept by the other host is bounded; a cast that finds no room goes in chunks at once, without waiting.
+    HB-2 Memory kept by the other host is bounded; a cast without room there is sent in chunks at once.
     HB-3 Bodies are released when all leaves are settled, in whatever way; at a host that feeds others, once those have
          answered, too.
     HB-4 If a host cannot be fed, the sender sends it the bodies itself, and the feeding host feeds it no more.
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 def padding(size: int) -> int:
-    """Return how many bytes follow a body of `size`, so that the next one lies where an array may begin."""
+    """Return the number of bytes after a body of `size` that align the next body for an array."""
     return -size % limits.HOST_CAST_ALIGNMENT
 
 
@@ -57,19 +57,19 @@ class CastBody:
     """The bodies of one cast at one host.
 
     Args:
-        owner: Of the casts to its host.
-        number: Of the cast at its host.
+        owner: Caster of its host.
+        number: Number of the cast at its host.
         bodies: As sent.
-        leaves: How many links are offered them.
+        leaves: Number of links on which they are offered.
 
     Attributes:
-        owner, number: See there.
-        leaves: How many links and other hosts have not had them.
-        size: Bytes with what lies between bodies.
-        source: Whose host feeds them to this one; None: the sender sends them, or it has them.
-        fed: Those at other hosts that this one feeds, and that have not answered.
-        where: What says to the processes of the host where they are; b"" before they are there.
-        has_failed: Whether they will never be.
+        owner, number: As above.
+        leaves: Number of links and fed hosts that still need them.
+        size: Size in bytes, with padding.
+        source: The same bodies at the host that feeds this one; None if the sender sends them, or they have arrived.
+        fed: The same bodies at hosts that this one feeds and that have not answered.
+        where: Their location, for processes of the host; b"" before they are there.
+        has_failed: Whether they will never be there.
     """
 
     def __init__(self, owner: HostCaster, number: int, bodies: Sequence[memoryview], leaves: int) -> None:
@@ -92,7 +92,7 @@ class CastBody:
                 yield memoryview(bytes(padding(body.nbytes)))
 
     def join(self, leaf: CastLeaf, link: NativeLink) -> None:
-        """Have a leaf offered as soon as the bodies are there."""
+        """Offer a leaf as soon as the bodies are there."""
         if self.has_failed:
             link.send_chunks(leaf)
         elif self.where:
@@ -101,16 +101,16 @@ class CastBody:
             self._waiting[leaf] = link
 
     def ready(self, where: bytes) -> None:
-        """Learn where the bodies are."""
+        """Record the location of the bodies and offer the waiting leaves."""
         self.where = where
         waiting, self._waiting = self._waiting, {}
         for leaf, link in waiting.items():
             link.offer(leaf, where)
 
     def fail(self) -> None:
-        """Mark the bodies as unavailable: waiting leaves go in chunks.
+        """Mark the bodies as unavailable: waiting leaves are sent in chunks.
 
-        Leaves already offered get an answer, or their link ends.
+        Leaves that were offered before get an answer, or their link ends.
         """
         self.has_failed = True
         for other in self.fed.copy():
@@ -120,12 +120,12 @@ class CastBody:
             link.send_chunks(leaf)
 
     def leave(self, leaf: CastLeaf) -> None:
-        """Note that a leaf needs them no more."""
+        """Note that a leaf no longer needs them."""
         self._waiting.pop(leaf, None)
         self.count_down()
 
     def count_down(self) -> None:
-        """Note that a link, or another host, has had them."""
+        """Note that a link, or a fed host, no longer needs them."""
         self.leaves -= 1
         if not self.leaves:
             self.owner.left(self)
@@ -133,13 +133,13 @@ class CastBody:
     # ---- in a tree -------------------------------------------------------------------------------------------
 
     def feed(self, other: CastBody) -> None:
-        """Have this host feed another one, which was begun after it."""
+        """Let this host feed another one, whose cast began later."""
         other.source = self
         self.fed.append(other)
         self.leaves += 1
 
     def part(self) -> None:
-        """Note that it needs its source no more: it has answered, or never will. Idempotent."""
+        """Detach from the source: this host has answered, or never will. Idempotent."""
         source, self.source = self.source, None
         if source is not None:
             source.fed.remove(self)
@@ -153,7 +153,7 @@ class CastLeaf(ChunkedMessage):
         head, bodies, flow, completion: As for a chunked message.
 
     Attributes:
-        is_offered: Whether the peer was told where the bodies are, and has not answered.
+        is_offered: Whether the peer was sent the location of the bodies and has not answered.
     """
 
     def __init__(
@@ -165,22 +165,22 @@ class CastLeaf(ChunkedMessage):
 
     @property
     def is_apart(self) -> bool:
-        """True if it sends no chunks."""
+        """True while it sends no chunks."""
         return self._body is not None
 
     def begin(self, link: NativeLink) -> None:
-        """Offer this leaf on `link`, whose turn it is."""
+        """Offer this leaf on `link`, where it no longer has to wait."""
         assert self._body is not None
-        self.number, self.is_offered = 0, False  # another link may have begun it, which never came up
+        self.number, self.is_offered = 0, False  # it may have begun on another link, which never came up
         self._body.join(self, link)
 
     def offer(self, where: bytes) -> list[Buffer]:
-        """Return the bodies of the message that offers it: the table, the head, and where they are."""
+        """Return the bodies of the message that offers it: table, head, and location."""
         self.is_offered = True
         return [self._table, self._head, where]
 
     def leave(self) -> None:
-        """Need the bodies at the host no more. Idempotent."""
+        """Release the bodies at the host. Idempotent."""
         body, self._body = self._body, None
         self.is_offered = False
         if body is not None:
@@ -195,15 +195,15 @@ class HostCaster:
     """All casts to one other host.
 
     Args:
-        wake: Called when there is something to carry.
+        wake: Called when there are bodies, or releases, to send.
         agent: Incarnation of its agent.
-        circle: Hosts whose agents may talk to each other have the same; None: they may not.
+        circle: Key that is equal for hosts whose agents may connect to each other; None if this one may not.
 
     Attributes:
-        agent, circle: See there.
-        bodies: Those that wait to be carried, in order.
-        let_go: Numbers of those that were carried, or are being carried, and that no leaf needs.
-        kept: Bytes that the host keeps, or will.
+        agent, circle: As above.
+        bodies: Bodies that wait to be sent, in order.
+        let_go: Numbers of bodies that were sent, or are being sent, and that no leaf needs any more.
+        kept: Bytes that the host keeps or will keep.
         unfed: Agents that this one could not feed.
     """
 
@@ -220,12 +220,12 @@ class HostCaster:
         self._is_closed = False
 
     def begin(self, bodies: Sequence[Buffer], leaves: int, *, at_least: int = 2) -> CastBody | None:
-        """Begin a cast to `leaves` processes; None: it does not pay, or there is no room for it now (HB-2).
+        """Begin a cast to `leaves` processes; return None if it does not pay, or there is no room for it (HB-2).
 
         Args:
             bodies: As sent.
-            leaves: How many links are offered them.
-            at_least: So many pay.
+            leaves: Number of links on which they are offered.
+            at_least: Smallest number of links for which a cast pays.
         """
         views = [memoryview(body).cast("B") for body in bodies if memoryview(body).nbytes]
         size = kept_bytes(view.nbytes for view in views)
@@ -240,7 +240,7 @@ class HostCaster:
         return body
 
     def left(self, body: CastBody) -> None:
-        """Let go of bodies that no leaf and no other host needs any more."""
+        """Release bodies that no leaf and no fed host needs any more."""
         if self._casts.pop(body.number, None) is None:
             return
         body.part()
@@ -252,9 +252,9 @@ class HostCaster:
             self._wake()
 
     def answered(self, number: int, where: bytes) -> None:
-        """Take the answer of the host about the bodies of a cast: where they are, or b"" if it cannot keep them.
+        """Handle the host's answer about the bodies of a cast: their location, or b"" if it cannot keep them.
 
-        Nothing if they were let go meanwhile.
+        No effect if they were released meanwhile.
         """
         body = self._casts.get(number)
         if body is None:
@@ -266,7 +266,7 @@ class HostCaster:
             body.fail()
 
     def could_not_feed(self, agent: int, number: int) -> None:
-        """Learn that the host has not fed another one; nothing if that one has answered meanwhile."""
+        """Note that the host could not feed another one; no effect if that one has answered meanwhile."""
         for body in self._casts.values():
             for other in body.fed:
                 if (other.owner.agent, other.number) == (agent, number):
@@ -275,14 +275,14 @@ class HostCaster:
                     return
 
     def send_itself(self, body: CastBody) -> None:
-        """Make the sender send the bodies that another host was to feed (HB-4), and those that this one was to feed."""
+        """Let the sender send the bodies that another host was to feed (HB-4), and those that this one was to feed."""
         body.part()
         if self._is_closed or body in self.bodies:
             return
         for other in body.fed.copy():
             other.owner.send_itself(other)
         if self._casts.pop(body.number, None) is None:
-            return  # it was kept for those only
+            return  # it was kept only for the hosts that it was to feed
         self.let_go.append(body.number)
         self._last += 1
         body.number = self._last
@@ -291,7 +291,7 @@ class HostCaster:
         self._wake()
 
     def close(self) -> None:
-        """Have all casts from now on, and those that are under way, go in chunks. Idempotent."""
+        """Send all casts in flight in chunks, and begin no more. Idempotent."""
         self._is_closed = True
         self.bodies.clear()
         self.let_go.clear()
@@ -300,10 +300,10 @@ class HostCaster:
             body.fail()
 
 
-# ---- the tree by which the bodies of a cast come to several hosts: which of them feeds which others ------------------
+# ---- cast tree: which hosts feed which others with the bodies of a cast ----------------------------------------------
 
-# A sender that sends n bytes to each of its hosts itself needs the time of that many copies. Hosts that feed others
-# cost one copy less each, and the time that the first piece of a body needs to pass through a host. PURE.
+# Sending n bytes to each of m hosts takes the sender the time of m copies. Each host that another one feeds saves a
+# copy, and costs the time that the first piece of a body needs to pass through a host. PURE.
 
 
 def begin_casts(bodies: Sequence[Buffer], leaves: Mapping[HostCaster, int]) -> dict[HostCaster, CastBody]:
@@ -337,13 +337,13 @@ def begin_casts(bodies: Sequence[Buffer], leaves: Mapping[HostCaster, int]) -> d
 
 
 def fan_out(hosts: int, size: int) -> int:
-    """Return how many hosts the sender, and each host, sends `size` bytes to, so that all have them soonest."""
+    """Return the fastest fan-out: the number of hosts that the sender, and each host, sends `size` bytes to."""
     widths = [*(1 << n for n in range((hosts - 1).bit_length())), hosts]
     return min(widths, key=lambda width: width * size + depth(hosts, width) * limits.HOST_CAST_HOP_BYTES)
 
 
 def depth(hosts: int, width: int) -> int:
-    """Return over how many hops the last of some hosts is reached where each sends to `width` others."""
+    """Return the number of hops to the last of some hosts if each sends to `width` others."""
     if width == 1:
         return hosts
     hops, reached = 0, 0
@@ -353,10 +353,10 @@ def depth(hosts: int, width: int) -> int:
     return hops
 
 
-# ---- which message of a link may pass a large one that is under way in chunks ----------------------------------------
+# ---- precedence: which messages of a link may pass a large one that is being sent in chunks --------------------------
 
-# A *flow* is a number of the sender's: messages of one flow keep their order. Flow 0 keeps it with all others: such a
-# message passes nothing, and nothing passes it.
+# A *flow* is a number that the sender chooses: messages of one flow keep their order. A message of flow 0 keeps it with
+# all others: it passes no message, and no message passes it.
 
 ORDERED: Final = 0
 """The flow that keeps order with all others."""
@@ -366,10 +366,10 @@ class Precedence:
     """Chunked messages of one link, and the messages that wait behind them.
 
     Attributes:
-        under_way: Chunked messages that have not left, in the order of their turns.
-        apart: Messages under way that send no chunks.
-        busy: How many messages of each flow are under way or held, always the same object; empty: every message may
-            go.
+        under_way: Messages that are being sent in chunks, in the order of their turns.
+        apart: Messages in flight that send no chunks.
+        busy: Number of messages of each flow that are in flight or held, always the same object; if empty, every
+            message may be sent.
     """
 
     def __init__(self) -> None:
@@ -379,11 +379,11 @@ class Precedence:
         self._held: deque[tuple[Outgoing | ChunkedMessage, int]] = deque()
 
     def may_pass(self, flow: int) -> bool:
-        """True if a message may pass all messages under way or held."""
+        """Return whether a message may pass all messages that are in flight or held."""
         return _may_pass(self.busy, flow)
 
     def add(self, chunked: ChunkedMessage) -> bool:
-        """Take a chunked message; return whether it is under way, and not held."""
+        """Add a chunked message; return whether it is in flight, not held."""
         goes = self.may_pass(chunked.flow) and not self._is_full
         if goes:
             self.busy[chunked.flow] += 1
@@ -403,20 +403,20 @@ class Precedence:
             self.under_way.append(chunked)
 
     def rejoin(self, leaf: CastLeaf) -> None:
-        """Have a message send chunks that was apart."""
+        """Let a message that was apart send chunks."""
         self.apart.remove(leaf)
         self.under_way.append(leaf)
 
     def hold(self, one: Outgoing | ChunkedMessage, flow: int) -> None:
-        """Keep a message that must not go now."""
+        """Hold back a message that must not be sent now."""
         self.busy[flow] += 1
         self._held.append((one, flow))
 
     def out(self, chunked: ChunkedMessage, send: Callable[[Outgoing], object]) -> list[CastLeaf]:
-        """Record that a chunked message has been sent, and send the messages that waited for it.
+        """Record that a chunked message was sent, and send the messages that waited for it.
 
         Returns:
-            Leaves that have become apart: they may begin.
+            Leaves that are no longer held and may begin.
         """
         if isinstance(chunked, CastLeaf) and chunked.is_apart:
             self.apart.remove(chunked)
@@ -440,7 +440,7 @@ class Precedence:
         return self.apart[before:]
 
     def take_all(self) -> list[tuple[Outgoing | ChunkedMessage, int]]:
-        """Return everything, in order, and forget it."""
+        """Remove and return all messages, in order."""
         found = [*((chunked, chunked.flow) for chunked in (*self.under_way, *self.apart)), *self._held]
         self.under_way.clear()
         self.apart.clear()
@@ -450,7 +450,7 @@ class Precedence:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that are in no chunk, and in no frame, yet."""
+        """Bytes that are in no chunk and in no frame yet."""
         going = sum(one.waiting_bytes for one in (*self.under_way, *self.apart))
         return going + sum(one.waiting_bytes for one, _ in self._held)
 

@@ -28,16 +28,16 @@ from trimesh._wire.memory import ReusableBytes, can_be_reused, new_bytes, new_pa
 
 
 def read_piece(head: memoryview) -> tuple[int, Piece]:
-    """Return the number of the message that a piece belongs to, and what it is.
+    """Return the number of the message that a piece belongs to, and the kind of the piece.
 
     Raises:
-        AssemblyError: It is none.
+        AssemblyError: The head of the piece is invalid.
     """
     if len(head) != CHUNK.size:
-        raise AssemblyError("a chunk of a message with a head that cannot be")
+        raise AssemblyError(f"a chunk whose head has {len(head)} bytes, not {CHUNK.size}")
     number, kind = CHUNK.unpack(head)
     if kind > max(Piece):
-        raise AssemblyError(f"a chunk of a kind that is not known, {kind}")
+        raise AssemblyError(f"a chunk of unknown kind {kind}, above {max(Piece)}")
     return number, Piece(kind)
 
 
@@ -45,10 +45,10 @@ def read_table(table: memoryview) -> tuple[int, ...]:
     """Return the words of a table.
 
     Raises:
-        AssemblyError: It is none.
+        AssemblyError: Its size is invalid.
     """
     if table.nbytes % 8 or table.nbytes > 8 * limits.BODIES_MAX:
-        raise AssemblyError("a large message without its table")
+        raise AssemblyError(f"a large message whose table has {table.nbytes} bytes, not 8 a body")
     return struct.unpack(f"<{table.nbytes // 8}Q", table)
 
 
@@ -59,16 +59,17 @@ def read_head(head: memoryview) -> bytes:
         AssemblyError: It is too long.
     """
     if head.nbytes > limits.HEAD_BYTES_MAX:
-        raise AssemblyError("a large message whose head is above HEAD_BYTES_MAX")
+        raise AssemblyError(f"a large message whose head has {head.nbytes} bytes, above limits.HEAD_BYTES_MAX")
     return bytes(head)
 
 
 class Arrival:
-    """One message.
+    """One large message, of which chunks have arrived.
 
     Args:
-        head: Of the whole message.
-        kept: Makes `bytes`.
+        head: Head of the large message.
+        words: Its table.
+        kept: Allocates `bytes`.
     """
 
     def __init__(self, head: bytes, words: tuple[int, ...], kept: KeptBytes) -> None:
@@ -78,15 +79,15 @@ class Arrival:
         self._copy: Copy = copy_plainly
         self._missing = sum(word & ~IMMUTABLE for word in words)
         if self._missing > limits.MESSAGE_BYTES_MAX:
-            raise AssemblyError(f"a message of {self._missing} bytes, above MESSAGE_BYTES_MAX")
+            raise AssemblyError(f"a message of {self._missing} bytes, above limits.MESSAGE_BYTES_MAX")
         self._bodies: list[memoryview] = []
         self._open = memoryview(b"")
         self._at = 0
 
     def add(self, piece: memoryview) -> None:
-        """Copy the next bytes. A body gets memory when its first byte is here."""
+        """Copy the next bytes. A body is allocated when its first byte has arrived."""
         if piece.nbytes > self._missing:
-            raise AssemblyError("more body bytes than announced")
+            raise AssemblyError(f"more body bytes than announced, {piece.nbytes} in place of {self._missing}")
         self._missing -= piece.nbytes
         at = 0
         while at < piece.nbytes:
@@ -98,7 +99,7 @@ class Arrival:
             at += n
 
     def _begin(self) -> None:
-        """Make the next body."""
+        """Allocate the next body."""
         word = self._words[len(self._bodies)]
         size = word & ~IMMUTABLE
         self._at = 0
@@ -109,7 +110,7 @@ class Arrival:
         try:
             whole, self._open, self._copy = self._kept.new(size)
         except MemoryError as error:
-            raise AssemblyError(f"a body of {size} bytes, for which this process has no memory") from error
+            raise AssemblyError(f"a body of {size} bytes, which this process cannot allocate") from error
         self._bodies.append(memoryview(whole))
 
     @property
@@ -118,7 +119,7 @@ class Arrival:
         return not self._missing
 
     def bodies(self) -> list[memoryview]:
-        """Return the bodies of a whole message: those that were sent as `bytes` are views of new ones."""
+        """Return the bodies of a whole message; those that were sent as `bytes` are views of new `bytes`."""
         while len(self._bodies) < len(self._words):
             self._begin()  # of size 0
         self._open = memoryview(b"")
@@ -126,10 +127,10 @@ class Arrival:
 
 
 class Arrivals:
-    """All messages of one link of which some has come.
+    """All large messages of one link that have arrived in part.
 
     Args:
-        kept: Makes `bytes`; new ones where there is none.
+        kept: Allocates `bytes`; by default always new ones.
     """
 
     def __init__(self, kept: KeptBytes | None = None) -> None:
@@ -137,7 +138,7 @@ class Arrivals:
         self._kept: Final = kept or KeptBytes()
 
     def take(self, head: memoryview, bodies: list[memoryview]) -> Arrival | None:
-        """Take a chunk; return its message if that is whole now.
+        """Add a chunk; return its message if that is complete.
 
         Raises:
             AssemblyError: The chunks do not fit each other.
@@ -148,7 +149,7 @@ class Arrivals:
         else:
             found = self._by_number.get(number)
             if found is None:
-                raise AssemblyError("a chunk of no message")
+                raise AssemblyError(f"a chunk of message {number}, which has not begun")
             arrival = found
             for body in bodies:
                 arrival.add(body)
@@ -159,32 +160,33 @@ class Arrivals:
 
     def _open(self, number: int, bodies: list[memoryview]) -> Arrival:
         if number in self._by_number or len(self._by_number) == limits.CHUNKED_MAX:
-            raise AssemblyError("the first chunk of a message that has begun, or of too many at one time")
+            raise AssemblyError(
+                f"the first chunk of message {number} again, or of more than limits.CHUNKED_MAX messages at a time"
+            )
         if len(bodies) != 2:
-            raise AssemblyError("the first chunk of a message without its table and its head")
+            raise AssemblyError(f"the first chunk of a message with {len(bodies)} bodies, not its table and its head")
         arrival = self._by_number[number] = Arrival(read_head(bodies[1]), read_table(bodies[0]), self._kept)
         return arrival
 
 
 # ---- assembly --------------------------------------------------------------------------------------------------------
 
-# Puts the bodies of one message together from pieces, each copied once into memory that the receiver owns.
+# Assembles the bodies of one message from pieces, each copied once into memory that the receiver owns.
 #
-# PURE but for memory. What a peer announced is checked here once more: the table lies in memory that it can still
-# change.
+# PURE but for memory. The sizes that a peer announced are checked again: it can still change the memory of the table.
 
 _MAPPED_BYTES_MIN: Final = 1 << 20
-"""From this size on a body gets pages of its own: they cost nothing before they are written, so a peer that announces
-much and sends little takes no memory; and nothing is zeroed twice."""
+"""From this size on a body gets its own pages. They cost nothing before they are written, so a peer that announces much
+and sends little uses no memory; and no memory is cleared twice."""
 
 
 _WORD: Final = struct.Struct("<Q")
 _IN_SEGMENT: Final = 1 << 63
-"""A word of the table from here on names a body in shared memory."""
+"""A word of the table from this value on names a body in shared memory."""
 
 
 class AssemblyError(Exception):
-    """Received data contradicts its announcement; the text completes "the peer sent"."""
+    """Received data contradicts its announcement, or is invalid; the text completes "the peer sent"."""
 
 
 def allocate(size: int) -> memoryview:
@@ -194,7 +196,7 @@ def allocate(size: int) -> memoryview:
     try:
         return memoryview(new_pages(size))
     except (OSError, ValueError, OverflowError, MemoryError) as error:
-        raise AssemblyError(f"a body of {size} bytes, for which this process has no memory ({error})") from error
+        raise AssemblyError(f"a body of {size} bytes, which this process cannot allocate ({error})") from error
 
 
 def one_body(view: memoryview, at: int, piece: memoryview, take: Callable[[int], memoryview]) -> memoryview:
@@ -210,11 +212,11 @@ def one_body(view: memoryview, at: int, piece: memoryview, take: Callable[[int],
         return memoryview(bytearray(piece))
     if word >= _IN_SEGMENT and not piece:
         return take(word)
-    raise AssemblyError("a body of another size than announced")
+    raise AssemblyError(f"a body of {len(piece)} bytes, not of the announced {word if word < _IN_SEGMENT else 0}")
 
 
 class Assembly:
-    """One message on its way in.
+    """One message that arrives in pieces.
 
     Args:
         sizes: Table of the bodies, uint64 little endian each: a size, or a name for `take`.
@@ -222,8 +224,8 @@ class Assembly:
         take: Returns the body that a word of the table names.
 
     Attributes:
-        head: A copy of the head, kept by whoever waits for more pieces.
-        is_chunk: Whether it is a chunk of a larger one.
+        head: A copy of the head, set while more pieces are awaited.
+        is_chunk: Whether it is a chunk of a larger message.
     """
 
     __slots__ = ("_announced", "_at", "_bodies", "head", "is_chunk")
@@ -232,7 +234,7 @@ class Assembly:
         words = struct.unpack(f"<{len(sizes) // 8}Q", sizes)
         total = sum(word for word in words if word < _IN_SEGMENT)
         if total > limits.MESSAGE_BYTES_MAX:
-            raise AssemblyError(f"a message of {total} bytes, above MESSAGE_BYTES_MAX")
+            raise AssemblyError(f"a message of {total} bytes, above limits.MESSAGE_BYTES_MAX")
         self.head = b""
         self.is_chunk = False
         self._announced = [word if word < _IN_SEGMENT else take(word) for word in words]
@@ -251,7 +253,7 @@ class Assembly:
             self.add(piece)
 
     def add(self, piece: memoryview) -> None:
-        """Copy the next body bytes. A body gets memory when its first byte is here, not when it is announced."""
+        """Copy the next body bytes. A body is allocated when its first byte has arrived, not when it is announced."""
         at = 0
         while at < len(piece):
             body = self._open_body()
@@ -271,7 +273,7 @@ class Assembly:
         return self._bodies[-1]
 
     def finish(self) -> list[memoryview]:
-        """Return the bodies; all bytes must have come."""
+        """Return the bodies; all bytes must have arrived."""
         rest = self._announced[len(self._bodies) :]
         missing = any(isinstance(one, int) and one for one in rest)
         if missing or (self._bodies and self._at not in (0, len(self._bodies[-1]))):
@@ -279,19 +281,19 @@ class Assembly:
         return self._bodies + [memoryview(bytearray()) if isinstance(one, int) else one for one in rest]
 
 
-# ---- memory of large `bytes` that have arrived, kept so that the next ones need no new pages -------------------------
+# ---- kept memory: large `bytes` that the program no longer refers to are reused for arriving ones --------------------
 
-# A `bytes` owns its memory, so each that arrives would take new pages, which the system clears first: that takes longer
-# than the copy into them. One that the program has let go of is as good as a new one, and its pages are there.
+# A `bytes` owns its memory, so each arriving one would take new pages, which the system clears first: that takes longer
+# than the copy into them. A `bytes` without other references is as good as a new one, and its pages are present.
 #
 # PURE but for memory.
 
 Copy = Callable[[memoryview, memoryview], None]
-"""Copies the second into the first, of the same size."""
+"""Copies the second argument into the first, of the same size."""
 
 
 def copy_plainly(into: memoryview, data: memoryview) -> None:
-    """Copy by way of the caches, as is best for new pages: clearing them has just brought them there."""
+    """Copy through the CPU caches: the fastest way into new pages, which clearing has just brought into the caches."""
     into[:] = data
 
 
@@ -299,8 +301,8 @@ class KeptBytes:
     """Allocates `bytes` for arriving bodies.
 
     Args:
-        tell: Called when it begins to keep any; without it, none are kept.
-        copy: Into memory whose pages are there and that is larger than the caches.
+        tell: Called when the first buffer is kept; without it, none are.
+        copy: Copies into memory that is larger than the caches and whose pages are present.
     """
 
     def __init__(self, tell: Callable[[], None] | None = None, copy: Copy = copy_plainly) -> None:
@@ -314,10 +316,10 @@ class KeptBytes:
         return not self._kept
 
     def new(self, size: int) -> tuple[bytes, memoryview, Copy]:
-        """Return a `bytes` of any contents, the memory to write them to before it is used elsewhere, and how to.
+        """Return a `bytes` of undefined contents, its memory, to be filled before it is used, and a copy function.
 
         Raises:
-            MemoryError: There is not enough.
+            MemoryError: There is not enough memory.
         """
         if self._tell is None or not limits.KEPT_BYTES_MIN <= size <= limits.KEPT_BYTES_MAX:
             return *new_bytes(size), copy_plainly
@@ -349,17 +351,17 @@ class KeptBytes:
         self._kept = {one: False for one, is_used in self._kept.items() if is_used}
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Release all buffers."""
         self._kept.clear()
 
 
-# ---- bodies that came in shared memory: lent by the native library, given back when the last view is gone ------------
+# ---- bodies in shared memory: lent by the native library, returned when the last view is gone ------------------------
 
-# A view may end anywhere: in another thread, inside the garbage collector, when the interpreter ends. So its end only
-# puts a note into a queue; the task of the transport gives the memory back with its next flush.
+# A view may end anywhere: in another thread, inside the garbage collector, when the interpreter ends. So its finalizer
+# only appends to a queue; the transport's task returns the memory with its next flush.
 
 _SIZE_MASK: Final = (1 << 40) - 1
-"""Of the word that names a body in shared memory."""
+"""Bits of the size in a word that names a body in shared memory."""
 
 
 class Lending:
@@ -381,23 +383,23 @@ class Lending:
         """Return the memory of a body, writable and private.
 
         Raises:
-            AssemblyError: The peer named memory that it must not name, or there is none here.
+            AssemblyError: The peer named memory that it must not name, or that does not exist.
         """
         code = self._lib.tm_body_take(self._bus, link, word, self._body)
         if code == lib.ERR_PEER:
             info = self._ffi.new("tm_link_info *")
-            lib.check(self._lib.tm_link_get_info(self._bus, link, info), "asking a link")
+            lib.check(self._lib.tm_link_get_info(self._bus, link, info), "querying a link")
             raise AssemblyError(self._ffi.string(info.detail).decode().removeprefix("the peer sent "))
-        lib.check(code, "taking a body")
+        lib.check(code, "mapping a body")
         memory, mapped = self._body.bytes, int(self._body.mapped)
         note = (link, word, memory, mapped)
 
         def gone(_: Any) -> None:
             self.returned.append(note)
             if self._closed:
-                self.give_back()  # nothing else will
+                self.give_back()  # no flush follows
 
-        # The view keeps the buffer, the buffer the owner, the owner calls when it goes.
+        # The view references the buffer, and the buffer the owner, whose finalizer is `gone`.
         owner = self._ffi.gc(memory, gone)
         return memoryview(self._ffi.buffer(owner, word & _SIZE_MASK))
 
@@ -408,10 +410,10 @@ class Lending:
                 link, word, memory, mapped = self.returned.popleft()
             except IndexError:  # another thread was faster
                 return
-            lib.check(self._lib.tm_body_give_back(self._bus, link, word, memory, mapped), "giving a body back")
+            lib.check(self._lib.tm_body_give_back(self._bus, link, word, memory, mapped), "returning a body")
 
     def close(self) -> None:
-        """Close: the bus is gone. Memory still viewed is unmapped when its last view ends."""
+        """Note that the bus is gone. Memory still viewed is unmapped when its last view ends."""
         self._closed = True
         self._bus = self._ffi.NULL
         self.give_back()
@@ -419,16 +421,16 @@ class Lending:
 
 # ---- host memory -----------------------------------------------------------------------------------------------------
 
-# Bodies that lie in memory which another process of this host keeps, and which the sender, elsewhere, has named.
+# Bodies in memory that another process of this host keeps; their location comes from the sender, on another host.
 #
-# Whatever a peer names, only sealed memory that was made for this is mapped: its name has a number that was drawn for
-# it.
+# Whatever a peer names, only sealed memory that was made for a cast is mapped: the name of that memory contains a
+# random number, which the location repeats.
 
 WHERE: Final = struct.Struct("<IIQQ")
-"""Where bodies are: pid of the process that keeps them, its descriptor, bytes, number that was drawn for the memory."""
+"""Location of bodies: pid of the process that keeps them, its descriptor, size in bytes, number of the memory."""
 
 SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-"""Nothing changes in memory that has them."""
+"""Seals that fix size and contents of memory."""
 
 
 class HostMemoryError(Exception):
@@ -436,7 +438,7 @@ class HostMemoryError(Exception):
 
 
 def memory_name(drawn: int) -> str:
-    """Return what the memory of a number is called."""
+    """Return the name of the memory with a random number."""
     return f"trimesh-cast-{drawn:016x}"
 
 
@@ -452,11 +454,11 @@ def map_bodies(where: bytes, words: Sequence[int]) -> list[memoryview]:
         AssemblyError: `where` is malformed, or does not fit the table.
     """
     if len(where) != WHERE.size:
-        raise AssemblyError("an offer of bodies that says nothing about where they are")
+        raise AssemblyError(f"an offer of bodies whose location has {len(where)} bytes, not {WHERE.size}")
     pid, fd, size, drawn = WHERE.unpack(where)
     sizes = [word & ~IMMUTABLE for word in words]
     if size != kept_bytes(sizes) or not 0 < size <= limits.HOST_CAST_BYTES:
-        raise AssemblyError(f"an offer of {size} bytes of bodies that does not fit their table")
+        raise AssemblyError(f"an offer of {size} bytes, which does not fit its table or limits.HOST_CAST_BYTES")
     try:
         whole = memoryview(_map(f"/proc/{pid}/fd/{fd}", size, memory_name(drawn)))
         return _cut(whole, words)
@@ -466,13 +468,13 @@ def map_bodies(where: bytes, words: Sequence[int]) -> list[memoryview]:
 
 def _map(path: str, size: int, name: str) -> mmap.mmap:
     wanted = f"/memfd:{name} (deleted)"
-    if os.readlink(path) != wanted:  # before it is opened: who opens a pipe waits
-        raise HostMemoryError("it is not the memory that was named")
+    if os.readlink(path) != wanted:  # checked before opening: opening a pipe may block
+        raise HostMemoryError(f"the descriptor must be of memory {name}, got another file")
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         is_same = os.readlink(f"/proc/self/fd/{fd}") == wanted and os.fstat(fd).st_size == size
         if not is_same or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
-            raise HostMemoryError("it is not the memory that was named")
+            raise HostMemoryError(f"the memory {name} must have {size} bytes and be sealed, got another one")
         return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     finally:
         os.close(fd)

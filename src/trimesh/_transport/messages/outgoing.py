@@ -1,8 +1,8 @@
 """Outgoing messages of the native transport, and the memory that their senders lend.
 
-A large message leaves in chunks; other messages may pass between them.
+A large message is sent in chunks; other messages may be sent between them.
 
-For the link below, a chunk is a message of its own: its head names the large message, its bodies are the next bytes, in
+For the link below, a chunk is an ordinary message: its head names the large message, its bodies are the next bytes, in
 order. The first chunk has two bodies, the table of sizes and the head of the large message:
 
     chunk     u32 message | u8 kind: a `Piece`
@@ -26,32 +26,32 @@ from trimesh._native.lib import Library
 from trimesh._transport.interface import Buffer, Lane, checked_size
 from trimesh.errors import LimitExceeded
 
-_LANE_DATA: Final = int(Lane.DATA)  # to look at a member of an enumeration is a call
+_LANE_DATA: Final = int(Lane.DATA)  # reading a member of an enumeration costs a call
 _TABLE_BYTES: Final = 16
-"""What goes with one body in a frame: its size, and up to 8 bytes before it."""
+"""Overhead of one body in a frame: its size, and up to 8 bytes of padding before it."""
 
 
 class Completion:
-    """One event for a message that goes out on one or several links."""
+    """One event for a message that is sent on one or several links."""
 
     def __init__(self, chunks: int) -> None:
         self.event = trio.Event()
         self._chunks = chunks
 
     def chunk_done(self) -> None:
-        """Note that it has left on one link."""
+        """Note that it was sent on one link."""
         self._chunks -= 1
         if self._chunks == 0:
             self.event.set()
 
 
 class Bodies:
-    """Bodies as the library takes them. Holds the caller's buffers as long as it lives.
+    """Bodies in the form of the library. References the caller's buffers while it lives.
 
     Attributes:
-        count, size: Number, and bytes together.
-        spans: `tm_span[]`, the same for all links that they go out on.
-        links: Links that they have not left on.
+        count, size: Number, and total size in bytes.
+        spans: `tm_span[]`, the same for all links that they are sent on.
+        links: Number of links on which they were not sent yet.
     """
 
     def __init__(self, library: Library, bus: Any, bodies: Sequence[Buffer]) -> None:
@@ -71,7 +71,7 @@ class Bodies:
         self._may_be_shared = any(size > limits.FRAME_PAYLOAD_BYTES_MAX for size in sizes)
 
     def left(self) -> None:
-        """Note that they have left on one link, or never will; after the last, shared copies are the receivers'."""
+        """Note that they were sent on one link, or never will be; after the last, receivers own the shared copies."""
         self.links -= 1
         if self.links <= 0 and self._may_be_shared:
             self._may_be_shared = False
@@ -81,9 +81,9 @@ class Bodies:
 
 
 class Departure:
-    """Fast path for a message with one body that fits one frame and leaves at once: the common case.
+    """Fast path for a message with one body that fits one frame and is sent at once: the common case.
 
-    Nothing of such a message is kept, so all of them share one set of call arguments.
+    Such a message keeps no state, so all of them share one set of call arguments.
     """
 
     def __init__(self, library: Library, bus: Any, handle: int) -> None:
@@ -97,7 +97,7 @@ class Departure:
         self._cursor = library.ffi.new("tm_cursor *")
 
     def leave(self, head: bytes, body: Buffer) -> bool:
-        """Send a DATA message, or do nothing: there is no room, it is too large, or the library refuses it."""
+        """Send a DATA message; return False, and send nothing, without room, if it is too large, or on an error."""
         lent = self._ffi.from_buffer(self._bytes, body)
         size = len(lent)
         if len(head) + size > limits.FRAME_PAYLOAD_BYTES_MAX - _TABLE_BYTES:
@@ -115,7 +115,7 @@ class Outgoing:
     Attributes:
         head, bodies: Contents.
         cursor: Position of the next byte.
-        completion: Notified when all of it has left; None while nothing can be waiting for that.
+        completion: Notified when all of it was sent; None while no sender waits for that.
         is_chunk: True for a chunk of a larger message.
     """
 
@@ -144,12 +144,12 @@ class Outgoing:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that have not left yet."""
+        """Bytes that were not sent yet."""
         head = 0 if self.cursor.started else len(self.head)
         return head + self.bodies.size - int(self.cursor.body_bytes)
 
 
-# ---- a large message on its way in chunks, which other messages may pass between -------------------------------------
+# ---- chunked messages: other messages may be sent between the chunks -------------------------------------------------
 
 CHUNK: Final = struct.Struct("<IB")
 IMMUTABLE: Final = 1 << 63
@@ -158,8 +158,8 @@ IMMUTABLE: Final = 1 << 63
 class Piece(IntEnum):
     """Kind of a piece.
 
-    REST and FIRST are chunks. OFFER is a whole message whose bodies are on the host of the receiver already: table,
-    head, where. TAKEN and REFUSED go back, and answer an offer of that number; they have one body, which is empty.
+    REST and FIRST are chunks. OFFER is a whole message whose bodies are already on the receiver's host: table, head,
+    location. TAKEN and REFUSED answer the offer of that number; they have one body, which is empty.
     """
 
     REST = 0
@@ -175,10 +175,10 @@ class ChunkedMessage:
     Args:
         head, bodies: As given to `Link.send`.
         flow: As given to `Link.send`.
-        completion: Told when all of it has left, or never will.
+        completion: Notified when all of it was sent, or never will be.
 
     Attributes:
-        number: Its number on the link; given when it starts.
+        number: Its number on the link, assigned when it starts; 0 before.
         waiting_bytes: Bytes that are in no chunk yet.
     """
 
@@ -200,7 +200,7 @@ class ChunkedMessage:
         self.waiting_bytes = size
 
     def next_chunk(self, bytes_max: int) -> tuple[bytes, list[Buffer]]:
-        """Return head and bodies of the next chunk; call `chunk_done` when it has left."""
+        """Return head and bodies of the next chunk; call `chunk_done` when it was sent."""
         self._under_way += 1
         if not self._begun:
             self._begun = True
@@ -227,20 +227,20 @@ class ChunkedMessage:
         return self._begun and not self.waiting_bytes
 
     def chunk_done(self) -> None:
-        """Note that a chunk has left."""
+        """Note that a chunk was sent."""
         self._under_way -= 1
         if self.is_out and not self._under_way:
             self.finish()
 
     def finish(self) -> None:
-        """Note that all of it has left, or the rest never will. Idempotent."""
+        """Note that all of it was sent, or the rest never will be. Idempotent."""
         if not self._is_told:
             self._is_told = True
             self._completion.chunk_done()
 
 
 def is_immutable(body: Buffer) -> bool:
-    """Return whether a body is a `bytes` or a view of one, so that the receiver may get one, too."""
+    """Return whether a body is a `bytes` or a view of one, so that the receiver may get a `bytes`."""
     return type(body) is bytes or (type(body) is memoryview and body.readonly and type(body.obj) is bytes)
 
 

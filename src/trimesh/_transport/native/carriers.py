@@ -3,8 +3,8 @@
     rdma = ["tcp", "cma"]       only these, besides memory of the process itself
     rdma_address = "10.0.0.1"   listen there for tcp
 
-Without an address tcp listens on 127.0.0.1, and only if `rdma` names it, or if the system lets no process read
-another one's memory.
+Without an address tcp listens on 127.0.0.1, and only if `rdma` names tcp, or if the system lets no process read another
+one's memory.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def yama_allows(scope_file: Path = _YAMA, status_file: Path = _STATUS) -> bool:
 def can_look_at_memory() -> bool:
     """Return whether one process may read and write another one's memory.
 
-    A sandbox refuses even one's own; yama does not, and is asked.
+    A sandbox refuses even access to one's own memory, which is tried here; yama does not, so its scope is read.
     """
     import ctypes  # noqa: PLC0415 - `import trimesh` stays cheap
 
@@ -92,22 +92,22 @@ def chosen_carriers(settings: Settings, can_look: Callable[[], bool] = can_look_
     return CarrierChoice(carriers, _LOOPBACK if settings.rdma or not can_look() else b"")
 
 
-# ---- which host this is, as a number: processes of one host may reach each other's memory ----------------------------
+# ---- host identity ---------------------------------------------------------------------------------------------------
 
-# Host id: identifies this boot of this kernel and this pid namespace, so that equal ids share /proc/PID.
-# The setting `host_id` replaces it, so that two parts of one machine can count as two hosts.
+# Identifies this boot of this kernel and this pid namespace: processes with equal ids share /proc/PID, and may access
+# each other's memory. The setting `host_id` replaces it, so that two parts of one machine can count as two hosts.
 
 
 def boot_id() -> str:
     """Return the kernel's boot id, unique to each start of a machine.
 
     Raises:
-        OSError: The kernel does not say.
+        OSError: The kernel does not provide it.
     """
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def host_identity(named: str = "") -> int:
-    """Return the identity of this host, or the one that it was given; not 0."""
+    """Return the identity of this host, or the one that the name stands for; never 0."""
     text = f"named {named}" if named else f"boot {boot_id()} pids {os.stat('/proc/self/ns/pid').st_ino}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8]) | 1

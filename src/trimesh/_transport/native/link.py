@@ -61,14 +61,14 @@ class NativeLink(Link):
     """One end of a connection to one peer.
 
     Attributes:
-        up: Set when the peer has said hello, so that its identity is known.
+        up: Set when the peer's hello has arrived, so that its identity is known.
         peer_epoch: The peer's incarnation; 0 before `up`.
         peer_pid: Its process id, verified by the kernel on one host, else as the peer reported; 0 before `up`.
-        peer_host: Its host identity; 0 when not known.
-        handle: Its number in the native library.
+        peer_host: Its host identity; 0 if unknown.
+        handle: Number of the link in the native library.
         local: Whether the peer is on this host.
         view: The memory that offsets of records refer to.
-        caster: Of casts to the host of the peer; None if that is this one, or another process carries them.
+        caster: Caster for the peer's host; None if that is this host, or another process sends its casts.
     """
 
     def __init__(self, transport: NativeTransport, handle: int, *, local: bool) -> None:
@@ -84,7 +84,7 @@ class NativeLink(Link):
         self._data: deque[Outgoing] = deque()
         self._large = Precedence()
         self._busy: Final = self._large.busy
-        self._chunk: Outgoing | None = None  # has found no room
+        self._chunk: Outgoing | None = None  # a chunk that found no room
         self._chunked_sent = 0
         self._chunked_received = 0
         self._arrivals = Arrivals(transport.kept)
@@ -118,7 +118,7 @@ class NativeLink(Link):
                 self._refused(code, head)
                 return None
         if not lane and bodies:
-            raise ValueError("a CONTROL message carries no bodies; send them on the DATA lane")
+            raise ValueError(f"a CONTROL message carries no bodies, got {len(bodies)}: send them on Lane.DATA")
         if len(bodies) == 1 and not is_held and not self._data and self._departure.leave(head, bodies[0]):
             self.transport.dirty = True
             return None
@@ -145,7 +145,7 @@ class NativeLink(Link):
         raise lib.error_of(code, "sending a message")
 
     def enqueue(self, one: Outgoing, lane: Lane) -> bool:
-        """Send a message now if nothing waits before it and it fits; else queue it. True: all of it has left."""
+        """Send a message now if nothing waits before it and it fits; else queue it. Return whether all was sent."""
         queue = self._data if lane else self._control
         if not queue and self._advance(one, lane):
             return True
@@ -168,15 +168,15 @@ class NativeLink(Link):
         return True
 
     def is_unborn(self, code: int) -> bool:
-        """True if `code` means that the link ended before it was up: sent messages wait for `hand_over`."""
+        """Return whether `code` means that the link ended before it was up: its messages wait for `hand_over`."""
         return code == lib.ERR_DOWN and not self.up.is_set()
 
     def is_clear(self, flow: int) -> bool:
-        """True if a DATA message would leave at once, given room."""
+        """Return whether a DATA message would be sent at once, given room."""
         return not (self._data or self._ended or self._closing or (self._busy and not self._large.may_pass(flow)))
 
     def resend(self, one: Outgoing | ChunkedMessage, lane: Lane, flow: int) -> None:
-        """Send a message that could not leave at once, in order with waiting ones."""
+        """Send a message that could not be sent at once, in order with waiting ones."""
         if isinstance(one, ChunkedMessage):
             self.launch(one)
         elif lane and self._busy and not self._large.may_pass(flow):
@@ -185,7 +185,7 @@ class NativeLink(Link):
             self.enqueue(one, lane)
 
     def launch(self, chunked: ChunkedMessage) -> None:
-        """Send a large message in chunks, or have its bodies enter the host of the peer by a cast."""
+        """Send a large message in chunks, or by a cast to the peer's host."""
         if not self._large.add(chunked):
             return
         if isinstance(chunked, CastLeaf) and chunked.is_apart:
@@ -194,7 +194,7 @@ class NativeLink(Link):
             self.transport.start_moving(self)
 
     def offer(self, leaf: CastLeaf, where: bytes) -> None:
-        """Tell the peer where the bodies of a leaf are."""
+        """Send the peer the location of the bodies of a leaf."""
         self._number(leaf)
         self._say(leaf.number, Piece.OFFER, leaf.offer(where))
 
@@ -205,7 +205,7 @@ class NativeLink(Link):
         self.transport.start_moving(self)
 
     def _say(self, number: int, piece: Piece, bodies: Sequence[Buffer]) -> None:
-        """Send a message about one whose bodies come by themselves, in order with data."""
+        """Send a piece about a message whose bodies are sent by a cast, in order with DATA."""
         library = self.transport.library
         spans = Bodies(library, self._bus, bodies)
         head = CHUNK.pack(number, piece)
@@ -218,9 +218,9 @@ class NativeLink(Link):
             chunked.number = self._chunked_begun
 
     def move(self) -> bool:
-        """Send one chunk of a large message. Return whether another one could go at once."""
+        """Send one chunk of a large message. Return whether another one could be sent at once."""
         if self._control or self._data or self._ended or not self.up.is_set():
-            return False  # tried again when those have left
+            return False  # tried again when those were sent
         one = self._chunk or self._next_chunk()
         if one is None or not self._try_chunk(one):
             return False
@@ -232,7 +232,7 @@ class NativeLink(Link):
         return bool(self._large.under_way) and not self._data
 
     def _out(self, chunked: ChunkedMessage) -> None:
-        """Go on after a large message that has left as a whole."""
+        """Continue after a large message that was sent completely."""
         self._chunked_sent += 1
         for leaf in self._large.out(chunked, lambda held: self.enqueue(held, Lane.DATA)):
             leaf.begin(self)
@@ -253,7 +253,7 @@ class NativeLink(Link):
         return Outgoing(head, spans, library.ffi.new("tm_cursor *"), chunked, is_chunk=True)
 
     def _try_chunk(self, one: Outgoing) -> bool:
-        """Send a chunk if there is room for it; smaller messages may find some before it does."""
+        """Send a chunk if there is room for it; smaller messages may get room before it."""
         self._chunk = None
         if not self._advance(one, Lane.DATA):
             if not one.cursor.started:
@@ -270,7 +270,7 @@ class NativeLink(Link):
         return not (self._ended or self._closing)
 
     def _resume(self) -> None:
-        """Send what waits, CONTROL first; there is room again."""
+        """Send waiting messages, CONTROL first, after room was freed."""
         for queue, lane in ((self._control, Lane.CONTROL), (self._data, Lane.DATA)):
             while queue:
                 if not self._advance(queue[0], lane):
@@ -349,7 +349,7 @@ class NativeLink(Link):
     # ---- receiving, called by the transport's task ----
 
     def take_message(self, handler: LinkHandler, record: tuple[int, ...]) -> None:
-        """Hand over a message with bodies, or begin to put one together."""
+        """Deliver a message with bodies, or begin to assemble one."""
         _, _, n_bodies, flags, head_at, head_size, sizes_at, body_at, body_size = record
         view = self.view
         if n_bodies == 1 and not flags:  # the common case, which needs no `Assembly`
@@ -386,9 +386,9 @@ class NativeLink(Link):
             handler.received(self, memoryview(arrival.head), arrival.bodies())
 
     def _take_offer(self, handler: LinkHandler, number: int, parts: list[memoryview]) -> None:
-        """Take a message whose bodies are on this host, or have it sent in chunks."""
+        """Receive a message whose bodies are on this host, or request that it be sent in chunks."""
         if self.local or len(parts) != 3:
-            raise AssemblyError("an offer of bodies that cannot be one")
+            raise AssemblyError("an offer of bodies from the same host, or without table, head and location")
         table, head = read_table(parts[0]), read_head(parts[1])
         try:
             bodies = map_bodies(bytes(parts[2]), table)
@@ -403,7 +403,7 @@ class NativeLink(Link):
         """Handle the answer of the peer to an offer."""
         leaf = next((one for one in self._large.apart if one.number == number and one.is_offered), None)
         if leaf is None:
-            raise AssemblyError("an answer to no offer")
+            raise AssemblyError(f"an answer to offer {number}, which was not made or has been answered")
         if not is_taken:
             self.send_chunks(leaf)
             return
@@ -417,18 +417,18 @@ class NativeLink(Link):
         return self.transport.lending.take(self.handle, word)
 
     def take_fragment(self, handler: LinkHandler, record: tuple[int, ...]) -> None:
-        """Add a fragment; hand the message over if it was the last."""
+        """Add a fragment; deliver the message if it was the last."""
         _, _, _, flags, _, _, _, body_at, body_size = record
         assembly = self._assembly
         if assembly is None:
-            raise AssemblyError("a fragment of no message")
+            raise AssemblyError("a fragment of a message that has not begun")
         assembly.add(self.view[body_at : body_at + body_size])
         if not flags & _FLAG_MORE:
             self._assembly = None
             self._hand_over(handler, memoryview(assembly.head), assembly)
 
     def take_up(self) -> None:
-        """The peer has said hello."""
+        """Handle the peer's hello."""
         info = self.transport.info_of(self.handle)
         self.peer_epoch = ProcId(info.peer_epoch)
         self.peer_pid = info.peer_pid
@@ -438,11 +438,11 @@ class NativeLink(Link):
 
     def take_space(self) -> None:
         """Resume sending: there is room again."""
-        self.transport.dirty = True  # bodies that were given back may have waited for it, too
+        self.transport.dirty = True  # returned bodies may have waited for it, too
         self._resume()
 
     def take_down(self, handler: LinkHandler, reason: DownReason, detail: str) -> None:
-        """The link has ended."""
+        """Handle the end of the link."""
         if not self.up.is_set():
             for queue, lane in ((self._control, Lane.CONTROL), (self._data, Lane.DATA)):
                 self._unsent += [(one, lane, ORDERED) for one in queue]
@@ -455,11 +455,11 @@ class NativeLink(Link):
         self._unsent.clear()
 
 
-# ---- groups of links of the native transport, which are sent the same message by one call ----------------------------
+# ---- groups of links -------------------------------------------------------------------------------------------------
 
 
 class NativeGroup(LinkGroup):
-    """A set of links that are sent the same message by one call."""
+    """A set of links of the native transport that get the same message by one call of the library."""
 
     def __init__(self, transport: NativeTransport, links: Sequence[NativeLink]) -> None:
         self._transport = transport
@@ -504,7 +504,7 @@ class NativeGroup(LinkGroup):
         return completion.event
 
     def _begin_casts(self, bodies: Sequence[Buffer]) -> dict[NativeLink, CastBody]:
-        """Begin a cast to the other hosts; return which links take part."""
+        """Begin a cast to the other hosts; return the links that take part, with the bodies at their hosts."""
         by_host: dict[HostCaster, list[NativeLink]] = {}
         for link in self._links:
             if link.caster is not None and link.is_open():
@@ -515,7 +515,7 @@ class NativeGroup(LinkGroup):
         return {link: body for caster, body in begun.items() for link in by_host[caster]}
 
     def _send(self, head: bytes, spans: Bodies, clear: Sequence[NativeLink]) -> list[tuple[NativeLink, Any]]:
-        """Send to links by one call; return those that have no room for all of it, with how far they are."""
+        """Send to links by one call; return those without room for all of it, each with a cursor on the rest."""
         ffi, lib = self._transport.library.ffi, self._transport.library.lib
         for i, link in enumerate(clear):
             self._handles[i] = link.handle

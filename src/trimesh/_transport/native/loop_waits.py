@@ -1,13 +1,13 @@
 """Transport hooks around each wait of the Trio loop.
 
-Before the wait: ring the bells of peers, arm the own bell, and spin on it for a while. After it: hand over arrived
+Before the wait: ring the bells of peers, arm the own bell, and spin on it for a while. After it: deliver arrived
 messages, so that tasks waiting for them run in the same tick, without a switch to the transport's task.
 
-    AW-1 If tasks can run and messages have just been sent, the transport's task hands over in its turn. So a task
-         started before a message was sent has begun when the reply is handled.
-    AW-2 The only task of a turn may wait for messages itself while no other can run and no deadline is due: no task
-         would run in the turn of the loop between. It does so for `limits.WAIT_HERE_SECONDS`, at most
-         `limits.WAITS_HERE_MAX` times within one turn.
+    AW-1 If tasks can run and messages have just been sent, the transport's task delivers in its turn. So a task started
+         before a message was sent has begun when the reply is handled.
+    AW-2 The only task of a turn may wait for messages itself while no other can run and no deadline is due: the loop
+         would run nothing in between. It does so for `limits.WAIT_HERE_SECONDS`, at most `limits.WAITS_HERE_MAX` times
+         within one turn.
 
 If an asyncio loop drives the run, the waits of that loop count (`LoopDriver`), and its callbacks are among the tasks of
 AW-1 and AW-2.
@@ -55,8 +55,8 @@ class AroundWait(trio.abc.Instrument):
         self._before_wait = transport.library.lib.tm_before_wait
         self._has_news = transport.library.lib.tm_has_news
         self._look = transport.look
-        self._has_sent = False  # since the wait before, and tasks can run
-        self._left_out = 0  # turns in which no task waits itself: the last one that did has done so in vain
+        self._has_sent = False  # messages were sent since the last wait, and tasks can run
+        self._left_out = 0  # turns left in which no task waits itself, because the last such wait was in vain
         self._native = poller
         self._loop: LoopDriver | None
         self._is_quiet: Callable[..., bool]
@@ -84,11 +84,11 @@ class AroundWait(trio.abc.Instrument):
             descriptor = loop.descriptor
         elif (
             poller is not None and not poller.is_guest
-        ):  # a guest has other work than Trio's, which nothing may hold up
+        ):  # a guest run shares its thread with a host loop, which must not be delayed
             descriptor = poller.epoll.fileno()
         if poller is None or descriptor < 0 or self._transport.spin_seconds <= 0:
             self._poller, self._is_quiet = -1, _never
-            self._spin_seconds = math.inf  # without a look no wait is long enough
+            self._spin_seconds = math.inf  # no wait is long enough to spin
         else:
             self._poller, self._is_quiet = descriptor, poller.is_quiet if loop is None else self._is_quiet_in_loop
             self._spin_seconds = self._transport.spin_seconds
@@ -102,7 +102,7 @@ class AroundWait(trio.abc.Instrument):
         return self._native.is_quiet(seconds, tasks - callbacks)
 
     def before_io_wait(self, timeout: float) -> None:
-        """Flush what this tick has sent; look if no task can run, and no deadline is due meanwhile."""
+        """Flush messages of this tick; spin if no task can run and no deadline is due meanwhile."""
         transport = self._transport
         if timeout > 0 or self._loop is None or self._loop.waiting() > 1:
             transport.waits_left = 0
@@ -121,7 +121,7 @@ class AroundWait(trio.abc.Instrument):
             self._fail(lib.error_of(seen, "waiting for messages"))
 
     def after_io_wait(self, timeout: float) -> None:
-        """Hand over arrived messages, or let the transport's task do it (AW-1)."""
+        """Deliver arrived messages, or let the transport's task do it (AW-1)."""
         transport = self._transport
         if self._has_sent:
             if not self._has_news(transport.bus):
@@ -142,7 +142,7 @@ class AroundWait(trio.abc.Instrument):
                 transport.waits_left = limits.WAITS_HERE_MAX
 
     def hand_over(self) -> None:
-        """Hand over arrived messages."""
+        """Deliver arrived messages."""
         if self.failure is None and (n := self._look()):
             self._hand_over(n)
 
@@ -166,7 +166,7 @@ class AroundWait(trio.abc.Instrument):
     def _hand_over(self, n: int) -> None:
         try:
             self._context.run(self._transport.hand_over, self._handler, n)
-        except BaseException as error:  # noqa: BLE001 - raised again where it belongs
+        except BaseException as error:  # noqa: BLE001 - raised by the transport's task
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -179,10 +179,10 @@ def _never(seconds: float, tasks: int = 0) -> bool:
     return False
 
 
-# ---- what the Trio run of this thread waits on: its epoll set, which has no public name ------------------------------
+# ---- poller: the epoll set of the Trio run of this thread, which has no public name ----------------------------------
 
-# Where a release of Trio keeps it elsewhere, or treats it otherwise, there is none, and everything works without. A run
-# that another loop drives waits in that loop; see `LoopDriver`.
+# It is optional: where a release of Trio keeps it elsewhere, or treats it otherwise, there is none. A run that another
+# loop drives waits in that loop; see `LoopDriver`.
 
 loop_wait: Final[trio.lowlevel.RunVar[LoopDriver | None]] = trio.lowlevel.RunVar("trimesh_loop_wait", None)
 """The wait of the loop that drives this run; None for a run that waits itself."""
@@ -192,7 +192,7 @@ class Poller(NamedTuple):
     """The epoll set of a run, and its other work.
 
     Attributes:
-        is_guest: True if the run is a guest of another loop, which has other work than Trio's.
+        is_guest: True if the run is a guest of another loop.
         runner: The run, if its next work can be inspected; else None.
     """
 
@@ -222,40 +222,39 @@ class Poller(NamedTuple):
 
 
 def poller_of_run() -> Poller | None:
-    """Return what the running Trio run waits on, or None where it cannot be used."""
+    """Return the poller of the running Trio run, or None if it cannot be used."""
     runner: Any = trio
     for name in ("_core", "_run", "GLOBAL_RUN_CONTEXT", "runner"):
         runner = getattr(runner, name, None)
     io_manager: Any = getattr(runner, "io_manager", None)
     epoll: Any = getattr(io_manager, "_epoll", None)
-    # An event of a descriptor that no task waits for is forgotten: those who wait are looked up in a `defaultdict`.
+    # With a `defaultdict` of waiters Trio ignores an event of a descriptor that no task waits for.
     if not isinstance(epoll, select.epoll) or not isinstance(getattr(io_manager, "_registered", None), defaultdict):
         return None
     return Poller(epoll, getattr(runner, "is_guest", True), runner if _says_what_is_next(runner) else None)
 
 
 def _says_what_is_next(runner: Any) -> bool:
-    """Return whether a run has all that `Poller.is_quiet` reads. Clocks of tests go by other times than waits take."""
+    """Return whether a run has all that `Poller.is_quiet` reads. Clocks of tests do not measure real waits."""
     has_all = all(hasattr(runner, name) for name in ("runq", "waiting_for_idle", "clock"))
     can_tell = hasattr(getattr(runner, "deadlines", None), "next_deadline")
     return has_all and can_tell and type(runner.clock).__name__ == "SystemClock"
 
 
-# ---- whether a process may spin on its links for a while before it sleeps --------------------------------------------
+# ---- permission to spin on links before the process sleeps -----------------------------------------------------------
 
-# Spinning saves the time that the kernel takes to wake a sleeper on another core, and costs that core meanwhile. The
-# native library decides anew before each sleep (`native/src/links/busy_poll.zig`); here is decided whether it may at
-# all.
+# Spinning saves the time that the kernel takes to wake a sleeper on another core, and keeps that core busy meanwhile.
+# The native library decides before each sleep (`native/src/links/busy_poll.zig`); here, once, whether it may at all.
 
 _QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def chosen_spin_seconds(settings: Settings, quota: Path = _QUOTA) -> float:
-    """Return for how long this process may spin before it sleeps; 0 for never.
+    """Return the seconds that this process may spin before it sleeps; 0.0 for never.
 
     Args:
-        settings: Of this process; `spin = "off"` ends all spinning.
-        quota: What the control group of this process may use; less than two cores leave none for spinning.
+        settings: Settings of this process; `spin = "off"` forbids spinning.
+        quota: File with the CPU quota of the control group; below `limits.SPIN_CORES_MIN` cores nothing spins.
     """
     may = settings.spin != "off" and _quota_cores(quota) >= limits.SPIN_CORES_MIN
     return limits.SPIN_SECONDS if may else 0.0
@@ -266,5 +265,5 @@ def _quota_cores(quota: Path) -> float:
     try:
         allowed, period = quota.read_text().split()
         return int(allowed) / int(period)
-    except (OSError, ValueError):  # there is no such file, or it says "max"
+    except (OSError, ValueError):  # there is no such file, or it contains "max"
         return float("inf")

@@ -1,10 +1,10 @@
 """Mover over libtrimesh.
 
 Small transfers are done in the call. A thread of the library does larger ones: each is one event here, and one task
-(`run`) waits for the thread's bell only while a transfer is under way.
+(`run`) waits for the thread's bell only while a transfer is in flight.
 
 Lent memory (blocks, views) may be released anywhere: in another thread, inside the garbage collector. So its finalizer
-only appends to a queue, which the thread of the Trio loop empties. Memory that outlives the mover is merely unmapped.
+only appends to a queue, which the thread of the Trio loop empties. Memory that outlives the mover is only unmapped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from trimesh.errors import LimitExceeded
 from trimesh.ids import ProcId
 
 _RECORDS_MAX: Final = 64
-"""Records of one look; there are seldom more, and the bell stays rung while there are."""
+"""Records of one poll; there are seldom more, and the bell stays rung while there are."""
 
 _ENDS: Final = {
     status.ERR_GONE: End.GONE,
@@ -122,7 +122,7 @@ class NativeMover(Mover):
         path = ffi.NULL if wheel is None else ffi.new("char[]", bytes(wheel))
         options.ucx = path
         out = ffi.new("tm_mover **")
-        status.check(lib.tm_mover_create(options, out), "making a mover", limit="BUSES_MAX")
+        status.check(lib.tm_mover_create(options, out), "creating a mover", limit="BUSES_MAX")
         self.handle: Any = out[0]
         self.done: Any = ffi.new("tm_done *")
         self._bell = int(lib.tm_mover_bell(self.handle))
@@ -143,16 +143,16 @@ class NativeMover(Mover):
     @property
     def home(self) -> ProcessAddress:
         out = self.library.ffi.new("tm_home *")
-        status.check(self.library.lib.tm_mover_home(self.handle, out), "asking a mover")
+        status.check(self.library.lib.tm_mover_home(self.handle, out), "querying a mover")
         address = bytes(out.address)[: out.address_size]
         return ProcessAddress(out.epoch, out.host, out.started, out.pid, out.ledger, out.port, address)
 
     def grant(self, span: Span, rights: Right, *, block: int = 0) -> Grant:
-        """Let others reach memory of this process; see `Mover.grant`.
+        """Let others access memory of this process; see `Mover.grant`.
 
         Raises:
-            LimitExceeded: There are too many grants.
-            OSError: The system refused something.
+            LimitExceeded: `limits.GRANTS_MAX` grants exist.
+            OSError: The system refused to register the memory with an adapter.
         """
         self.tidy()
         ffi = self.library.ffi
@@ -173,7 +173,7 @@ class NativeMover(Mover):
         return bytes(self.library.ffi.buffer(room, int(size[0])))
 
     def revoke(self, grant: Grant) -> bool:
-        """Let nothing new begin; see `Mover.revoke`."""
+        """Refuse new accesses; see `Mover.revoke`."""
         self.tidy()
         code = self.library.lib.tm_grant_revoke(self.handle, self.grant_of(grant))
         return status.check(code, "revoking a grant") == status.FULL
@@ -185,7 +185,7 @@ class NativeMover(Mover):
             del self._keep[grant.place, grant.generation]
 
     def grant_of(self, grant: Grant) -> Any:
-        """Return a grant as the library takes it."""
+        """Return a grant in the form of the library."""
         made = self.library.ffi.new("tm_grant *")
         made.place, made.generation = grant.place, grant.generation
         made.secret.bytes = grant.secret
@@ -207,10 +207,10 @@ class NativeMover(Mover):
     # ---- blocks ----------------------------------------------------------------------------------------------
 
     def take_block(self, nbytes: int) -> memoryview:
-        """Make memory that others can map; see `Mover.take_block`.
+        """Allocate memory that others can map; see `Mover.take_block`.
 
         Raises:
-            LimitExceeded: There are too many, or it is too large.
+            LimitExceeded: `limits.BLOCKS_MAX` blocks are in use, or it is larger than `limits.BLOCK_BYTES_MAX`.
             OSError: The system refused the memory.
         """
         self.tidy()
@@ -218,14 +218,14 @@ class NativeMover(Mover):
             raise LimitExceeded("BLOCK_BYTES_MAX", nbytes)
         out = self.library.ffi.new("tm_block *")
         code = self.library.lib.tm_block_take(self.handle, nbytes, out)
-        status.check(code, "making memory for others", limit="BLOCKS_MAX")
+        status.check(code, "allocating a block", limit="BLOCKS_MAX")
         address, number = int(self.library.ffi.cast("uintptr_t", out.bytes)), int(out.number)
         self._blocks[number] = range(address, address + nbytes)
         return self.lend(Span(address, nbytes), partial(self._give_back, number), int(out.size))
 
     def _give_back(self, number: int) -> None:
         del self._blocks[number]
-        status.check(self.library.lib.tm_block_give_back(self.handle, number), "giving memory back")
+        status.check(self.library.lib.tm_block_give_back(self.handle, number), "returning a block")
 
     def block_of(self, span: Span) -> int:
         for number, block in self._blocks.items():
@@ -234,11 +234,11 @@ class NativeMover(Mover):
         return 0
 
     def lend(self, span: Span, give_back: Callable[[], object], mapped: int) -> memoryview:
-        """Return a view of memory that is given back soon after the last view of it is gone.
+        """Return a view of memory that is returned soon after the last view of it is gone.
 
         Args:
-            give_back: Does that, as long as the mover is there.
-            mapped: How many bytes to unmap when it is not; 0 for memory that stays mapped.
+            give_back: Returns the memory; called while the mover is open.
+            mapped: Number of bytes to unmap once the mover is closed; 0 for memory that stays mapped.
         """
         return lent_memory(span.address, span.nbytes, partial(self._note, give_back, span.address, mapped))
 
@@ -250,7 +250,7 @@ class NativeMover(Mover):
         self._let_go.append(give_back)
         try:
             self._token.run_sync_soon(self.tidy, idempotent=True)
-        except trio.RunFinishedError:  # no task is left to which it would matter
+        except trio.RunFinishedError:  # no task is left that could use the memory
             return
 
     def tidy(self) -> None:
@@ -258,13 +258,13 @@ class NativeMover(Mover):
         while self._let_go:
             self._let_go.popleft()()
 
-    # ---- reaching --------------------------------------------------------------------------------------------
+    # ---- attachments -----------------------------------------------------------------------------------------
 
     def attach(self, home: ProcessAddress) -> NativeAttachment:
         """Attach to a process; see `Mover.attach`.
 
         Raises:
-            LimitExceeded: There are too many.
+            LimitExceeded: `limits.ATTACHMENTS_MAX` attachments are open.
         """
         self.tidy()
         ffi = self.library.ffi
@@ -282,7 +282,7 @@ class NativeMover(Mover):
         return NativeAttachment(self, int(out[0]))
 
     def started(self, number: int, attachment: NativeAttachment, under_way: UnderWay) -> None:
-        """Wait, in `run`, for a transfer."""
+        """Let `run` wait for the end of a transfer."""
         self._under_way[number] = attachment, under_way
         self._news.set()
 
@@ -300,7 +300,7 @@ class NativeMover(Mover):
 
     @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
-        """Take records of transfers that have ended, until cancelled; see `Mover.run`."""
+        """Process records of ended transfers until cancelled; see `Mover.run`."""
         while True:
             await self._news.wait()
             await trio.lowlevel.wait_readable(self._bell)
@@ -311,7 +311,7 @@ class NativeMover(Mover):
     def _take(self) -> None:
         records = self._records
         code = self.library.lib.tm_mover_poll(self.handle, records, _RECORDS_MAX, self._count)
-        status.check(code, "asking for transfers that have ended")
+        status.check(code, "polling for ended transfers")
         for index in range(int(self._count[0])):
             record = records[index]
             _, found = self._under_way.pop(int(record.id))
@@ -345,7 +345,7 @@ class NativeAttachment(Attachment):
     def _info(self) -> Any:
         out = self.mover.library.ffi.new("tm_attachment_info *")
         code = self.mover.library.lib.tm_attachment_get_info(self.mover.handle, self.number, out)
-        status.check(code, "asking an attachment")
+        status.check(code, "querying an attachment")
         return out
 
     @property
@@ -361,7 +361,7 @@ class NativeAttachment(Attachment):
         return "" if self._is_closed else str(self.mover.library.ffi.string(self._info().why_not).decode())
 
     def name_of(self, carrier: Carrier) -> str:
-        """Return the readable name of a carrier of it; adapters by their driver."""
+        """Return the readable name of one of its carriers; adapters by their driver."""
         return adapter_name(self.mover.adapters.about) if carrier is Carrier.UCX else super().name_of(carrier)
 
     @property
@@ -385,7 +385,7 @@ class NativeAttachment(Attachment):
         made.offset, made.size = transfer.offset, transfer.local.nbytes
         made.local, made.memory = ffi.cast("uint8_t *", transfer.local.address), transfer.local.kind
         made.operand, made.expected = transfer.operand, transfer.expected
-        exported = transfer.grant.exported  # which the transfer keeps until it has ended
+        exported = transfer.grant.exported  # the transfer references it until it has ended
         if exported:
             made.exported, made.exported_size = ffi.from_buffer("uint8_t[]", exported), len(exported)
         made.carriers = _ALL
@@ -407,16 +407,16 @@ class NativeAttachment(Attachment):
         number = self.mover.number_of(under_way)
         if number is not None and self.mover.handle != self.mover.library.ffi.NULL:
             code = self.mover.library.lib.tm_transfer_give_up(self.mover.handle, number)
-            status.check(code, "giving a transfer up")
+            status.check(code, "abandoning a transfer")
 
     async def wait_for_room(self) -> None:
         await self.mover.wait_for_room()
 
     def view(self, grant: Grant, offset: int, nbytes: int, *, writable: bool, is_shared: bool = False) -> memoryview:
-        """Return granted memory of a block where it lies; see `Attachment.view`.
+        """Return a zero-copy view of granted memory of a block; see `Attachment.view`.
 
         Raises:
-            TransferError, OSError, LimitExceeded: It cannot be had.
+            TransferError, OSError, LimitExceeded: The memory cannot be mapped.
         """
         mode = _ViewMode.WRITE if writable else _ViewMode.SHARED if is_shared else _ViewMode.READ
         view = self._open_view(grant, offset, nbytes, mode)
@@ -426,7 +426,7 @@ class NativeAttachment(Attachment):
         """Return granted memory of a block that outlives its process; see `Attachment.keep`.
 
         Raises:
-            TransferError, OSError, LimitExceeded: It cannot be had.
+            TransferError, OSError, LimitExceeded: The memory cannot be mapped.
         """
         return self._open_view(grant, 0, nbytes, _ViewMode.KEPT).toreadonly()
 
@@ -439,7 +439,7 @@ class NativeAttachment(Attachment):
         out = mover.library.ffi.new("tm_view *")
         code = lib.tm_view_open(mover.handle, self.number, mover.grant_of(grant), offset, nbytes, mode, out)
         if code < 0:
-            raise _error_of(code, "looking at memory", "VIEWS_MAX")
+            raise _error_of(code, "mapping granted memory", "VIEWS_MAX")
         address, handle = int(mover.library.ffi.cast("uintptr_t", out.bytes)), int(out.handle)
         own = nbytes if mode in (_ViewMode.READ, _ViewMode.WRITE) else 0
         return mover.lend(Span(address, nbytes), partial(self._close_view, handle), own)
@@ -452,11 +452,11 @@ class NativeAttachment(Attachment):
             self._is_closed = True
             if self.mover.handle != self.mover.library.ffi.NULL:
                 code = self.mover.library.lib.tm_attachment_close(self.mover.handle, self.number)
-                status.check(code, "ending an attachment")
+                status.check(code, "closing an attachment")
 
 
 class _ViewMode(enum.IntEnum):
-    """As `tm_view_open` has it."""
+    """Mode of a view, as `tm_view_open` numbers it."""
 
     READ = 0
     WRITE = 1
@@ -479,14 +479,14 @@ def _random_secret() -> bytes:
     return secrets.token_bytes(16)
 
 
-# ---- what the native library says of RDMA adapters -------------------------------------------------------------------
+# ---- RDMA adapters, as the native library reports them ---------------------------------------------------------------
 
-# Among that, what they are called, by the transports that UCX has for them: "ibverbs", "efa", or "ucx" for others.
+# Their names follow from the transports that UCX has for them: "ibverbs", "efa", or "ucx" for others.
 
 _TRANSPORT: Final = re.compile(r"(\w+)/(\w+)")
 
 _EFA_DEVICE: Final = re.compile(r"efa_|rdmap\d+s")
-"""As the two naming schemes of Linux call them; older versions of UCX use them by "ud_verbs"."""
+"""Names of EFA devices by the two naming schemes of Linux; older versions of UCX drive them by "ud_verbs"."""
 
 _IBVERBS: Final = re.compile(r"(rc|ud|dc|gga)_(verbs|mlx5)")
 
@@ -508,9 +508,9 @@ class Adapters(msgspec.Struct, frozen=True):
 
 
 def adapters_of(library: Library, mover: Any) -> Adapters:
-    """Ask for the adapters of a mover; the first time it takes as long as starting an interpreter."""
+    """Return the adapters of a mover; the first query takes as long as starting an interpreter."""
     out = library.ffi.new("tm_adapters *")
-    lib.check(library.lib.tm_mover_get_adapters(mover, out), "asking for RDMA adapters")
+    lib.check(library.lib.tm_mover_get_adapters(mover, out), "querying RDMA adapters")
     about, why = (library.ffi.string(text).decode(errors="replace") for text in (out.about, out.why_no_device))
     return Adapters(bool(out.usable), bool(out.memory >> MemoryKind.CUDA & 1), about, why)
 
@@ -531,18 +531,18 @@ def adapter_name(about: str) -> str:
 
 # The UCX of the Python package `libucx` (libucx-cu12, libucx-cu13 on the package index), if that is installed.
 #
-# The package is found without being imported. The native library checks whether it drives the adapters of this
-# machine; it tries this one last, as libraries of sites and distributions are built for their machines.
+# The package is found without being imported. The native library checks whether it drives the adapters of this machine,
+# and tries it last: libraries of a site or distribution are built for its machines.
 
 _PACKAGE: Final = "libucx"
 _LIBRARY: Final = Path("lib", "libucp.so.0")
 
 
 def wheel_library() -> Path | None:
-    """Return where the package has its library; None if there is none."""
+    """Return the path of the package's library; None if there is none."""
     try:
         spec = importlib.util.find_spec(_PACKAGE)
-    except (ImportError, ValueError):  # a module of that name that was made by hand
+    except (ImportError, ValueError):  # a module of that name without a spec, made by hand
         return None
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder) / _LIBRARY).is_file():

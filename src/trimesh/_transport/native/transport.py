@@ -34,7 +34,7 @@ from trimesh.ids import ProcId
 __all__ = ["NativeGroup", "NativeLink", "NativeTransport"]
 
 _RECORDS_MAX: Final = 512
-"""Records of one batch: 16 KiB, and other tasks have their turn between two."""
+"""Records of one batch, 16 KiB; other tasks run between two batches."""
 
 _WAIT_HERE_US: Final = round(limits.WAIT_HERE_SECONDS * 1e6)
 
@@ -57,20 +57,21 @@ class NativeTransport(Transport):
 
     Args:
         epoch: This process incarnation.
-        host: Identity of this host, told to peers; 0 when not known.
-        links_max: Links at one time.
-        ring_bytes: One direction of a link; a power of two.
-        beat_seconds, lease_seconds: Interval of heartbeats, and the silence that ends a link that holds a lease.
-        stall_seconds: Peers are told when the Trio loop has not run for this long; None never tells them, and spares
-            an idle loop being woken once a beat.
-        spin_seconds: For how long the loop may spin on its links before it sleeps; 0 never spins, None lets the
-            settings choose.
-        settings: Of this process; by default those that count here.
+        host: Identity of this host, sent to peers; 0 if unknown.
+        links_max: Maximum number of open links.
+        ring_bytes: Size of the ring of one direction of a link; a power of two.
+        beat_seconds, lease_seconds: Interval of heartbeats, and the silence that ends a link with a lease.
+        stall_seconds: Peers are notified when the Trio loop has not run for this long. None: never, which saves an idle
+            loop one wake-up a beat.
+        spin_seconds: Seconds that the loop may spin on its links before it sleeps; 0 never spins, None uses the
+            settings.
+        settings: Settings of this process; by default those in force.
 
     Attributes:
-        look: Returns how many records have come since the loop began to wait, or an error; for `hand_over`.
-        spins: How often the loop has spun before it slept, by what `tm_before_wait` returned.
-        kept: Memory for large `bytes` that arrive.
+        dirty: Whether messages were sent since the last flush.
+        look: Returns the number of records that arrived since the loop began to wait, or an error; for `hand_over`.
+        spins: Number of times that the loop spun before it slept, by the result of `tm_before_wait`.
+        kept: Memory for arriving large `bytes`.
 
     Raises:
         NativeLibraryError: The native library cannot be loaded.
@@ -123,7 +124,7 @@ class NativeTransport(Transport):
         self._mover: NativeMover | None = None
         self._running = False
         self._work = trio.lowlevel.ParkingLot()  # where the task of `run` waits
-        self._waits_for_bell = False  # it does elsewhere
+        self._waits_for_bell = False  # True while it waits for the bell instead
         self._closed = False
         self._moving: deque[NativeLink] = deque()
 
@@ -133,7 +134,7 @@ class NativeTransport(Transport):
 
         Raises:
             trio.ClosedResourceError: The transport is closed.
-            OSError: The system refuses what it needs.
+            OSError: The system refuses a resource.
         """
         self._check_open()
         if self._mover is None:
@@ -155,11 +156,12 @@ class NativeTransport(Transport):
         """Begin a link over a connected stream socket.
 
         Args:
-            sock: Taken over; on an error it stays the caller's. A unix socket for a local link.
-            local: The peer is on this host: messages go through shared memory, the socket only tells of its end.
+            sock: Owned by the link from now on; on an error it stays the caller's. A unix socket for a local link.
+            local: Whether the peer is on this host: then messages go through shared memory, and the socket only
+                reports its end.
             lease: Whether the peer's silence for a lease ends the link.
-            peer: Refuse a peer of another incarnation.
-            hello_seconds: The link ends with LEASE if the peer has not said hello in this time; may be `math.inf`.
+            peer: Expected incarnation of the peer; another one is refused. None accepts any.
+            hello_seconds: The link ends with LEASE if no hello of the peer arrives in this time; may be `math.inf`.
             lease_seconds: Lease of this link, also for the peer's goodbye; 0 for that of the transport.
 
         Raises:
@@ -202,7 +204,7 @@ class NativeTransport(Transport):
     def define_group(self, links: Sequence[Link]) -> NativeGroup:
         own = [link for link in links if isinstance(link, NativeLink) and link.transport is self]
         if len(own) != len(links):
-            raise ValueError("a group has links of its own transport only")
+            raise ValueError("a group must have links of its own transport only, got one of another")
         return NativeGroup(self, own)
 
     def view_of(self, handle: int) -> memoryview:
@@ -213,7 +215,7 @@ class NativeTransport(Transport):
     def info_of(self, handle: int) -> Any:
         """Return the `tm_link_info` of a link."""
         info = self.library.ffi.new("tm_link_info *")
-        status.check(self.library.lib.tm_link_get_info(self.bus, handle, info), "asking a link")
+        status.check(self.library.lib.tm_link_get_info(self.bus, handle, info), "querying a link")
         return info
 
     def forget(self, link: NativeLink, handle: int) -> None:
@@ -237,7 +239,7 @@ class NativeTransport(Transport):
     async def run(self, handler: LinkHandler) -> None:
         self._check_open()
         if self._running:
-            raise RuntimeError("a transport is served by one task: run() is running already")
+            raise RuntimeError("a transport must be run by one task, got a second run() while one is running")
         self._running = True
         poller = poller_of_run()
         around_wait = AroundWait(self, handler, poller)
@@ -262,7 +264,7 @@ class NativeTransport(Transport):
 
     @contextmanager
     def moving_run(self) -> Generator[None]:
-        """Stop to look at the waits of the running run, which is given to another loop in the body."""
+        """Remove the hooks around waits of the running run while the body moves it to another loop."""
         around_wait = self._around_wait
         if around_wait is not None:
             around_wait.end()
@@ -273,7 +275,7 @@ class NativeTransport(Transport):
                 around_wait.begin()
 
     def wait_for(self, poller: int) -> int:
-        """Return how many records come soon, or an error; 0 when `poller` is readable for something else."""
+        """Wait briefly; return the number of arrived records, or an error; 0 if `poller` has another event."""
         return int(self.library.lib.tm_wait_here(self.bus, poller, _WAIT_HERE_US, self._records, _RECORDS_MAX))
 
     def wait_here(self) -> bool:
@@ -286,14 +288,14 @@ class NativeTransport(Transport):
             os.eventfd_write(self._bell, 1)
 
     async def _wait_for_work(self, poller: Poller | None) -> None:
-        """Wait until there is something to do here: a wake, or the bell where the loop cannot wake for it."""
+        """Wait for `wake`, or for the bell if the loop cannot wake for it."""
         if poller is None:
             await self._wait_for_bell()
         else:
             await self._work.park()
 
     async def _wait_keeping(self, poller: Poller | None) -> None:
-        """Do the same, and let go of memory that is kept for large messages when none has come for long."""
+        """Do the same; release memory kept for large messages after `limits.KEPT_BYTES_SECONDS` without one."""
         if self._kept_until == math.inf:
             self._kept_until = trio.current_time() + limits.KEPT_BYTES_SECONDS
         with trio.CancelScope(deadline=self._kept_until) as scope:
@@ -308,7 +310,7 @@ class NativeTransport(Transport):
         self.wake()
 
     async def _wait_for_bell(self) -> None:
-        """Wait for the bell in a task, for a loop that cannot wake for it otherwise."""
+        """Wait for the bell in a task, in a loop that cannot wake for it otherwise."""
         self._waits_for_bell = True
         try:
             await trio.lowlevel.wait_readable(self._bell)
@@ -329,7 +331,7 @@ class NativeTransport(Transport):
 
     @trio.lowlevel.enable_ki_protection
     def _take_all(self, handler: LinkHandler) -> bool:
-        """Hand over all messages present, then arm the bell, as `run` may sleep. Return whether there were any."""
+        """Deliver all messages present, then arm the bell, as `run` may sleep. Return whether there were any."""
         found = False
         while True:
             self._drain(handler)
@@ -341,13 +343,13 @@ class NativeTransport(Transport):
                 return found
 
     def start_moving(self, link: NativeLink) -> None:
-        """Send the chunks of large messages of a link, one at a turn of the loop, until it has no room or no more."""
+        """Send chunks of a link's large messages, one each turn of the loop, while there are any and there is room."""
         if link not in self._moving:
             self._moving.append(link)
             self.wake()
 
     def _move(self) -> bool:
-        """Send one chunk, of each link in turn. Return whether there may be another one to send at once."""
+        """Send one chunk, of the next link in turn. Return whether another one might be sent at once."""
         while self._moving:
             link = self._moving.popleft()
             if link.move():
@@ -356,12 +358,12 @@ class NativeTransport(Transport):
         return False
 
     def _drain(self, handler: LinkHandler) -> None:
-        """Hand over one batch, if there is one."""
+        """Deliver one batch, if there is one."""
         code = self.library.lib.tm_poll(self.bus, self._records, _RECORDS_MAX, self._count)
         self.hand_over(handler, self._count[0] if code == status.OK else code)
 
     def hand_over(self, handler: LinkHandler, n: int) -> None:
-        """Hand over a batch of `n` records, or raise the error that has come instead of a number."""
+        """Deliver a batch of `n` records; a negative `n` is an error, which is raised."""
         if n < 0:
             raise status.error_of(n, "polling")
         if not n:
@@ -372,12 +374,12 @@ class NativeTransport(Transport):
             for record in _RECORD.iter_unpack(self._records_view[: n * _RECORD.size]):
                 link = links.get(record[0])
                 if link is None:
-                    continue  # ended by a handler in this very batch
+                    continue  # a handler ended it in this batch
                 if record[1] == _MESSAGE and not record[2]:
                     at = record[4]
                     head = link.view[at : at + record[5]]
                     received(link, head, [])
-                    head.release()  # whoever kept the borrowed memory hears of it at once
+                    head.release()  # a handler that kept the borrowed memory fails at once
                 else:
                     self._hand_over_rare(handler, link, record)
         finally:
@@ -407,7 +409,7 @@ class NativeTransport(Transport):
         if self._closed:
             return
         if self._running:
-            raise RuntimeError("a transport is closed after run() has ended")
+            raise RuntimeError("a transport must be closed after run() has ended, got one that is running")
         for link in list(self._links.values()):
             link.abort()
         self._closed = True
@@ -430,7 +432,7 @@ class NativeTransport(Transport):
         if self._closed:
             return
         if self._running:
-            raise RuntimeError("a transport is left after run() has ended")
+            raise RuntimeError("a transport must be left after run() has ended, got one that is running")
         self.flush()
         self._closed = True
         if self._mover is not None:
@@ -447,7 +449,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _copy_past_caches(library: Library, into: memoryview, data: memoryview) -> None:
-    """Copy into memory of which no cache holds all; other threads of Python run meanwhile."""
+    """Copy into memory that is larger than the caches; releases the GIL."""
     ffi, size = library.ffi, data.nbytes
     code = library.lib.tm_copy_rows(
         ffi.from_buffer("uint8_t[]", into), size, ffi.from_buffer("uint8_t[]", data), size, size, 1, 1
