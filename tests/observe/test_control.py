@@ -138,7 +138,7 @@ async def test_foreign_bytes_end_the_connection_and_nothing_else(folder: Path):
 
     async with this_host().spawn_procs({"gpus": 1}):
         said = await trio.to_thread.run_sync(speak, struct.pack("!I", 3) + b"\xc1\xc1\xc1")
-        assert "must be tables" in msgspec.msgpack.decode(said[4:])["error"]
+        assert "must be a valid table" in msgspec.msgpack.decode(said[4:])["error"]
         unknown = msgspec.msgpack.encode({"kind": "dance"})
         said = await trio.to_thread.run_sync(speak, struct.pack("!I", len(unknown)) + unknown)
         assert "does not know the request 'dance'" in msgspec.msgpack.decode(said[4:])["error"]

@@ -137,7 +137,7 @@ def test_definition_is_not_unpickled_before_it_is_needed(home: Side, away: Side,
 def test_value_before_its_definition_is_a_payload_error(home: Side, away: Side, script: Script) -> None:
     encoded = home.encoder.encode(script("class Point: pass").Point(), what="v")
 
-    with pytest.raises(PayloadError, match="was not sent ahead"):
+    with pytest.raises(PayloadError, match="must be sent ahead"):
         away.decoder.decode(encoded.payload)
 
 

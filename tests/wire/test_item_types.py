@@ -84,8 +84,8 @@ def test_item_arrives_as_what_it_is(annotation: Any, value: object) -> None:
         (Batch, {"number": 1}, "expected exactly Batch, got dict"),
         (list[int], [1, "2"], r"Expected `int`, got `str` - at `\$\[1\]`"),
         (list, (1, 2), "expected list, got tuple"),
-        (Any, Batch(1), "a Batch says nothing of its type"),
-        (Opaque, Opaque(), "a Opaque cannot travel: with pickle='off' make it a dataclass"),
+        (Any, Batch(1), "a Batch cannot be sent without an annotation"),
+        (Opaque, Opaque(), "a Opaque cannot be sent: with pickle='off' make it a dataclass"),
     ],
 )
 def test_item_that_does_not_fit_is_refused_by_its_sender(annotation: Any, value: object, text: str) -> None:

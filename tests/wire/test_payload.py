@@ -207,7 +207,7 @@ def test_decode_of_a_broken_trailer_is_a_payload_error_or_a_value(data: st.DataO
 def test_decode_with_missing_bodies_is_a_payload_error() -> None:
     encoded = Encoder().encode([memoryview(bytes(5000)), memoryview(b"abc")], what="a")
 
-    with pytest.raises(PayloadError, match="body 1 of 0"):
+    with pytest.raises(PayloadError, match="one of its 0 bodies, got 1"):
         Decoder().decode(encoded.payload, [])
 
 

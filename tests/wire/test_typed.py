@@ -156,14 +156,14 @@ def test_union_of_a_kind_with_others_is_refused_by_its_annotation():
 
 
 def test_annotation_that_is_not_there_at_run_time_is_refused():
-    with pytest.raises(TypeError, match=r"must be there at run time.*Missing"):
+    with pytest.raises(TypeError, match=r"must be defined at run time.*Missing"):
         passed(shapes.missing, 1)
 
 
 def test_function_is_taken_from_the_owner_alone():
     (found,), _ = passed(shapes.callback, shapes.module_function, may_import=True)
     assert found is shapes.module_function
-    with pytest.raises(ProtocolError, match="by the owner of a process alone"):
+    with pytest.raises(ProtocolError, match="only the owner of a process may"):
         passed(shapes.callback, shapes.module_function)
 
 
@@ -261,7 +261,7 @@ def test_numpy_number_becomes_the_builtin_that_an_annotation_wants():
 
 
 def test_array_of_objects_is_refused():
-    with pytest.raises(TypeError, match="cannot travel"):
+    with pytest.raises(TypeError, match="cannot be sent"):
         through(numpy.array([object()]))
 
 
@@ -275,7 +275,7 @@ def test_name_of_a_module_that_is_not_imported_is_not_imported():
 
     writer = Writer()
     payload = writer.finish(writer._encode(writer._ext(2, ["class", "antigravity", "webbrowser"])))
-    with pytest.raises(PayloadError, match="not imported here"):
+    with pytest.raises(PayloadError, match="has not imported"):
         TypedDecoder().decode(payload.payload)
     assert "antigravity" not in sys.modules
 

@@ -45,7 +45,7 @@ call that has not returned its number and outcome, packed by `not_returned`. Lef
 for the new call."""
 
 ROW_BYTES: Final = 64
-"""Size of both parts: one cache line, so that a call touches only one."""
+"""Size of both parts: one cache line, so that a call writes to only one."""
 
 RUNNING, RETURNED, RAISED, CANCELLED = range(4)
 NO_NAME: Final = 0xFFFFFF
@@ -59,7 +59,7 @@ RECORD: Final = struct.Struct("<II")
 _NAME: Final = struct.Struct("<H")
 _WHOLE_ROW: Final = struct.Struct(ROW.format + END.format[1:])
 
-assert _WHOLE_ROW.size == ROW_BYTES, "a row is what is written at both moments"
+assert _WHOLE_ROW.size == ROW_BYTES, "a row consists of its two parts"
 
 
 class FlightHead(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,11 +120,13 @@ class SeenEvent(msgspec.Struct, frozen=True, kw_only=True, tag="event"):
 
 
 class RaisedError(msgspec.Struct, frozen=True, kw_only=True, tag="raised"):
-    """A call has raised an error, which its caller is told.
+    """A call has raised an error, which its caller gets.
 
     Attributes:
         at: Unix time.
-        line: Where the program raised it: `File "train.py", line 12 in step`; empty if that is not known.
+        number: Number of the call in the process.
+        text: Class and text of the error.
+        line: Line of the program that raised it: `File "train.py", line 12 in step`; empty if unknown.
     """
 
     at: float
@@ -138,8 +140,8 @@ class LeftBlock(msgspec.Struct, frozen=True, kw_only=True, tag="left"):
 
     Attributes:
         at: Unix time.
-        error: By which error; empty for none.
-        line: As that of a `RaisedError`.
+        error: The error that it was left by; empty for none.
+        line: As in `RaisedError`.
     """
 
     at: float
@@ -222,16 +224,16 @@ def framed(data: bytes) -> bytes:
 
 
 def named(name: CallName) -> bytes:
-    """Return a name as it stands among the names; empty for one that is too long for that."""
+    """Return a name in the form of the file; empty if it is too long for that."""
     data = encode(name)
     return _NAME.pack(len(data)) + data if len(data) <= 0xFFFF else b""
 
 
 def read_head(data: Buffer) -> tuple[FlightHead, float]:
-    """Return whose record begins with `data`, its first page, and the Unix time of its end in good order, or 0.0.
+    """Return head and Unix time of the orderly end, 0.0 without one, of the record whose first page is `data`.
 
     Raises:
-        ProtocolError: It is none.
+        ProtocolError: It is not a flight record.
     """
     fixed, head = _checked(memoryview(data))
     return head, fixed[3]
@@ -241,7 +243,7 @@ def read_flight(data: Buffer) -> Flight:
     """Parse the contents of a flight record file.
 
     Raises:
-        ProtocolError: It is no flight record.
+        ProtocolError: It is not a flight record.
     """
     view = memoryview(data)
     (rows, names, half, ended_at, used), head = _checked(view)
@@ -267,7 +269,7 @@ def _checked(view: memoryview) -> tuple[tuple[int, int, int, float, int], Flight
         raise ProtocolError(f"a flight record has at most {limits.RECORD_FILE_BYTES_MAX} bytes")
     head = _decoded(view[FIXED.size : FIXED.size + size], FlightHead)
     if not all(abs(one) < _TIME_MAX for one in (head.started_at, head.trio_at, head.clock_at)):
-        raise ProtocolError("a flight record must have begun at a time")
+        raise ProtocolError(f"the clocks of a flight record must be below {_TIME_MAX:g} s, got {head.started_at}")
     return (rows, names, half, ended_at if 0 < ended_at < _TIME_MAX else 0.0, used), head
 
 
@@ -279,7 +281,7 @@ def _decoded(data: Buffer, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"a flight record must consist of tables, got {error}") from error
+        raise ProtocolError(f"a flight record must consist of valid tables: {error}") from error
 
 
 def _names(area: memoryview) -> Iterator[CallName]:

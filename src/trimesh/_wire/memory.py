@@ -1,8 +1,8 @@
-"""Memory for large values: huge pages for received values; layout of memory that travels beside a pickle.
+"""Memory for large values: huge pages for received values; layout of memory that is sent beside a pickle.
 
-A `bytes` owns its memory, so received data is copied into it once. Half of the time of a plain copy is spent on page
-faults, one for each new page of 4 KiB; huge pages cut that to a fifth (64 MiB: 30 ms, with them 10 ms, measured), and
-the time to free the memory from 3 ms to 0.1 ms. Where the system has none, plain pages are used.
+A `bytes` owns its memory, so received data is copied into it once. A plain copy spends most of its time on page faults,
+one for each new page of 4 KiB. With huge pages a copy of 64 MiB takes 10 ms, not 30 ms (measured), and freeing the
+memory 0.1 ms, not 3 ms. Where the system has none, plain pages are used.
 
 Memory beside a pickle: overlaps are sent once, small pieces are packed at the end of the payload.
 
@@ -41,10 +41,10 @@ _HASH: Final = _OFFSET - 8
 
 
 def new_bytes(size: int) -> tuple[bytes, memoryview]:
-    """Return a `bytes` of any contents, and the memory to write them to before it is used elsewhere.
+    """Return a `bytes` of undefined contents, and its memory, to be filled before it is used elsewhere.
 
     Raises:
-        MemoryError: There is not enough.
+        MemoryError: There is not enough memory.
     """
     fresh: bytes = _native().make(None, size)
     address = id(fresh) + _OFFSET
@@ -61,11 +61,11 @@ def ask_for_huge_pages(address: int, nbytes: int) -> None:
         start = -(-address // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         end = (address + nbytes) // _HUGE_PAGE_BYTES * _HUGE_PAGE_BYTES
         if end > start:
-            _native().advise(start, end - start, mmap.MADV_HUGEPAGE)  # an error is that there are none
+            _native().advise(start, end - start, mmap.MADV_HUGEPAGE)  # an error means that there are none
 
 
 class ReusableBytes:
-    """A `bytes` that may be written to again when nothing but this refers to it: then it is as good as a new one.
+    """A `bytes` that is written to again once nothing else refers to it: then it is as good as a new one.
 
     Args:
         whole: Made by `new_bytes`.
@@ -83,7 +83,7 @@ class ReusableBytes:
         return self._references() == _own_references()
 
     def take(self) -> tuple[bytes, memoryview]:
-        """Return what `new_bytes` does. It must be free."""
+        """Return it in the form of `new_bytes`; it must be free."""
         whole = self._whole
         address = id(whole)
         memory_at(address + _HASH, 8, None).cast("q")[0] = -1
@@ -97,7 +97,7 @@ class ReusableBytes:
 def can_be_reused() -> bool:
     """Return whether a `bytes` of this interpreter has the layout that `ReusableBytes` assumes.
 
-    That is asked by making one. Without the GIL another thread may begin to refer to it at any time.
+    It creates one to test this. False without the GIL: another thread may begin to refer to it at any time.
     """
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         return False
@@ -111,15 +111,15 @@ def can_be_reused() -> bool:
 
 @functools.cache
 def _own_references() -> int:
-    """Return how many references `ReusableBytes` counts where there are no others: interpreters differ."""
+    """Return the number of references that `ReusableBytes` counts without others; it depends on the interpreter."""
     return ReusableBytes(new_bytes(16)[0])._references()  # noqa: SLF001 - of the same class
 
 
 def new_pages(size: int) -> mmap.mmap:
-    """Return private, writable memory whose pages come when they are written.
+    """Return private, writable memory whose pages are allocated when they are written.
 
     Raises:
-        OSError, ValueError, OverflowError, MemoryError: There is not enough, or there cannot be.
+        OSError, ValueError, OverflowError, MemoryError: There is not enough memory, or the size is impossible.
     """
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size >= limits.HUGE_PAGES_BYTES_MIN:
@@ -131,7 +131,7 @@ def new_pages(size: int) -> mmap.mmap:
 
 
 def whole_bytes(view: memoryview) -> bytes | None:
-    """Return the `bytes` that `view` shows all of, or None when it shows anything else."""
+    """Return the `bytes` that `view` covers completely, or None if it views anything else."""
     shown = view.obj
     return shown if type(shown) is bytes and len(shown) == view.nbytes and view.contiguous else None
 
@@ -158,8 +158,6 @@ def _native() -> Any:
 
 
 # ---- regions ---------------------------------------------------------------------------------------------------------
-
-# Memory that travels beside a pickle: overlaps are sent once, small pieces ride at the end of the payload.
 
 Buffer = bytes | bytearray | memoryview
 
@@ -201,7 +199,7 @@ class ArrivedRegion:
 
     Attributes:
         memory: Its bytes, writable.
-        cache: What rebuilders made of the whole region (a tensor storage), by a key of theirs.
+        cache: Objects that rebuilders made of the whole region (a tensor storage), by their own keys.
     """
 
     __slots__ = ("cache", "memory")
@@ -223,7 +221,7 @@ class EntryMemory(msgspec.Struct, frozen=True, eq=False):
 
 
 def view_of(data: EntryMemory | memoryview) -> memoryview:
-    """Return the bytes of what a rebuilder was given."""
+    """Return the bytes of an argument of a rebuilder."""
     return data.view() if isinstance(data, EntryMemory) else data
 
 
@@ -243,14 +241,14 @@ def memory_at(address: int, nbytes: int, keep: object) -> memoryview:
 
 @functools.cache
 def _bytes_type(bits: int) -> Any:
-    """Return a type of arrays for every size of so many bits. To make one for each size costs ten times a message."""
+    """Return a type of arrays for all sizes of `bits` bits. Creating one for each size costs ten times a message."""
     import ctypes  # noqa: PLC0415 - only messages with arrays need it; `import trimesh` stays cheap
 
     return ctypes.c_ubyte * (1 << bits)
 
 
 class _Plan:
-    """A region in the making: the bytes to send, and where each of its entries lies in them."""
+    """A region that is being laid out: its bytes, and the entries in it."""
 
     __slots__ = ("end", "entries", "start", "view")
 
@@ -276,7 +274,7 @@ def lay_out(
         buffers: Arguments of the pickler's buffer callback, in order.
         extents: Known memory extents of some of them, by `id`.
         bound: True if the pickle holds names that only the decoder's bindings resolve.
-        bodies_max: With more regions than this, the smallest are packed whatever their size.
+        bodies_max: Maximum number of bodies: with more regions, the smallest are packed whatever their size.
 
     Returns:
         The payload and the bodies.
@@ -330,7 +328,7 @@ def _apart(
 def _merged(
     buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemory]
 ) -> tuple[list[memoryview], list[int]]:
-    """Return the same where some share bytes."""
+    """Do what `_apart` does for entries of which some share bytes."""
     plans = _plan(buffers, extents)
     entries = [0] * (3 * len(buffers))
     for number, plan in enumerate(plans):
@@ -345,7 +343,7 @@ def _merged(
 
 
 def _threshold(views: Sequence[memoryview], bodies_max: int) -> int:
-    """Return the size from which on a region is a body of its own."""
+    """Return the smallest size of a region that is sent as a separate body."""
     threshold = limits.BUFFER_INLINE_BYTES
     if len(views) <= bodies_max:
         return threshold
@@ -366,7 +364,7 @@ def _plan(buffers: Sequence[pickle.PickleBuffer], extents: dict[int, SourceMemor
     known: list[tuple[str, int, int, int]] = []
     for index, buffer in enumerate(buffers):
         extent = extents.get(id(buffer))
-        if extent is None:  # a PickleBuffer of others: its address is unknown, it overlaps nothing we know
+        if extent is None:  # a PickleBuffer of user code: its address is unknown, so it overlaps nothing known
             plans.append(_Plan(0, buffer.raw().nbytes, [index]))
         else:
             known.append((extent.space, extent.address, extent.address + extent.nbytes, index))
@@ -416,29 +414,29 @@ def _pack(views: Sequence[memoryview], threshold: int) -> tuple[list[Buffer], li
 
 
 class Arrived:
-    """A payload with a trailer, taken apart.
+    """A parsed payload with a trailer.
 
     Attributes:
         stream: The pickle.
-        entries: What pickle is given for its out-of-band buffers, in order.
+        entries: The out-of-band buffers for pickle, in order.
         bound: Whether names must be resolved by the decoder's bindings.
     """
 
     def __init__(self, payload: memoryview, bodies: Sequence[memoryview]) -> None:
-        """Take `payload` apart.
+        """Parse `payload`.
 
         Raises:
             ValueError: The trailer is broken, or the bodies do not fit it.
         """
         if payload.nbytes < _FOOTER.size:
-            raise ValueError("payload is too short for its trailer")
+            raise ValueError(f"a payload with a trailer must have {_FOOTER.size} bytes, got {payload.nbytes}")
         stream_bytes, region_count, entry_count, marker = _FOOTER.unpack(payload[-_FOOTER.size :])
         if marker not in (TRAILER_PLAIN, TRAILER_BOUND):
-            raise ValueError(f"payload ends with {marker:#04x}, which is neither a pickle's end nor a trailer's")
+            raise ValueError(f"a payload must end as a pickle or a trailer does, got {marker:#04x}")
         tables_bytes = 24 * (region_count + entry_count)
         tables_at = payload.nbytes - _FOOTER.size - tables_bytes
         if not 0 <= stream_bytes <= tables_at:
-            raise ValueError(f"payload of {payload.nbytes} bytes cannot hold a stream of {stream_bytes}")
+            raise ValueError(f"a stream must fit its payload of {payload.nbytes} bytes, got {stream_bytes} bytes")
         numbers = struct.unpack_from(f"<{tables_bytes // 8}Q", payload, tables_at)
         self.stream = payload[:stream_bytes]
         self.bound = marker == TRAILER_BOUND
@@ -462,13 +460,13 @@ def _threes(numbers: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def _body(bodies: Sequence[memoryview], source: int) -> memoryview:
     if source > len(bodies):
-        raise ValueError(f"payload names body {source} of {len(bodies)}")
+        raise ValueError(f"a payload must name one of its {len(bodies)} bodies, got {source}")
     return bodies[source - 1]
 
 
 def _cut(memory: memoryview, offset: int, nbytes: int) -> memoryview:
     if offset + nbytes > memory.nbytes:
-        raise ValueError(f"bytes {offset}..{offset + nbytes} lie outside of {memory.nbytes} bytes")
+        raise ValueError(f"an entry must lie within {memory.nbytes} bytes, got {offset} to {offset + nbytes}")
     return memory[offset : offset + nbytes]
 
 
@@ -476,7 +474,7 @@ def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> 
     sharers = [0] * len(regions)
     for number, offset, nbytes in entries:
         if number >= len(regions):
-            raise ValueError(f"payload names region {number} of {len(regions)}")
+            raise ValueError(f"a payload must name one of its {len(regions)} regions, got {number}")
         _cut(regions[number], offset, nbytes)
         sharers[number] += 1
     shared = {number: ArrivedRegion(regions[number]) for number, count in enumerate(sharers) if count > 1}
@@ -488,12 +486,11 @@ def _entries(regions: list[memoryview], entries: list[tuple[int, int, int]]) -> 
 
 # ---- reducers --------------------------------------------------------------------------------------------------------
 
-# Which objects leave a pickle in a way of their own: one table for the process, and the sink they write to.
+# Reducers: special encodings of some classes; one table for the process, and the sink that they write to.
 #
-# A *reducer* answers as `object.__reduce__` does, and may besides hand memory to the `Sink` so that it travels beside
-# the pickle. Types are registered by the class, or by its dotted name when the module that defines it may never be
-# imported ("torch.Tensor"): this floor imports neither torch nor numpy, and a name costs nothing until an object of
-# that class is met.
+# A *reducer* returns what `object.__reduce__` does, and may also pass memory to the `Sink`, to be sent beside the
+# pickle. Types are registered by the class, or by its dotted name if its module may never be imported ("torch.Tensor"):
+# this floor imports neither torch nor numpy, and a name costs nothing until an object of that class is encoded.
 
 DefinitionId = NewType("DefinitionId", str)
 """Name of one class, function or global that travels by value: "<owner>.<number>", the process that first encoded it
@@ -523,13 +520,13 @@ class Sink(Protocol):
             read: Called as `read(address, nbytes)` for this range, or a larger one that overlaps it, after the pickle
                 is complete; must keep the memory alive through the view it returns.
             space: "cpu", or the name of a device's own address space.
-            compact: Called when nothing else of the message overlaps, to send these bytes instead; the rebuilder
-                sees from the length which of the two came.
+            compact: Called if nothing else of the message overlaps, to send these bytes instead; the rebuilder
+                distinguishes the two by their length.
         """
         ...
 
     def attach(self, thing: object) -> None:
-        """Note something that the message refers to (a port, a handle) in `Encoded.attachments`.
+        """Add an object that the message refers to (a port, a handle) to `Encoded.attachments`.
 
         A reducer must have no other side effect: encoding may be repeated to find out what cannot be serialised.
         """
@@ -551,7 +548,7 @@ class ReducerEntry(NamedTuple):
 
 _by_class: dict[type, ReducerEntry] = {}
 _by_name: dict[str, ReducerEntry] = {}
-_generation = [0]  # moves with each registration, so that encoders forget what they found
+_generation = [0]  # incremented by each registration, so that encoders clear their caches
 
 
 def register_reducer(cls: type | str, reducer: Reducer, *, subclasses: bool = False) -> None:
@@ -570,7 +567,7 @@ def register_reducer(cls: type | str, reducer: Reducer, *, subclasses: bool = Fa
 
 
 class ReducerTable:
-    """The reducers of one encoder: its own first, then those of the process; remembers what it found per class."""
+    """The reducers of one encoder: its own first, then those of the process; cached by class."""
 
     def __init__(self, own: dict[type, ReducerEntry]) -> None:
         self._own = own
@@ -584,7 +581,7 @@ class ReducerTable:
             self.found.clear()
 
     def find(self, cls: type) -> Reducer | None:
-        """Return the reducer for exactly `cls`, or None, and remember it."""
+        """Return the reducer for exactly `cls`, or None, and cache it."""
         reducer = self._search(cls)
         self.found[cls] = reducer
         return reducer
@@ -597,14 +594,14 @@ class ReducerTable:
         return None
 
 
-# ---- a value that came before something that it stands for -----------------------------------------------------------
+# ---- values that refer to objects which are not here yet -------------------------------------------------------------
 
 
 class NotYet(BaseException):
-    """A value cannot be decoded yet: who decodes it waits and tries again. No `Exception`: it is no fault of the value.
+    """A value cannot be decoded yet: its decoder waits and retries. Not an `Exception`, because the value is valid.
 
     Attributes:
-        wait: Returns when it is time to try again; raises if it never will be.
+        wait: Waits until a retry makes sense; raises if it never will.
     """
 
     def __init__(self, wait: Callable[[], Awaitable[object]]) -> None:

@@ -42,18 +42,18 @@ class Observe(Message, frozen=True, tag=42):
 
 
 class Observed(Message, frozen=True, tag=43):
-    """The answer; its one body is what `_wire.observed` encodes."""
+    """The answer to `Observe`; its one body is encoded by `_wire.observed`."""
 
     number: int
 
 
 class Interrupt(Message, frozen=True, tag=44):
-    """Cancel a call that runs or waits in the receiver, for a person: its caller gets a `RemoteCancelled`.
+    """Cancel a call that runs or waits in the receiver, by a user's command: its caller gets a `RemoteCancelled`.
 
     Attributes:
-        caller: The process that has made it.
+        caller: The calling process.
         call: Its number there.
-        reason: For people.
+        reason: Text for the error.
     """
 
     caller: int
@@ -62,7 +62,7 @@ class Interrupt(Message, frozen=True, tag=44):
 
 
 class HoldNews(Message, frozen=True, tag=48):
-    """News of a thread held by a debugger: goes from owner to owner up to the controller.
+    """News of a thread held by a debugger, passed from owner to owner up to the controller.
 
     Attributes:
         proc: The process of the thread.
@@ -78,7 +78,7 @@ class HoldNews(Message, frozen=True, tag=48):
 
 
 class Steer(Message, frozen=True, tag=49):
-    """Command of a terminal to a thread held by a debugger: goes from the controller down to its process.
+    """Command of a terminal to a thread held by a debugger, passed from the controller down to its process.
 
     Attributes:
         proc, hold: The thread, as in `HoldNews`.
@@ -92,10 +92,10 @@ class Steer(Message, frozen=True, tag=49):
 
 
 class Pause(Message, frozen=True, tag=51):
-    """These of your calls to me wait for a thread that a debugger holds: their deadlines are to wait, too.
+    """Suspend the deadlines of the receiver's calls to the sender that wait for a thread held by a debugger.
 
     Attributes:
-        calls: Their numbers; None for all, and for those that will come; empty when none wait any more.
+        calls: Their numbers; None for all current and future calls; empty when none waits any more.
     """
 
     calls: tuple[int, ...] | None
@@ -106,10 +106,10 @@ WatchMessage = Observe | Observed | Interrupt | HoldNews | Steer | Pause
 
 # ---- call places -----------------------------------------------------------------------------------------------------
 
-# Where a message was sent to, and from where, as its head says it; and the message that says it for several calls.
+# Target view and caller of a message, as in its head; and `Calls`, which states them once for several calls.
 #
-# A view is sent when it differs from the mesh as spawned: its extent, and the ranks in its order. A caller is sent when
-# it is an actor. Both are what the sender says of itself: they are for programs to read, and give no right to anything.
+# A view is sent if it differs from the mesh as spawned: its extent, and the ranks in its order. A caller is sent if it
+# is an actor. Both are claims of the sender: programs may read them, but they grant no rights.
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
 
@@ -131,10 +131,10 @@ class SentView(_Place, frozen=True):
     ranks: tuple[int, ...]
 
     def point_of(self, point: Point) -> Point:
-        """Return where a member, which is at `point` of the mesh as spawned, is in this view.
+        """Return the point in this view of a member at `point` of the mesh as spawned.
 
         Raises:
-            ProtocolError: It is not there, or this is no view.
+            ProtocolError: The member is not in the view, or the view is invalid.
         """
         try:
             extent = Extent(dict(zip(self.labels, self.sizes, strict=True)))
@@ -170,10 +170,10 @@ class CallerPlace(_Place, frozen=True):
 
     @property
     def origin(self) -> Origin:
-        """The same for people and programs.
+        """The place as an `Origin`.
 
         Raises:
-            ProtocolError: It is no place.
+            ProtocolError: The place is invalid.
         """
         try:
             point = Point(self.rank, Extent(dict(zip(self.labels, self.sizes, strict=True))))
@@ -192,10 +192,10 @@ def sent_view(region: Region) -> SentView | None:
 
 
 class Calls(Message, frozen=True, tag=14):
-    """So many `Call` of `trimesh._wire.messages`, in this order. No bodies and no ports come with them.
+    """Several `Call` messages in one, in this order, without bodies and ports.
 
     Attributes:
-        mesh, endpoint, budget, view, caller: As in `Call`; the endpoint is no generator.
+        mesh, endpoint, budget, view, caller: As in `Call`; the endpoint is not a generator.
         calls: Number and payload of each. The credits count a call by the bytes of its payload.
     """
 
@@ -207,28 +207,28 @@ class Calls(Message, frozen=True, tag=14):
     caller: CallerPlace | None = None
 
 
-# ---- the control structs of transfers that are made by messages; see `messages` --------------------------------------
+# ---- transfers by messages; see `_runtime/services/linked_moves.py` --------------------------------------------------
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
 
 
 Number = Annotated[int, msgspec.Meta(ge=0)]
-"""Of 64 bits, as msgpack has them."""
+"""Unsigned number of 64 bits, as in msgpack."""
 
 Place = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-"""Of a table."""
+"""Index in a table."""
 
 
 class MovePiece(Message, frozen=True, tag=54):
-    """Make a piece of a transfer on memory that you have granted; the bytes of a write are its bodies.
+    """Perform a piece of a transfer on memory that the receiver has granted; the bytes of a write are its bodies.
 
     Attributes:
-        number: Of the piece at its sender.
+        number: Number of the piece at its sender.
         kind: A `TransferKind`.
         place, generation, secret: The grant.
-        offset: Of the first byte.
+        offset: Offset of the first byte.
         nbytes: Size of the piece.
-        operand, expected: Of atomic operations.
+        operand, expected: Operands of atomic operations.
     """
 
     number: int
@@ -246,9 +246,9 @@ class PieceMoved(Message, frozen=True, tag=55):
     """A piece of a transfer has ended; the bytes of a read are its bodies.
 
     Attributes:
-        number: Of the piece.
+        number: Number of the piece.
         value: Old value of an atomic operation.
-        end: Why it has failed, a name of `End`; empty if it has not.
+        end: Cause of a failure, a name of `End`; empty if it succeeded.
     """
 
     number: int
@@ -353,9 +353,9 @@ class Cancel(Message, frozen=True, tag=6):
     """Cancel a call.
 
     Attributes:
-        position: How many `Call` frames had been sent on this link up to and with the one that is meant; a cancel
-            that overtakes its call is told from one that comes too late by this.
-        reason: Travels into the `trio.Cancelled` of the endpoint.
+        position: Number of `Call` frames sent on this link up to the cancelled one, this included. It distinguishes a
+            cancel that overtakes its call from one that arrives too late.
+        reason: Reason in the `trio.Cancelled` of the endpoint.
     """
 
     call: int
@@ -364,14 +364,14 @@ class Cancel(Message, frozen=True, tag=6):
 
 
 class Credit(Message, frozen=True, tag=7):
-    """Messages of this receiver's that an actor has taken out of its mailbox."""
+    """Number of the receiver's messages that an actor has taken out of its mailbox."""
 
     mesh: MeshId
     dequeued: int
 
 
 class Define(Message, frozen=True, tag=8):
-    """A class or function that goes by value, ahead of the first payload on this link that needs it."""
+    """A class or function sent by value, ahead of the first payload on this link that needs it."""
 
     definition: DefinitionId
     payload: bytes
@@ -393,7 +393,7 @@ class ActorFailure(Message, frozen=True, tag=9):
 
 
 class Finished(Message, frozen=True, tag=25):
-    """An actor has ended by itself, without an error and without having been asked to; for its owner."""
+    """An actor has ended by itself, without an error and without a stop; for its owner."""
 
     mesh: int
 
@@ -411,14 +411,14 @@ class Silent(Message, frozen=True, tag=26):
 
 
 class Item(Message, frozen=True, tag=10):
-    """One value of a generator endpoint; many may come before the terminal frame of its call."""
+    """One value of a generator endpoint; any number may precede the terminal frame of its call."""
 
     call: int
     payload: bytes
 
 
 class Taken(Message, frozen=True, tag=11):
-    """Items of a call that the consumer has taken.
+    """Number of items of a call that the consumer has taken.
 
     Attributes:
         call: The call, as its sender numbers it.
@@ -446,9 +446,9 @@ class Transit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Carried(Message, frozen=True, tag=15):
-    """Ports that the next message of this lane carries, which may be a `Call`, `Return`, `Error`, an item or the like.
+    """Ports that the next message of this lane carries: a `Call`, `Return`, `Error`, an item or the like.
 
-    They are named outside of its payload, so that a message that is never decoded gives them back all the same.
+    They are named outside of its payload, so that a message that is never decoded releases them, too.
     """
 
     transits: tuple[Transit, ...]
@@ -463,12 +463,12 @@ class InTransit(Message, frozen=True, tag=16):
 
 
 class Accepted(Message, frozen=True, tag=17):
-    """Holder to home: the message has come, and this process holds one unit more.
+    """Holder to home: the message has arrived, and this process holds one unit more.
 
     Attributes:
-        sender: Who sent the message.
+        sender: Process that sent the message.
         transit: Its number there.
-        holding: The holder's number for what it holds of the channel until it drops it; `Room` names it.
+        holding: The holder's number for its holding of the channel, until it is dropped; used by `Room`.
     """
 
     channel: int
@@ -478,21 +478,21 @@ class Accepted(Message, frozen=True, tag=17):
 
 
 class Dropped(Message, frozen=True, tag=18):
-    """Holder to home: no port is left here; this gives back all units that were taken so far."""
+    """Holder to home: no port is left here; all units taken so far are returned."""
 
     channel: int
     units: int
 
 
 class Settle(Message, frozen=True, tag=19):
-    """Home to holder: `sender` is gone; say so when everything that it has sent you has been read."""
+    """Home to holder: `sender` is gone; reply `Settled` when everything that it has sent to the holder is processed."""
 
     channel: int
     sender: int
 
 
 class Settled(Message, frozen=True, tag=20):
-    """Holder to home: nothing will come from `sender` any more."""
+    """Holder to home: nothing more will arrive from `sender`."""
 
     channel: int
     sender: int
@@ -517,11 +517,11 @@ class TracedItem(Message, frozen=True, tag=13):
 
 
 class Room(Message, frozen=True, tag=22):
-    """Home to holder: items of this holding that the receiver has taken so far.
+    """Home to holder: number of items of this holding that the receiver has taken so far.
 
     Attributes:
         holding: As in `Accepted`.
-        recalled: The last one was given back, not taken: the answer to a `Recall` that came in time.
+        recalled: True if the last one was returned, not taken: the answer to a `Recall` that arrived in time.
     """
 
     holding: int
@@ -530,13 +530,13 @@ class Room(Message, frozen=True, tag=22):
 
 
 class Ended(Message, frozen=True, tag=23):
-    """Home to holder: the receiver takes no items any more."""
+    """Home to holder: the receiver is closed."""
 
     channel: int
 
 
 class Recall(Message, frozen=True, tag=24):
-    """Holder to home: give back my item if it still waits; for channels without room, where only one can wait."""
+    """Holder to home: return the holder's item if it still waits. For channels of capacity 0, where one may wait."""
 
     channel: int
 
@@ -568,12 +568,12 @@ class Seen(Message, frozen=True, tag=37):
 
 
 class Break(Message, frozen=True, tag=38):
-    """End what can never start with a `DeadlockError`. From the controller; the body holds the reports of the cycle.
+    """End a call that can never start with a `DeadlockError`. From the controller; the body has the cycle's reports.
 
     Attributes:
-        look: Comes back with the answer.
+        look: Number of the request, returned with the answer.
         victim: A queued call, or an unsent message.
-        holders: What it waits for; if that has changed, nothing is done.
+        holders: The nodes that it waits for; if they have changed, the message has no effect.
     """
 
     look: int
@@ -582,13 +582,13 @@ class Break(Message, frozen=True, tag=38):
 
 
 class Broken(Message, frozen=True, tag=39):
-    """The victim has got its error, or was not there any more."""
+    """Answer to `Break`: the victim got its error, or was already gone."""
 
     look: int
 
 
 class Circle(Message, frozen=True, tag=40):
-    """Some of your calls wait for themselves until a deadline ends it. From the controller; the body holds the reports.
+    """Calls of the receiver wait for themselves until a deadline. From the controller; the body has the reports.
 
     Attributes:
         calls: Their numbers.
@@ -598,13 +598,13 @@ class Circle(Message, frozen=True, tag=40):
 
 
 class Disconnect(Message, frozen=True, tag=41):
-    """End the link to a process of another program, which is connected no more. From the controller."""
+    """End the link to a process of another program, which has disconnected. From the controller."""
 
     proc: int
 
 
 class Subscribe(Message, frozen=True, tag=50):
-    """Tell me of the versions of a publication of yours."""
+    """Request news of the versions of a publication of the receiver."""
 
     publication: int
 
@@ -618,7 +618,7 @@ class Published(Message, frozen=True, tag=52):
 
 
 class Unpinned(Message, frozen=True, tag=53):
-    """A reader has left one of its cells: the publisher may wait for that."""
+    """A reader has cleared one of its cells; the publisher may wait for that."""
 
     publication: int
 
@@ -627,8 +627,8 @@ class Service(Message, frozen=True, tag=60):
     """A message of a package above the runtime to the same package in another process.
 
     Attributes:
-        payload: What only the package reads; empty when the first body holds it.
-        failure: Set instead of a payload: why the sender has no such package, so that it takes no messages of it.
+        payload: Contents for the package; empty when the first body holds it.
+        failure: Set instead of a payload: why the sender lacks the package and cannot handle its messages.
     """
 
     service: str
@@ -650,7 +650,7 @@ class Arm(Message, frozen=True, tag=45):
 
 
 class Fired(Message, frozen=True, tag=46):
-    """A planned fault happens; or, with index -1, the process says that it is armed."""
+    """A planned fault happens; with index -1, the process is armed."""
 
     index: int
     site: str
@@ -658,14 +658,14 @@ class Fired(Message, frozen=True, tag=46):
 
 
 class Heal(Message, frozen=True, tag=47):
-    """End a planned fault that the process was given by `Arm`."""
+    """End a planned fault that the process got by `Arm`."""
 
     token: str
     index: int
 
 
 Terminal = Return | Error | CancelAck | Refused
-"""What ends a call."""
+"""Messages that end a call."""
 
 _Calls = (
     Call | TracedCall | Return | Error | CancelAck | Refused | Cancel | Credit | Define | ActorFailure | Item | Taken
@@ -677,7 +677,7 @@ _Publications = Subscribe | Published | Unpinned
 _Above = Service
 _Programs = Disconnect
 _Testing = Arm | Fired | Heal
-"""What only processes take that a test has armed."""
+"""Messages that only processes armed by a test accept."""
 
 _Apart = MoveMessage | WatchMessage | Calls
 
@@ -693,11 +693,11 @@ def decode(head: bytes | memoryview) -> AnyMessage:
     """Decode one head.
 
     Raises:
-        ProtocolError: `head` is no message of ours. Nothing else is ever raised, whatever the bytes.
+        ProtocolError: `head` is not a control struct. No other exception is raised, whatever the bytes.
     """
     try:
         decoded: AnyMessage = _DECODER.decode(head)
-    # msgspec lets UnicodeDecodeError and RecursionError out beside its own errors.
+    # msgspec raises UnicodeDecodeError and RecursionError besides its own errors.
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise ProtocolError(
             f"a message head must be one of the control structs, got {len(head)} bytes: {error}"

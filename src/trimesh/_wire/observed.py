@@ -39,7 +39,7 @@ class JobRow(_Row, frozen=True):
         state: "running", or "stopping" while a block is being left.
         stopping: Names of the blocks that are being left.
         record: Folder of its flight records; empty without them.
-        insecure: Names of its hosts to which sessions are without TLS.
+        insecure: Names of its hosts whose sessions have no TLS.
     """
 
     id: str
@@ -54,7 +54,7 @@ class JobRow(_Row, frozen=True):
 
 
 HOST_SILENT: Final = "-"
-"""In place of the kernel's letter of a process: its host does not answer either."""
+"""Kernel state of a process whose host does not answer either."""
 
 
 class HostRow(_Row, frozen=True):
@@ -62,10 +62,10 @@ class HostRow(_Row, frozen=True):
 
     Attributes:
         name: Its name.
-        procs: Processes of the run there.
-        failed: Those of them whose state is neither "running" nor "starting".
-        is_insecure: Whether the session with it is without TLS.
-        state: "running", or "silent" where neither its agent nor a process there answers.
+        procs: Number of processes of the run there.
+        failed: Number of them whose state is neither "running" nor "starting".
+        is_insecure: Whether the session with it has no TLS.
+        state: "running", or "silent" if neither its agent nor a process there answers.
     """
 
     name: str
@@ -87,16 +87,16 @@ class ProcRow(_Row, frozen=True):
         pid, host: Where it is.
         state: "running"; "stuck" when its Trio loop does not run, but Python code does; "silent" when its main thread
             runs no Python code: C code holds the GIL, or it waits in the operating system; "stopped" by a signal or a
-            debugger; "held" by a debugger of ours; "starting"; "exiting" once it was asked to; "dead".
-        stalled_seconds: For how long its Trio loop has not run by now; 0.0 when it runs.
-        memory_bytes: Resident memory; 0 if that is not known.
+            debugger; "held" by a debugger of ours; "starting"; "exiting" once its exit was requested; "dead".
+        stalled_seconds: Seconds for which its Trio loop has not run; 0.0 while it runs.
+        memory_bytes: Resident memory; 0 if unknown.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
-        kernel_state: Of the main thread of a silent process, the kernel's letter: "R" while C code computes, "S" while
-            it waits in the operating system, "D" while it waits there for a disk or another device, "-" where its host
-            does not answer either (`HOST_SILENT`); empty if that is not known.
-        last_event: What happened to it last; empty for nothing.
+        kernel_state: The kernel's letter for the main thread of a silent process: "R" while C code computes, "S" while
+            it waits in the operating system, "D" while it waits there for a disk or another device, "-" if its host
+            does not answer either (`HOST_SILENT`); empty if unknown.
+        last_event: Its last event; empty for none.
         record: File of its flight record; empty without one.
-        stack_fd: Where a process of this host writes its stack; see `trimesh._runtime.watch.stacks`.
+        stack_fd: Descriptor that a process of this host writes its stack to; see `trimesh._runtime.watch.stacks`.
     """
 
     id: str
@@ -121,8 +121,8 @@ class ActorRow(_Row, frozen=True):
     """One actor.
 
     Attributes:
-        proc: Where it lives.
-        name, mesh, point: As those of a process.
+        proc: Its process.
+        name, mesh, point: As in `ProcRow`.
         cls: Name of its class.
         incarnation: 0 for the first at its point.
         state: "starting", "serving", "ended".
@@ -142,12 +142,12 @@ class ActorRow(_Row, frozen=True):
 
 
 class WaitRow(_Row, frozen=True):
-    """One thing that a call, or a message, waits for.
+    """One wait of a call or a message.
 
     Attributes:
         kind: "call", "slot" (held by another call), "room" (in a mailbox), "consumer" or "item" (of a stream).
-        call: Id of the call that it waits for; empty if it is none.
-        text: For people.
+        call: Id of the call that it waits for; empty if it does not wait for a call.
+        text: Description.
     """
 
     kind: str
@@ -169,12 +169,13 @@ class CallRow(_Row, frozen=True):
         part_of: Id of the call that the caller's task is part of; empty for a program's own task.
         called: Number of members in the same call, this one included; 0 if unknown.
         state: "sending" (waits for room in the mailbox), "sent" (no report from the callee), "queued", "running",
-            "waiting" (runs, and waits for other calls), "cancelling", "abandoned" (given up; may still run).
+            "waiting" (runs, and waits for other calls), "cancelling", "abandoned" (no task waits for it; may still
+            run).
         age: Seconds since it was made, as far as known.
         left: Seconds left of its deadline; None for no deadline.
-        waits: Description of its wait.
-        at: Source line that runs, or where it waits; empty if unknown.
-        stack: The same with the lines around it, innermost first.
+        waits: Its waits.
+        at: Source line that it runs or waits at; empty if unknown.
+        stack: Frames that lead there, innermost first.
     """
 
     id: str
@@ -219,12 +220,12 @@ class LinkRow(_Row, frozen=True):
 
 
 class GrantRow(_Row, frozen=True):
-    """Memory of one process that others may reach.
+    """Memory of one process that others may access.
 
     Attributes:
-        proc: Whose it is.
+        proc: The owning process.
         kind: "buffer", or "publication".
-        name: Of a publication; else empty.
+        name: Name of a publication; else empty.
         nbytes: Its size.
     """
 
@@ -239,9 +240,9 @@ class PinRow(_Row, frozen=True):
 
     Attributes:
         proc: The process.
-        version: What it has pinned.
-        seconds: Since a `publish` has first found that version pinned in a slot that it wanted to write; 0.0 if none
-            has.
+        version: The pinned version.
+        seconds: Seconds since a `publish` first found that version pinned in a slot that it wanted to write; 0.0 if
+            none has.
     """
 
     proc: str
@@ -253,19 +254,19 @@ class PublicationRow(_Row, frozen=True):
     """Versions of tensors that one process publishes; see `trimesh.rdma.Published`.
 
     Attributes:
-        proc: Whose it is.
-        number: Of the publication, there.
-        member: The actor that has made it: `mesh[label=0]`; empty outside of actors.
+        proc: The publishing process.
+        number: Number of the publication there.
+        member: The actor that created it: `mesh[label=0]`; empty outside of actors.
         latest: Its latest version; 0 before the first.
-        slots: How many versions have memory at one time.
-        pinned: Versions that readers have pinned, the oldest first: their memory is not written to.
+        slots: Number of versions that have memory at one time.
+        pinned: Versions that readers have pinned, oldest first: their memory is not written to.
         nbytes: Memory of its slots.
-        readers: The processes that read it, as far as the publisher has met them.
-        is_waiting: Whether a `publish` waits, as readers have pinned all versions but the latest.
-        pins: Who has pinned them.
-        unread: Versions that were published since a reader has let one go, or the last reader has ended; 0 while one is
+        readers: The processes that read it, as far as the publisher knows them.
+        is_waiting: Whether a `publish` waits because readers have pinned all versions but the latest.
+        pins: The pins, by process.
+        unread: Number of versions published since a reader unpinned one, or the last reader ended; 0 while one is
             pinned.
-        unread_seconds: Since the first of them was published.
+        unread_seconds: Seconds since the first of them was published.
     """
 
     proc: str
@@ -293,7 +294,7 @@ class EventRow(_Row, frozen=True):
         mesh, point, incarnation: The same in parts.
         text: Description.
         is_failure: Whether it is a failure.
-        causes: The errors behind that of `text`: members of a group, causes of causes; each after its effect.
+        causes: The causes of the error in `text`: members of a group, causes of causes; each after its effect.
     """
 
     number: int
@@ -313,11 +314,11 @@ class OutputRow(_Row, frozen=True):
 
     Attributes:
         number: Counts the lines of a run, from 1.
-        at: Unix time at which the controller had it.
-        name: Of the process: `mesh[label=0]`.
+        at: Unix time at which the controller received it.
+        name: Name of the process: `mesh[label=0]`.
         stream: 1 for standard output, 2 for standard error.
         text: The line.
-        dropped: This row stands for so many lines, which came faster than they could be shown.
+        dropped: Number of lines that this row replaces, because they came faster than they could be shown.
     """
 
     number: int
@@ -337,9 +338,9 @@ class HoldRow(_Row, frozen=True):
         proc_name: `mesh[label=0]` of the process.
         name: `mesh[label=0].endpoint` of the running endpoint; else the name of the process.
         kind: "breakpoint", or "post-mortem" of an error that has left an endpoint.
-        at: The line.
+        at: Source line.
         text: The error.
-        pid, host: Of the process.
+        pid, host: Pid and host of the process.
         seconds: Seconds after which it continues if no terminal attaches.
         age: Seconds since it was held.
         is_attached: True if a terminal is attached.
@@ -364,7 +365,7 @@ class ProcView(_Row, frozen=True):
 
     Attributes:
         children: The processes that it owns.
-        actors, calls, links, grants, publications, events: Rows of this process; calls include those that it has made.
+        actors, calls, links, grants, publications, events: Rows of this process; calls include the calls that it made.
         cut: Number of rows left out, by table.
         job: The run; only in the report of a controller.
     """
@@ -409,7 +410,7 @@ def _decoded(data: Buffer, kind: type[_T]) -> _T:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"what a process says of itself must be tables, got {error}") from error
+        raise ProtocolError(f"the report of a process must be a valid table: {error}") from error
 
 
 class ControlRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -462,7 +463,7 @@ def decode_hold(text: str) -> HoldRow:
     try:
         return msgspec.json.decode(text, type=HoldRow)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"what a process says of a thread that is held must be a row, got {error}") from error
+        raise ProtocolError(f"the report of a held thread must be a valid row: {error}") from error
 
 
 def decode_request(data: Buffer) -> ControlRequest:
@@ -475,18 +476,18 @@ def decode_request(data: Buffer) -> ControlRequest:
 
 
 def decode_answer(data: Buffer) -> ControlAnswer:
-    """Decode what a control socket answers.
+    """Decode the answer of a control socket.
 
     Raises:
-        ProtocolError: `data` is no answer.
+        ProtocolError: `data` is not an answer.
     """
     return _decoded(data, ControlAnswer)
 
 
-# ---- who waits for whom, as processes tell each other when a deadlock is looked for ----------------------------------
+# ---- wait graph: nodes and edges that processes report to a deadlock search ------------------------------------------
 
-# A *node* is something that may be unable to end. Each has a name that says in which process it is to be looked up, and
-# that is never given to anything else, so two equal looks at a node are one unchanged node.
+# A *node* is something that may be unable to end. Its name contains the process that can look it up, and is never
+# reused, so two equal reports of a node mean that it has not changed.
 
 # Annotations are not strings here: msgspec would compile each of them in every new process.
 
@@ -510,7 +511,7 @@ class NodeKind(enum.IntEnum):
     NEXT = 6
     """The wait of a task of `proc`, numbered `a` there, for the next result of a stream or a map."""
     SOURCE = 7
-    """The items that `proc` sends for call `b` of process `a`, where `c` have come."""
+    """The items that `proc` sends for call `b` of process `a`, where `c` have arrived."""
 
 
 class NodeRef(NamedTuple):
@@ -528,13 +529,13 @@ class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Place(_Record, frozen=True):
-    """Which endpoint of which actor, for people.
+    """An endpoint of an actor, for error texts.
 
     Attributes:
         mesh: Name of the actor mesh.
         actor: Name of the class.
         labels, sizes: The extent of the mesh as spawned.
-        key: Of the mesh that the member belongs to.
+        key: Number of the mesh that the member belongs to.
     """
 
     mesh: str
@@ -549,7 +550,7 @@ class Place(_Record, frozen=True):
         """Return the coordinates.
 
         Raises:
-            ProtocolError: They are none.
+            ProtocolError: They are invalid.
         """
         try:
             extent = Extent(dict(zip(self.labels, self.sizes, strict=True)))
@@ -582,12 +583,12 @@ def decode_reports(data: Buffer) -> Sequence[NodeReport]:
     """Decode the reports of one process.
 
     Raises:
-        ProtocolError: `data` is none, or holds more than `limits.DEADLOCK_NODES_MAX`.
+        ProtocolError: `data` is invalid, or holds more than `limits.DEADLOCK_NODES_MAX` reports.
     """
     try:
         reports = _DECODER.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise ProtocolError(f"reports of who waits for whom must be records, got {error}") from error
+        raise ProtocolError(f"reports of waits must be valid records: {error}") from error
     if len(reports) > limits.DEADLOCK_NODES_MAX:
         raise ProtocolError(f"at most {limits.DEADLOCK_NODES_MAX} nodes may be reported, got {len(reports)}")
     return reports

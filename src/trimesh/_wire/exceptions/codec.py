@@ -66,7 +66,7 @@ _ORIGIN_KEY = "__trimesh_origin__"  # kept by errors.set_origin; travels as a re
 _NOTES_KEY = "__notes__"
 _NOT_STATE = LOCAL_ENTRIES.union((_ORIGIN_KEY, _NOTES_KEY))
 _METHODS = _NOT_STATE.union(name for name in dir(BaseExceptionGroup) if callable(getattr(BaseExceptionGroup, name)))
-"""What a peer must not put in the place of: `except*` calls `split`, and who catches an error `add_note`."""
+"""Names that a peer must not replace: `except*` calls `split`, and code that catches an error `add_note`."""
 
 _TEXTLESS = frozenset((int, float, bool, str, bytes, type(None)))  # they always arrive, so they need no repr
 
@@ -83,7 +83,7 @@ class PartDecoder(Protocol):
     """Decodes the parts of an exception."""
 
     def decode(self, payload: Buffer, /) -> Any:
-        """Decode a value; raises any exception when that cannot be."""
+        """Decode a value; raises any exception if that fails."""
         ...
 
 
@@ -247,10 +247,10 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
 
     Returns:
         An exception of the original class with `RemoteTraceback` at the end of its chain, or a `RemoteError`, or an
-        `ExceptionGroup` in place of a group whose class cannot be had.
+        `ExceptionGroup` in place of a group whose class cannot be rebuilt here.
 
     Raises:
-        ProtocolError: These bytes are no encoded exception. Nothing else is ever raised.
+        ProtocolError: The bytes are not an encoded exception. No other exception is raised.
     """
     records = decode_records(payload)
     errors: dict[int, Exception] = {}
@@ -259,7 +259,7 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
         record = records[index]
         sizes[index] = 1 + sum(sizes[m] for m in record.members or () if m in sizes)
         if sizes[index] > limits.EXCEPTION_LEAVES_MAX:
-            raise ProtocolError(f"groups must hold at most {limits.EXCEPTION_LEAVES_MAX} exceptions, each as often")
+            raise ProtocolError(f"groups must hold at most {limits.EXCEPTION_LEAVES_MAX} exceptions with repetitions")
         try:
             error = _rebuild(record, [errors[m] for m in record.members or () if m in errors], decoder)
         except Exception:  # noqa: BLE001 - EX-3
@@ -268,7 +268,7 @@ def decode_exception(payload: Buffer, decoder: PartDecoder) -> Exception:
     for index, record in enumerate(records):
         try:
             _complete(errors[index], record, decoder)
-        except Exception:  # noqa: BLE001, S110 - EX-2: what the class allows of it is there
+        except Exception:  # noqa: BLE001, S110 - EX-2: the class refuses the rest of its attributes
             pass
         if record.members is None and type_name(type(errors[index])) == record.cls.text:  # a stand-in has its own
             keep_text(errors[index], record.message)
@@ -299,14 +299,14 @@ def _members_first(records: list[ExceptionRecord]) -> list[int]:
 
 
 def _rebuild(record: ExceptionRecord, members: list[Exception], decoder: PartDecoder) -> Exception:
-    """Make the exception itself; what else it has is set by `_complete`."""
+    """Create the exception; `_complete` sets the rest."""
     cls = _value(record.cls, decoder)
     args = tuple(_value(part, decoder) for part in record.args)
     if members:
         message = args[0] if args and isinstance(args[0], str) else record.message
         try:
             group = make_group(cls, message, members)
-        except Exception:  # noqa: BLE001 - EX-3: the class is not to be had, its members are
+        except Exception:  # noqa: BLE001 - EX-3: the class is not available, its members are
             group = ExceptionGroup(message, members)
             if record.cls.text not in {"ExceptionGroup", "BaseExceptionGroup"}:
                 add_note(group, f"(this was a {record.cls.text}, which cannot be rebuilt here)")
@@ -329,7 +329,7 @@ def _stand_in(record: ExceptionRecord) -> RemoteError:
 
 def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -> None:
     """Set attributes, `__dict__`, notes and origin."""
-    if type_name(type(error)) == record.cls.text:  # not of a stand-in, which has its own
+    if type_name(type(error)) == record.cls.text:  # a stand-in has attributes of its own
         for name, part in record.attributes:
             set_attribute(error, name, _value(part, decoder))
         state = entries_of(error)
@@ -337,7 +337,7 @@ def _complete(error: Exception, record: ExceptionRecord, decoder: PartDecoder) -
             if name not in _METHODS:
                 state[name] = _value(part, decoder)
         if isinstance(error, MeshErrorGroup) and isinstance(error.partial, str):
-            error.partial = None  # a repr in place of results would be taken for one
+            error.partial = None  # a repr in place of results would pass for a result
     if record.notes:
         for note in record.notes:
             add_note(error, note)
@@ -383,10 +383,10 @@ def _attach_traceback(error: BaseException, text: str) -> None:
     set_chain(error, remote, context, suppress)
 
 
-# ---- the form in which an exception travels: a table of plain records that refer to each other by index --------------
+# ---- records: an exception in messages is a table of plain records that refer to each other by index -----------------
 
-# Records hold no objects, so that cycles, shared causes and deep chains cost nothing, and a part that cannot be rebuilt
-# on the other side is replaced by its text alone.
+# Records hold no objects, so cycles, shared causes and deep chains need no recursion, and a part that cannot be rebuilt
+# on the other side is replaced by its text.
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
 
@@ -399,8 +399,8 @@ class ExceptionValue(_Record, frozen=True):
     """One value of an exception.
 
     Attributes:
-        payload: The value by itself, or None when it does not travel.
-        text: Its shortened repr, which takes its place when it cannot be rebuilt.
+        payload: The encoded value, or None if it cannot be sent.
+        text: Its shortened repr, which replaces it if it cannot be rebuilt.
     """
 
     payload: bytes | None
@@ -423,16 +423,16 @@ class ExceptionRecord(_Record, frozen=True):
     """One exception.
 
     Attributes:
-        cls: Its class, or one with no payload when that does not travel.
+        cls: Its class, without a payload if that cannot be sent.
         message: `str(error)`.
-        args: Its `args`; for a group without the message and the members.
-        attributes: What its C-implemented bases and `__slots__` keep, by name.
+        args: Its `args`; for a group without the members.
+        attributes: Attributes of its C-implemented bases and `__slots__`, by name.
         state: Its `__dict__`, without notes and origin.
         cause: Index of its `__cause__`, or -1.
         context: Index of its `__context__`, or -1.
         suppress: Its `__suppress_context__`.
-        members: Indices of the exceptions of a group, or None when it is no group.
-        traceback: Text of its remote traceback; "" for further exceptions of a chain, as the first one has it.
+        members: Indices of the exceptions of a group, or None if it is not a group.
+        traceback: Text of its remote traceback; "" for further exceptions of a chain, which that of the first contains.
         origin: Its `Origin`.
     """
 
@@ -460,10 +460,10 @@ def encode_records(records: list[ExceptionRecord]) -> bytes:
 
 
 def decode_records(payload: bytes | bytearray | memoryview) -> list[ExceptionRecord]:
-    """Return the table, whose indices are then all in range.
+    """Return a table whose indices are all in range.
 
     Raises:
-        ProtocolError: These bytes are no such table. Nothing else is ever raised.
+        ProtocolError: The bytes are not such a table. No other exception is raised.
     """
     try:
         records = _DECODER.decode(payload)
@@ -474,10 +474,13 @@ def decode_records(payload: bytes | bytearray | memoryview) -> list[ExceptionRec
         raise ProtocolError(f"an exception must come as 1 to {limits.EXCEPTION_RECORDS_MAX} records, got {count}")
     for record in records:
         if not (-1 <= record.cause < count and -1 <= record.context < count):
-            raise ProtocolError(f"an exception record refers to a cause or context outside of {count} records")
+            raise ProtocolError(
+                f"cause and context of an exception must be among its {count} records, got {record.cause} and "
+                f"{record.context}"
+            )
         members = record.members
         if members is not None and not (members and all(0 <= m < count for m in members)):
-            raise ProtocolError(f"an exception record has no members, or some outside of {count} records")
+            raise ProtocolError(f"members of a group must be one or more of its {count} records, got {members!r:.50}")
         if members is not None and len(members) > limits.EXCEPTION_CHAIN_MAX:
             raise ProtocolError(f"a group must have at most {limits.EXCEPTION_CHAIN_MAX} members, got {len(members)}")
     return records

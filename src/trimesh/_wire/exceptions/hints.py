@@ -36,7 +36,7 @@ _IN_TRIO: Final = {
     "to_thread": "trio.to_thread.run_sync",
     "wait_for": "trio.fail_after",
 }
-"""What Trio has in place of functions and classes of asyncio."""
+"""Functions and classes of Trio that replace those of asyncio."""
 
 _IN_ASYNCIO: Final = {
     "Event": "asyncio.Event",
@@ -68,7 +68,7 @@ def add_hints(error: BaseException) -> None:
 
 
 def hint_for(error: BaseException) -> str | None:
-    """Return what to write instead, if an error is explained by a common mistake."""
+    """Return a text with what to write instead, if a common mistake explains an error."""
     match error:
         case AttributeError(name=str(name), obj=FunctionType(__name__=function)) if name in _VERBS:
             return (
@@ -109,13 +109,13 @@ def _unawaited(error: AttributeError | TypeError) -> str | None:
     for value in values:
         call = _call_of(value)
         if call is not None:
-            value.close()  # or Python warned of it, too, and without its name
+            value.close()  # else Python would warn, too, without the name of the call
             return f"{call}(...) is a coroutine until it is awaited: write `await {call}(...)`"
     return None
 
 
 def _call_of(coroutine: Any) -> str | None:
-    """Return how a call that has not begun is written; None for any other value."""
+    """Return the spelling of a call that has not begun; None for any other value."""
     if not issubclass(type(coroutine), CoroutineType) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED:
         return None
     verb: Any = inspect.getcoroutinelocals(coroutine).get("self")

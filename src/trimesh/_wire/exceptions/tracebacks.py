@@ -51,7 +51,7 @@ BELOW: Final = frozenset(("attr", "cloudpickle", "msgspec", "outcome", "torch", 
 """Packages whose frames are hidden where the library has called them, and shown where the program has."""
 
 _RAISES: Final = frozenset(("outcome", "torch", "trio"))
-"""Packages that raise by intent what passes through us: a cancel, the error of a task, shapes that do not fit."""
+"""Packages whose exceptions pass through the library on purpose: cancels, errors of tasks, shapes that do not fit."""
 
 _RAISE: Final = dis.opmap["RAISE_VARARGS"]
 _CHAIN_MAX: Final = 1000
@@ -86,7 +86,7 @@ def _note_bug(error: BaseException) -> None:
         add_note(error, _BUG_NOTE)
 
 
-_BUG_NOTE: Final = "This was raised inside of trimesh. If your program is right, please report it, with what is above."
+_BUG_NOTE: Final = "This was raised inside of trimesh. If your program is correct, please report it with the traceback."
 
 
 def shortens_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
@@ -104,7 +104,7 @@ def shortens_tracebacks(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def shown_traceback(error: BaseException) -> TracebackType | None:
-    """Return the traceback of an exception without the frames that say nothing to the user."""
+    """Return the traceback of an exception without the frames that do not help the user."""
     frames = _walk(error.__traceback__)
     if keeps_all() or (SHORTENED not in entries_of(error) and _is_bug(error, frames)):
         return error.__traceback__
@@ -119,7 +119,7 @@ def shown_traceback(error: BaseException) -> TracebackType | None:
 
 
 def raised_at(error: BaseException) -> str:
-    """Return the line of the program that has raised an error here: `File "train.py", line 12 in step`; or ""."""
+    """Return the line of the program that raised an error here, `File "train.py", line 12 in step`; "" for none."""
     frame = program_frame(_walk(error.__traceback__)[::-1], _package)
     if frame is None:
         return ""
@@ -153,7 +153,7 @@ def _package(frame: TracebackType) -> str:
 
 
 def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
-    """Tell whether the error was raised below our code by something that was not meant to raise."""
+    """Return whether the error looks like a bug: raised below our code by something that was not meant to raise."""
     if not frames or isinstance(error, TrimeshInternalError):
         return bool(frames)
     if not isinstance(error, Exception) or isinstance(error, ImportError):
@@ -168,7 +168,7 @@ def _is_bug(error: BaseException, frames: list[TracebackType]) -> bool:
     return next((package == OURS for package in callers if package not in BELOW), False)
 
 
-# ---- the rule, for frames of any kind --------------------------------------------------------------------------------
+# ---- rule for hidden frames, for frames of any kind ------------------------------------------------------------------
 
 
 def package_of(module: object) -> str:
@@ -212,7 +212,7 @@ def program_frame(frames: Sequence[T], package: Callable[[T], str]) -> T | None:
 # Packages of frames in a textual stack, by their files; the rule for hidden frames is above.
 
 _NAMED: Final = frozenset(("torch",))
-"""Those of `BELOW` that a reader knows: they say where a computation is, though not at which line of the program."""
+"""Packages of `BELOW` that a reader knows: they show where a computation is, but not the line of the program."""
 
 _HERE: Final = __file__.rpartition(f"/{OURS}/")[0] + f"/{OURS}/"
 _INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
@@ -305,7 +305,7 @@ def message_of(error: BaseException) -> str:
 def traceback_text(error: BaseException) -> str:
     """Return the traceback of an exception and its chain, without frames of this library.
 
-    Remote tracebacks in the chain are left out, they travel by themselves; so are the members of a group.
+    Without remote tracebacks of the chain and without the members of a group, which are sent separately.
     """
     text = ""
     seen: set[int] = set()
@@ -326,7 +326,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 def with_local_sources(text: str) -> str:
-    """Return a traceback with the lines of code that were typed into this process: a cell of a notebook."""
+    """Return a traceback with the source of lines that were typed into this process, such as a cell of a notebook."""
     return _TYPED_FRAME.sub(lambda frame: _with_source(frame[0], frame["file"], int(frame["line"])), text)
 
 
@@ -382,13 +382,13 @@ _STACK: Final = "Current thread "
 _BELOW: Final = frozenset(("outcome", "trimesh", "trio"))
 
 FRAMES_MAX: Final = 3
-"""Frames of a crash in the text of an error: where it was, and who has called that."""
+"""Frames of a crash in the text of an error: its place and the callers."""
 
 
 def is_hidden(line: str) -> bool:
     """Return whether a line that a process has written is such a frame, or the list of extension modules.
 
-    Nothing is with `TRIMESH_TRACEBACK=full`.
+    Always False with `TRIMESH_TRACEBACK=full`.
     """
     if line.startswith(_MODULES):
         return not keeps_all()
@@ -404,7 +404,7 @@ def shown_stack(stack: str) -> str:
 
 
 def last_words(tail: str) -> str:
-    """Return the line of the end of a standard error that says most: of a crash, with the frames of the user."""
+    """Return the most informative line at the end of a standard error; of a crash, with the frames of the user."""
     lines = tail.strip().splitlines()
     if not lines:
         return ""
@@ -429,7 +429,7 @@ def _stack_after(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _user_frames(frames: Iterable[str]) -> Iterator[str]:
-    """Yield the frames of the user, and of what else is installed; of the standard library the innermost at most."""
+    """Yield the frames of the user and of installed packages; of the standard library at most the innermost."""
     for index, frame in enumerate(frames):
         path = _path(frame)
         if path is None or _is_below(path):

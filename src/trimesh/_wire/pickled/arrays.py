@@ -24,7 +24,7 @@ SPARSE = 2
 
 
 def register() -> None:
-    register_reducer("numpy.ndarray", reduce_array)  # subclasses know how they pickle
+    register_reducer("numpy.ndarray", reduce_array)  # subclasses pickle themselves
     register_reducer(memoryview, reduce_memoryview)
     for name in ("Table", "RecordBatch", "ChunkedArray", "Array"):
         register_reducer(f"pyarrow.lib.{name}", _reduce_rows, subclasses=name == "Array")
@@ -47,7 +47,7 @@ def reduce_array(array: Array, sink: Sink) -> Any:
     nbytes = array.nbytes
     if nbytes == 0 or dtype.hasobject:
         return NotImplemented
-    # The short text says everything about numpy's own dtypes, at a tenth of the cost; records and others pickle.
+    # The short text describes numpy's own dtypes completely, at a tenth of the cost; records and others are pickled.
     kind = dtype.str if dtype.isbuiltin == 1 and dtype.kind != "V" else dtype
     flags = array.flags
     if flags.c_contiguous:
@@ -80,9 +80,9 @@ def rebuild_array(
     offset: int,
     span: int,
 ) -> Array:
-    """Make the array that `reduce_array` described, over the memory that arrived."""
+    """Rebuild an array reduced by `reduce_array` over the memory that arrived."""
     view = view_of(data)
-    if view.nbytes != span:  # it was compacted on the way
+    if view.nbytes != span:  # it was sent compacted
         strides, offset = None, 0
     return importlib.import_module("numpy").ndarray(shape, dtype, writable(view), offset, strides)
 
@@ -98,31 +98,31 @@ def reduce_memoryview(view: memoryview[Any], sink: Sink) -> Any:
     return rebuild_memoryview, (pickle.PickleBuffer(plain), view.format, view.shape)
 
 
-_CASTS = frozenset("bBhHiIlLqQnNfd?c")  # what memoryview.cast takes, bar P: an address means nothing elsewhere
+_CASTS = frozenset("bBhHiIlLqQnNfd?c")  # formats of memoryview.cast except P: an address is invalid elsewhere
 
 
 def rebuild_memoryview(data: EntryMemory | memoryview, fmt: Any, shape: tuple[int, ...]) -> Any:
-    """Make the memoryview that `reduce_memoryview` described."""
+    """Rebuild a memoryview reduced by `reduce_memoryview`."""
     view: Any = view_of(data).cast("B")
     if 0 in shape:
-        return view.cast(fmt).toreadonly()  # memoryview casts no zero into a shape; nothing is lost but dimensions
+        return view.cast(fmt).toreadonly()  # memoryview cannot cast to a shape with a zero; only dimensions are lost
     return view.cast(fmt, shape).toreadonly()
 
 
 # ---- arrow values ----------------------------------------------------------------------------------------------------
 
-# Arrow tables, batches and arrays that show a small part of their memory: that part is sent, and not all of it.
+# Arrow tables, batches and arrays that use a small part of their memory: only that part is sent.
 #
-# A slice of an Arrow table is a view, and pyarrow pickles the buffers below it whole. Such a one goes as a stream of
-# Arrow, which has its rows alone. What shows most of its memory is left to pyarrow, which copies nothing. pyarrow is
-# imported only where a slice arrives.
+# A slice of an Arrow table is a view, and pyarrow pickles the whole buffers below it. Here a slice is sent as a stream
+# of Arrow, which contains only its rows. A value that uses most of its memory is left to pyarrow, which copies nothing.
+# pyarrow is imported only where a slice arrives.
 
 _FIXED_BYTES: Final = 4_096
-"""Of the buffers of a small value, which may be padded; what a stream says of its columns is as large."""
+"""Allowance for padding of the buffers of a small value; the schema of a stream is as large."""
 
 
 def reduce_rows(rows: Any) -> Any:
-    """Reduce what shows rows of Arrow; `NotImplemented` where pyarrow does it as well."""
+    """Reduce a view of Arrow rows; `NotImplemented` if pyarrow's own reducer is as good."""
     if rows.get_total_buffer_size() <= SPARSE * rows.nbytes + _FIXED_BYTES:
         return NotImplemented
     arrow = sys.modules["pyarrow"]
@@ -136,7 +136,7 @@ def reduce_rows(rows: Any) -> Any:
 
 
 def rebuild_rows(kind: str, data: EntryMemory | memoryview) -> Any:
-    """Make what `reduce_rows` described."""
+    """Rebuild a value reduced by `reduce_rows`."""
     arrow = importlib.import_module("pyarrow")
     table = importlib.import_module("pyarrow.ipc").open_stream(arrow.py_buffer(view_of(data))).read_all()
     if kind == "table":
@@ -159,7 +159,7 @@ def _as_table(arrow: Any, rows: Any) -> tuple[str, Any]:
 
 
 def _is_extended(arrow: Any, kind: Any) -> bool:
-    """Return whether a type, or one inside of it, is one that a program has added."""
+    """Return whether a type, or a type inside of it, is an extension type of a program."""
     if isinstance(kind, arrow.BaseExtensionType):
         return True
     inner = [kind.field(index).type for index in range(kind.num_fields)]

@@ -34,7 +34,7 @@ from trimesh._wire.memory import Buffer, DefinitionId
 from trimesh.errors import LimitExceeded, ProtocolError
 
 MAIN_NAMES = frozenset(("__main__", "__mp_main__"))
-"""Names under which a process knows the user's script; another process has another module there."""
+"""Names of the module of the user's script; in another process they name another module."""
 
 _modules: set[str] = set()
 
@@ -42,13 +42,13 @@ _modules: set[str] = set()
 def by_value(module: ModuleType) -> None:
     """Send the classes and functions of a module, and of its submodules, by value.
 
-    For a module that other processes cannot import, or that is being edited. Names the module for this process.
+    For a module that other processes cannot import, or that is being edited. It affects messages of this process.
 
     Raises:
-        TypeError: `module` is no module.
+        TypeError: `module` is not a module.
     """
     if not isinstance(module, ModuleType):
-        raise TypeError(f"by_value takes a module, got {module!r}; import it and give the module itself")
+        raise TypeError(f"by_value needs a module, got {module!r}: import it and pass the module itself")
     _modules.add(module.__name__)
 
 
@@ -81,12 +81,13 @@ def find(module: ModuleType | None, qualname: str) -> Any:
 
 
 class Definition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """One definition as it travels.
+    """One definition in the form of messages.
 
     Attributes:
-        name: What it defines, for error texts.
-        is_global: It is the value of a global, not an object with an id of its own.
-        body: The pickle it is made from.
+        name: Name of its object in error texts.
+        is_global: Whether it is the value of a global, not an object with an id of its own.
+        definitions: Ids of definitions that it needs.
+        body: The pickle that creates it.
     """
 
     name: str
@@ -138,15 +139,15 @@ class Definitions:
     """All definitions that one process knows: its own and those it was sent."""
 
     def __init__(self, owner: int, main: ModuleType | None = None) -> None:
-        """Make the table of a process.
+        """Create the table of a process.
 
         Args:
             owner: Its `ProcId`.
-            main: Module on which definitions of the sender's `__main__` are put; None for none.
+            main: Module that definitions of the sender's `__main__` are added to; None for none.
         """
         self.owner = owner
         self.pickle: Callable[[Any, object], tuple[bytes, tuple[DefinitionId, ...], tuple[object, ...]]] = _unset
-        """Encodes the body of something; returns also the definitions it needs, and attachments; set by the encoder."""
+        """Encodes a body; returns also the definitions that it needs, and attachments; set by the encoder."""
         self.unpickle: Callable[[bytes], Any] = _unset
         """Decodes a body; set by the decoder."""
         self._prefix = f"{owner:x}."
@@ -156,7 +157,7 @@ class Definitions:
         self._bytes: dict[DefinitionId, DefinitionBytes] = {}
         self._received: dict[DefinitionId, tuple[Definition, object]] = {}  # and the object kept until it is unpickled
         self.modules: dict[DefinitionId, ModuleType] = {}
-        """The modules that were made for namespaces that came by value."""
+        """The modules that were created for namespaces received by value."""
         # Value and definition of a name of a module when it was last sent or received.
         self._globals: dict[tuple[DefinitionId, str], tuple[Any, DefinitionId]] = {}
         self._main = main
@@ -224,7 +225,7 @@ class Definitions:
         """Return the id of the value that a module's global has now."""
         found = self._globals.get((module, name))
         if found is None or found[0] is not value:
-            # Noted first: the value may be an instance of a class that uses this very global.
+            # Recorded first: the value may be an instance of a class that uses this global.
             found = self._globals[module, name] = value, self._next_id()
             self.enter(_Box(value), f"global {name} of {module_name}", value, is_global=True)
         return found[1]
@@ -245,34 +246,34 @@ class Definitions:
     def define(
         self, definition: DefinitionId, payload: Buffer, carried: object = None, attachments: tuple[object, ...] = ()
     ) -> None:
-        """Take a definition that a peer has sent; its body is not unpickled before it is needed.
+        """Add a definition that a peer has sent; its body is not unpickled before it is needed.
 
         Args:
             payload: Its bytes.
-            carried: Kept until the body has been unpickled.
-            attachments: For those that it is sent on to.
+            carried: Kept until the body was unpickled.
+            attachments: Attachments of messages that send it on.
 
         Raises:
-            ProtocolError: The bytes are no definition, or it is one in the name of this process that it never made.
+            ProtocolError: The bytes are not a definition, or its id is one of this process, which never made it.
         """
         try:
             record = _DECODER.decode(payload)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"a definition cannot be read: {error}") from error
         if definition in self._bytes:
-            return  # the same one by another way
+            return  # received before, from another peer
         if self.owns(definition):
-            raise ProtocolError(f"a peer defines {definition}, which only this process could, and did not")
+            raise ProtocolError(f"only this process may make definitions with its ids, got {definition} from a peer")
         needed = tuple(DefinitionId(name) for name in record.definitions)
         self._received[definition] = record, carried
         self._bytes[definition] = DefinitionBytes(bytes(payload), needed, attachments)
 
     def load(self, definition: DefinitionId) -> Any:
-        """Return the object of a definition, made at the first call.
+        """Return the object of a definition, created at the first call.
 
         Raises:
             LookupError: It was never defined.
-            TypeError: It cannot be made here.
+            TypeError: It cannot be created here.
         """
         found = self._objects.get(definition, _MISSING)
         if found is _MISSING:
@@ -281,14 +282,14 @@ class Definitions:
 
     def _make(self, definition: DefinitionId) -> Any:
         if definition not in self._received:
-            raise LookupError(f"definition {definition} was not sent ahead of the value that needs it")
+            raise LookupError(f"a definition must be sent ahead of the value that needs it, got none for {definition}")
         record, _ = self._received[definition]
         enclosing = self._unbound
         unbound = self._unbound = []
         try:
             thing = self.unpickle(record.body)
             self.made(definition, _Box(thing) if record.is_global else thing)
-            # Only now: what a global holds may be an instance of the class that was just made.
+            # Only now: the value of a global may be an instance of the class that was just created.
             self._unbound = enclosing
             for binding in unbound:
                 self._bind(*binding)
@@ -306,13 +307,13 @@ class Definitions:
         return self._objects.get(definition)
 
     def made(self, definition: DefinitionId, thing: Any) -> None:
-        """Note the object of a definition, as soon as it exists, so that bodies that name it find it."""
+        """Record the object of a definition as soon as it exists, so that bodies that refer to it find it."""
         if definition not in self._objects:
             self._objects[definition] = thing
             self._ids[id(thing)] = definition
 
     def bind(self, module: DefinitionId, names: dict[str, Any], used: dict[str, DefinitionId]) -> None:
-        """Bind the globals that a function uses, once the definition that is being made is complete."""
+        """Bind the globals that a function uses, once the definition that is being created is complete."""
         for name, definition in used.items():
             if self._unbound is None:
                 self._bind(module, names, name, definition)
@@ -329,11 +330,11 @@ class Definitions:
         names[name] = value
 
     def module(self, name: str | None) -> ModuleType | None:
-        """Return the module of a name; `__main__` is the one that definitions are put on, if there is one."""
+        """Return the module of a name; for `__main__` the one that definitions are added to, if there is one."""
         return self._main if self._main is not None and name in MAIN_NAMES else sys.modules.get(str(name))
 
     def place(self, thing: Any) -> None:
-        """Put a class or function of the sender's `__main__` on this process's, if its name is free or was ours."""
+        """Add a class or function of the sender's `__main__` to that of this process, unless the user has its name."""
         name = getattr(thing, "__qualname__", ".")
         if self._main is None or "." in name or "<" in name or thing.__module__ not in MAIN_NAMES:
             return
@@ -343,7 +344,7 @@ class Definitions:
 
 
 class _Box:
-    """Stands in the table for a value whose identity is not the definition's."""
+    """Wrapper in the table for a value whose identity is not the definition's."""
 
     __slots__ = ("value",)
 
@@ -363,7 +364,7 @@ def _unset(*_: Any) -> Any:
 
 
 def name_of(thing: Any) -> str:
-    """Return how an error text calls a class, function or code."""
+    """Return the name of a class, function or code in error texts."""
     if isinstance(thing, CodeType):
         return f"function {thing.co_qualname}"
     kind = "class" if isinstance(thing, type) else "function" if isinstance(thing, FunctionType) else "object"

@@ -1,21 +1,21 @@
 """Bodies of definitions: reducers and makers of classes, functions and modules.
 
-A reducer returns a maker with its arguments, and the rest, which may refer back to the object, as its state. On the
-other side the maker, which stands below the reducer, makes the object, and the state is restored.
+A reducer returns a maker with its arguments, and, as state, the parts that may refer back to the object. On the other
+side the maker, defined below its reducer, creates the object, and the state is restored.
 
-Bodies name three functions that have no body here, `load`, `rebuild` and `restore_function`: a decoder binds them to
-the table of its process, so that the same bytes make objects in the table of whichever process reads them.
+Bodies name three functions that are placeholders here, `load`, `rebuild` and `restore_function`: a decoder binds them
+to the table of its process, so that the same bytes create objects in the table of whichever process reads them.
 
-Many small objects that occur in classes (properties, dataclass fields, weak sets) are reduced by cloudpickle, whose
-knowledge of Python's releases is used here. Its own table of classes is not: its ids are random, and a class goes whole
-with every message.
+cloudpickle reduces many small objects that occur in classes (properties, dataclass fields, weak sets), because it knows
+all releases of Python. Its own table of classes is not used: its ids are random, and it sends a whole class with every
+message.
 
-A function refers to its module, too, by a definition: on the other side all functions of one module share one
-namespace, which is made for them and is not `__main__`.
+A function also refers to its module by a definition: on the other side all functions of one module share one namespace,
+which is created for them and is not `__main__`.
 
 Since Python 3.14 annotations are code that runs when they are first read (PEP 649). That code refers to the namespaces
-in which it was compiled, so it does not travel: its values do, as on earlier versions. A name that is not defined yet,
-or for a type checker only, travels as a `ForwardRef` of its text.
+in which it was compiled, so its values are sent, as on earlier versions. A name that is not defined yet, or only for a
+type checker, is sent as a `ForwardRef` of its text.
 """
 
 # ruff: noqa: SLF001 - what cloudpickle knows of Python's releases has no public names
@@ -74,36 +74,36 @@ _SMALL: tuple[Any, ...] = (
 )
 
 
-# ---- what bodies call in the process that decodes --------------------------------------------------------------------
+# ---- placeholders: functions that bodies call in the process that decodes them ---------------------------------------
 
 
 def load(*_: Any) -> Any:
-    """Stand for `Definitions.load` in pickles."""
-    raise TypeError("a definition can be loaded only by the decoder of a link")
+    """Refuse; in pickles a placeholder for `Definitions.load`."""
+    raise TypeError("a definition can be loaded only by the decoder of a link, got a call by other code")
 
 
 def rebuild(*_: Any) -> Any:
-    """Stand in pickles for what calls a maker; see `bindings_of`."""
-    raise TypeError("a definition can be rebuilt only by the decoder of a link")
+    """Refuse; in pickles a placeholder for the call of a maker; see `bindings_of`."""
+    raise TypeError("a definition can be rebuilt only by the decoder of a link, got a call by other code")
 
 
 def restore_function(*_: Any) -> Any:
-    """Stand in pickles for what gives a function its state; see `bindings_of`."""
-    raise TypeError("a definition can be restored only by the decoder of a link")
+    """Refuse; in pickles a placeholder for setting the state of a function; see `bindings_of`."""
+    raise TypeError("a definition can be restored only by the decoder of a link, got a call by other code")
 
 
 def bindings_of(definitions: Definitions) -> dict[tuple[str, str], Any]:
-    """Return what bodies call, for the table of one process, by the names that they give."""
+    """Return the functions behind the placeholders for the table of one process, by module and name."""
 
     def rebuild_here(definition: DefinitionId | None, make: Callable[..., Any], *args: Any) -> Any:
         if definition is None:
             return make(definitions, *args)
-        found = definitions.peek(definition)  # a base's global may name it, and have had it made already
+        found = definitions.peek(definition)  # a global of a base may refer to it, so that it exists already
         if found is not None:
             return found
         thing = make(definitions, *args)
         definitions.made(definition, thing)
-        if not isinstance(thing, FunctionType):  # which has its name only when it is restored
+        if not isinstance(thing, FunctionType):  # a function has its name only after it was restored
             definitions.place(thing)
         return thing
 
@@ -156,7 +156,7 @@ class DefinitionReducers:
         return definition
 
     def _made(self, thing: object, sink: _Pickler, make: Callable[..., Any], *args: Any) -> tuple[Any, tuple[Any, ...]]:
-        """Return the call of a maker that makes `thing`, noted there under its id if it has one."""
+        """Return the call of a maker that creates `thing`, which the receiver records under its id if it has one."""
         sink.bound = True
         return rebuild, (self._definitions.id_of(thing), make, *args)
 
@@ -181,7 +181,7 @@ class DefinitionReducers:
             state, *args = _enum_parts(cls)
             return *self._made(cls, sink, make_enum, *args), state, None, None, restore_enum
         state = _class_state(cls)
-        # What must be there when the class is made: slots decide its layout.
+        # Attributes needed when the class is created: slots determine its layout.
         first = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
         if "__slots__" in cls.__dict__:
             first["__slots__"] = state.pop("__slots__")
@@ -216,7 +216,7 @@ class DefinitionReducers:
         values = [*used.values(), *(cell.cell_contents for cell in cells or () if _is_filled(cell))]
         attributes = {name: getattr(function, name) for name in _FUNCTION_ATTRIBUTES if hasattr(function, name)}
         attributes["__annotations__"] = _annotations_of(function)
-        # Imported for their effect: a function that says `a.b.c` uses the global `a` only.
+        # Imported for their side effect: in a function that uses `a.b.c` only `a` is a global.
         submodules = _submodules_used(code, values)
         state = (attributes, function.__dict__, module, bound, submodules)
         packed = code if sink.is_body else _Call(load, self._defined(code, sink))
@@ -251,7 +251,7 @@ class DefinitionReducers:
         definition = self._definitions.id_of(names)
         module = sys.modules.get(str(names.get("__name__")))
         if definition is None and (module is None or module.__dict__ is not names):
-            # Made by exec, in a namespace of its own: the names used travel along, shared within this pickle.
+            # Created by exec, in a separate namespace: the names used are sent along, shared within this pickle.
             space = sink.anonymous.setdefault(id(names), {n: names[n] for n in _MODULE_NAMES if n in names})
             return space, None, used
         if definition is None:
@@ -275,10 +275,12 @@ class DefinitionReducers:
         return found
 
     def reduce_module(self, module: ModuleType, sink: _Pickler) -> Any:
-        """Reduce a module: to its name, or, going by value, to all of it that travels."""
+        """Reduce a module: to its name, or, if sent by value, to all its parts that can be sent."""
         name = module.__name__
         if name not in sys.modules:
-            raise TypeError(f"module {name} was made at run time and cannot be imported; send what is in it instead")
+            raise TypeError(
+                f"a module must be importable to be sent, got {name}, made at run time: send its contents instead"
+            )
         if name in MAIN_NAMES or not is_by_value(name):
             return importlib.import_module, (name,)
         names = module.__dict__
@@ -290,7 +292,7 @@ class DefinitionReducers:
     def _travels(self, value: Any) -> bool:
         try:
             self._definitions.pickle(value, None)
-        except Exception:  # noqa: BLE001 - a lock, an open file: it was not asked for by name
+        except Exception:  # noqa: BLE001 - a lock, an open file: no code requested it by name
             return False
         return True
 
@@ -347,7 +349,7 @@ def _annotations_of(thing: type[Any] | FunctionType) -> dict[str, Any]:
 
 
 def _class_state(cls: Any, getstate: Callable[[Any], Any] = _cloud._class_getstate) -> dict[str, Any]:
-    """Return the attributes of a class that travel, with its annotations as values."""
+    """Return the attributes of a class that can be sent, with its annotations as values."""
     state: dict[str, Any] = getstate(cls)[0]
     if _LAZY_ANNOTATIONS:
         for name in _CLASS_ANNOTATIONS:
@@ -371,10 +373,10 @@ def restore_class(cls: type, state: dict[str, Any]) -> None:
 
 @contextmanager
 def _quiet(definitions: Definitions, bases: tuple[Any, ...]) -> Generator[None]:
-    """Keep `__init_subclass__` of classes that came by value from running.
+    """Keep `__init_subclass__` of classes received by value from running.
 
-    It has run where the subclass was defined, with arguments that are not known any more, and what it entered in
-    globals came with these; the globals may not be bound yet, for they may hold the very subclass.
+    It has run where the subclass was defined, with arguments that are no longer known, and its changes to globals are
+    sent with those. The globals may not be bound yet, because they may hold the subclass itself.
     """
     found: list[tuple[type, Any]] = [
         (base, base.__dict__["__init_subclass__"])
@@ -419,7 +421,7 @@ def make_typed_dict(_: Definitions, name: str, fields: dict[str, Any], attribute
 _ENUM_MEMBER_NAMES = frozenset(("_value_", "_name_", "__objclass__", "_sort_order_"))
 
 EnumMember = tuple[Any, tuple[Any, ...]]
-"""A member of an enum: its value, and what the `__new__` in C of its class takes besides the class."""
+"""A member of an enum: its value, and the arguments for the `__new__` in C of its class."""
 
 
 def _enum_parts(cls: Any) -> Any:
@@ -429,8 +431,8 @@ def _enum_parts(cls: Any) -> Any:
         name: (member._value_, _native_args(member, cls._member_type_)) for name, member in cls.__members__.items()
     }
     for name in members:
-        state.pop(name, None)  # aliases; the members themselves are left out already
-    # What a constructor of the members has set; it does not run again.
+        state.pop(name, None)  # aliases; cloudpickle has already removed the members
+    # Attributes set by a constructor of the members, which does not run again.
     extras: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         name: (
             {key: value for key, value in member.__dict__.items() if key not in _ENUM_MEMBER_NAMES},
@@ -442,17 +444,17 @@ def _enum_parts(cls: Any) -> Any:
 
 
 def _native_args(member: Any, data_type: Any) -> tuple[Any, ...]:
-    """Return what the `__new__` in C of the data type of a member takes, as the data type pickles itself."""
+    """Return the arguments of a member for the `__new__` in C of its data type, by the pickling of that type."""
     native = _data_type_of(data_type)
     if hasattr(native, "__getnewargs__"):  # of a number, a text, bytes, a tuple
         return tuple(native.__getnewargs__(member))
     if native.__reduce__ is object.__reduce__:
-        return ()  # what it holds is in attributes and slots
+        return ()  # its state is in attributes and slots
     return tuple(native.__reduce__(member)[1])  # of a date
 
 
 def _data_type_of(cls: type) -> Any:
-    """Return what a class derives from that has a `__new__` in C: `object`, if nothing else has."""
+    """Return the first base of a class that has a `__new__` in C; `object` at the latest."""
     return next(base for base in cls.__mro__ if isinstance(base.__dict__.get("__new__"), BuiltinFunctionType))
 
 
@@ -475,7 +477,7 @@ def make_enum(
     members: dict[str, EnumMember],
     module: str,
 ) -> Any:
-    """Make an enum by its metaclass, with members as they were: what made these does not run again."""
+    """Create an enum by its metaclass, with the original members, whose constructors do not run again."""
     recipes = list(members.values())
     native: Any = next((found for base in bases if (found := _data_type_of(base)) is not object), object)
 
@@ -494,7 +496,7 @@ def make_enum(
         for index, member in enumerate(members):
             names[member] = (index,)
         cls = metaclass(name, bases, names)
-    for attribute in ("__init__", "__new_member__"):  # its own ones come with the rest
+    for attribute in ("__init__", "__new_member__"):  # the enum's own ones are in its state
         if attribute in cls.__dict__:
             type.__delattr__(cls, attribute)
     return cls
@@ -551,7 +553,7 @@ def make_cached(_: Definitions, parameters: dict[str, Any], wrapped: Any) -> Any
 
 
 def reduce_code(code: CodeType, _: Sink) -> Any:
-    """Reduce code with its file, which cloudpickle leaves out: tracebacks and stacks of all processes name it."""
+    """Reduce code with its file, which cloudpickle omits: tracebacks and stacks of all processes name it."""
     make, parts = _cloud.Pickler.dispatch_table[CodeType](code)
     return make, (*parts[:_FILE_OF_CODE], "".join(code.co_filename), *parts[_FILE_OF_CODE + 1 :])
 
@@ -559,7 +561,7 @@ def reduce_code(code: CodeType, _: Sink) -> Any:
 def _submodules_used(code: CodeType, values: list[Any]) -> list[ModuleType]:
     """Return the loaded submodules of the modules among `values` that some code, or code inside it, may name.
 
-    `a.b.c` is spelled with the names `b` and `c`, wherever in the function it stands.
+    An expression `a.b.c` puts the names `b` and `c` into the code.
     """
     prefixes = [
         f"{value.__name__}." for value in values if isinstance(value, ModuleType) and hasattr(value, "__path__")
@@ -581,7 +583,7 @@ def _names_said(code: CodeType) -> set[str]:
 
 
 def reduce_cell(cell: CellType, _: Sink) -> Any:
-    """Reduce a closure's cell, empty at first: what it holds may be the function that holds it."""
+    """Reduce a closure's cell, created empty: its contents may be the function that uses it."""
     if not _is_filled(cell):
         return make_cell, ()
     return make_cell, (), (cell.cell_contents,), None, None, fill_cell
@@ -612,7 +614,7 @@ def names_of_module(name: str) -> dict[str, Any]:
 
 
 def make_names(definitions: Definitions, definition: DefinitionId, said: dict[str, str]) -> dict[str, Any]:
-    """Return the namespace of a module that goes by value, and make the module."""
+    """Return the namespace of a module sent by value, and create the module."""
     module = definitions.modules[definition] = ModuleType(said["__name__"])
     module.__dict__.update(said)
     return module.__dict__
@@ -621,14 +623,14 @@ def make_names(definitions: Definitions, definition: DefinitionId, said: dict[st
 def make_module(
     definitions: Definitions, definition: DefinitionId, names: dict[str, Any], used: dict[str, DefinitionId]
 ) -> ModuleType:
-    """Return a module that goes by value, with all names that travel bound."""
+    """Return a module sent by value, with all names that were sent bound."""
     definitions.bind(definition, names, used)
     if definitions.owns(definition):
         return importlib.import_module(names["__name__"])
     return definitions.modules[definition]
 
 
-# ---- small things that classes and annotations hold ------------------------------------------------------------------
+# ---- small parts of classes and annotations --------------------------------------------------------------------------
 
 
 def make_variable(_: Definitions, kind: str, name: str, constraints: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -647,19 +649,19 @@ def reduce_cached_property(found: functools.cached_property[Any], _: Sink) -> An
 
 
 def make_cached_property(function: Any, name: str | None) -> functools.cached_property[Any]:
-    """Return a cached property as it is after its class was made."""
+    """Return a cached property in its state after the creation of its class."""
     found = functools.cached_property(function)
     found.attrname = name
     return found
 
 
 def reduce_forward_reference(reference: Any, _: Sink) -> Any:
-    """Reduce a forward reference with a namespace, which does not travel: to its current value, or to its text.
+    """Reduce a forward reference with a namespace, which cannot be sent: to its current value, or to its text.
 
-    Dataclasses and attrs keep such ones of names that were not defined when a class was made: its own, say.
+    Dataclasses and attrs keep such references to names that were not defined when a class was created, as its own.
     """
     if reference.__owner__ is None and reference.__globals__ is None and reference.__cell__ is None:
-        return NotImplemented  # made of a string by the program, or by `typing`
+        return NotImplemented  # created from a string by the program, or by `typing`
     try:
         return itself, (reference.evaluate(),)
     except Exception:  # noqa: BLE001 - an annotation is any expression

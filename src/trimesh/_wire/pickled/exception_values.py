@@ -26,10 +26,10 @@ from trimesh.errors import (
     set_context,
 )
 
-# What an exception consists of besides its class, read and written past whatever its class defines (rule X2).
+# Parts of an exception besides its class, read and written without code of its class (rule X2).
 #
 # A user's class may have a read-only `args`, a `__setattr__` that refuses, or an `__init__` with other parameters than
-# `args`. Everything here goes through the descriptors and constructors of the C-implemented bases instead.
+# `args`. So everything here uses the descriptors and constructors of the C-implemented bases.
 
 _ARGS: Any = BaseException.__dict__["args"]
 _SUPPRESS: Any = BaseException.__dict__["__suppress_context__"]
@@ -50,7 +50,7 @@ def keep_text(error: BaseException, text: str) -> None:
     entries = entries_of(error)
     kept = entries.get(KEPT_TEXT)
     if isinstance(kept, str):
-        text = kept  # it has come through several processes
+        text = kept  # it was sent through several processes
     else:
         try:
             if plain_text(str(error)) == text:
@@ -63,7 +63,7 @@ def keep_text(error: BaseException, text: str) -> None:
     meta: Any = type(cls)
     try:
         object.__setattr__(error, "__class__", meta(cls.__name__, (cls,), names))
-    except Exception:  # noqa: BLE001 - a class that cannot be changed or derived from keeps what it makes of its parts
+    except Exception:  # noqa: BLE001 - a class that cannot be derived from keeps the text that it computes
         return
     entries[KEPT_TEXT] = text
 
@@ -116,7 +116,7 @@ def set_chain(error: BaseException, cause: BaseException | None, context: BaseEx
 
 
 def group_members(error: BaseException) -> tuple[BaseException, ...] | None:
-    """Return the exceptions of a group, or None when it is none."""
+    """Return the exceptions of a group, or None if it is not a group."""
     if not isinstance(error, BaseExceptionGroup):
         return None
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -131,8 +131,8 @@ def group_message(error: BaseException) -> str:
 def attributes_of(error: BaseException) -> Iterator[tuple[str, Any]]:
     """Yield attributes that C-implemented bases and `__slots__` keep outside of `__dict__`, such as `OSError.filename`.
 
-    `AttributeError.obj` is left out: it is there for the interpreter's suggestions, and drags in whatever the
-    attribute was looked up on, an actor with its model for instance.
+    Without `AttributeError.obj`: it serves the interpreter's suggestions, and would send the object of the failed
+    lookup, such as an actor with its model.
     """
     for name, descriptor in _descriptors(class_of(error)):
         if name == "obj" and isinstance(error, AttributeError):
@@ -172,7 +172,7 @@ def _descriptors(cls: type) -> Iterator[tuple[str, Any]]:
 
 
 def make(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """Make an exception of `cls` with `args`, without running an `__init__` written in Python.
+    """Create an exception of `cls` with `args`, without running an `__init__` written in Python.
 
     Raises:
         TypeError: The class cannot be instantiated even by its C-implemented base.
@@ -185,7 +185,7 @@ def make(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
         error = _native_new(cls, args)
     try:
         _native_init(cls)(error, *args)
-    except Exception:  # noqa: BLE001, S110 - arguments of another form than its base takes; set as they were, below
+    except Exception:  # noqa: BLE001, S110 - arguments that its base does not accept; they are set below
         pass
     set_args(error, args)
     return error
@@ -196,14 +196,14 @@ def set_args(error: BaseException, args: tuple[Any, ...]) -> None:
 
 
 def make_group(cls: type[BaseExceptionGroup[Any]], message: str, members: list[Exception]) -> Exception:
-    """Make a group of `cls`; its own `__new__` may want more than a message and members, so it is not called.
+    """Create a group of `cls`; its own `__new__` may need more than a message and members, so it is not called.
 
     Raises:
-        TypeError: The class takes no such members.
+        TypeError: The class does not accept such members.
     """
     error = BaseExceptionGroup.__new__(cls, message, members)
     if not isinstance(error, Exception):
-        raise TypeError(f"{cls} is no Exception")
+        raise TypeError(f"the class of a group must be an Exception, got {cls}")
     return error
 
 
@@ -247,7 +247,7 @@ def reduce_exception(error: BaseException, _: Sink) -> Any:
 def rebuild_exception(
     cls: type[Any], args: tuple[Any, ...], group: tuple[str, tuple[BaseException, ...]] | None
 ) -> BaseException:
-    """Make the exception that `reduce_exception` described."""
+    """Rebuild an exception reduced by `reduce_exception`."""
     if group is None:
         return make(cls, args)
     error: BaseException = BaseExceptionGroup.__new__(cls, *group)
@@ -256,7 +256,7 @@ def rebuild_exception(
 
 
 def set_state(error: BaseException, state: tuple[dict[str, Any], dict[str, Any], str | None]) -> None:
-    """Set what the exception has besides its class and arguments."""
+    """Set the parts of an exception other than its class and arguments."""
     attributes, entries, remote = state
     for name, value in attributes.items():
         set_attribute(error, name, value)

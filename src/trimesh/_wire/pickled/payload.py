@@ -50,14 +50,14 @@ _PROTOCOL = 5
 _NOTHING = object()
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
-"""Types that the pickler asks no reducer about and that hold nothing: a pickler of their own costs a third of ours."""
+"""Types without parts, for which no reducer is looked up: plain `pickle.dumps` costs a third of our pickler."""
 
 _PLAIN_OR_BYTES = _PLAIN | {bytes}
-"""The same with what may go beside the pickle. A pickler of ours costs ten times as much after a large value, for it
-is not kept then (`limits.ENCODER_KEEP_BYTES`)."""
+"""The same with `bytes`, which may be sent beside the pickle. Our pickler costs ten times as much after a large value,
+because it is not kept then (`limits.ENCODER_KEEP_BYTES`)."""
 
 Bindings = Mapping[tuple[str, str], Any]
-"""What `(module, name)` in a pickle means to one decoder, in place of that global."""
+"""Objects that one decoder uses for `(module, name)` in a pickle, in place of that global."""
 
 
 class Encoded(msgspec.Struct, frozen=True):
@@ -65,10 +65,10 @@ class Encoded(msgspec.Struct, frozen=True):
 
     Attributes:
         payload: The pickle, with small buffers behind it.
-        buffers: Memory of the sender that travels beside it, at most `limits.BODIES_MAX` - 1; it keeps what it
-            points at alive.
-        definitions: By-value definitions the receiver must have been sent first, each after those it needs.
-        attachments: What reducers noted with `Sink.attach`.
+        buffers: Memory of the sender that is sent beside it, at most `limits.BODIES_MAX` - 1; each keeps its memory
+            alive.
+        definitions: By-value definitions that the receiver must have first, each after those that it needs.
+        attachments: Objects that reducers added with `Sink.attach`.
     """
 
     payload: bytes
@@ -139,12 +139,12 @@ class _Pickler(pickle.Pickler):
         space: str = "cpu",
         compact: Callable[[], memoryview] | None = None,
     ) -> pickle.PickleBuffer:
-        token = pickle.PickleBuffer(bytearray())  # writable, or pickle would have it arrive read-only
+        token = pickle.PickleBuffer(bytearray())  # writable: a read-only one would arrive read-only
         self.extents[id(token)] = SourceMemory(address, nbytes, read, space, compact)
         return token
 
     def define(self, definition: DefinitionId) -> None:
-        """Note that the receiver must know `definition`."""
+        """Record that the receiver needs `definition`."""
         self.definitions[definition] = None
         self.bound = True
 
@@ -152,7 +152,7 @@ class _Pickler(pickle.Pickler):
         self.attachments.append(thing)
 
     def nbytes(self) -> int:
-        """Return at least the bytes that the value has so far."""
+        """Return a lower bound of the size of the value so far, in bytes."""
         beside = sum(self.extents[id(b)].nbytes if id(b) in self.extents else b.raw().nbytes for b in self.buffers)
         return self.file.tell() + beside
 
@@ -176,7 +176,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _bound(reducer: Reducer) -> ReducerEntry:
-    """Mark the message: what this reducer writes is resolved by the bindings of the decoder."""
+    """Wrap a reducer so that it marks its messages: the decoder's bindings resolve the names that it writes."""
 
     def reduce(obj: Any, sink: Any) -> Any:
         reduced = reducer(obj, sink)
@@ -200,12 +200,12 @@ class Encoder:
     def __init__(
         self, definitions: Definitions | None = None, *, reducers: Mapping[type, Reducer] | None = None
     ) -> None:
-        """Make an encoder.
+        """Create an encoder.
 
         Args:
-            definitions: Table of what goes by value; without one everything goes by name.
-            reducers: Reducers of this encoder alone, which serve subclasses too; their rebuilders are looked up in
-                the bindings of the decoder, so that they can hand out objects of the receiving process.
+            definitions: Table of objects sent by value; without one all are sent by name.
+            reducers: Reducers of this encoder only, which also serve subclasses; their rebuilders are looked up in the
+                bindings of the decoder, so that they can return objects of the receiving process.
         """
         table: dict[type, ReducerEntry] = {}
         if definitions is not None:
@@ -222,8 +222,8 @@ class Encoder:
 
         Args:
             value: Anything that can be pickled.
-            what: How an error names it: "argument 'batch' of add()".
-            root: How an error begins the path to a part of it: "batch".
+            what: Its name in errors: "argument 'batch' of add()".
+            root: Start of the path to a part of it in errors: "batch".
 
         Raises:
             TypeError: It cannot be serialised; the text names `what` and the offending part.
@@ -242,7 +242,7 @@ class Encoder:
             pickler.dump(beside(value))
             is_short = pickler.file.tell() <= limits.ENCODER_KEEP_BYTES
             encoded = pickler.take()
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises, in our words
+        except Exception as error:  # noqa: BLE001 - whatever the user's code raises, as one type of error
             raise TypeError(offending_part(value, what, error, self._fails, root)) from shown_cause(error)
         if is_short:
             self._idle.append(pickler)
@@ -265,7 +265,7 @@ class Encoder:
 
         Args:
             args: The positional arguments.
-            endpoint: What the endpoint is called, for errors: its `str`, which is asked for only then.
+            endpoint: Object whose `str` names the endpoint in errors; it is computed only then.
             names: Names of the positional parameters, for errors.
 
         Raises:
@@ -309,7 +309,7 @@ class Encoder:
         """Return the error of encoding `value` by itself, or None."""
         try:
             _Pickler(self._table).dump(value)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises is the answer
+        except Exception as error:  # noqa: BLE001 - returned, whatever the user's code raises
             return error
         return None
 
@@ -328,11 +328,11 @@ class Decoder:
     """Turns bytes back into values, for one process."""
 
     def __init__(self, definitions: Definitions | None = None, *, bindings: Bindings | None = None) -> None:
-        """Make a decoder.
+        """Create a decoder.
 
         Args:
             definitions: Table of definitions received by value; the one that the process's encoder uses.
-            bindings: Rebuilders for this decoder only, by the module and name that reducers gave.
+            bindings: Rebuilders for this decoder only, by the module and name that reducers wrote.
         """
         self._bindings = dict(bindings or {})
         if definitions is not None:
@@ -344,11 +344,11 @@ class Decoder:
 
         Args:
             payload: As encoded; may be lent.
-            buffers: As encoded, writable; arrays of the value keep pointing into them.
-            what: How an error names it: "the result of add()".
+            buffers: As encoded, writable; arrays of the value keep using their memory.
+            what: Its name in errors: "the result of add()".
 
         Raises:
-            PayloadError: It cannot be rebuilt here; the cause is the error that was met.
+            PayloadError: It cannot be rebuilt here; the cause is the original error.
         """
         try:
             if not buffers and len(payload) and payload[-1] == STOP:
@@ -360,7 +360,7 @@ class Decoder:
             ) from error
 
     def _load(self, payload: Buffer, buffers: Sequence[memoryview] = ()) -> Any:
-        if buffers:  # the two that are always the same need not be read
+        if buffers:  # two pickles are always the same and need not be read
             if payload == VALUE_ALONE:
                 return rebuild_bytes(buffers[0])
             if payload == ARGUMENT_ALONE:
@@ -379,7 +379,7 @@ exception_values.register()
 
 # ---- byte values -----------------------------------------------------------------------------------------------------
 
-# `bytes` and `bytearray` that are the value itself, or an argument of a call: beside the pickle, not through it.
+# `bytes` and `bytearray` that are the value itself, or an argument of a call: sent beside the pickle, not in it.
 #
 # The pickler would copy them on both sides, and calls no reducer for them. So the encoder first replaces them by a
 # `Beside`, whose content travels as a body of the message and arrives with its type. The remaining pickle of a value
@@ -390,7 +390,7 @@ _CLOSED: Final = frozenset((bytes, bytearray, memoryview, str, int, float, compl
 
 
 class Beside(msgspec.Struct, frozen=True, eq=False):
-    """Stands for a `bytes` or `bytearray` in a value that is about to be pickled."""
+    """Placeholder for a `bytes` or `bytearray` in a value that is about to be pickled."""
 
     data: bytes | bytearray
 
@@ -400,7 +400,7 @@ class Beside(msgspec.Struct, frozen=True, eq=False):
 
 
 def is_large(value: object) -> TypeGuard[bytes | bytearray]:
-    """Return whether a value is large enough to travel beside the pickle."""
+    """Return whether a value is large enough to be sent beside the pickle."""
     return (type(value) is bytes or type(value) is bytearray) and len(value) >= limits.BYTES_BESIDE_MIN
 
 
@@ -422,7 +422,7 @@ def arguments_beside(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
     def placed(value: object) -> object:
         if type(value) is bytearray and not closed:  # BY-2
             return value
-        return found.setdefault(id(value), beside(value))  # one object stays one
+        return found.setdefault(id(value), beside(value))  # one object arrives as one object
 
     return tuple(map(placed, args)), {key: placed(value) for key, value in kwargs.items()}
 
@@ -437,18 +437,18 @@ def rebuild_bytearray(data: EntryMemory | memoryview) -> bytearray:
 
 
 def _stream(value: object) -> bytes:
-    """Return the pickle of something with a `Beside` in it."""
+    """Return the pickle of a value that contains a `Beside`."""
     return pickle.dumps(value, 5, buffer_callback=lambda _: None)
 
 
 VALUE_ALONE: Final = _stream(Beside(b""))
-"""The pickle of a `bytes` that goes beside it."""
+"""The pickle of a `bytes` that is sent beside it."""
 
 ARGUMENT_ALONE: Final = _stream(((Beside(b""),), dict[str, Any]()))
-"""The pickle of a call with one argument, a `bytes` that goes beside it."""
+"""The pickle of a call with one argument, a `bytes` that is sent beside it."""
 
 
-# ---- finds which part of a value cannot be serialised, for the text of the error -------------------------------------
+# ---- diagnosis: the part of a value that cannot be serialised, for the text of the error -----------------------------
 
 _TEXT_CHARS_MAX = 300
 
@@ -463,7 +463,7 @@ _REMEDIES: Final = {
     "builtins.generator": "send a list of its items, or one call for each (`map`)",
     "threading.Thread": "start it where it is used",
 }
-"""What works in place of values of some classes, by their names, that never leave their process."""
+"""Alternatives to values that cannot leave their process, by the names of their classes."""
 
 _BY_VALUE_REMEDY: Final = (
     "what a script, notebook or function defines travels by value: move the definition into a module, or create that "
@@ -475,7 +475,7 @@ _PICKLES: Final = sys.stdlib_module_names | {"cloudpickle", "trimesh"}
 
 
 _STAYING = frozenset(("__dict__", "__weakref__", "__annotate_func__"))
-"""Attributes of a class that do not travel."""
+"""Attributes of a class that are not sent."""
 
 
 def offending_part(
@@ -485,9 +485,9 @@ def offending_part(
 
     Args:
         what: Its name for the user.
-        error: What encoding it raised.
+        error: The error of encoding it.
         fails: Encodes a part by itself and returns its error, or None.
-        root: What the path to the part begins with.
+        root: Start of the path to the part.
     """
     path = ""
     budget = limits.DIAGNOSIS_OBJECTS
@@ -496,7 +496,7 @@ def offending_part(
     seen: set[int] = set()
     while id(value) not in seen:
         if isinstance(error, DefinitionError) and isinstance(value, type | FunctionType):
-            break  # it names the content of the definition
+            break  # the error already names the part of the definition
         seen.add(id(value))
         for step, part in _parts(value):
             budget -= 1
@@ -520,13 +520,13 @@ def offending_part(
 
 
 def _remedy(value: object) -> str:
-    """Return what to send in place of a value."""
+    """Return a text with what to send in place of a value."""
     names = (f"{cls.__module__}.{cls.__qualname__}" for cls in type(value).__mro__)
     return next((_REMEDIES[name] for name in names if name in _REMEDIES), _REMEDY)
 
 
 def shown_cause(error: Exception) -> BaseException | None:
-    """Return what tells more than the text of the error does, which has the words of pickle."""
+    """Return the cause to show behind the text of the error; None if the text already quotes pickle."""
     if isinstance(error, DefinitionError):
         return error.__cause__
     if not isinstance(error, TypeError | pickle.PicklingError):
@@ -540,7 +540,7 @@ def shown_cause(error: Exception) -> BaseException | None:
 
 
 def offending_attribute(thing: object, fails: Callable[[object], Exception | None]) -> str | None:
-    """Return how a class or function calls the part of it that cannot be encoded, or None if none fails by itself."""
+    """Return the name of the part of a class or function that cannot be encoded; None if none fails by itself."""
     for name, part in list(getattr(thing, "__dict__", {}).items()):
         if name not in _STAYING and fails(part) is not None:
             function = getattr(part, "__wrapped__", part)  # of an endpoint, a static method
@@ -550,7 +550,7 @@ def offending_attribute(thing: object, fails: Callable[[object], Exception | Non
 
 
 def _captures(function: object) -> Iterator[tuple[str, Any]]:
-    """Yield the defaults and the closure of a function with the words that lead to each."""
+    """Yield the defaults and the closure of a function, each with a text that locates it."""
     for default in getattr(function, "__defaults__", None) or ():
         yield f", default {_name(default)}", default
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
@@ -590,7 +590,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _says_itself(value: object) -> bool:
-    """Return whether the class of a value says itself why it does not travel."""
+    """Return whether the class of a value states itself why it cannot be sent."""
     return isinstance(type(value).__reduce_ex__, FunctionType)
 
 

@@ -53,9 +53,9 @@ class Field(msgspec.Struct, frozen=True):
     """One value.
 
     Attributes:
-        name: As it is called in errors.
-        wire_type: For msgspec, or None when the value travels by what it is.
-        classes: One of these it must be, if any are named.
+        name: Its name in errors.
+        wire_type: Type for msgspec, or None if the value travels by its own type.
+        classes: Classes of which the value must be an instance; empty for any.
         is_record: Whether it must be exactly of the class of the annotation: of a subclass only a part would arrive.
     """
 
@@ -66,10 +66,10 @@ class Field(msgspec.Struct, frozen=True):
     is_record: bool = False
 
     def write(self, writer: Writer, value: object, what: str) -> bytes:
-        """Encode a value and see that it fits.
+        """Encode a value and check that it fits.
 
         Raises:
-            TypeError: It does not, or cannot be encoded; the text begins with `what`.
+            TypeError: It does not fit, or cannot be encoded; the text begins with `what`.
         """
         try:
             if self.classes and not isinstance(value, self.classes):
@@ -84,12 +84,12 @@ class Field(msgspec.Struct, frozen=True):
         try:
             Reader(raw, checking=True).value(self.wire_type)
         except (ProtocolError, PayloadError) as error:
-            cause = error if isinstance(error, PayloadError) else None  # the text has the words of msgspec
+            cause = error if isinstance(error, PayloadError) else None  # the text already quotes msgspec
             raise TypeError(f"{what} does not fit its annotation {_shown(self.annotation)}: {error}") from cause
         return raw
 
     def read(self, reader: Reader, raw: msgspec.Raw | None = None) -> Any:
-        """Decode what `write` made.
+        """Decode a value encoded by `write`.
 
         Raises:
             ProtocolError: It does not fit.
@@ -168,7 +168,7 @@ def _shown(annotation: Any) -> str:
 
 
 class Arguments:
-    """The parameters of one function as fields; `self` is no part of them."""
+    """The parameters of one function as fields, without `self`."""
 
     def __init__(self, hints: Mapping[str, Any], signature: inspect.Signature, name: str) -> None:
         """Read resolved annotations.
@@ -214,7 +214,7 @@ class Arguments:
         return self.bound(values)
 
     def bound(self, values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments, by name, as a call is made with them.
+        """Return arguments, given by name, in the form of a call: positional and keyword arguments.
 
         Raises:
             ProtocolError: One is missing.
@@ -226,7 +226,7 @@ class Arguments:
             elif parameter.default is inspect.Parameter.empty and parameter.kind not in _VARIADIC:
                 raise ProtocolError(f"the argument {name!r} is missing")
             elif parameter.kind not in _VARIADIC:
-                made.arguments[name] = parameter.default  # else what follows would be passed by name
+                made.arguments[name] = parameter.default  # else the following arguments would be passed by name
         return made.args, made.kwargs
 
 
@@ -252,8 +252,8 @@ def resolved_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         return typing.get_type_hints(inspect.unwrap(function), include_extras=True)
     except Exception as error:
         raise TypeError(
-            f"with pickle='off' the annotations of {name}() must be there at run time, got {error}: "
-            "import what they name outside of TYPE_CHECKING, and define it in a module"
+            f"with pickle='off' the annotations of {name}() must be defined at run time, got {error}: "
+            "import their names outside of TYPE_CHECKING, and define them in a module"
         ) from error
 
 
@@ -273,8 +273,8 @@ def result_of(function: Callable[..., Any], name: str, *, is_later: bool = False
     """Return the field of what a function returns; of the items, when it is an async generator.
 
     Args:
-        function: Whose annotations count.
-        name: For people.
+        function: Function with the annotations.
+        name: Its name in errors.
         is_later: Whether its first argument after `self`, a `Reply[T]`, takes the result in place of `return`.
 
     Raises:
@@ -294,7 +294,7 @@ def result_of(function: Callable[..., Any], name: str, *, is_later: bool = False
 
 # ---- item types ------------------------------------------------------------------------------------------------------
 
-# What the items of a channel are, where nothing is pickled: the T of `open_channel(T)`, which travels with each port.
+# Types of the items of channels, where nothing is pickled: the T of `open_channel(T)`, which travels with each port.
 
 WHAT: Final = "an item of a channel"
 
@@ -306,8 +306,8 @@ class ItemType:
     """The T of one channel, in one process.
 
     Attributes:
-        described: As it travels.
-        may_import: Whether whoever has sent it may let this process import modules.
+        described: Its form in messages.
+        may_import: Whether its sender may let this process import modules.
     """
 
     __slots__ = ("_field", "described", "may_import")
@@ -328,7 +328,7 @@ class ItemType:
             try:
                 self._field = field_of(WHAT, _put_together(self.described, DecodeSource(self.may_import)))
             except (TypeError, ValueError) as error:
-                raise PayloadError(f"the type of the items of a channel cannot be had: {error}") from error
+                raise PayloadError(f"the type of the items of a channel cannot be rebuilt here: {error}") from error
         return self._field
 
 
@@ -343,10 +343,10 @@ def item_type_of(annotation: Any) -> ItemType:
 
 
 def item_type_described(described: Any, *, may_import: bool) -> ItemType:
-    """Return the T of a channel as a peer has described it.
+    """Return the T of a channel as described by a peer.
 
     Raises:
-        ProtocolError: This describes none.
+        ProtocolError: The description is invalid.
     """
     _check(described, limits.ITEM_TYPE_DEPTH)
     return ItemType(described, may_import=may_import)
@@ -354,7 +354,7 @@ def item_type_described(described: Any, *, may_import: bool) -> ItemType:
 
 def _take_apart(annotation: Any, depth: int) -> tuple[Any, ...]:
     if not depth:
-        raise TypeError(f"the items of a channel may be nested {limits.ITEM_TYPE_DEPTH} types deep at most")
+        raise TypeError(f"the type of the items of a channel must be at most {limits.ITEM_TYPE_DEPTH} types deep")
     parts = typing.get_args(annotation)
     origin: Any = typing.get_origin(annotation)
     if origin is not None:
@@ -393,7 +393,7 @@ def _check(described: object, depth: int) -> None:
         (isinstance(head, str) and head in _MADE and not parts)
         or (head == "class" and len(parts) == 2 and all(isinstance(part, str) for part in parts))
     ):
-        raise ProtocolError(f"the type of the items of a channel must be described, got {described!r:.100}")
+        raise ProtocolError(f"the type of the items of a channel must be of a known form, got {described!r:.100}")
 
 
 def _put_together(described: tuple[Any, ...], source: DecodeSource) -> Any:
@@ -410,5 +410,5 @@ def _put_together(described: tuple[Any, ...], source: DecodeSource) -> Any:
         return typing.Union[tuple(made)]  # noqa: UP007 - made from a tuple
     origin, *inner = made
     if not _is_container(origin):
-        raise TypeError(f"{origin!r} is no container")
+        raise TypeError(f"only a container can have item types, got {origin!r}")
     return origin[tuple(inner)]

@@ -26,19 +26,19 @@ from trimesh._wire.memory import STOP, Arrived, Buffer, DefinitionId, Sink, Sour
 from trimesh._wire.pickled.payload import Encoded
 from trimesh.errors import PayloadError, ProtocolError
 
-# What values may be, where nothing is pickled, beyond what msgspec knows: one table for the process.
+# Kinds: types of values that can be sent without pickle, beyond those of msgspec. One table for the process.
 #
-# A *kind* is a name that both sides know, a function that takes an object apart into plain values, and one that puts it
-# together again. Only these functions run on what a peer sends. Kinds of classes whose module may never be imported are
-# registered by dotted name, as reducers are.
+# A *kind* is a name that both sides know, a function that reduces an object to plain values, and one that rebuilds it.
+# Only these functions run on the data of a peer. Kinds of classes whose module may never be imported are registered by
+# dotted name, as reducers are.
 
 
 class DecodeSource(msgspec.Struct, frozen=True):
     """Origin of the value being decoded.
 
     Attributes:
-        may_import: True if it may name modules that are not imported yet. Only the owner of a process may: it can run
-            anything there anyway.
+        may_import: True if it may name modules that are not imported yet. Only the owner of a process may, because it
+            can run any code there anyway.
         bindings: Rebuilders bound to the receiving process, as `Decoder` takes them.
         depth: Nesting depth of exceptions.
     """
@@ -56,15 +56,15 @@ class ValueKind(msgspec.Struct, frozen=True):
     """One kind of value.
 
     Attributes:
-        name: What it is called on the wire.
+        name: Its name in messages.
         cls: The class, or its dotted name; subclasses are of the same kind.
-        reduce: Called with an object and the sink for its memory; returns what `rebuild` is called with, of builtin
-            types and what the sink has returned.
-        rebuild: Called with the source and those values. They come from a peer: whatever they are, it makes an object
+        reduce: Called with an object and the sink for its memory; returns the arguments of `rebuild`: values of builtin
+            types, and results of the sink.
+        rebuild: Called with the source and those values. They come from a peer: whatever they are, it returns an object
             of the class or raises.
         stands_for: Whether an annotation names this kind by another class (handles are annotated as their actors).
-        plain: What an object becomes where there is an annotation: of the builtin type that it wants.
-        is_known: Whether msgspec knows the class, so that with an annotation it is left to that.
+        plain: Converts an object to the builtin type of its annotation; None if it stays of this kind.
+        is_known: Whether msgspec encodes the class itself where there is an annotation.
     """
 
     name: str
@@ -83,7 +83,7 @@ _found: dict[type, ValueKind | None] = {}
 
 
 def register_kind(kind: ValueKind) -> None:
-    """Let values of a kind travel in every process of a family where nothing is pickled. Idempotent."""
+    """Let values of a kind be sent by every process of a family where nothing is pickled. Idempotent."""
     if _by_wire_name.get(kind.name) is kind:
         return
     _by_wire_name[kind.name] = kind
@@ -172,13 +172,13 @@ class Writer:
         self._attachments.append(thing)
 
     def define(self, definition: DefinitionId) -> None:
-        """Refuse: nothing goes by value here."""
-        raise TypeError(f"a definition ({definition}) cannot travel by value with pickle='off'")
+        """Refuse: nothing is sent by value here."""
+        raise TypeError(f"definitions cannot be sent by value with pickle='off', got {definition}")
 
     # ---- values ----
 
     def plain(self, value: object) -> bytes:
-        """Encode a value of builtin types and kinds, each by what it is.
+        """Encode a value of builtin types and kinds, each by its own type.
 
         Raises:
             TypeError: Something in it is of another type.
@@ -186,7 +186,7 @@ class Writer:
         return self._encode(self._plain(value))
 
     def typed(self, value: object) -> bytes:
-        """Encode a value that the receiver's annotation will make sense of.
+        """Encode a value that the receiver decodes by its annotation.
 
         Raises:
             TypeError: Something in it cannot be encoded.
@@ -220,11 +220,11 @@ class Writer:
             return self._ext(MEMORY, self._indices[id(value)])
         kind = kind_of(cls)
         if kind is None:
-            raise TypeError(f"a {cls.__qualname__} says nothing of its type where no annotation does: {ADVICE}")
+            raise TypeError(f"a {cls.__qualname__} cannot be sent without an annotation that names its type: {ADVICE}")
         return self._kind(kind, value)
 
     def _typed(self, value: Any) -> Any:
-        """Replace what msgspec would take for something else than it is."""
+        """Replace values that msgspec would encode as another type."""
         cls = _class_of(value)
         if cls in _PLAIN:
             return value
@@ -241,7 +241,7 @@ class Writer:
         cls = _class_of(value)
         kind = kind_of(cls)
         if kind is None:
-            raise TypeError(f"a {cls.__qualname__} cannot travel: {ADVICE}")
+            raise TypeError(f"a {cls.__qualname__} cannot be sent: {ADVICE}")
         return kind.plain(value) if kind.plain is not None else self._kind(kind, value)
 
     def _kind(self, kind: ValueKind, value: Any) -> msgspec.msgpack.Ext:
@@ -286,12 +286,12 @@ class Stand:
 
     @property  # type: ignore[misc]  # it is never set
     def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The class that this is to be taken for."""
+        """The class that this passes for."""
         return self._meant
 
 
 class Reader:
-    """One message that has come, or, to be checked, one that is about to be sent."""
+    """One received message, or, to be checked, one that is about to be sent."""
 
     def __init__(
         self, stream: Buffer, entries: Sequence[Any] = (), source: DecodeSource | None = None, *, checking: bool = False
@@ -303,25 +303,25 @@ class Reader:
 
     @classmethod
     def of_message(cls, payload: Buffer, bodies: Sequence[memoryview], source: DecodeSource | None = None) -> Reader:
-        """Take a message apart.
+        """Parse a message.
 
         Raises:
-            ProtocolError: It is none of ours.
+            ProtocolError: Its form is invalid.
         """
         if len(payload) and payload[-1] == STOP:
             return cls(memoryview(payload)[:-1], (), source)
         try:
             arrived = Arrived(memoryview(payload), bodies)
         except ValueError as error:
-            raise ProtocolError(f"a typed payload must end as one does: {error}") from error
+            raise ProtocolError(f"a typed payload must end with a valid trailer: {error}") from error
         return cls(arrived.stream, arrived.entries, source)
 
     def value(self, wire_type: Any = Any, stream: Buffer | msgspec.Raw | None = None) -> Any:
         """Decode the message, or a part of it.
 
         Raises:
-            PayloadError: It cannot be had in this process, though nothing is wrong with it.
-            ProtocolError: The bytes do not fit. Nothing else is ever raised.
+            PayloadError: It is valid, but cannot be rebuilt in this process.
+            ProtocolError: The bytes do not fit. No other exception is raised.
         """
         data = self.stream if stream is None else stream
         try:
@@ -331,7 +331,7 @@ class Reader:
         except msgspec.MsgspecError as error:
             raise ProtocolError(str(error)) from error
         except Exception as error:
-            # msgspec lets UnicodeDecodeError and RecursionError out; a class of the user's may raise anything.
+            # msgspec also raises UnicodeDecodeError and RecursionError; a class of the user's may raise anything.
             raise ProtocolError(f"{type(error).__name__}: {error}") from error
 
     def part(self, stream: object) -> Reader:
@@ -357,12 +357,15 @@ class Reader:
             return self._of_kind(inner)
         make = _MAKERS.get(code)
         if make is None or not isinstance(inner, bytes if code == BYTEARRAY else list):
-            raise ProtocolError(f"a value is of the unknown extension type {code}, or holds what that cannot")
+            raise ProtocolError(
+                f"a value must be of a known extension type with fitting contents, got type {code} with a "
+                f"{type(inner).__qualname__}"
+            )
         return make(inner)
 
     def _memory(self, number: Any) -> Any:
         if type(number) is not int or not 0 <= number < len(self._entries):
-            raise ProtocolError(f"a value names piece {number!r} of the {len(self._entries)} that came beside it")
+            raise ProtocolError(f"a value must name one of the {len(self._entries)} pieces of memory, got {number!r}")
         return self._entries[number]
 
     def _of_kind(self, parts: Any) -> Any:
@@ -396,7 +399,7 @@ def stand_in(kind: ValueKind, meant: type) -> type:
 
 
 def _fit(wire_type: Any, value: Any) -> Any:
-    """Check a value of a kind; msgspec calls it for every class that it does not know."""
+    """Check a value of a kind; msgspec calls this for every class that it does not know."""
     kind: ValueKind | None
     if isinstance(wire_type, _AnyInstance):
         kind, meant = wire_type.kind, wire_type.meant
@@ -404,7 +407,7 @@ def _fit(wire_type: Any, value: Any) -> Any:
         meant = get_origin(wire_type) or wire_type
         kind = kind_of(meant) if isinstance(meant, type) else None
     if kind is None:
-        raise TypeError(f"a {getattr(meant, '__qualname__', meant)} cannot travel: {ADVICE}")
+        raise TypeError(f"a {getattr(meant, '__qualname__', meant)} cannot be sent: {ADVICE}")
     cls = _class_of(value)
     if cls is Stand:
         fits = value.kind is kind

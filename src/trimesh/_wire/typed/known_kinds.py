@@ -19,7 +19,7 @@ from trimesh._wire.exceptions.codec import decode_exception, encode_exception
 from trimesh._wire.memory import Buffer, Sink, view_of
 from trimesh._wire.pickled.arrays import rebuild_array, reduce_array
 from trimesh._wire.pickled.payload import Encoded
-from trimesh._wire.typed.codec import ADVICE, DecodeSource, Reader, ValueKind, Writer, register_kind
+from trimesh._wire.typed.codec import DecodeSource, Reader, ValueKind, Writer, register_kind
 from trimesh.errors import PayloadError, ProtocolError
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
@@ -27,7 +27,7 @@ from trimesh.shape.value_mesh import ValueMesh
 
 
 class TypedEncoder:
-    """Encodes values by what they are, without pickle."""
+    """Encodes values by their own types, without pickle."""
 
     def encode(self, value: object, *, what: str) -> Encoded:
         """Encode a value.
@@ -52,7 +52,7 @@ class TypedEncoder:
 
 
 class TypedDecoder:
-    """Decodes what a `TypedEncoder` made."""
+    """Decodes values encoded by a `TypedEncoder`."""
 
     def __init__(self, source: DecodeSource | None = None) -> None:
         self._source = source
@@ -61,8 +61,8 @@ class TypedDecoder:
         """Decode a value.
 
         Raises:
-            PayloadError: It cannot be had in this process.
-            ProtocolError: The bytes are no such value.
+            PayloadError: It cannot be rebuilt in this process.
+            ProtocolError: The bytes are not such a value.
         """
         try:
             return Reader.of_message(payload, buffers, self._source).value()
@@ -77,7 +77,7 @@ def name_of(thing: Any, what: str) -> tuple[str, str]:
     """Return module and qualified name of a class or function, under which another process finds it.
 
     Raises:
-        TypeError: It has none: it is local, or of `__main__`, or something else goes by its name.
+        TypeError: It has none: it is local, or of `__main__`, or its name refers to something else.
     """
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
     if not (isinstance(module, str) and isinstance(name, str)):
@@ -94,7 +94,7 @@ def name_of(thing: Any, what: str) -> tuple[str, str]:
 
 
 def _find_there(module: str, name: str) -> Any:
-    """Return what a peer names, from the tables of modules and classes: `getattr` may import, or run a property."""
+    """Return the object that a peer names, without `getattr`, which may import a module or run a property."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         tables: list[Mapping[str, Any]] = []
@@ -114,33 +114,36 @@ def _find(module: str, name: str) -> Any:
 
 
 def thing_named(source: DecodeSource, module: Any, name: Any) -> Any:
-    """Return what a peer calls by module and qualified name.
+    """Return the object that a peer names by module and qualified name.
 
     Raises:
-        PayloadError: There is no such thing here, or its module is not imported and must not be by this peer.
-        ProtocolError: These are no names.
+        PayloadError: It does not exist here, or its module is not imported and this peer must not import it.
+        ProtocolError: The names are not strings.
     """
     if not (isinstance(module, str) and isinstance(name, str)):
-        raise ProtocolError("a class must be named by module and name")
+        raise ProtocolError(f"a class must be named by two strings, module and name, got {module!r:.50}, {name!r:.50}")
     if source.may_import and module not in sys.modules:
         try:
             importlib.import_module(module)
         except Exception as error:
-            raise PayloadError(f"{module}.{name} cannot be had: importing {module} raised {error!r}") from error
+            raise PayloadError(f"{module}.{name} cannot be imported here: {error!r}") from error
     found = _find(module, name) if source.may_import else _find_there(module, name)
     if found is None:
-        raise PayloadError(f"{module}.{name} cannot be had: it is not there, or {module} is not imported here")
+        raise PayloadError(
+            f"a class must be imported by the process that receives it, got {module}.{name}: it does not exist, or "
+            f"this process has not imported {module}"
+        )
     return found
 
 
 def must_be_imported(source: DecodeSource, module: str, what: str) -> None:
-    """Check that a module that values are made of is here already, or that their sender may have it imported (TY-1).
+    """Check that the module that values need is imported, or that their sender may let it be imported (TY-1).
 
     Raises:
-        PayloadError: It is not.
+        PayloadError: Neither holds.
     """
     if not source.may_import and module not in sys.modules:
-        raise PayloadError(f"{what} has come to a process that has not imported {module}, which it must do itself")
+        raise PayloadError(f"{what} arrived in a process that has not imported {module}: import it there")
 
 
 def _class_named(source: DecodeSource, module: Any = None, name: Any = None) -> type:
@@ -152,7 +155,7 @@ def _class_named(source: DecodeSource, module: Any = None, name: Any = None) -> 
 
 def _function_named(source: DecodeSource, module: Any = None, name: Any = None) -> Callable[..., Any]:
     if not source.may_import:
-        raise ProtocolError(f"a function may be named by the owner of a process alone, got {module}.{name}")
+        raise ProtocolError(f"only the owner of a process may name a function, got {module}.{name}")
     found = thing_named(source, module, name)
     if not isinstance(found, types.FunctionType):
         raise ProtocolError(f"{module}.{name} must be a function, got a {type(found).__qualname__}")
@@ -162,7 +165,7 @@ def _function_named(source: DecodeSource, module: Any = None, name: Any = None) 
 def _enum_member(source: DecodeSource, module: Any = None, name: Any = None, member: Any = None) -> enum.Enum:
     cls = _class_named(source, module, name)
     if not issubclass(cls, enum.Enum):
-        raise ProtocolError(f"{module}.{name} must be an enum")
+        raise ProtocolError(f"{module}.{name} must be an enum, got another class")
     found = cls.__members__.get(member)
     if found is None:
         raise PayloadError(f"{module}.{name} has no member {member!r} here")
@@ -178,9 +181,9 @@ def _reduce_exception(error: BaseException, _: Sink) -> tuple[bytes]:
 
 def _rebuild_exception(source: DecodeSource, payload: Any = None) -> Exception:
     if not isinstance(payload, bytes):
-        raise ProtocolError("an exception must be bytes")
+        raise ProtocolError(f"an exception must be bytes, got {type(payload).__qualname__}")
     if source.depth >= limits.EXCEPTION_DEPTH_MAX:
-        raise ProtocolError(f"values of exceptions must be exceptions at most {limits.EXCEPTION_DEPTH_MAX} deep")
+        raise ProtocolError(f"exceptions inside of exceptions must be at most {limits.EXCEPTION_DEPTH_MAX} deep")
     return decode_exception(payload, TypedDecoder(msgspec.structs.replace(source, depth=source.depth + 1)))
 
 
@@ -189,7 +192,7 @@ def _rebuild_exception(source: DecodeSource, payload: Any = None) -> Exception:
 
 def _mesh_key(mesh: Any) -> Any:
     if mesh is not None and type(mesh) not in (int, str):
-        raise TypeError(f"the mesh of a point must be named by a number or a text to travel, got {mesh!r}")
+        raise TypeError(f"the mesh of a point must be named by a number or a text to be sent, got {mesh!r}")
     return mesh
 
 
@@ -223,7 +226,7 @@ def _rebuild_region(_: DecodeSource, base: Any, mesh: Any, extent: Any, where: A
         raise ProtocolError(f"a region of {extent.nelements} points must have as many ranks, got {len(table)}")
     ranks, left_out = set(table), frozenset(excluded)
     if len(ranks) != len(table) or not left_out <= ranks:
-        raise ProtocolError("the ranks of a region must differ, and those that are left out be among them")
+        raise ProtocolError("the ranks of a region must differ, and contain the excluded ones")
     if ranks and not 0 <= min(ranks) <= max(ranks) < base.nelements:
         raise ProtocolError(f"the ranks of a region must lie in {base!r:.100}")
     return Region(base, mesh=_mesh_key(mesh), extent=extent, table=table, excluded=left_out)
@@ -244,7 +247,10 @@ def _numpy() -> Any:
 
 def _reduce_array(array: Any, sink: Sink) -> tuple[Any, ...]:
     if type(array) is not _numpy().ndarray or array.dtype.hasobject:
-        raise TypeError(f"an array of {type(array).__qualname__} and dtype {array.dtype} cannot travel: {ADVICE}")
+        raise TypeError(
+            "an array must be a numpy.ndarray itself, without Python objects, to be sent with pickle='off', got a "
+            f"{type(array).__qualname__} of dtype {array.dtype}"
+        )
     descr = _numpy().lib.format.dtype_to_descr(array.dtype)
     if array.nbytes == 0:
         return None, descr, array.shape
@@ -255,7 +261,7 @@ def _reduce_array(array: Any, sink: Sink) -> tuple[Any, ...]:
 def _dtype(descr: Any) -> Any:
     dtype = _numpy().lib.format.descr_to_dtype(descr)
     if dtype.hasobject:
-        raise ProtocolError("an array of Python objects cannot travel")
+        raise ProtocolError("an array must not hold Python objects")
     return dtype
 
 
@@ -269,14 +275,14 @@ def _rebuild_array(source: DecodeSource, data: Any, descr: Any, shape: Any, *lay
         return empty
     strides, offset, span = layout
     nbytes = view_of(data).nbytes  # a peer may send anything; a value that is not memory raises here
-    if math.prod(shape) * dtype.itemsize > nbytes:  # elements that share bytes are copied before they leave
+    if math.prod(shape) * dtype.itemsize > nbytes:  # elements that share bytes are copied before they are sent
         raise ProtocolError(f"an array of shape {shape!r:.100} must come with all of its bytes, got {nbytes}")
     return rebuild_array(data, dtype, shape, strides, offset, span)
 
 
 def _reduce_scalar(scalar: Any, _: Sink) -> tuple[Any, ...]:
     if scalar.dtype.hasobject:
-        raise TypeError("a numpy object scalar cannot travel")
+        raise TypeError("a numpy scalar must not be a Python object: send the object itself")
     return _numpy().lib.format.dtype_to_descr(scalar.dtype), scalar.tobytes()
 
 
