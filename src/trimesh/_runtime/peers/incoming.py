@@ -281,7 +281,7 @@ class IncomingCall(msgspec.Struct, eq=False, weakref=True):
         if not number:
             return None
         peer.inbound.pop(number, None)
-        # By the link that all other messages take to the caller: what a payload needs has gone ahead on that one.
+        # By the link of all other messages to the caller: definitions and ports of the payload precede it there.
         link = peer.link
         if link is None:
             return None

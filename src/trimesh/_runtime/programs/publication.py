@@ -495,7 +495,7 @@ def dial(name: str) -> socket.socket | None:
         raise ConnectError(f"the program that published {name!r} has ended; what it left in {folder} was removed")
     if credentials_of(sock)[1] != os.geteuid():
         sock.close()
-        raise ConnectError(f"{name!r} is published by another user: publish it as user {os.geteuid()}, who connects")
+        raise ConnectError(f"{name!r} is published by another user: publish it as user {os.geteuid()}, as here")
     return sock
 
 

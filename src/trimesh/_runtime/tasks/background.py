@@ -112,7 +112,7 @@ def walked_deadline() -> float:
         scope = status._scope  # noqa: SLF001
         if scope._deadline < found:  # noqa: PLR1730, SLF001 - a call for each scope, again
             found = scope._deadline  # noqa: SLF001
-        if scope._shield:  # noqa: SLF001 - what is around it ends nothing within
+        if scope._shield:  # noqa: SLF001 - outer deadlines do not apply inside of a shield
             break
         status = status._parent  # noqa: SLF001
     return found

@@ -1,6 +1,6 @@
 r"""Work that code outside of Trio runs in Trio, and blocks of Trio whose body runs outside.
 
-CX-1 the waiter goes on only after the work in Trio has ended, however often it is asked to stop meanwhile.
+CX-1 the waiter continues only after the work in Trio has ended, however often it is cancelled meanwhile.
 CX-2 a cancel of the waiter cancels the scope of the work; an error that the work raises all the same wins over the
      cancel; a value does not.
 CX-3 a cancel from Trio's side becomes the cancel of the outside.

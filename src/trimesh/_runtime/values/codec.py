@@ -126,7 +126,7 @@ class Values:
     def decode_construction(
         self, payload: Buffer, bodies: Sequence[memoryview], *, name: str, may_import: bool = True
     ) -> tuple[type, tuple[Any, ...], dict[str, Any]]:
-        """Decode them; see `decode`. A pickle imports the modules that it names, whatever `may_import` says."""
+        """Decode them; see `decode`. A pickle imports the modules that it names, whatever `may_import` is."""
         del may_import
         cls, args, kwargs = self._decoder.decode(payload, bodies, what=f"the arguments of {name}")
         return cls, args, kwargs

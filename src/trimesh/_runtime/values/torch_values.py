@@ -16,7 +16,7 @@ As with plain pickle, `grad` stays behind. So does the graph: a non-leaf tensor 
 `requires_grad`; as a leaf it would collect gradients that never reach its inputs.
 """
 
-# ruff: noqa: SLF001 - what pickling torch needs to know has no public names
+# ruff: noqa: SLF001 - pickling reads state of torch that has no public names
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _torch() -> Any:
 
 
 Tensor = Any
-"""A `torch.Tensor`; torch is no dependency, so checkers cannot be told."""
+"""A `torch.Tensor`; torch is not a dependency, so type checkers do not know it."""
 
 SPARSE = 2
 """A view that spans more than this many times its own bytes is sent compacted when nothing else shares its memory."""

@@ -218,14 +218,14 @@ _AGE: Final = re.compile(r"\d+\.\d s\b")
 _POINT: Final = re.compile(r"\[[^\[\]{}\s,=]+=\d+(?:,[^\[\]{}\s,=]+=\d+)*\]")
 
 
-def fold(told: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:
+def fold(reports: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:
     """Return the lines on some processes, equal texts once.
 
     Args:
-        told: Label, pid, and lines of each process.
+        reports: Label, pid, and lines of each process.
     """
     alike = dict[str, tuple[Sequence[str], list[str]]]()
-    for label, pid, lines in told:
+    for label, pid, lines in reports:
         text = _POINT.sub("", "\n".join(lines).replace(f"pid {pid}:", "pid:", 1))
         alike.setdefault(_AGE.sub("", text), (lines, []))[1].append(f"{label} pid {pid}")
     found = list[str]()

@@ -76,7 +76,7 @@ class Report(msgspec.Struct, frozen=True):
     Attributes:
         stack: Of its main thread, innermost call first, or "" when there is none.
         tasks: Activity of its actors; None when its interpreter has not reported since the request.
-        is_in_loop: Whether the main thread waits in Trio's loop, so that its stack says nothing.
+        is_in_loop: Whether the main thread waits in Trio's loop, so that its stack is of no interest.
         tables: As encoded by `_wire.observed`, b"" if that failed; None if not reported since the request. They are
             written after the tasks.
     """

@@ -17,7 +17,7 @@ from typing import Any, Final
 from trimesh._wire.memory import EntryMemory, Sink, memory_at, register_reducer, view_of, writable
 
 Array = Any
-"""A `numpy.ndarray`. numpy is no dependency, so checkers cannot be told."""
+"""A `numpy.ndarray`. numpy is not a dependency, so type checkers do not know it."""
 
 SPARSE = 2
 """A view that covers more than this many times its own bytes is sent compacted when nothing else shares its memory."""
