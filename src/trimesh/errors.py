@@ -209,7 +209,7 @@ class LimitExceeded(TrimeshError):
 
     Attributes:
         limit: Name of the bound.
-        value: The rejected value.
+        value: The rejected value, or 0 if only the native library knows it.
     """
 
     def __init__(self, limit: str, value: float, message: str = "") -> None:

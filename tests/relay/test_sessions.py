@@ -160,9 +160,10 @@ async def test_bytes_that_come_before_the_answer_are_kept(both: Both) -> None:
 
 async def test_limits_of_channels_are_told_before_anything_is_taken(both: Both) -> None:
     near, far = trio_pair()
-    with pytest.raises(LimitExceeded, match="purpose"):
+    with pytest.raises(LimitExceeded, match="purpose") as caught:
         both.dialler.session.open_channel(far, bytes(limits.HOST_PURPOSE_BYTES_MAX + 1))
 
+    assert caught.value.value == limits.HOST_PURPOSE_BYTES_MAX + 1
     assert far.fileno() >= 0
     far.close()
     await near.aclose()

@@ -359,7 +359,7 @@ class NativeSession:
     def open_channel(self, sock: socket.socket, purpose: bytes) -> int:
         if len(purpose) > limits.HOST_PURPOSE_BYTES_MAX:
             text = f"a purpose must have at most limits.HOST_PURPOSE_BYTES_MAX bytes, got {len(purpose)}"
-            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, text)
+            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", len(purpose), text)
         if self._is_over:
             sock.close()
             return 0
@@ -368,7 +368,7 @@ class NativeSession:
         rc = lib.tm_relay_open(self._relay.handle, self._handle, sock.fileno(), said, len(purpose), out)
         if rc == status.ERR_LIMIT:
             text = "a session must have at most limits.HOST_CHANNELS_MAX open channels, got one more"
-            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, text)
+            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX + 1, text)
         status.check(rc, "opening a channel to a host")
         sock.detach()
         return int(out[0])

@@ -206,10 +206,10 @@ class HostSession:
         """
         if len(purpose) > limits.HOST_PURPOSE_BYTES_MAX:
             text = f"a purpose must have at most limits.HOST_PURPOSE_BYTES_MAX bytes, got {len(purpose)}"
-            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", limits.HOST_PURPOSE_BYTES_MAX, text)
+            raise LimitExceeded("HOST_PURPOSE_BYTES_MAX", len(purpose), text)
         if self.channels >= limits.HOST_CHANNELS_MAX:
             text = "a session must have at most limits.HOST_CHANNELS_MAX open channels, got one more"
-            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX, text)
+            raise LimitExceeded("HOST_CHANNELS_MAX", limits.HOST_CHANNELS_MAX + 1, text)
         number = self._next_own
         self._next_own += 2
         self._channels[number] = SessionChannel()
