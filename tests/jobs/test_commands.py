@@ -241,7 +241,7 @@ async def test_commands_that_are_none_are_refused() -> None:
     host: Any = this_host()
     with pytest.raises(TypeError, match="list of arguments"):
         await host.run("ls -l")
-    with pytest.raises(ValueError, match="needs a program"):
+    with pytest.raises(ValueError, match="must have a program"):
         await host.run([])
     with pytest.raises(ValueError, match="without NUL"):
         await host.run(["echo", "a\0b"])

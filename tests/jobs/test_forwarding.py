@@ -205,7 +205,7 @@ async def test_ports_that_are_none_are_refused() -> None:
         ({"remote": 0}, ValueError, "from 1 to 65535"),
         ({"remote": "nothing"}, ValueError, "name:port"),
         ({"remote": 80, "local": -1}, ValueError, "from 0"),
-        ({"remote": None}, TypeError, "is a number"),
+        ({"remote": None}, TypeError, "must be a whole number"),
     ]:
         with pytest.raises(kind, match=words):
             async with host.forward(**wrong):

@@ -187,7 +187,7 @@ async def test_all_come_or_none(*, is_growing: bool) -> None:
                 numbers = [name.rpartition("/")[2] for name in grown.names]
                 assert numbers == (["0", "5", "6"] if is_growing else ["0", "1", "3"])  # 2 is none that can be had
                 if not is_growing:
-                    with pytest.raises(SpawnError, match=r"1 more hosts cannot be had: .* has 0 spare ones"):
+                    with pytest.raises(SpawnError, match=r"cannot add 1 hosts: .* has 0 spare hosts"):
                         await grown.grow(1)
 
 

@@ -189,5 +189,5 @@ async def test_token_of_tls_does_not_lead_to_a_plain_session() -> None:
     async with open_plain_door() as door:
         token = door.expect(Guest())
         secure = JoinToken(token.number, token.secret, token.pin)
-        with pytest.raises(HostRefused, match="is without TLS, and the token of this host is for sessions with"):
+        with pytest.raises(HostRefused, match="does not use TLS, and the token of this host is for sessions with"):
             await program(door, secure)._join()

@@ -104,13 +104,16 @@ def test_script_runs_on_the_hosts_of_its_job(folder: Path) -> None:
         ("[jobs]\nx = 3", r"jobs must hold a table for each job, \[jobs.NAME\]"),
         ("[jobs.x]\nhosts = 2", "jobs.x.kind must be one of local, ssh, slurm, kubernetes, got None"),
         ("[jobs.x]\nkind = 'cloud'\nhosts = 2", "got 'cloud'"),
-        ("[jobs.x]\nkind = 'local'", "jobs.x.hosts must say which hosts, or how many"),
-        ("[jobs.x]\nkind = 'local'\nhosts = 2\ngpus = 8", "jobs.x.gpus is no part of a LocalJob: there are apart"),
-        ("[jobs.x]\nkind = 'slurm'\nhosts = 2\ngpus = '8'", "jobs.x.gpus does not fit: Expected `int | null`"),
-        ("[jobs.x]\nkind = 'ssh'\nhosts = ['n']\noptions = '-v'", "jobs.x.options does not fit: Expected `array`"),
-        ("[jobs.x]\nkind = 'ssh'\nhosts = ['-oProxyCommand=x']", "jobs.x: the name of a host is what"),
-        ("[jobs.x]\nkind = 'local'\nhosts = 0", "jobs.x: each mesh of hosts has a name and a number from 1 on"),
-        ("[jobs.x]\nkind = 'local'\nhosts = 1\n_entered = []", "jobs.x._entered is no part"),
+        ("[jobs.x]\nkind = 'local'", "jobs.x.hosts must be given: the names of the hosts, or how many"),
+        ("[jobs.x]\nkind = 'local'\nhosts = 2\ngpus = 8", "jobs.x.gpus is no field of LocalJob: there are apart"),
+        ("[jobs.x]\nkind = 'slurm'\nhosts = 2\ngpus = '8'", "jobs.x.gpus has the wrong type: Expected `int | null`"),
+        (
+            "[jobs.x]\nkind = 'ssh'\nhosts = ['n']\noptions = '-v'",
+            "jobs.x.options has the wrong type: Expected `array`",
+        ),
+        ("[jobs.x]\nkind = 'ssh'\nhosts = ['-oProxyCommand=x']", "jobs.x: the name of a host must be one"),
+        ("[jobs.x]\nkind = 'local'\nhosts = 0", "jobs.x: each mesh of hosts must have a name and a number from 1 on"),
+        ("[jobs.x]\nkind = 'local'\nhosts = 1\n_entered = []", "jobs.x._entered is no field"),
     ],
 )
 def test_what_is_wrong_is_named(folder: Path, table: str, said: str) -> None:

@@ -113,7 +113,7 @@ async def test_a_used_token_and_a_foreign_one_are_refused_in_words_on_both_sides
                 assert stranger.returncode == 77
             (used,) = door.refusals
             assert isinstance(used, HostRefused)
-            assert "has joined by it already" in str(used)
+            assert "a host has joined by it" in str(used)
 
 
 async def test_other_versions_are_refused_and_who_expects_hosts_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ async def test_file_of_tokens_serves_what_mpirun_starts(tmp_path: Path) -> None:
             ):
                 assert len(hosts) == 2
                 async with joining(door, *by, env={"OMPI_COMM_WORLD_RANK": "2"}) as third:
-                    assert "has 2, and this one, by its rank, would take line 2" in await words_of(third)
+                    assert "it has 2, and this host needs line 2" in await words_of(third)
     path.chmod(0o644)
     with pytest.raises(IdentityError, match="chmod 600"):
         read_token(str(path), 0)

@@ -124,8 +124,8 @@ async def test_host_that_is_no_peer_is_refused_and_both_sides_say_so(site: Site)
                 words = await words_of(process)
             [error] = leaves(found.value)
             assert isinstance(error, HostRefused)
-            assert "its certificate names 'other.example', which is none of the peers" in str(error)
-            assert f"this program names: {N1}, {N2}" in str(error)
+            assert f"its certificate must name one of peers=, {N1}, {N2}" in str(error)
+            assert "and names 'other.example'" in str(error)
             assert "the name in the certificate is not one that it expects" in words
             assert process.returncode == 77
 
@@ -225,7 +225,7 @@ def test_value_that_is_no_pki_is_refused() -> None:
         jobs.open_door(pki="/etc/trimesh")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="key of an OwnPKI must be an absolute path, or begin with ~/"):
         jobs.OwnPKI("/a", "key.pem", "/c", peers=N1)
-    with pytest.raises(ValueError, match="peers of an OwnPKI must name whom to trust"):
+    with pytest.raises(ValueError, match="peers of an OwnPKI must name the hosts to trust"):
         jobs.OwnPKI("/a", "/b", "/c", peers=())
     assert jobs.OwnPKI("/a", "~/b", "/c", peers=N1).peers == (N1,)
 
@@ -250,7 +250,9 @@ def test_file_of_jobs_names_the_certificates(kind: str, tmp_path: Path, monkeypa
 
 def test_file_of_jobs_with_a_relative_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_jobs(tmp_path, "local", "c", monkeypatch)
-    with pytest.raises(ConfigError, match=r"jobs\.big\.pki does not fit: authority of an OwnPKI must be an absolute"):
+    with pytest.raises(
+        ConfigError, match=r"jobs\.big\.pki has the wrong type: authority of an OwnPKI must be an absolute"
+    ):
         jobs.named_job("big")
 
 

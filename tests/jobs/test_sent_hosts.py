@@ -37,7 +37,7 @@ async def test_handles_on_hosts_are_refused_in_a_sentence() -> None:
                 assert "__reduce__" not in str(caught.value)
             with pytest.raises(TypeError, match=r"call this_host\(\) in the actor"):
                 await takers.take.call(this_host())
-            with pytest.raises(TypeError, match="a door is used by the program"):
+            with pytest.raises(TypeError, match="a door can only be used by the program"):
                 await takers.take.call(door)
             assert list(await takers.take.call(job)) == [job]
             with pytest.raises(ValueError, match=r"trimesh\.per_rank\(await trimesh\.spmd\.env\(procs\)\)"):

@@ -93,7 +93,7 @@ async def test_nodes_of_the_allocation_around_the_program_are_used(
             monkeypatch.setenv("SLURM_NTASKS", "7")
             async with jobs.SlurmJob(1) as one:
                 hosts = await one.grow(1)
-                with pytest.raises(SpawnError, match="has 0 nodes that are no host"):
+                with pytest.raises(SpawnError, match="has 0 unused nodes"):
                     await hosts.grow(1)
                 async with hosts.spawn_procs({"gpus": 1}) as procs, procs.spawn("workers", Worker) as workers:
                     assert list(await workers.variable.call("SLURM_JOB_ID")) == [number] * 2
@@ -186,7 +186,7 @@ async def test_limit_of_time_is_told_before_and_the_block_is_left_while_the_host
     assert isinstance(lost, HostLost)
     assert lost.reason == "time limit"
     assert "left while they live" in str(lost)
-    assert "reaches its limit of time in" in saved[0]
+    assert "reaches its time limit in" in saved[0]
     assert saved[1:] == ["n1"]
 
 

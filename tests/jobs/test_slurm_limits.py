@@ -28,7 +28,7 @@ async def test_block_is_left_when_its_grace_is_all_that_is_left(
     monkeypatch.setattr(slurm, "ask", ask)
     with configured(grace=grace):
         text = await slurm.SlurmLauncher(SlurmJob(1)).wait_end(ahead)
-    assert "reaches its limit of time" in text
+    assert "reaches its time limit" in text
     left = began + 3600 - trio.current_time()
     own = grace if math.isfinite(grace) else 0.0
     assert left == pytest.approx(own + limits.SLURM_LEAVE_SECONDS + ahead, abs=limits.SLURM_LIMIT_LOOK_SECONDS_MIN + 1)

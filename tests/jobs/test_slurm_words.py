@@ -165,9 +165,9 @@ def test_parts_with_resources_of_their_own_are_components() -> None:
 @pytest.mark.parametrize(
     ("parts", "match"),
     [
-        ({"a": {"gpus": 8}}, "how many hosts it has"),
+        ({"a": {"gpus": 8}}, "must have a number of hosts"),
         ({"a": {"hosts": 1, "gpu": 8}}, "takes hosts, gpus, cpus, memory, partition, options"),
-        ({"a": {"hosts": 1, "gpus": "8"}}, "got 'gpus': '8' of 'a'"),
+        ({"a": {"hosts": 1, "gpus": "8"}}, "got 'gpus': '8' in 'a'"),
         ({"a": {"hosts": 0}}, "number from 1"),
     ],
 )

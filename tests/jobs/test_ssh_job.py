@@ -178,20 +178,20 @@ async def test_what_ssh_refuses_is_said_with_the_name_of_the_host(server: SSHSer
         f"[127.0.0.1]:{server.port} {' '.join((server.folder / 'stranger.pub').read_text().split()[:2])}\n"
     )
     text = await failure(config.replace(f"{server.folder}/known", f"{tmp_path}/changed"))
-    assert "its host key is another one than the one that is known" in text
+    assert "its host key differs from the known one" in text
     text = await failure(config.replace(f"{server.folder}/user", f"{server.folder}/stranger"))
-    assert "it does not let this user in" in text
+    assert "it refuses this user" in text
     text = await failure(config.replace(f"Port {server.port}", "Port 1"))
     assert "no ssh server listens at its address" in text
     text = await failure(config, "no-such-host.invalid")
     assert "no-such-host.invalid" in text
     text = await failure(f"{config}  NoSuchOption yes\n")
-    assert "ssh does not understand options= or its configuration" in text
+    assert "ssh rejects options= or its configuration" in text
 
 
 async def test_python_of_the_host_is_found_or_its_lack_is_said(server: SSHServer) -> None:
     """H5: a named one that is not there, one without trimesh, and where none can be found."""
-    assert "there is no /no/such/python" in await failure_of(
+    assert "must name an interpreter there, got /no/such/python" in await failure_of(
         jobs.SSHJob(["n1"], options=server.options, python="/no/such/python")
     )
     bare = sys.base_prefix + "/bin/python3"

@@ -17,14 +17,14 @@ from trimesh.jobs.ssh import start_failure
     ("line", "words"),
     [
         ("me@n1: Permission denied (publickey,gssapi-keyex,gssapi-with-mic,password).", "ssh -o BatchMode=yes n1 true"),
-        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", "does not let this user in"),
+        ("Received disconnect from 10.0.0.1 port 22:2: Too many authentication failures", "it refuses this user"),
         ("No ED25519 host key is known for n1 and you have requested strict checking.", "its host key is not known"),
         ("ssh: connect to host n1 port 22: Connection timed out", "it does not answer"),
         ("ssh: connect to host n1 port 22: No route to host", "it does not answer"),
-        ("ssh: Could not resolve hostname n1: Name or service not known", "its name is not known here"),
+        ("ssh: Could not resolve hostname n1: Name or service not known", "its name cannot be resolved"),
         ("kex_exchange_identification: read: Connection reset by peer", "too many at once"),
         ("channel 0: open failed: administratively prohibited: open failed\nstdio forwarding failed", "jump host"),
-        ("~/.ssh/config: line 3: Bad configuration option: foo", "does not understand"),
+        ("~/.ssh/config: line 3: Bad configuration option: foo", "ssh rejects options="),
         ("something that nothing here knows", "ssh could not connect"),
     ],
 )
@@ -33,8 +33,8 @@ def test_words_of_ssh_have_a_meaning(line: str, words: str) -> None:
 
 
 def test_exit_codes_of_the_remote_command_have_one() -> None:
-    assert "say python=" in str(start_failure("n1", NO_PYTHON, [], None))
-    assert "there is no /opt/py" in str(start_failure("n1", 127, [], "/opt/py"))
+    assert "pass python=" in str(start_failure("n1", NO_PYTHON, [], None))
+    assert "must name an interpreter there, got /opt/py" in str(start_failure("n1", 127, [], "/opt/py"))
     assert "install trimesh-actors there" in str(start_failure("n1", 1, ["No module named trimesh"], "/opt/py"))
     assert start_failure("n1", 1, ["Traceback ..."], None) is None
 
@@ -47,7 +47,7 @@ def test_command_finds_the_python_that_has_trimesh(shell: str) -> None:
     done = subprocess.run([shell, "-c", command], input=b"", capture_output=True, check=False)
     said, words = done.stderr.decode().splitlines()
     assert agent_number(said) is not None
-    assert "reads its order as one line" in words
+    assert "must begin with its order, one line" in words
 
 
 def test_command_says_what_it_has_tried() -> None:

@@ -53,7 +53,7 @@ async def test_host_gives_up_when_nothing_changes_where_its_token_should_be(tmp_
             assert process.stderr is not None
             text = (await process.stderr.receive_some()).decode()
     assert process.returncode == 1
-    assert f"a token has to come to {tmp_path}/t while the program lives" in text
+    assert f"the program must write a token to {tmp_path}/t, and its folder has not changed for" in text
 
 
 class Clock:
@@ -81,7 +81,7 @@ def test_changes_of_the_folder_keep_a_host_waiting(tmp_path: Path, monkeypatch: 
 
     clock = Clock({200: beat(200), 450: beat(450)})
     monkeypatch.setattr(agent_module, "time", clock)
-    with pytest.raises(IdentityError, match="nothing has changed in its folder for 300 s"):
+    with pytest.raises(IdentityError, match="its folder has not changed for 300 s"):
         wait_for_token(tmp_path / "t", 300.0, None)
     assert 750 <= clock.now < 751
 

@@ -62,7 +62,7 @@ def write_no_certificate(_site: Site, _other: Site, pki: OwnPKI) -> None:
         (remove_key, "forbids", "readable file"),
         (take_another_key, "forbids", "needs to be that of the first certificate"),
         (take_another_authority, "forbids", "needs to be signed by the authority"),
-        (let_expire, "forbids", "has expired"),
+        (let_expire, "forbids", "expired at"),
         (write_no_certificate, "forbids", "certificates in PEM"),
     ],
 )

@@ -24,15 +24,15 @@ _ELSEWHERE: Final = "192.0.2.1"
 
 
 async def address_of(interface: str) -> str:
-    """Return the number of an address of this machine.
+    """Return an IP address of this machine.
 
     Args:
-        interface: The number itself, the name of an interface ("eth0"), or a name that this machine has.
+        interface: An IP address, the name of an interface ("eth0"), or a host name of this machine.
 
     Raises:
         SpawnError: There is no such interface or name.
 
-    Blocking: for as long as a look-up of a name takes.
+    Blocking: until the name is resolved.
     """
     try:
         return str(ipaddress.ip_address(interface))
@@ -45,7 +45,7 @@ async def address_of(interface: str) -> str:
     except OSError as error:
         known = ", ".join(name for _, name in socket.if_nameindex())
         raise SpawnError(
-            f"interface= is an address of this machine, its name, or the name of an interface ({known}), "
+            f"interface= must be an address of this machine, its name, or the name of an interface ({known}), "
             f"got {interface!r}: {error}"
         ) from None
 
@@ -56,28 +56,28 @@ def _of_interface(name: str) -> str:
             found = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:_NAME_BYTES]))
         except OSError as error:
             raise SpawnError(
-                f"the interface {name} needs an IPv4 address, or say the address itself: {error}"
+                f"the interface {name} must have an IPv4 address: {error}; pass the address itself by interface="
             ) from None
     return socket.inet_ntoa(found[20:24])
 
 
 async def address_towards(host: str = "", port: int = _ANY_PORT) -> str:
-    """Return the number of the address of this machine from which a host is reached. Nothing is sent.
+    """Return the IP address of this machine on the route to a host. Sends nothing to that host.
 
     Args:
-        host: Its name or number; "" asks for the default route.
-        port: Of it.
+        host: Name or IP address of the host; "" takes the default route.
+        port: Any port of the host; the system calls need one.
 
     Raises:
-        SpawnError: The name is not known, or no route leads there.
+        SpawnError: The name is unknown, or there is no route.
 
-    Blocking: for as long as a look-up of a name takes.
+    Blocking: until the name is resolved.
     """
     problems = list[str]()
     try:
         numbers = await _numbers(host or _ELSEWHERE, port)
     except OSError as error:
-        raise SpawnError(f"the address of {host} must be known, to find the way there: {error}") from None
+        raise SpawnError(f"the name {host} cannot be resolved, to find the route there: {error}") from None
     for number in numbers:
         family = socket.AF_INET6 if ":" in number else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -89,42 +89,43 @@ async def address_towards(host: str = "", port: int = _ANY_PORT) -> str:
                 return str(sock.getsockname()[0])
     where = f"to {host}" if host else "to other machines"
     raise SpawnError(
-        f"no route leads {where}: say interface=, the address at which hosts reach this machine; {problems}"
+        f"there is no route {where}: {'; '.join(problems)}; pass interface=, the address at which hosts reach this "
+        "machine"
     )
 
 
 def is_loopback(number: str) -> bool:
-    """Tell whether an address means a machine itself, to each another one."""
+    """Return whether an address is a loopback address, which means another machine on each host."""
     return ipaddress.ip_address(number).is_loopback
 
 
 def with_port(host: str, port: int) -> str:
-    """Return `host:port`; a port that is there stays."""
+    """Return `host:port`; keep a port that `host` already has."""
     if host.startswith("[") or host.count(":") == 1:
         return host if not host.endswith("]") else f"{host}:{port}"
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def checked_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port`; an IPv6 number stands in brackets.
+    """Return host and port of `host:port`, where an IPv6 address is in brackets.
 
     Raises:
-        ValueError: It is not that.
+        ValueError: It has another form.
     """
     host, _, port = address.rpartition(":")
     is_number = port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
     if not host or not is_number or (":" in host and not host.startswith("[")):
         raise ValueError(
-            f"an address is host:port, as the program prints it (10.0.0.7:41233, [fe80::7]:41233), got {address!r}"
+            f"an address must be host:port, as the program prints it (10.0.0.7:41233, [fe80::7]:41233), got {address!r}"
         )
     return host.strip("[]"), int(port)
 
 
 def address_in(wanted: str) -> str:
-    """Return the number of an address of this machine, as a setting names it; "" where there is none.
+    """Return the IP address of this machine that a setting selects; "" if there is none.
 
     Args:
-        wanted: The number itself, a network of version 4 ("10.0.0.0/8"), or the name of an interface.
+        wanted: An IP address, an IPv4 network ("10.0.0.0/8"), or the name of an interface.
     """
     try:
         network = ipaddress.ip_network(wanted, strict=False)

@@ -3,9 +3,9 @@
     read the order --> join (token -> certificate) --> dial as a member --> spawner --> serve, until
         the controller says stop | standard input is closed | its lease ends | the spawner is lost
 
-However it ends, its processes are gone before it is, or, if it was killed, a moment later: its spawner watches it. It
-dials again when a connection breaks. `trimesh host join`, started by a user, a script or a scheduler, is the same
-program (`join`).
+However it ends, its processes end before it, or, if it was killed, a moment later: its spawner watches it. It dials
+again when a connection breaks. `trimesh host join`, started by a user, a script or a scheduler, is the same program
+(`join`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 _ORDER_BYTES_MAX: Final = 1 << 16
 _EXIT_REFUSED: Final = 77
-"""Exit code of an agent that may not join (EX_NOPERM)."""
+"""Exit code of an agent that was refused, or found no controller (EX_NOPERM)."""
 
 RANK_VARIABLES: Final = (
     "OMPI_COMM_WORLD_RANK",
@@ -81,11 +81,10 @@ RANK_VARIABLES: Final = (
 
 _LINE_BYTES_MAX: Final = 4096
 _LOOK_SECONDS: Final = 0.1
-"""Polling interval for a token: a folder that a kubelet writes through a symbolic link gives no event, and this process
-has nothing else to do."""
+"""Polling interval for a token: a kubelet updates the folder by a symbolic link, without an event for the file."""
 
-_MADE_WAY: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE})
-"""Failures of a connection that was not refused: many hosts came at once, or this one was slow."""
+_DROPPED: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE})
+"""Failures of a connection that the door dropped, not refused: many hosts came at once, or this one was slow."""
 
 
 class _NotAdmitted(LinkLost):
@@ -93,7 +92,7 @@ class _NotAdmitted(LinkLost):
 
 
 class AgentState:
-    """State file for probes: one word says what the agent does, its modification time that the agent runs."""
+    """State file for probes: it holds one word, the state; its modification time shows that the agent runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -150,7 +149,7 @@ class HostProgram:
         """
         try:
             credentials = await self._unless_told(self._join)
-        except (TLSError, IdentityError) as error:  # of this machine: the controller cannot know it
+        except (TLSError, IdentityError) as error:  # a cause on this machine, which the controller cannot know
             await self._tell_why_not(str(error))
             raise
         if credentials is None:
@@ -181,7 +180,7 @@ class HostProgram:
             async with await _dial(self._order.addresses, limits.HOST_DIAL_SECONDS) as stream:
                 await stream.send_all(CANNOT_JOIN + f"{host_name()}: {text}".encode()[:400] + b"\n")
                 await stream.send_eof()
-                await stream.receive_some(1)  # until it was read
+                await stream.receive_some(1)  # returns when the door has read it and closed
 
     async def _until_decided(self, once: Callable[[], Awaitable[T]]) -> T:
         """Dial the door until it decides: if many hosts come at once, it drops the slowest (JD-1)."""
@@ -192,7 +191,7 @@ class HostProgram:
                 except _NotAdmitted:
                     await trio.sleep(limits.DOOR_PATIENCE_SECONDS)
         seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
-        raise LinkLost(f"the program at {', '.join(self._order.addresses)} has not let this host join within {seconds}")
+        raise LinkLost(f"the program at {', '.join(self._order.addresses)} did not let this host join within {seconds}")
 
     async def _join_once(self, context: TLSContext) -> Credentials:
         async with self._dialled(context, is_join=True) as secure:
@@ -200,7 +199,7 @@ class HostProgram:
 
     async def _get_credentials(self, secure: SecureSocket) -> Credentials:
         if self._own_pki is not None:
-            await secure.receive_exactly(LENGTH.size)  # that it has joined
+            await secure.receive_exactly(LENGTH.size)  # confirms that it has joined
             assert secure.tls.peer is not None
             self._controller = ProcId(secure.tls.peer.incarnation)
             return self._own_pki
@@ -208,7 +207,8 @@ class HostProgram:
         await secure.send(LENGTH.pack(len(request.text)) + request.text)
         size = LENGTH.unpack(await secure.receive_exactly(LENGTH.size))[0]
         if size > limits.PKI_FILE_BYTES_MAX:
-            raise LinkLost(f"a certificate of {size} bytes came")
+            most = f"limits.PKI_FILE_BYTES_MAX ({limits.PKI_FILE_BYTES_MAX})"
+            raise LinkLost(f"a certificate must have at most {most} bytes, got {size}")
         chain = await secure.receive_exactly(size)
         assert secure.tls.peer is not None
         self._controller = ProcId(secure.tls.peer.incarnation)
@@ -221,7 +221,7 @@ class HostProgram:
         """Dial the addresses, each for `connect_seconds`, and shake hands at the first that answers."""
         stream = await _dial(self._order.addresses, connect_seconds)
         self._route = stream.socket.getsockname()[0]
-        is_foreign = self._own_pki is not None  # which proves the token each time: TK-4
+        is_foreign = self._own_pki is not None  # then each connection proves the token: TK-4
         hello = own_hello(self._own, self._token.mesh, is_join=is_join or is_foreign)
         session = context.open(hello, is_server=False, expected=self._controller, has_names=not is_foreign)
         secure = SecureSocket(stream.socket, session)
@@ -231,12 +231,12 @@ class HostProgram:
             except LinkLost as error:
                 failure = secure.tls.failure
                 if failure is not None and failure.status == lib.ERR_TLS_PLAINTEXT:
-                    own, other = ("without", "has") if self._token.is_plain else ("with", "is without")
+                    own, other = ("without", "uses") if self._token.is_plain else ("with", "does not use")
                     raise HostRefused(
                         f"the program at {', '.join(self._order.addresses)} {other} TLS, and the token of this host is "
-                        f"for sessions {own}: take the token that the door at this address prints"
+                        f"for sessions {own}: use a token of the door at this address"
                     ) from error
-                if failure is None or failure.status in _MADE_WAY:
+                if failure is None or failure.status in _DROPPED:
                     raise _NotAdmitted(str(error)) from error
                 if failure.status != lib.ERR_TLS_REFUSED:
                     raise
@@ -270,7 +270,7 @@ class HostProgram:
                         relay,
                         self._controller,
                         is_dialler=True,
-                        lease_seconds=limits.AGENT_LEASE_SECONDS,  # which begins now, however long the door took
+                        lease_seconds=limits.AGENT_LEASE_SECONDS,  # begins now, however long the door took
                         session_id=secrets.randbelow(ID_MAX) + 1,
                     )
                     pipe.session.attach(secure.hand_over())
@@ -293,7 +293,7 @@ class HostProgram:
                     neighbours=neighbours,
                 ) as agent:
                     end = await self._serve_until_told(agent)
-                    pipe.session.close()  # before what runs here ends: the controller hears of one end, not of each
+                    pipe.session.close()  # first: so the controller gets one end of the host, not one of each process
                 nursery.cancel_scope.cancel()
             with trio.move_on_after(limits.HOST_BYE_SECONDS):
                 await self._down.wait()
@@ -330,12 +330,12 @@ class HostProgram:
 
     @property
     def _told(self) -> AgentEnd:
-        return AgentEnd("its standard input was closed" if self._has_lifeline else "it was told to by a signal")
+        return AgentEnd("its standard input was closed" if self._has_lifeline else "it was stopped by a signal")
 
     async def _unless_told(
         self, work: Callable[[], Awaitable[T]], beside: Callable[[], Awaitable[None]] | None = None
     ) -> T | None:
-        """Return the result of `work`; None if the agent is told to end first, which cancels it and `beside`."""
+        """Return the result of `work`; None if the agent has to end first, which cancels `work` and `beside`."""
         result: T | None = None
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
@@ -344,7 +344,7 @@ class HostProgram:
                 nursery.start_soon(beside)
             try:
                 result = await work()
-            except Exception as error:  # noqa: BLE001 - raised as it is, below: a nursery would wrap it
+            except Exception as error:  # noqa: BLE001 - raised below: the nursery would wrap it
                 failure = error
             nursery.cancel_scope.cancel()
         if failure is not None:
@@ -402,7 +402,7 @@ def main() -> NoReturn:
 
 
 def main_prepared() -> NoReturn:
-    """Prepare an agent (slow parts first), then run it by the order on standard input."""
+    """Prepare the slow parts of an agent, then run it by the order on standard input."""
     prepared = _forked()
     if prepared is None:
         own = _new_incarnation()
@@ -411,7 +411,7 @@ def main_prepared() -> NoReturn:
 
 
 def _forked() -> PreparedAgent | None:
-    """Return a prepared agent with a spawner forked from this process, if possible; it has seen no order or token."""
+    """Return a prepared agent with a spawner forked from this process, if possible; no order or token was read yet."""
     if not can_fork_spawners():
         return None
     own = _new_incarnation()
@@ -446,9 +446,9 @@ def be_agent(
     except (TrimeshError, ValueError, OSError) as error:
         code = _EXIT_REFUSED if isinstance(error, (HostRefused, LinkLost, TLSError)) else 1
         text = f"trimesh agent: {error}\n"
-    except KeyboardInterrupt:  # of a signal, before the order
-        text = "trimesh agent: it was told to by a signal\n"
-    except BaseExceptionGroup as error:  # of the nurseries around its tasks
+    except KeyboardInterrupt:  # a signal before the order
+        text = "trimesh agent: it was stopped by a signal\n"
+    except BaseExceptionGroup as error:  # from the nurseries around its tasks
         code, text = 1, f"trimesh agent: {next(iter(leaves(error)))}\n"
     sys.stderr.write(text)
     sys.stderr.flush()
@@ -480,9 +480,9 @@ def join(
 ) -> NoReturn:
     """Run an agent of this host until the controller or a signal ends it; ends this process.
 
-    Exit codes: 0 ended by the controller or a signal; 77 the host was refused, or there is no controller; 1 otherwise.
+    Exit codes: 0 if the controller or a signal ended it; 77 if it was refused or found no controller; 1 otherwise.
 
-    The arguments are those of the command (`cli/jobs.py`).
+    For the arguments, see the command (`cli/jobs.py`).
     """
     state = None if state_file is None else AgentState(Path(state_file))
 
@@ -507,7 +507,7 @@ def wait_for_token(path: Path, seconds: float, state: AgentState | None) -> None
         raise KeyboardInterrupt
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    before = signal.signal(signal.SIGTERM, end)  # the first process of a container would not hear it
+    before = signal.signal(signal.SIGTERM, end)  # the first process of a container ignores it by default
     try:
         until, changed = time.monotonic() + seconds, _changed(path.parent)
         told = -limits.AGENT_STATE_SECONDS
@@ -517,8 +517,8 @@ def wait_for_token(path: Path, seconds: float, state: AgentState | None) -> None
                 until = now + seconds
             if now > until:
                 raise IdentityError(
-                    f"a token has to come to {path} while the program lives, and nothing has changed in its folder for "
-                    f"{seconds:g} s"
+                    f"the program must write a token to {path}, and its folder has not changed for {seconds:g} s: "
+                    "if the program lives, wait longer by --wait"
                 )
             if state is not None and now - told >= limits.AGENT_STATE_SECONDS:
                 state.tell("waiting")
@@ -571,16 +571,16 @@ def read_token(path: str, line: int) -> str:
         raise IdentityError(f"the tokens need to be in a readable file, got {path}: {error.strerror}") from error
     if not 0 <= line < len(lines):
         raise IdentityError(
-            f"each host takes a line of its own: {path} has {len(lines)}, and this one, by its rank, would take line "
-            f"{line}, counted from 0; write more by door.write_tokens(path, hosts), or say --line"
+            f"{path} must have a line for each host: it has {len(lines)}, and this host needs line {line}, from 0 on; "
+            "write more by door.write_tokens(path, hosts), or pass another --line"
         )
     return lines[line]
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Return whether only this user can read a file, or a group of this process to which root has given it.
+    """Return whether a file is private to this user, or belongs to root and is readable by a group of this process.
 
-    The files of a Secret belong to root, and to the group of the pod, if it has one.
+    The files of a Kubernetes Secret belong to root, and to the group of the pod, if it has one.
     """
     if found.st_mode & 0o037 or found.st_uid not in (os.geteuid(), 0):
         return False

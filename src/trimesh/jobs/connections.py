@@ -1,10 +1,8 @@
 """TLS connections of hosts: the handshake with a door, and direct connections between the agents of two hosts.
 
-Agents reach each other by TCP with TLS inside, by certificates of one authority.
-
 DW-1 The dialling agent checks that it reaches the expected incarnation, not another process at its address; the dialled
-     one admits only incarnations that it expects. Certificates contain both names. Those of a user's own authority name
-     hosts instead, and peers with an accepted name are trusted to state their incarnations.
+     one admits only incarnations that it expects. Certificates of the mesh name incarnations. Those of a user's own
+     authority name hosts, and a peer with an accepted name is trusted to state its incarnation.
 DW-2 A loopback address is sent to other agents only if all hosts are one machine.
 """
 
@@ -108,8 +106,8 @@ class SecureSocket:
         """Shake hands until both sides have sent their hello and the dialled one has admitted the other.
 
         Args:
-            decide: On the dialled side: returns the answer to a hello.
-            prove: On the dialling side of a join: proves that it knows the token.
+            decide: On the dialled side: returns the verdict on a hello.
+            prove: On the dialling side of a join: sends the proof of the token.
             seconds: Time limit.
 
         Raises:
@@ -141,7 +139,7 @@ class SecureSocket:
             plain = plain[await self._step(plain) :]
 
     async def receive_exactly(self, size: int) -> bytes:
-        """Receive so many bytes from the peer.
+        """Receive `size` bytes from the peer.
 
         Raises:
             LinkLost: The connection broke first.
@@ -214,7 +212,7 @@ def _words(tls: TLSSession) -> str:
     """Return why a session has failed; for a certificate that is not valid now, with the time of this clock."""
     text = str(tls.failure)
     if "not yet valid" in text or "expired" in text:
-        text += f"; the clock of this machine says {time.strftime('%Y-%m-%d %H:%M:%S %Z')}: set it, or that of the peer"
+        text += f"; the clock of this machine is at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}: set it, or the peer's"
     return text
 
 
@@ -336,7 +334,7 @@ class DirectWays:
 
     async def _accept(self, stream: trio.SocketStream) -> None:
         if self._half_open >= limits.DIRECT_HALF_OPEN_MAX:
-            return  # strangers; a refused agent uses the route by the controller, and dials again
+            return  # strangers have come; an agent dropped here uses the route by the controller, and dials again
         self._half_open += 1
         secure: SecureSocket | None = None
         try:
@@ -388,7 +386,7 @@ class DirectWays:
         raise LinkLost(f"no answer within {limits.HOST_DIAL_SECONDS:g} s")
 
     async def over(self, sock: socket.socket, peer: ProcId, *, is_dialler: bool) -> HostConnection:
-        """Shake hands over a stream socket, and take it over.
+        """Shake hands over a connected stream socket, which this takes over.
 
         Raises:
             LinkLost: The other end is another agent, or not an agent.
@@ -415,9 +413,9 @@ class DirectWays:
         if self._credentials.has_names:
             return
         if not self._credentials.accepts(tls.peer_name):
-            raise LinkLost(f"its certificate names {tls.peer_name!r}, which is none of the peers")
+            raise LinkLost(f"its certificate must name one of peers=, and names {tls.peer_name!r}")
         if tls.peer is None or tls.peer.incarnation != peer:
-            raise LinkLost("another incarnation has answered")
+            raise LinkLost("another incarnation answered")
 
     def _secure(self, sock: trio.socket.SocketType, *, is_server: bool, expected: int = 0) -> SecureSocket:
         hello = own_hello(self._own, self._mesh)

@@ -10,7 +10,7 @@ authority, a host shows one on both connections, and proves its token on both (`
 
 JD-1 At most `limits.TLS_HALF_OPEN_MAX` connections have authenticated nothing yet. Others wait until one of them is
      through, or the oldest has taken `limits.DOOR_PATIENCE_SECONDS` and is dropped. Admitted hosts are never dropped.
-JD-2 Violations are counted, and logged once for each rule and door, however often they occur.
+JD-2 Connections that break the protocol are counted by kind of violation; each door logs only the first of a kind.
 JH-1 A host holds its session from when it joins until it is released, or lost; the loss is reported once.
 JH-2 The first report of its agent, its session or its spawner determines how it was lost.
 """
@@ -57,14 +57,15 @@ _BACKLOG: Final = 128
 _log: Final = logging.getLogger("trimesh")
 
 _NO_OFFENCE: Final = frozenset({lib.ERR_TLS_CUT, lib.ERR_TLS_LATE, lib.ERR_CANCELLED})
-"""Failures of broken connections; those of good hosts break, too."""
+"""Failures that are no violations: connections of admitted hosts break, too."""
 
 
 class Door:
     """Open door. Made by `open_door_at`.
 
     Attributes:
-        address: Listening address, `host:port`; hosts dial `addresses`.
+        address: Listening address, `host:port`.
+        addresses: Addresses that hosts dial, in order.
         on_stranger: Called with a message for each host whose token is not valid here. Must not raise.
         on_refused: Called with a message for each refused peer that no token identifies. Must not raise.
         offences: Number of connections that broke each rule, by the status of the failure (JD-2).
@@ -150,16 +151,16 @@ class Door:
         """Handle the end of a connection that has shown no token."""
         failure = secure.tls.failure
         if (words := words_of_host(secure.first)) is not None:
-            self.on_refused(f"a host that has shown no token says that it cannot join: {words}")
+            self.on_refused(f"a host without a token reports that it cannot join: {words}")
         elif failure is not None and failure.status not in _NO_OFFENCE:
             self._count_offence(failure)
             if secure.first.startswith(BEGINS_TLS if self._is_plain else BEGINS_PLAIN):
                 await self._refuse_other_kind(stream)
 
     async def _refuse_other_kind(self, stream: trio.SocketStream) -> None:
-        """Report to both sides that only one uses TLS; other strangers get no answer."""
-        theirs, ours = ("with", "does without (insecure=)") if self._is_plain else ("without", "has")
-        self.on_refused(f"a peer came {theirs} TLS, and this door {ours} TLS: give hosts tokens of this door")
+        """Report to both sides that only one uses TLS; other strangers get no reply."""
+        theirs, ours = ("with", "has none (insecure=)") if self._is_plain else ("without", "requires it")
+        self.on_refused(f"a peer connected {theirs} TLS, and this door {ours}: give hosts tokens of this door")
         if not self._is_plain:
             with suppress(OSError, trio.BrokenResourceError, trio.ClosedResourceError):
                 await stream.send_all(SPEAKS_TLS)
@@ -227,12 +228,12 @@ class Door:
         if not isinstance(self._authority, ForeignAuthority) or self._authority.own.accepts(name):
             return None
         peers = ", ".join(self._authority.own.peers)
-        return f"its certificate names {name!r}, which is none of the peers that this program names: {peers}"
+        return f"its certificate must name one of peers=, {peers}, and names {name!r}"
 
     def _count_offence(self, failure: TLSError) -> None:
         self.offences[failure.status] += 1
         if self.offences[failure.status] == 1:
-            text = "a connection to %s was refused: %s. Others like it are counted, not logged"
+            text = "a connection to %s was refused: %s. Further ones of this kind are counted, not logged"
             _log.warning(text, self.address, failure)
 
     async def _certify(self, secure: SecureSocket, hello: TLSHello, guest: JoinedHost) -> None:
@@ -248,7 +249,8 @@ class Door:
             return
         size = LENGTH.unpack(await secure.receive_exactly(LENGTH.size))[0]
         if size > limits.KEY_REQUEST_BYTES_MAX:
-            guest.refused(HostRefused(f"a request for a certificate of {size} bytes came; it has 400"))
+            most = f"limits.KEY_REQUEST_BYTES_MAX ({limits.KEY_REQUEST_BYTES_MAX})"
+            guest.refused(HostRefused(f"a request for a certificate must have at most {most} bytes, got {size}"))
             return
         try:
             chain = self._authority.certify(await secure.receive_exactly(size), incarnation, time.time())
@@ -290,7 +292,7 @@ def difference(theirs: tuple[str, str, str], ours: tuple[str, str, str]) -> str 
             found.append(f"{name} {host} where this program runs {name} {program}")
     if not found:
         return None
-    return f"the host runs {', and '.join(found)}: install the same versions there"
+    return f"the host runs {', and '.join(found)}: install the same version there"
 
 
 @contextmanager
@@ -319,12 +321,12 @@ async def open_door_at(
         where = with_port(place.interface, place.port)
         if error.errno == errno.EADDRINUSE:
             raise SpawnError(
-                f"hosts cannot join at {where}: another program listens at port {place.port}; name a free one by "
+                f"hosts cannot join at {where}: another program listens at port {place.port}; pass a free one by "
                 "port=, or leave it out"
             ) from error
         if error.errno == errno.EACCES:
             raise SpawnError(
-                f"hosts cannot join at {where}: this user may not listen at port {place.port}; name one from 1024 on"
+                f"hosts cannot join at {where}: this user may not listen at port {place.port}; pass one from 1024 on"
             ) from error
         raise SpawnError(f"hosts cannot join at {where}, which must be an address of this machine: {error}") from error
     door = Door(own, authority, context, listeners[0], place.advertised)
@@ -373,9 +375,9 @@ class HostLinks:
 
 
 async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Credentials | None:
-    """Return this process's credentials if certificates are not of the mesh; None if they are.
+    """Return this process's credentials for `pki` or `insecure`; None if the mesh makes its certificates.
 
-    If the job or door `whose` is insecure, a warning is logged.
+    Logs a warning if the job or door `whose` is insecure.
 
     Raises:
         IdentityError: A file cannot be read.
@@ -390,7 +392,7 @@ async def own_credentials(pki: OwnPKI | None, insecure: str, whose: str) -> Cred
 async def open_host_links(
     proc: Proc, place: ListenAddress, own: Credentials | None = None
 ) -> AsyncGenerator[HostLinks, None]:
-    """Let hosts join while the body runs; see `own_credentials` for `own`."""
+    """Accept hosts while the body runs; see `own_credentials` for `own`."""
     authority = Authority(time.time()) if own is None else ForeignAuthority(own)
     with door_context(proc.proc_id, authority) as context:
         sessions = HostSessions()
@@ -405,9 +407,9 @@ class JoinedHost:
     """Host for which a token was issued. A subclass handles its events.
 
     Attributes:
-        name: Name of the host; "" until it has reported it.
-        host: Starts processes there, once its agent has joined.
-        is_ready: True if processes can be started.
+        name: Name of the host; "" until the host has reported it.
+        host: Starts processes there; None until its agent has joined.
+        is_ready: True once processes can be started.
         joined: Set when it has a session.
         lost: Set when it is lost.
     """
@@ -441,7 +443,7 @@ class JoinedHost:
 
     def refused(self, error: Exception) -> None:
         """Handle the refusal of its join."""
-        self.failed(HostRefused(f"the host {self.name or 'that has come'} may not join: {error}"))
+        self.failed(HostRefused(f"the host {self.name or 'with this token'} may not join: {error}"))
 
     def connected(self, incarnation: ProcId, connection: HostConnection) -> bool:
         """Take a connection of the member; return False to close it: its session is over."""
@@ -457,7 +459,7 @@ class JoinedHost:
     # ---- life cycle ------------------------------------------------------------------------------------------
 
     async def keep(self, proc: Proc, point: Point, release: trio.Event) -> None:
-        """Keep it as a host until it is released or lost; then tell its processes to end."""
+        """Keep it as a host until it is released or lost; then end its processes."""
         await self.joined.wait()
         assert self._pipe is not None
         async with open_remote_host(proc, self._pipe, self.name, point, self._links.agents) as host:
@@ -490,7 +492,7 @@ class JoinedHost:
         match down.ending:
             case SessionEnding.LEASE:
                 seconds = f"limits.HOST_LEASE_SECONDS ({limits.HOST_LEASE_SECONDS:g} s)"
-                self.lose("lease", f"nothing was heard of its agent for {seconds}")
+                self.lose("lease", f"its agent sent nothing for {seconds}")
             case SessionEnding.BYE:
                 self.agent_failed("its agent has ended")
             case _:

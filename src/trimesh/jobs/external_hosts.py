@@ -59,7 +59,7 @@ class OpenDoor:
 
     @property
     def refusals(self) -> tuple[HostRefused, ...]:
-        """The last `limits.DOOR_REFUSALS_KEPT` refusals of hosts. The hosts themselves get fewer details."""
+        """The last `limits.DOOR_REFUSALS_KEPT` refusals of hosts, with details that the hosts do not get."""
         return tuple(self._run.refusals)
 
     def token(self) -> str:
@@ -69,7 +69,7 @@ class OpenDoor:
         the environment.
 
         Raises:
-            LimitExceeded: `limits.JOIN_TOKENS_MAX` are out.
+            LimitExceeded: `limits.JOIN_TOKENS_MAX` tokens are unused.
         """
         return self._run.links.door.expect(DoorHost(self._run)).text
 
@@ -79,11 +79,11 @@ class OpenDoor:
         `trimesh host join ... --token-file PATH` takes the line of its rank, as mpirun, srun or torchrun number it.
 
         Args:
-            path: It must not exist.
-            count: How many hosts.
+            path: Path of the file, which must not exist.
+            count: Number of hosts.
 
         Raises:
-            LimitExceeded: `limits.JOIN_TOKENS_MAX` are out.
+            LimitExceeded: `limits.JOIN_TOKENS_MAX` tokens are unused.
             OSError: The file exists, or cannot be written.
         """
         lines = "".join(f"{self.token()}\n" for _ in range(count))
@@ -97,11 +97,11 @@ class OpenDoor:
         blocks are served in turn. There is no time limit: write `with trio.fail_after(...)` around it.
 
         Args:
-            hosts: How many, or a mapping of mesh names to numbers, see `LocalJob`.
+            hosts: Number of hosts, or a mapping of mesh names to numbers, see `LocalJob`.
 
         Raises:
             TypeError, ValueError: `hosts` is neither.
-            MeshErrorGroup: On entering, when a host came and was refused: with a `HostRefused`.
+            MeshErrorGroup: On entering, if a host with a token was refused (`HostRefused`) or failed to start.
         """
         checked = checked_hosts(hosts)
         return Spawning(f"expect({hosts!r})", partial(self._run.taken, checked), _adopt)
@@ -113,7 +113,7 @@ class OpenDoor:
             TypeError: Always.
         """
         del protocol
-        raise TypeError("a door is used by the program that has opened it, and does not travel: send `door.addresses`")
+        raise TypeError("a door can only be used by the program that opened it: send `door.addresses` instead")
 
     def __repr__(self) -> str:
         return f"<door at {', '.join(self.addresses)}, {len(self._run.waiting)} hosts wait>"
@@ -138,13 +138,14 @@ def open_door(
             the address of the default route.
         port: 0 lets the system choose.
         advertise: Addresses that hosts dial, `host` or `host:port`, if they reach this machine by other ones.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
-        pki: Certificates of your own authority, by files; None lets the door make its own. Hosts name their files by
-            options of `trimesh host join`, as `door.command` shows.
-        insecure: "I understand" disables TLS, see `LocalJob`; tokens of such a door tell its hosts.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files; None makes certificates for this door. Hosts name their files
+            by options of `trimesh host join`, as `door.command` shows.
+        insecure: "I understand" turns TLS off, see `LocalJob`; hosts learn this from their tokens.
 
     Raises:
-        MeshErrorGroup: On entering, when it cannot listen there, or cannot read a file of `pki`.
+        TypeError, ValueError: An argument is invalid.
+        MeshErrorGroup: On entering, if the door cannot listen there, or cannot read a file of `pki`.
     """
     checked_pki(None, None, pki)
     checked_insecure(insecure, pki)
@@ -208,7 +209,7 @@ class DoorRun(HostsRun):
         self._claims: list[_Claim] = []
 
     def leave(self) -> None:
-        """Close it; tell the agents of waiting hosts to end."""
+        """Close the door; end the agents of waiting hosts."""
         super().leave()
         for host in self._hosts:
             host.leave()
@@ -236,7 +237,7 @@ class DoorRun(HostsRun):
         return True
 
     def became_ready(self, host: DoorHost) -> None:
-        """Queue a host, to be taken."""
+        """Queue a host for `expect`."""
         self.waiting.append(host)
         self._serve_claims()
 
@@ -255,7 +256,7 @@ class DoorRun(HostsRun):
             claim.settled.set()
 
     def _stranger(self, text: str) -> None:
-        self.refusals.append(HostRefused(f"a host came to the door with a token that is worth nothing: {text}"))
+        self.refusals.append(HostRefused(f"a host came to the door with an invalid token: {text}"))
 
     # ---- requests of the program -----------------------------------------------------------------------------
 
@@ -293,7 +294,7 @@ class DoorRun(HostsRun):
             self._serve_claims()
             await claim.settled.wait()
             if claim.error is not None:
-                raise MeshErrorGroup(f"{count} hosts were expected, and one that came cannot be had", [claim.error])
+                raise MeshErrorGroup(f"{count} hosts were expected, and one of those that came failed", [claim.error])
         except BaseException:
             self.waiting[:0] = [host for host in claim.hosts if not host.lost.is_set()]
             raise
@@ -314,7 +315,7 @@ class DoorRun(HostsRun):
 class DoorSuccessors:
     """Replaces a block's lost hosts by hosts that wait at the door or arrive later; see `Successors`.
 
-    It adds them to those that the block has taken.
+    Such hosts are appended to `taken`, the list of the block, which releases them at its end.
     """
 
     def __init__(self, run: DoorRun, taken: list[DoorHost], whole: Region) -> None:
@@ -339,7 +340,7 @@ class DoorSuccessors:
             self._taken.append(one)
             return one.remote
         seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
-        raise SpawnError(f"{lost.name} is lost, and no other host has come to the door within {seconds}")
+        raise SpawnError(f"the lost host {lost.name} is not replaced: no other host joined within {seconds}")
 
     async def grow(self, count: int, first: int) -> Sequence[JobHost]:
         """Take waiting hosts, and wait for the rest; see `Successors.grow`."""
@@ -365,8 +366,8 @@ class DoorHost(JoinedHost):
     """A host that joins by itself.
 
     Attributes:
-        release: Set when it is not used any more.
-        over: Set when nothing of it is left here.
+        release: Set when it is no longer used.
+        over: Set when nothing of it is left in this process.
     """
 
     def __init__(self, run: DoorRun) -> None:
@@ -379,7 +380,7 @@ class DoorHost(JoinedHost):
 
     @property
     def remote(self) -> RemoteHost:
-        """The host, to start processes on."""
+        """The host, once it is ready, to start processes on."""
         assert self.host is not None
         return self.host
 

@@ -3,13 +3,14 @@
 `cryptography` (extra `hosts`) makes the certificates. The state machines read no clock: the caller passes the time.
 
 AU-1 Claims in a request are ignored: only its key is used, once the request proves possession of the private half; all
-else comes from the caller. AU-2 An incarnation is certified once: another key never gets its name. AU-3 Only the
-authority signs: a certified host cannot certify others.
+     else comes from the caller.
+AU-2 An incarnation is certified once: another key never gets its name.
+AU-3 Only the authority signs: a certified host cannot certify others.
 
-TK-1 A token itself is never sent on the link: its proof is bound to one TLS session by the exporter, and to mesh and
-incarnation. TK-2 A token admits once; a wrong proof does not use it up, so a stranger that has seen its number cannot
-spend it. TK-3 The peer does not learn the reason of a refusal. TK-4 If certificates do not name incarnations, each
-connection of a host has to prove again the token by which it joined.
+TK-1 A token itself is never sent: its proof is bound to one TLS session by the exporter, and to mesh and incarnation.
+TK-2 A token admits once; a wrong proof does not use it up, so a stranger that has seen its number cannot spend it.
+TK-3 The peer does not learn the reason of a refusal.
+TK-4 If certificates do not name incarnations, each connection of a host must prove again the token by which it joined.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class IdentityError(TrimeshError):
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Certificate, key and authority of one incarnation. Its text shows no key.
+    """Certificate, key and authority of one incarnation. Its repr shows no key.
 
     Attributes:
-        chain: PEM: the own certificate, then those up to the authority.
-        key: PEM of the private key, without a password.
-        authority: PEM of the authority that certifies the peers.
-        peers: Names that peers may have in their certificates; () = the names of the mesh, which sessions check.
+        chain: The own certificate, then those up to the authority, in PEM.
+        key: The private key in PEM, without a password.
+        authority: The authority that certifies the peers, in PEM.
+        peers: Accepted names in the certificates of peers; () accepts the names of the mesh, which sessions check.
         is_plain: True if there are no certificates and nothing is encrypted, by `insecure=` of a job.
     """
 
@@ -68,7 +69,7 @@ class Credentials(msgspec.Struct, frozen=True):
         return not self.peers and not self.is_plain
 
     def accepts(self, name: str | None) -> bool:
-        """Tell whether a peer may have this name; it is None where the peer has shown no certificate."""
+        """Return whether a peer may have this name; None stands for a peer without a certificate."""
         return self.has_names or self.is_plain or name in self.peers
 
 
@@ -77,7 +78,7 @@ PLAIN: Final = Credentials(b"", b"", b"", is_plain=True)
 
 
 def name_of(mesh: bytes, incarnation: ProcId) -> str:
-    """Return the name of an incarnation, as certificates have it."""
+    """Return the name of an incarnation in certificates."""
     if len(mesh) != 16 or not 1 <= incarnation <= ID_MAX:
         raise ValueError(f"a name needs a mesh of 16 bytes and an incarnation from 1 on, got {mesh!r}, {incarnation}")
     return f"trimesh://{mesh.hex()}/{incarnation:016x}"
@@ -101,9 +102,9 @@ class Authority:
     """Certifies the incarnations of one mesh.
 
     Attributes:
-        certificate: Its own certificate, PEM.
-        pin: SHA-256 of its public key (SubjectPublicKeyInfo): what a joining host knows it by.
-        mesh: The first 16 bytes of that: the mesh, in names and hellos.
+        certificate: Its own certificate in PEM.
+        pin: SHA-256 of its public key (SubjectPublicKeyInfo), by which joining hosts recognise it.
+        mesh: The first 16 bytes of `pin`: id of the mesh in names and hellos.
     """
 
     certificate: bytes
@@ -111,10 +112,10 @@ class Authority:
     mesh: bytes
 
     def __init__(self, now: float) -> None:
-        """Make one; the key exists in this object only. Takes 1 ms.
+        """Make an authority; its key exists in this object only. Takes 1 ms.
 
         Args:
-            now: Seconds since 1970, for the time from which it is valid.
+            now: Unix time, from which the authority is valid.
         """
         self._key = _new_key()
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "trimesh mesh authority")])
@@ -133,7 +134,7 @@ class Authority:
         return f"Authority(mesh={self.mesh.hex()}, {len(self._certified)} certified)"
 
     def credentials(self, incarnation: ProcId, now: float) -> Credentials:
-        """Return certificate and key of an incarnation of this process."""
+        """Certify an incarnation of this process, and return its credentials."""
         key = _new_key()
         chain = self._certify(incarnation, key.public_key(), now)
         return Credentials(chain=chain, key=_text_of(key), authority=self.certificate)
@@ -144,21 +145,22 @@ class Authority:
         Args:
             request: PKCS #10 in PEM, at most `limits.KEY_REQUEST_BYTES_MAX`.
             incarnation: Its future owner, from the hello of the admitted peer.
-            now: Seconds since 1970.
+            now: Unix time.
 
         Raises:
-            IdentityError: It is no request, does not have the private half, or the incarnation is certified already.
-            LimitExceeded: `limits.CERTIFIED_MAX` are.
+            IdentityError: It is no request, is not signed by its own key, or the incarnation is certified already.
+            LimitExceeded: `limits.CERTIFIED_MAX` incarnations are certified.
         """
         if len(request) > limits.KEY_REQUEST_BYTES_MAX:
             raise IdentityError(
-                f"a request for a certificate has at most {limits.KEY_REQUEST_BYTES_MAX} bytes, got {len(request)}"
+                f"a request for a certificate must have at most limits.KEY_REQUEST_BYTES_MAX "
+                f"({limits.KEY_REQUEST_BYTES_MAX}) bytes, got {len(request)}"
             )
         try:
             asked = x509.load_pem_x509_csr(request)
             public = asked.public_key()
             is_proven = asked.is_signature_valid
-        except Exception as error:  # of ASN.1 in many kinds
+        except Exception as error:  # ASN.1 errors have many classes
             raise IdentityError(f"a request for a certificate needs to be PKCS #10 in PEM: {error}") from error
         if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
             raise IdentityError(f"a request for a certificate needs a key on P-256, got {type(public).__name__}")
@@ -171,7 +173,7 @@ class Authority:
         if incarnation in self._certified:
             raise IdentityError(f"an incarnation gets one certificate, and {incarnation:016x} has one (AU-2)")
         if len(self._certified) >= limits.CERTIFIED_MAX:
-            raise LimitExceeded("CERTIFIED_MAX", limits.CERTIFIED_MAX, "this authority has certified too many hosts")
+            raise LimitExceeded("CERTIFIED_MAX", limits.CERTIFIED_MAX, "too many hosts have joined this mesh")
         builder = _builder(x509.Name([]), self._name, public, now, limits.CERTIFICATE_VALID_SECONDS)
         names = x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name)])
         builder = builder.add_extension(names, critical=True)  # the subject is empty
@@ -188,7 +190,7 @@ class Authority:
 
 
 class KeyRequest:
-    """The key of a host that joins, which never leaves it, and the request for its certificate.
+    """The key of a joining host, which never leaves the host, and the request for its certificate.
 
     Attributes:
         text: PKCS #10 in PEM, for `Authority.certify`.
@@ -205,18 +207,18 @@ class KeyRequest:
         """Return the credentials, with the chain that the authority has sent.
 
         Args:
-            chain: In PEM.
-            pin: Of the authority.
-            now: Seconds since 1970, by the clock of this machine; None does not look whether they count by that.
+            chain: Certificate and authority, in PEM.
+            pin: Pin of the expected authority.
+            now: Unix time by the clock of this machine, to check the dates of the certificate; None does not check.
 
         Raises:
-            IdentityError: The chain is not of the pinned authority, or not for this key.
+            IdentityError: The chain is not of the pinned authority, not for this key, or not valid now.
         """
         try:
             certificates = x509.load_pem_x509_certificates(chain)
             public, root = certificates[0].public_key(), certificates[-1]
             certificates[0].verify_directly_issued_by(root)
-        except Exception as error:  # of ASN.1 in many kinds
+        except Exception as error:  # ASN.1 errors have many classes
             raise IdentityError(f"a certificate needs to come with its authority's, in PEM: {error}") from error
         if pin_of(root.public_key()) != pin:
             raise IdentityError("the certificate needs to be of the authority that the join was for, got another one")
@@ -228,7 +230,7 @@ class KeyRequest:
 
 
 def _check_clock(certificate: x509.Certificate, now: float) -> None:
-    """Refuse a certificate that was made just now and does not count by the clock of this machine.
+    """Refuse a certificate that was made just now, but is not valid by the clock of this machine.
 
     Raises:
         IdentityError: The clocks of both machines differ by too much.
@@ -239,8 +241,8 @@ def _check_clock(certificate: x509.Certificate, now: float) -> None:
         apart = timedelta(seconds=round(abs(made_at - now)))
         where = "behind" if is_early else "ahead of"
         raise IdentityError(
-            f"the clock of this machine is {apart} {where} that of the program, and certificates allow for "
-            f"limits.CLOCK_SKEW_SECONDS ({limits.CLOCK_SKEW_SECONDS:g} s): set the clocks of both machines (NTP)"
+            f"the clock of this machine must agree with the program's within limits.CLOCK_SKEW_SECONDS "
+            f"({limits.CLOCK_SKEW_SECONDS:g} s), and is {apart} {where} it: set the clocks of both machines (NTP)"
         )
 
 
@@ -293,18 +295,18 @@ def read_own_pki(
 
     Args:
         certificate: The own certificate, then those up to the authority.
-        key: Its private key, without a password: of this user, and readable by no other.
-        authority: Who certifies the peers.
-        peers: Names that peers may have: URIs, or else names of DNS, in their certificates. An authority of a site
-            certifies others, too, so none is taken for granted.
+        key: Its private key, without a password; owned by this user or root, readable by the owner only.
+        authority: The authority that certifies the peers.
+        peers: Accepted names of peers: the URI, or else the DNS name, in their certificates. Required, as the
+            authority of a site certifies others, too.
 
     Raises:
-        IdentityError: A file cannot be read, the key can be read by others, or no peer is named.
+        IdentityError: A file cannot be read or is no PEM, others can read the key, or no peer is named.
     """
     if not peers:
         raise IdentityError(
-            "own certificates need peers=(...), the names that peers may have in theirs: an authority has others, "
-            'too; write peers=("n1.example", "n2.example")'
+            "own certificates need peers=(...), the names of the hosts to trust, as an authority certifies others, "
+            'too: write peers=("n1.example", "n2.example")'
         )
     return Credentials(
         chain=_read(certificate, "certificate"),
@@ -317,15 +319,16 @@ def read_own_pki(
 class ForeignAuthority:
     """Stands in for `Authority` in a mesh that certifies no hosts: another authority does, or sessions are plain.
 
-    Hosts still join by a token. Their certificates do not name incarnations, so each connection of a host has to prove
-    the token by which it joined (FA-1).
+    Hosts still join by a token. Their certificates do not name incarnations, so each connection of a host must prove
+    the token by which it joined (TK-4).
 
     Args:
-        credentials: Of this process.
+        credentials: Credentials of this process.
 
     Attributes:
-        pin: 32 bytes that no other mesh has; no digest of a key.
-        mesh: The first 16 of them.
+        pin: 32 random bytes, not the digest of a key.
+        mesh: The first 16 of them: id of the mesh.
+        own: The credentials of this process.
     """
 
     def __init__(self, credentials: Credentials) -> None:
@@ -335,20 +338,20 @@ class ForeignAuthority:
         self._joined = set[ProcId]()
 
     def credentials(self, incarnation: ProcId, now: float) -> Credentials:
-        """Return certificate and key of this process."""
+        """Return the credentials of this process."""
         del incarnation, now
         return self.own
 
     def has_joined(self, incarnation: ProcId) -> bool:
-        """Tell whether an incarnation has ever joined."""
+        """Return whether an incarnation has ever joined."""
         return incarnation in self._joined
 
     def admit(self, incarnation: ProcId) -> None:
-        """Note that an incarnation has joined.
+        """Record that an incarnation has joined.
 
         Raises:
-            IdentityError: It has before.
-            LimitExceeded: `limits.CERTIFIED_MAX` have.
+            IdentityError: It has joined before.
+            LimitExceeded: `limits.CERTIFIED_MAX` incarnations have joined.
         """
         if incarnation in self._joined:
             raise IdentityError(f"an incarnation joins once, and {incarnation:016x} has joined")
@@ -361,7 +364,7 @@ def _read(path: str | Path, what: str, *, is_secret: bool = False) -> bytes:
     try:
         with Path(path).expanduser().open("rb") as file:
             if is_secret:
-                _check_secret(os.fstat(file.fileno()), path)  # of the opened file: the path may name another by now
+                _check_secret(os.fstat(file.fileno()), path)  # the opened file: the path may name another one by now
             text = file.read(limits.PKI_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise IdentityError(f"the {what} needs to be a readable file, got {path}: {error.strerror}") from error
@@ -394,8 +397,8 @@ def look_at(credentials: Credentials, now: datetime) -> datetime:
     """Check certificates, key and authority locally, without contacting a peer.
 
     Args:
-        credentials: As `read_own_pki` returns them.
-        now: The time, of any zone.
+        credentials: Credentials as `read_own_pki` returns them.
+        now: Time with a time zone.
 
     Returns:
         The earliest expiry of the needed certificates.
@@ -411,7 +414,7 @@ def look_at(credentials: Credentials, now: datetime) -> datetime:
         raise IdentityError(f"the key needs to be a private key in PEM without a password: {error}") from None
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*form) != chain[0].public_key().public_bytes(*form):
-        raise IdentityError("the key needs to be that of the first certificate of the file, and is another one")
+        raise IdentityError("the key needs to be that of the first certificate in the file, and is another one")
     _check_names(chain[0])
     needed = [*chain, _issuer_of(chain, authorities)]
     for one in needed:
@@ -427,19 +430,19 @@ def _certificates(text: bytes, what: str) -> list[x509.Certificate]:
 
 
 def _issuer_of(chain: list[x509.Certificate], authorities: list[x509.Certificate]) -> x509.Certificate:
-    """Return the authority that certified the last of a chain; check that each certifies the one before."""
+    """Return the authority of the last certificate of a chain; check that each other one is signed by the next."""
     for one, issuer in pairwise(chain):
         if not _has_issued(issuer, one):
             raise IdentityError(
-                f"each certificate of the file needs to be signed by the next one, and {_name(issuer)} has not signed "
+                f"each certificate in the file needs to be signed by the next one, and {_name(issuer)} has not signed "
                 f"that of {_name(one)}"
             )
     for authority in authorities:
         if authority == chain[-1] or _has_issued(authority, chain[-1]):
             return authority
     raise IdentityError(
-        f"the last certificate of the file, of {_name(chain[-1])}, needs to be signed by the authority, "
-        f"{', '.join(map(_name, authorities))}, and is not: it was issued by {chain[-1].issuer.rfc4514_string()!r}"
+        f"the last certificate in the file, of {_name(chain[-1])}, needs to be signed by the authority, "
+        f"{', '.join(map(_name, authorities))}, and was issued by {chain[-1].issuer.rfc4514_string()!r}"
     )
 
 
@@ -458,7 +461,7 @@ def _check_names(one: x509.Certificate) -> None:
         names = None
     kinds = (x509.UniformResourceIdentifier, x509.DNSName)
     if names is None or not any(names.get_values_for_type(kind) for kind in kinds):
-        raise IdentityError("the certificate needs to name its host by a URI or a name of DNS, and names none")
+        raise IdentityError("the certificate needs to name its host by a URI or a DNS name, and has neither")
 
 
 def _check_dates(one: x509.Certificate, now: datetime) -> None:
@@ -466,18 +469,18 @@ def _check_dates(one: x509.Certificate, now: datetime) -> None:
     if now < begins:
         raise IdentityError(f"the certificate of {_name(one)} is not valid before {begins:{_FORM}}")
     if now > ends:
-        raise IdentityError(f"the certificate of {_name(one)} has expired, at {ends:{_FORM}}")
+        raise IdentityError(f"the certificate of {_name(one)} expired at {ends:{_FORM}}")
 
 
 def _name(one: x509.Certificate) -> str:
     return repr(one.subject.rfc4514_string() or f"serial number {one.serial_number:x}")
 
 
-# ---- tokens by which hosts join: 256 bits, used once, five minutes; PURE, the time is handed in ----------------------
+# ---- tokens by which hosts join: 256 bits, used once, five minutes; PURE, the caller passes the time -----------------
 
 _PREFIX: Final = "trimesh-join-1"
 _PLAIN_PREFIX: Final = "trimesh-plain-1"
-"""Prefix of a token for sessions without TLS: nothing else can make a host do without TLS."""
+"""Prefix of a token for sessions without TLS: only such a token turns TLS off on a host."""
 
 _LABEL: Final = b"trimesh join 1\0"
 _NUMBER_BYTES: Final = 16
@@ -489,10 +492,10 @@ class JoinToken(msgspec.Struct, frozen=True):
     """Join token of a host. Pass its secret `text` by stdin, a 0600 file or a Secret, never by argument or variable.
 
     Attributes:
-        number: Which token, 16 bytes; no secret.
+        number: Id of the token, 16 bytes; not secret.
         secret: 32 bytes.
-        pin: SHA-256 of the public key of the mesh's authority.
-        is_plain: Whether sessions of the mesh are plain.
+        pin: Pin of the mesh's authority, see `Authority.pin` and `ForeignAuthority.pin`.
+        is_plain: Whether sessions of the mesh are without TLS.
     """
 
     number: bytes
@@ -511,12 +514,12 @@ class JoinToken(msgspec.Struct, frozen=True):
 
     @property
     def mesh(self) -> bytes:
-        """The mesh that it is for, 16 bytes."""
+        """Id of the mesh that it admits to, 16 bytes."""
         return self.pin[:16]
 
     @staticmethod
     def parse(text: str) -> JoinToken:
-        """Read `text`. The error shows nothing of it.
+        """Parse `text`. The error contains nothing of it.
 
         Raises:
             IdentityError: It is no token.
@@ -528,15 +531,15 @@ class JoinToken(msgspec.Struct, frozen=True):
             raw = b""
         if head not in (_PREFIX, _PLAIN_PREFIX) or len(raw) != _NUMBER_BYTES + _SECRET_BYTES + _PIN_BYTES:
             raise IdentityError(
-                f"a join token is one line that begins with {_PREFIX}:, as the door of the mesh prints it; "
-                f"got {len(text)} characters that are none"
+                f"a join token must be one line that begins with {_PREFIX}:, as door.token() returns it, got "
+                f"{len(text)} other characters"
             )
         number, secret = raw[:_NUMBER_BYTES], raw[_NUMBER_BYTES : _NUMBER_BYTES + _SECRET_BYTES]
         return JoinToken(number, secret, raw[_NUMBER_BYTES + _SECRET_BYTES :], head == _PLAIN_PREFIX)
 
 
 def proof_of(secret: bytes, exporter: bytes, mesh: bytes, incarnation: ProcId) -> bytes:
-    """Return the proof of knowing a token, 32 bytes, valid only on the session of `exporter`."""
+    """Return the proof of knowing a token, 32 bytes, valid only in the session of `exporter`."""
     return hmac.digest(secret, _LABEL + exporter + mesh + incarnation.to_bytes(8, "little"), "sha256")
 
 
@@ -560,15 +563,15 @@ class TokenLedger:
     """Tokens of one door. Times are of one monotonic clock."""
 
     def __init__(self, pin: bytes, *, keeps_spent: bool = False, is_plain: bool = False) -> None:
-        """Begin without any.
+        """Begin without tokens.
 
         Args:
-            pin: Of the authority of the mesh.
+            pin: Pin of the mesh's authority.
             keeps_spent: True if hosts prove their token again after they joined (TK-4).
-            is_plain: Whether sessions of the mesh are plain.
+            is_plain: Whether sessions of the mesh are without TLS.
         """
         if len(pin) != _PIN_BYTES:
-            raise ValueError(f"a pin has {_PIN_BYTES} bytes, got {len(pin)}")
+            raise ValueError(f"a pin must have {_PIN_BYTES} bytes, got {len(pin)}")
         self._pin = pin
         self._issued: dict[bytes, _Issued] = {}
         self._over: dict[bytes, str] = {}
@@ -577,18 +580,18 @@ class TokenLedger:
         self._spent: dict[ProcId, _Spent] = {}
 
     def __len__(self) -> int:
-        """Count the tokens that have been issued, not used, and not dropped for their age."""
+        """Count the tokens that were issued, and are neither used nor dropped for their age."""
         return len(self._issued)
 
     def __contains__(self, number: bytes) -> bool:
-        """Tell whether a token of this number is out, as far as was looked at."""
+        """Return whether a token of this number is issued and unused; an expired one counts until it is dropped."""
         return number in self._issued
 
     def issue(self, now: float) -> JoinToken:
-        """Return a new token, worth something for `limits.JOIN_TOKEN_SECONDS`.
+        """Return a new token, valid for `limits.JOIN_TOKEN_SECONDS`.
 
         Raises:
-            LimitExceeded: `limits.JOIN_TOKENS_MAX` are out.
+            LimitExceeded: `limits.JOIN_TOKENS_MAX` tokens are unused.
         """
         self._forget_old(now)
         if len(self._issued) >= limits.JOIN_TOKENS_MAX:
@@ -602,30 +605,30 @@ class TokenLedger:
         return token
 
     def redeem(self, number: bytes, proof: bytes, *, exporter: bytes, incarnation: ProcId, now: float) -> bool:
-        """Use a token up, if it is one that has not been used, is not too old, and is proven.
+        """Use up a token if it is unused, not too old, and proven; return whether it was.
 
         Args:
-            number: Which token the peer has named.
-            proof: What the peer has sent.
-            exporter: Of the session on which it came, taken here.
-            incarnation: Of the peer, as its hello says.
+            number: Id of the token, from the peer.
+            proof: Proof of knowing the token, from the peer.
+            exporter: Exporter of the session with the peer, taken on this side.
+            incarnation: Incarnation in the hello of the peer.
             now: The time.
         """
         self._forget_old(now)
         issued = self._issued.get(number)
-        secret = issued.secret if issued is not None else bytes(_SECRET_BYTES)  # so that a wrong number takes as long
+        secret = issued.secret if issued is not None else bytes(_SECRET_BYTES)  # so an unknown number takes as long
         expected = proof_of(secret, exporter, self._pin[:16], incarnation)
         is_proven = hmac.compare_digest(expected, proof)
         if issued is None or not is_proven:
             return False
         del self._issued[number]
-        self._remember(number, "a host has joined by it already, and a token admits one")
+        self._remember(number, "it admits one host, and a host has joined by it")
         if self._keeps_spent:
             self._spent[incarnation] = _Spent(number, issued.secret)
         return True
 
     def is_again(self, number: bytes, proof: bytes, *, exporter: bytes, incarnation: ProcId) -> bool:
-        """Tell whether a peer knows the token by which its incarnation has joined (TK-4)."""
+        """Return whether a peer knows the token by which its incarnation joined (TK-4)."""
         spent = self._spent.get(incarnation)
         secret = spent.secret if spent is not None else bytes(_SECRET_BYTES)
         is_proven = hmac.compare_digest(proof_of(secret, exporter, self._pin[:16], incarnation), proof)
@@ -638,7 +641,7 @@ class TokenLedger:
     def why_refused(self, number: bytes) -> str:
         """Return why a token was refused just now, for this side only; the peer does not learn it (TK-3)."""
         if number in self._issued:
-            return "its proof is wrong: who shows it knows its number only"
+            return "its proof is wrong: the peer knows the number of the token, not its secret"
         return self._over.get(number, "it is not of this door")
 
     def _forget_old(self, now: float) -> None:

@@ -20,10 +20,10 @@ Pickle = Literal["on", "off"]
 
 
 def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
-    """Check the hosts of a job: a number, or numbers by the names of meshes.
+    """Return the hosts of a job: a number, or numbers by the names of meshes.
 
     Raises:
-        TypeError, ValueError: It is neither, or there are too many or none.
+        TypeError, ValueError: It is neither, or there are none or too many.
     """
     if isinstance(hosts, Mapping):
         parts: dict[Any, Any] = {**hosts}
@@ -34,9 +34,9 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
         raise TypeError(f"a job takes a number of hosts, or a mapping of names to numbers, got {hosts!r}")
     for name, count in parts.items():
         if not isinstance(name, str) or whole_number(count) is None or count < 1:
-            raise ValueError(f"each mesh of hosts has a name and a number from 1 on, got {name!r}: {count!r}")
+            raise ValueError(f"each mesh of hosts must have a name and a number from 1 on, got {name!r}: {count!r}")
     if not 1 <= sum(parts.values()) <= limits.JOB_HOSTS_MAX:
-        raise ValueError(f"a job has 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")
+        raise ValueError(f"a job must have 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")
     return parts if isinstance(hosts, Mapping) else parts["hosts"]
 
 
@@ -55,7 +55,7 @@ def _check_insecure(job: Job, _: object, insecure: object) -> None:
 
 
 class _Entered(list[Spawning[HostMesh]]):
-    """The open blocks of a job in this program. A copy of the job, or one that travels, has none."""
+    """Open blocks of a job in this program. A pickled copy of the job has none."""
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[_Entered], tuple[()]]:
         return _Entered, ()
@@ -80,7 +80,7 @@ class Job:
         raise NotImplementedError
 
     def host_id(self, rank: int) -> str:
-        """Return the setting `host_id` of the processes of a host; "" leaves it to the machine."""
+        """Return the setting `host_id` for the processes of a host; "" takes that of the machine."""
         del rank
         return ""
 
@@ -91,7 +91,7 @@ class Job:
 
     @property
     def agent_env(self) -> Mapping[str, str]:
-        """Environment variables that its agents set, for themselves and what they start."""
+        """Environment variables that its agents set for themselves and for the processes that they start."""
         return {}
 
     @property
@@ -108,7 +108,7 @@ class Job:
         """Start the agents, and wait until processes can be started on all hosts.
 
         Raises:
-            MeshErrorGroup: A host could not be started; nothing of the others is left.
+            MeshErrorGroup: A host could not be started; all others were ended.
         """
         spawning = Spawning(repr(self), self._open, _adopt)
         hosts = await spawning.__aenter__()

@@ -1,4 +1,4 @@
-"""Jobs that a file names: `[jobs.big]` of `trimesh.toml`, or `[tool.trimesh.jobs.big]` of `pyproject.toml`."""
+"""Jobs defined in a file: `[jobs.big]` of `trimesh.toml`, or `[tool.trimesh.jobs.big]` of `pyproject.toml`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _KINDS: Final[Mapping[str, type[Job]]] = {
 _KIND: Final = "kind"
 
 KEPT: Final = "kept:"
-"""Before the name of a kept job, as the value of the setting `job`."""
+"""Prefix of the setting `job` that names a kept job."""
 
 
 def default() -> Job:
-    """Return the job that the setting `job` names; where it names none, `LocalJob(1)`.
+    """Return the job that the setting `job` names, or `LocalJob(1)` if it is empty.
 
-    So one script runs on a laptop, by ssh and under Slurm: `async with trimesh.jobs.default() as hosts:`. The setting
-    is made by `trimesh run --job NAME script.py`, by `TRIMESH_JOB`, or as `job = "NAME"` in the file itself.
-    "kept:NAME" is a job that is kept by that name, see `attach`.
+    So one script runs on a laptop, by ssh and under Slurm: `async with trimesh.jobs.default() as hosts:`. Set it by
+    `trimesh run --job NAME script.py`, by `TRIMESH_JOB`, or as `job = "NAME"` in the file itself. "kept:NAME" is the
+    kept job of that name, see `attach`.
 
     Raises:
-        ConfigError: The file has no such job, or does not say it rightly.
+        ConfigError: The file has no such job, or its table is invalid.
     """
     name = reread().job
     if name.startswith(KEPT):
@@ -47,10 +47,10 @@ def default() -> Job:
 
 
 def named_job(name: str) -> Job:
-    """Return a job of the file: `kind` is "local", "ssh", "slurm" or "kubernetes", the rest what its class takes.
+    """Return a job of the file: `kind` is "local", "ssh", "slurm" or "kubernetes", other keys are fields of its class.
 
     Raises:
-        ConfigError: The file has no such job, or does not say it rightly.
+        ConfigError: The file has no such job, or its table is invalid.
     """
     sources = read_sources()
     where = sources.file or "a file trimesh.toml"
@@ -76,13 +76,13 @@ def _job_of(table: Mapping[str, Any], where: str) -> Job:
         if key == _KIND:
             continue
         if key not in known:
-            raise ConfigError(f"{where}.{key} is no part of a {cls.__name__}: there are {', '.join(sorted(known))}")
+            raise ConfigError(f"{where}.{key} is no field of {cls.__name__}: there are {', '.join(sorted(known))}")
         try:
             said[key] = msgspec.convert(value, hints[key])
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{where}.{key} does not fit: {error}, got {value!r}") from None
+            raise ConfigError(f"{where}.{key} has the wrong type: {error}, got {value!r}") from None
     if "hosts" not in said:
-        raise ConfigError(f"{where}.hosts must say which hosts, or how many")
+        raise ConfigError(f"{where}.hosts must be given: the names of the hosts, or how many")
     try:
         return cls(**said)
     except (TypeError, ValueError) as error:

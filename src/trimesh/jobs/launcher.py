@@ -1,7 +1,7 @@
 """Launchers: interface between a job and the program that starts its agents on hosts.
 
-A job makes one launcher, which starts one agent a host. An agent is a program that reads one line, its *order*, from
-standard input and ends when that is closed; nothing secret is ever in its arguments or its environment.
+A job makes one launcher, which starts one agent per host. An agent is a program that reads one line, its *order*, from
+standard input and ends when that is closed; its arguments and environment never contain a secret.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class AgentOrder(msgspec.Struct, frozen=True):
 
     Attributes:
         token: Join token; a secret.
-        addresses: Where the controller listens, `host:port`, to be tried in order.
-        host_id: Setting `host_id` of the processes there; "" leaves it to the machine.
-        env: Environment variables that the agent sets, for itself and what it starts.
+        addresses: Addresses of the controller, `host:port`, to be dialled in order.
+        host_id: Setting `host_id` of the processes there; "" takes that of the machine.
+        env: Environment variables that the agent sets for itself and its processes.
         is_one_machine: Whether all hosts of the job are this machine, so that agents may meet at a loopback address.
-        pki: Certificates of the user's, whose files the agent reads; None joins for one of the mesh.
+        pki: Files with the user's certificates, which the agent reads; None takes a certificate of the mesh.
     """
 
     token: str
@@ -57,23 +57,26 @@ class AgentOrder(msgspec.Struct, frozen=True):
 
     @staticmethod
     def parse(line: bytes) -> AgentOrder:
-        """Read `line`. The error shows nothing of it.
+        """Parse `line`. The error contains nothing of it, as it is secret.
 
         Raises:
-            ValueError: It is none.
+            ValueError: It is no order.
         """
         try:
             return msgspec.json.decode(line, type=AgentOrder)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ValueError(f"an agent reads its order as one line, got {len(line)} bytes that are none") from None
+            raise ValueError(
+                f"standard input of an agent must begin with its order, one line, got {len(line)} other bytes: start "
+                "it by a job, or by `trimesh host join`"
+            ) from None
 
 
 class AgentExit(msgspec.Struct, frozen=True):
     """End of an agent.
 
     Attributes:
-        text: In words: "exit code 3", "SIGKILL", or those of the scheduler.
-        last_words: The last lines that it has written, or "".
+        text: Description: "exit code 3", "SIGKILL", or the scheduler's.
+        last_words: The last lines that it wrote, or "".
         reason: See `HostLost.reason`.
     """
 
@@ -86,26 +89,26 @@ class StartedAgent(Protocol):
     """An agent that was started."""
 
     async def wait(self) -> AgentExit:
-        """Wait until it has ended, or is not known to live any more, and return how. Called once."""
+        """Wait until the agent has ended, or is no longer known to live; return how it ended. Called once."""
         ...
 
     async def stop(self) -> None:
-        """End it, with what it has started, by force; return when nothing of it is left. Shielded, bounded."""
+        """Kill the agent and its processes; return when nothing of it is left. Shielded, bounded."""
 
 
 class Launcher(ABC):
-    """Starts the agents of one run of a job. Opened once; the rest is used while it is open, from several tasks.
+    """Starts the agents of one run of a job. Opened once; its other methods are called while it is open, from any task.
 
     A subclass sets `hosts` and `interface` and defines `open` and `start`. The rest has defaults: no queue, no further
     hosts, no time limit.
 
     Attributes:
         hosts: Names of the hosts, in the order of the job, then of spare ones; "" for one that reports its own.
-        interface: Address at which the controller listens for them, a number; it is advertised, too.
-        port: At which the controller listens; 0 lets the system choose.
-        advertised: What agents dial, `host` or `host:port`, where that is another address than `interface`.
-        starts_again: Whether `start` can be called again for a host whose agent has ended; else `grow` gets another
-            one in its place.
+        interface: IP address at which the controller listens for the hosts, and which they dial unless `advertised`.
+        port: Port at which the controller listens; 0 lets the system choose.
+        advertised: Addresses that agents dial instead of `interface`, `host` or `host:port`.
+        starts_again: Whether `start` can be called again for a host whose agent has ended; otherwise `grow` gets
+            another host.
     """
 
     hosts: Sequence[str]
@@ -116,31 +119,31 @@ class Launcher(ABC):
 
     @property
     def can_grow(self) -> bool:
-        """True if it defines `grow`; else only spare hosts can be added."""
+        """True if it defines `grow`; otherwise only spare hosts can be added."""
         return type(self).grow is not Launcher.grow
 
     def tell_by(self, say: Callable[[str], None]) -> None:
-        """Receive, before it is opened, the function that shows what `open` waits for, each time anew."""
+        """Store `say`, which shows what `open` waits for; each call replaces the text. Called before `open`."""
         del say
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[object]:
-        """Get ready to start agents: find addresses, wait in a queue. Once left, nothing of it is left.
+        """Prepare to start agents: find addresses, wait in a queue. When the block is left, nothing remains.
 
-        Entering it may take for as long as a queue does; a cancel leaves nothing queued.
+        Entering may take as long as a queue does; a cancel leaves nothing queued.
 
         Raises:
-            SpawnError: It cannot; the message includes the scheduler's reason.
+            SpawnError: It cannot start agents; the message includes the scheduler's reason.
         """
 
     async def allocate(self, addresses: tuple[str, ...], say: Callable[[str], None]) -> None:
-        """Get a place for each agent; called once, before the first `start`, after which `hosts` has their names.
+        """Allocate a host for each agent; called once, before the first `start`. Afterwards `hosts` has all names.
 
-        It may take for as long as a queue does. No token is out yet, so none becomes too old. What it has asked for
-        ends with the block of `open`.
+        It may take as long as a queue does: no token is issued yet, so none expires. The allocation ends with the block
+        of `open`.
 
         Args:
-            addresses: What agents will dial, in order.
+            addresses: Addresses that agents will dial, in order.
             say: Shows the reason for waiting.
 
         Raises:
@@ -151,23 +154,23 @@ class Launcher(ABC):
 
     @abstractmethod
     async def start(self, rank: int, order: AgentOrder) -> StartedAgent:
-        """Start the agent of one host. A cancel leaves nothing of it. Called again where one was lost and has ended.
+        """Start the agent of one host. A cancel leaves nothing of it. Called again after a lost agent has ended.
 
         Args:
-            rank: The place of the host in `hosts`.
-            order: For its standard input.
+            rank: Index of the host in `hosts`.
+            order: Order for its standard input.
 
         Raises:
             SpawnError: It cannot be started; the message includes the scheduler's reason.
         """
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """Get a place for more agents, and return their places in `hosts`, which has their names then.
+        """Allocate hosts for more agents, add their names to `hosts`, and return their indices there.
 
-        It may take for as long as a queue does; a cancel leaves nothing queued.
+        It may take as long as a queue does; a cancel leaves nothing queued.
 
         Args:
-            count: How many.
+            count: Number of further hosts.
             say: Shows the reason for waiting.
 
         Raises:
@@ -175,33 +178,33 @@ class Launcher(ABC):
         """
         del say
         await trio.lowlevel.checkpoint()
-        raise SpawnError(f"{count} more hosts cannot be had: {type(self).__name__} defines no grow()")
+        raise SpawnError(f"cannot add {count} hosts: {type(self).__name__} defines no grow()")
 
     async def give_back(self, ranks: Sequence[int]) -> None:
-        """Give up what `grow` has got, and nothing runs on any more. Shielded, bounded."""
+        """Release hosts that `grow` allocated and on which nothing runs any more. Shielded, bounded."""
         del ranks
         await trio.lowlevel.checkpoint()
 
     async def replace(self, rank: int) -> None:
-        """Get another machine at a place of `hosts`, if there is one, after the program has given up the host there.
+        """Put another machine at an index of `hosts`, if there is one, after the program has given up the host there.
 
-        The agent that was there has ended. `hosts` has the name of the new machine afterwards.
+        Its agent has ended before. Afterwards `hosts` has the name of the new machine.
 
         Raises:
-            SpawnError: It cannot be had.
+            SpawnError: The machine could not be replaced.
         """
         del rank
         await trio.lowlevel.checkpoint()
 
     async def wait_notice(self) -> str:
-        """Wait until a time limit of the hosts is so near that a program is to save what it has; return why."""
+        """Wait until a time limit of the hosts is so near that a program should save its work; return the reason."""
         await trio.sleep_forever()
 
     async def wait_end(self, ahead: float = 0.0) -> str:
-        """Wait until the block of the hosts has to be left now, to be left in order; return why, in words.
+        """Wait until the block of the hosts must be left for its clean-up to finish in time; return the reason.
 
         Args:
-            ahead: Seconds more that leaving it takes.
+            ahead: Seconds that leaving takes beyond the block's grace.
         """
         del ahead
         await trio.sleep_forever()
@@ -209,17 +212,17 @@ class Launcher(ABC):
 
 # ---- child agent -----------------------------------------------------------------------------------------------------
 
-# An agent whose way there is a child process of this one: the agent itself, or a command that carries it elsewhere.
-
 _READ_BYTES: Final = 1 << 16
 
 
 class ChildAgent:
-    """A process that is an agent, or carries one: its standard input is the lifeline; see `StartedAgent`.
+    """A child process that is an agent, or a command that carries one; its standard input is the agent's lifeline.
+
+    See `StartedAgent`.
 
     Attributes:
-        pid: Of the child process.
-        last_lines: That it has written to standard error.
+        pid: Process id of the child.
+        last_lines: The last lines of its standard error.
     """
 
     def __init__(self, process: trio.Process | TemplateChild) -> None:
@@ -247,7 +250,7 @@ class ChildAgent:
             raise
 
     async def read_until(self, is_last: Callable[[str], bool]) -> str | None:
-        """Read standard error until a line is the last to be read, and return that; None where it ends before."""
+        """Read standard error until `is_last` accepts a line, and return that line; None if the stream ends before."""
         while data := await self._receive():
             *lines, rest = (self._rest + data).split(b"\n")
             self._rest = rest[-limits.AGENT_LINE_BYTES_MAX :]
@@ -277,12 +280,12 @@ class ChildAgent:
         return await self.exit_of(code)
 
     async def exit_of(self, code: int) -> AgentExit:
-        """Return what its exit code means, negative for a signal."""
+        """Return the end of the agent for an exit code, -N for signal N."""
         text = signal_name(-code) if code < 0 else f"exit code {code}"
         return AgentExit(text, "\n".join(self.last_lines))
 
     async def ended(self) -> None:
-        """Wait until the child process has ended, and nothing else."""
+        """Wait only until the child process has ended."""
         await self._process.wait()
 
     async def close_lifeline(self) -> None:
@@ -291,7 +294,7 @@ class ChildAgent:
             await self._process.stdin.aclose()
 
     async def end(self) -> None:
-        """End it before it is killed, once its lifeline is closed; bounded by the caller. Nothing by default."""
+        """Subclass hook: end the agent after its lifeline was closed, before it is killed. The caller bounds it."""
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self) -> None:
@@ -311,15 +314,15 @@ class ChildAgent:
 
 
 class FarAgent(ChildAgent):
-    """A command that carries an agent to another machine; the first that it says there is the number of its process.
+    """A command that carries an agent to another machine, where the agent first writes its process id.
 
     Args:
-        process: Of the command.
-        shell: What runs a line of shell there: arguments before that.
-        env: Of the command; None for that of this process.
+        process: Process of the command.
+        shell: Arguments that precede a shell line to run it on that machine.
+        env: Environment of the command; None for that of this process.
 
     Attributes:
-        number: Of the agent, on its machine; None where it has never run.
+        number: Process id of the agent on its machine; None if it never ran.
     """
 
     def __init__(self, process: trio.Process, shell: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -355,7 +358,7 @@ async def start_child(
 ) -> trio.Process:
     """Start the command that carries the agent of a host, with pipes for standard input and error.
 
-    `is_apart` gives it a session, and a process group, of its own.
+    `is_apart` gives it a session and a process group of its own.
 
     Raises:
         SpawnError: It cannot be started.
@@ -368,13 +371,13 @@ async def start_child(
         raise SpawnError(f"cannot start the agent of {host}: {error}") from error
 
 
-# ---- the command line of an agent on another machine, for the shell of whoever has an account there ------------------
+# ---- the command line of an agent on another machine, for any login shell there --------------------------------------
 
 # A login shell may be sh, csh or fish: the command is one line, quoted by single quotes, with no quote, backslash or
 # `!` inside the quotes, and hands over to sh at once.
 
 NO_PYTHON: Final = 78
-"""Exit code where no Python is found that could be an agent (EX_CONFIG)."""
+"""Exit code if no Python there can run an agent (EX_CONFIG)."""
 
 _NUMBER: Final = re.compile(r"trimesh-agent (\d+)\s*")
 _RUN: Final = 'exec "$p" -m trimesh.jobs.agent'
@@ -395,9 +398,9 @@ def agent_command(python: str | None, executable: str, version: tuple[int, int])
     """Return a shell line that writes its process id and starts an agent.
 
     Args:
-        python: The interpreter; None takes the first of some that has trimesh and the version of this program.
-        executable: The interpreter of this program: the first one that is tried.
-        version: Of this program, its first two numbers.
+        python: The interpreter; None takes the first of a few names that has trimesh and the version of this program.
+        executable: Path of this program's interpreter, which is tried first.
+        version: Major and minor version of this program's Python.
     """
     if python is not None:
         return f"exec /bin/sh -c {shlex.quote(f'p=$0; {_SAY}; {_RUN}')} {shlex.quote(python)}"
@@ -410,6 +413,6 @@ def agent_command(python: str | None, executable: str, version: tuple[int, int])
 
 
 def agent_number(line: str) -> int | None:
-    """Return the process id that a line says, or None."""
+    """Return the process id in a line that an agent's shell wrote, or None."""
     found = _NUMBER.fullmatch(line)
     return None if found is None else int(found[1])

@@ -6,10 +6,10 @@ A template process imports the agent's modules once and forks the agents, so tha
        |                 |<---- streams of an agent, a socket for it
        |<-- pid, pidfd, then how it has ended
 
-AF-1 A copy becomes what an executed agent is, with a session and a process group of its own and the standard input that
-     is its lifeline, before it does anything; then it runs the same function.
-AF-2 Copies begin as an agent that the program executes: if its inherited state (environment, working directory,
-     `sys.path`, interpreter) has changed since the template started, the agent is executed instead.
+AF-1 A copy first takes a session and a process group of its own, and the standard input that is its lifeline; then it
+     runs the same function as an executed agent.
+AF-2 A copy starts with the state that an executed agent would inherit: if the program's environment, working directory,
+     `sys.path` or interpreter has changed since the template started, the agent is executed instead.
 AF-3 The template, as the parent, reports how an agent ended. If the template is killed, the system kills its copies.
 AF-4 An agent is also executed if the template has ended; if the template could not start, the agent reports why.
 AF-5 The template ends when the program has closed its end of the socket: at once if no copy is left, else when the last
@@ -50,15 +50,15 @@ _BOOT: Final = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; from t
 class LocalJob(Job):
     """Hosts that are agents on this machine: `async with LocalJob(3) as hosts:`.
 
-    They talk to the controller and to each other as agents of other machines do, over TCP on 127.0.0.1 and TLS.
+    They are connected to the controller and to each other as agents on other machines, by TCP on 127.0.0.1 and TLS.
 
     Attributes:
-        hosts: How many, or a mapping of mesh names to numbers: `hosts["trainers"]` is a part of the mesh.
+        hosts: Number of hosts, or a mapping of mesh names to numbers: `hosts["trainers"]` is a part of the mesh.
         apart: Whether their processes count as on different machines: buffers between them go over the network.
-        spares: How many more agents can be started, each in the place of a host that is lost; see `Restart`.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
-        pki: Certificates of your own authority, by files, see `OwnPKI`; None lets the job make its own.
-        insecure: "I understand" does without TLS: whoever is in the network reads all of it, and can change it.
+        spares: Number of further agents that can be started, each to replace a lost host; see `Restart`.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
+        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
     """
 
     hosts: int | Mapping[str, int] = attrs.field(converter=checked_hosts)
@@ -91,7 +91,7 @@ class LocalLauncher(Launcher):
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None, None]:
-        if len(self.hosts) == 1:  # nothing is gained
+        if len(self.hosts) == 1:  # a template would save no time
             yield
             return
         self._template = AgentTemplate.start()
@@ -124,19 +124,19 @@ class LocalLauncher(Launcher):
 
 
 def agent_command(entry: str = "main") -> list[str]:
-    """Return what starts an agent on this machine, with the interpreter and the paths of this process.
+    """Return the command that starts an agent on this machine, with the interpreter and `sys.path` of this process.
 
     Args:
-        entry: The function of `trimesh.jobs.agent` that it is: `main` or `main_prepared`.
+        entry: The function of `trimesh.jobs.agent` to run: `main` or `main_prepared`.
     """
     return interpreter_command(_BOOT.format(entry))
 
 
-# ---- what the program and the template say to each other -------------------------------------------------------------
+# ---- protocol of the program and the template ------------------------------------------------------------------------
 
-# A request is one byte with three descriptors: standard input and error of the agent, and the socket of its answers.
-# The first of those is its number, with a pidfd, told by the copy once it leads its session; or why it could not be
-# forked. The last one is its exit code, told by the template.
+# A request is one byte with three descriptors: standard input and error of the agent, and the socket of its replies.
+# First reply: the agent's process id with a pidfd, from the copy once it leads its session; or why it could not be
+# forked. Last reply: its exit code, from the template.
 
 REQUEST: Final = b"\1"
 REQUEST_FDS: Final = 3
@@ -144,14 +144,14 @@ NUMBER: Final = struct.Struct("<i")
 TEXT_BYTES_MAX: Final = 1 << 12
 
 LEFT_SECONDS: Final = limits.AGENT_LEASE_SECONDS + limits.KILL_SECONDS
-"""An agent whose lifeline is closed has ended by then; one that a signal has stopped has not."""
+"""Time in which an agent ends after its lifeline is closed, unless a signal has stopped it."""
 
 
-# ---- the template itself: its loop, and what it makes of a copy ------------------------------------------------------
+# ---- the template's side ---------------------------------------------------------------------------------------------
 
 
 def serve() -> NoReturn:
-    """Fork an agent for each request, tell how each has ended, and end."""
+    """Fork an agent for each request, and report how each ended; exit this process when the program has left."""
     requests = socket.socket(fileno=os.dup(0))
     program = os.pidfd_open(os.getppid())
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -166,7 +166,7 @@ def serve() -> NoReturn:
 
 
 class _Template:
-    """The loop of the template, and the copies that it is the parent of; each runs `main`."""
+    """The loop of the template, which is the parent of the copies; each copy runs `main`."""
 
     def __init__(self, requests: socket.socket, program: int, main: Callable[[], NoReturn]) -> None:
         self._requests = requests
@@ -177,7 +177,7 @@ class _Template:
         self._end = math.inf
 
     def run(self) -> None:
-        """Serve until the program has left, and no copy is left; at most for so long."""
+        """Serve until the program has left and no copy is left; at most `LEFT_SECONDS` after the program has left."""
         for fd in (self._requests.fileno(), self._program):
             self._poll.register(fd, select.POLLIN)
         while self._copies or self._end == math.inf:
@@ -198,7 +198,7 @@ class _Template:
 
     def _take(self) -> bool:
         data, fds, _, _ = socket.recv_fds(self._requests, 1, REQUEST_FDS, socket.MSG_CMSG_CLOEXEC)
-        if len(fds) != REQUEST_FDS:  # it has closed its end, or this process has no room for more
+        if len(fds) != REQUEST_FDS:  # the program has closed its end, or this process is out of descriptors
             for fd in fds:
                 os.close(fd)
             return bool(data)
@@ -221,7 +221,7 @@ class _Template:
             try:
                 _be_copy(stdin, stderr, told, parent)
                 self._main()
-            except BaseException:  # noqa: BLE001 - it must not run on as the template
+            except BaseException:  # noqa: BLE001 - a copy must not go on as the template
                 traceback.print_exc()
             finally:
                 os._exit(1)
@@ -251,30 +251,30 @@ def _be_copy(stdin: int, stderr: int, told: socket.socket, parent: int) -> None:
         os._exit(1)
     os.dup2(stdin, 0)
     os.dup2(stderr, 2)
-    with suppress(OSError):  # the one that has asked was cancelled: the standard input is closed, too
+    with suppress(OSError):  # the requester was cancelled: then the standard input is closed, too
         socket.send_fds(told, [NUMBER.pack(os.getpid())], [os.pidfd_open(os.getpid())])
     close_others({0, 1, 2})
     set_process_name("trimesh-agent")
 
 
-# ---- the template of agents as the program sees it -------------------------------------------------------------------
+# ---- the program's side of the template ------------------------------------------------------------------------------
 
 BOOT: Final = "import gc, sys; gc.disable(); sys.path[:] = sys.argv[1:]; from trimesh.jobs.local import serve; serve()"
 
 
 def interpreter_command(program: str) -> list[str]:
-    """Return what runs a program with the interpreter, its options and the paths of this process."""
+    """Return the command that runs source text with the interpreter, options and `sys.path` of this process."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     return [sys.executable, *flags, "-c", program, *sys.path]
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """Return what a process that is executed here and now inherits, and may be another one later."""
+    """Return the state that a process executed now would inherit, and that this process may change later."""
     return dict(os.environ), os.getcwd(), list(sys.path), sys.executable
 
 
 class AgentTemplate:
-    """The template as the program sees it. Made by `start`; `close` ends it, when its agents have ended."""
+    """The program's handle on the template. Made by `start`; call `close` when its agents have ended."""
 
     def __init__(self, requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self._requests = requests
@@ -285,7 +285,7 @@ class AgentTemplate:
 
     @staticmethod
     def start() -> AgentTemplate:
-        """Start it; it may be used at once.
+        """Start the template; `fork` may be called at once.
 
         Raises:
             SpawnError: It cannot be started.
@@ -306,7 +306,7 @@ class AgentTemplate:
             finally:
                 theirs.close()
         except OSError as error:
-            raise SpawnError(f"cannot start what agents are forked from: {error}") from error
+            raise SpawnError(f"cannot start the template process that forks agents: {error}") from error
         return AgentTemplate(ours, process)
 
     @property
@@ -315,10 +315,10 @@ class AgentTemplate:
         return self._surroundings == _surroundings()
 
     async def fork(self, host: str) -> TemplateChild | None:
-        """Fork an agent; None where the template has ended. A cancel leaves one that finds its standard input closed.
+        """Fork an agent; return None if the template has ended. After a cancel, the agent ends by its closed lifeline.
 
         Args:
-            host: Its name, for the error.
+            host: Name of its host, for the error.
 
         Raises:
             SpawnError: It cannot be forked.
@@ -344,7 +344,7 @@ class AgentTemplate:
                 return None
             if not fds:
                 is_code = len(data) == NUMBER.size
-                text = f"it has ended: {NUMBER.unpack(data)[0]}" if is_code else data.decode(errors="replace")
+                text = f"it exited with {NUMBER.unpack(data)[0]}" if is_code else data.decode(errors="replace")
                 raise SpawnError(f"cannot start the agent of {host}: {text}")
             ours.pop_all()
         in_stream, err_stream = trio.lowlevel.FdStream(stdin), trio.lowlevel.FdStream(stderr)
@@ -362,7 +362,7 @@ class AgentTemplate:
 
     @trio.lowlevel.enable_ki_protection
     async def close(self) -> None:
-        """End it, and reap it; an agent that is left ends by its lifeline, or is killed. Shielded, bounded."""
+        """End and reap the template; agents that are left end by their lifelines, or are killed. Shielded, bounded."""
         self._requests.close()
         with trio.CancelScope(shield=True):
             for seconds in (LEFT_SECONDS + limits.KILL_SECONDS, limits.KILL_SECONDS):
@@ -395,7 +395,7 @@ class TemplateChild:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, negative for a signal, once it has ended and was reaped; else None."""
+        """Exit code, -N for signal N; None until the agent was reaped."""
         if self._returncode is None:
             try:
                 data = self._told.recv(NUMBER.size)
@@ -405,7 +405,7 @@ class TemplateChild:
                 data = b""
             self._returncode = NUMBER.unpack(data)[0] if data else -signal.SIGKILL  # AF-3
             if not data:
-                self.send_signal(signal.SIGKILL)  # the system does that, too, at some time
+                self.send_signal(signal.SIGKILL)  # the system does that, too, but perhaps later
             trio.lowlevel.notify_closing(self._told)
             self._told.close()
             os.close(self._pidfd)
@@ -413,7 +413,7 @@ class TemplateChild:
         return self._returncode
 
     async def wait(self) -> int:
-        """Wait until it was reaped, and return its exit code."""
+        """Wait until the agent was reaped, and return its exit code."""
         await trio.lowlevel.checkpoint()
         async with self._lock:
             while (code := self.returncode) is None:
@@ -422,7 +422,7 @@ class TemplateChild:
         return code
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send a signal to the agent, if it still runs."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, sig)

@@ -4,23 +4,21 @@
     JobRun.run, a task of the runtime:
         launcher, links
         for each host: agent started --> joined --> RemoteHost ready --> kept until the block is left, or it is lost
-        for a lost one that is replaced: the same, on a spare host or again where it was
-        for those that come later: the same, all or none
+        for the replacement of a lost host: the same, on a spare host or again where it was
+        for hosts of `grow`: the same, all or none
 
 JR-1 Either all hosts are ready, or nothing of any is left and the error names those that failed.
 JR-2 The end of an agent, of its session or of its spawner is the loss of its host, reported once, by the first of them.
-JR-3 A spare host takes the place of one host. Where none is left, an agent is started again where the lost one was, or
-     on a host that the launcher gets for it, where it starts none twice.
+JR-3 A lost host is replaced by a spare host. Without one, an agent is started again where the lost one was; or, if the
+     launcher starts no second agent on a host, on a host that the launcher gets.
 JR-4 Resources granted for a host that could not be started are given back when nothing of its agent is left.
 JR-5 The reason of a loss is decided once: the launcher reports why the agent has ended; the agent's last message is the
      reason only if the launcher reports nothing within `limits.AGENT_EXIT_SECONDS`.
 
-Before a known end of its hosts (a time limit), a job gives notice, and then leaves their block while they live.
+Before a known end of its hosts (a time limit), `LimitWatch` gives one notice, and then ends the block while they live.
 
-    wait_notice --> `HostMesh.wait_notice` returns
-    wait_end    --> the block fails, and is cancelled
-
-Each once.
+    launcher.wait_notice --> `HostMesh.wait_notice` returns
+    launcher.wait_end    --> the block fails, and is cancelled
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ async def open_job(job: Job) -> AsyncGenerator[HostMesh, None]:
 
 @asynccontextmanager
 async def open_job_run(job: Job) -> AsyncGenerator[tuple[HostMesh, JobRun], None]:
-    """Enter a job, for who asks its launcher, too."""
+    """Enter a job; yields also its run, for callers that use its launcher."""
     async with open_hosts_proc(pickled=None if job.pickle is None else job.pickle == "on") as proc:
         run = JobRun(proc, job)
         async with run.begun():
@@ -78,9 +76,14 @@ async def own_job_hosts(
     successors: Successors,
     limit: LimitWatch | None = None,
 ) -> AsyncGenerator[HostMesh, None]:
-    """Own the processes on hosts while the body runs; the hosts' mesh is `{"hosts": n}`.
+    """Own the processes on hosts while the body runs; the mesh of hosts has the extent `{"hosts": n}`.
 
-    `named` has the numbers of hosts of each part, in their order; `limit` ends the block before the hosts end.
+    Args:
+        proc: This process.
+        hosts: The hosts, in the order of their ranks.
+        named: Numbers of hosts by the names of the parts, in order of rank; empty if parts have no names.
+        successors: Replaces lost hosts and adds further ones.
+        limit: Ends the block before the hosts end.
     """
     parts, start = dict[str, tuple[int, int]](), 0
     for name, count in named.items():
@@ -115,8 +118,9 @@ class HostsRun(ABC):
     """Owner of links to hosts, in a task of the runtime: it becomes ready or fails, is left, and is closed.
 
     Attributes:
-        ready: Set when it can be used, or it is known, by `errors`, that it never can.
-        release: Set when it is not used any more.
+        errors: Why it failed before it was ready.
+        ready: Set when it can be used, or has failed with `errors`.
+        release: Set when it is no longer used.
         closed: Set when nothing of it is left.
     """
 
@@ -130,7 +134,7 @@ class HostsRun(ABC):
 
     @asynccontextmanager
     async def begun(self) -> AsyncGenerator[None, None]:
-        """Run it beside the body; after that nothing of it is left."""
+        """Run it beside the body; when the block is left, nothing of it remains."""
         self._proc.nursery.start_soon(self._run_to_end)
         try:
             yield
@@ -144,14 +148,14 @@ class HostsRun(ABC):
         """Wait until it can be used.
 
         Raises:
-            MeshErrorGroup: With the text `failure` and `errors`, when it never can.
+            MeshErrorGroup: It failed; with the text `failure` and `errors`.
         """
         await self.ready.wait()
         if self.errors:
             raise MeshErrorGroup(failure, self.errors, mesh="hosts")
 
     def leave(self) -> None:
-        """Leave it; if it is not ready yet, start no more of it."""
+        """Leave it; cancel it if it is not ready yet."""
         if not self.ready.is_set():
             self._scope.cancel(reason="the block of the hosts is left before it has begun")
         self.release.set()
@@ -171,15 +175,16 @@ class HostsRun(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Set `ready` in time, and return when nothing is left after `release`; it is cancelled until it is ready."""
+        """Set `ready`, wait for `release`, and return when nothing is left. May be cancelled until it is ready."""
 
 
 class JobRun(HostsRun):
     """One run of a job.
 
     Attributes:
-        whole: The mesh of its hosts, those of its beginning.
-        progress: How many hosts are ready, while it is waited for.
+        whole: Region of the hosts that it starts with.
+        hosts: Those hosts, once all are ready.
+        progress: Progress display, while hosts are awaited.
     """
 
     def __init__(self, proc: Proc, job: Job) -> None:
@@ -245,7 +250,7 @@ class JobRun(HostsRun):
         [slot] = [HostSlot(self, self._links, before.point, index) for index in indices]
         failed = await self._start([slot], got=indices if is_got else ())
         if failed:
-            raise SpawnError(f"{lost.name} is lost, and {slot.name} cannot take its place: {failed[0]}")
+            raise SpawnError(f"the lost host {lost.name} cannot be replaced by {slot.name}: {failed[0]}")
         assert slot.host is not None
         self._slots[self._slots.index(before)] = slot
         return slot.host
@@ -257,27 +262,27 @@ class JobRun(HostsRun):
             can_grow = self.launcher.can_grow
             if not can_grow and count > len(self._spares):
                 raise SpawnError(
-                    f"{count} more hosts cannot be had: {self.job!r} has {len(self._spares)} spare ones, and what "
-                    "starts its agents gets no others"
+                    f"cannot add {count} hosts: {self.job!r} has {len(self._spares)} spare hosts, and its launcher "
+                    "gets no others"
                 )
             indices = await self._got(count, spares=not can_grow)
             slots = [HostSlot(self, self._links, whole.point(first + one), at) for one, at in enumerate(indices)]
             failed = await self._start(slots, got=indices)
         if failed:
-            raise MeshErrorGroup(f"{count} more hosts of {self.job!r} could not be had", failed, mesh="hosts")
+            raise MeshErrorGroup(f"{count} more hosts of {self.job!r} could not be started", failed, mesh="hosts")
         self._slots += slots
         return [slot.host for slot in slots if slot.host is not None]
 
     async def _got(self, count: int, *, spares: bool = True) -> Sequence[int]:
-        """Return hosts of the launcher on which nothing runs yet: spare ones, or such as it gets."""
+        """Return indices of the launcher's hosts on which nothing runs yet: spare ones, or new ones from `grow`."""
         if spares and self._spares:
             return [self._spares.popleft() for _ in range(count)]
         return await self.launcher.grow(count, self._say)
 
     async def _start(self, slots: Sequence[HostSlot], *, got: Sequence[int]) -> Sequence[Exception]:
-        """Start agents, and return why some of them cannot be had; then nothing of any is left (JR-4).
+        """Start agents, and return the errors; if there are any, nothing of any agent is left (JR-4).
 
-        `got`, hosts of the launcher, are given back then; but for spare ones that cannot be had.
+        Then `got`, indices of the launcher's hosts, are given back, except spare hosts that failed.
         """
         for slot in slots:
             self._nursery.start_soon(slot.run, self._proc)
@@ -318,13 +323,13 @@ class JobRun(HostsRun):
         self.failed(SpawnError(f"the hosts {', '.join(late)} must be ready within {seconds}"))
 
     def failed(self, error: Exception) -> None:
-        """Learn that a host cannot be had."""
+        """Handle the failure of a host to start: it fails the run, unless that is ready already."""
         if not self.ready.is_set():
             self.errors.append(error)
-            self._scope.cancel(reason="a host cannot be had")
+            self._scope.cancel(reason="a host could not be started")
 
     def became_ready(self) -> None:
-        """Learn that one more host is ready."""
+        """Handle that one more host is ready."""
         if self.progress is not None:
             self.progress.done += 1
         if not self.ready.is_set() and all(slot.is_ready for slot in self._slots):
@@ -336,7 +341,9 @@ def _launcher_of(job: Job) -> Launcher:
     launcher: object = job.launcher()
     if not isinstance(launcher, Launcher):
         kind = type(launcher).__name__
-        raise TypeError(f"launcher() of a job returns a jobs.Launcher, got {launcher!r}: write class {kind}(Launcher)")
+        raise TypeError(
+            f"launcher() of a job must return a jobs.Launcher, got {launcher!r}: write class {kind}(jobs.Launcher)"
+        )
     return launcher
 
 
@@ -344,10 +351,10 @@ class HostSlot(JoinedHost):
     """One host of a job, with the agent that the job's launcher starts there.
 
     Attributes:
-        index: Which one of the launcher's hosts it is.
-        settled: Set when it is ready, or it is known, by `error`, that it never is.
-        over: Set when nothing of it is left here.
-        is_given_up: Whether the program has asked for another host in its place.
+        index: Its index in the launcher's hosts.
+        settled: Set when it is ready, or has failed with `error`.
+        over: Set when nothing of it is left in this process.
+        is_given_up: Whether the program has requested another host in its place.
     """
 
     def __init__(self, run: JobRun, links: HostLinks, point: Point, index: int) -> None:
@@ -366,7 +373,7 @@ class HostSlot(JoinedHost):
         self._has_failed = trio.Event()
 
     def agent_failed(self, text: str) -> None:
-        """See `JoinedHost.agent_failed`; its launcher decides why, for as long as it is waited for (JR-5)."""
+        """See `JoinedHost.agent_failed`; the launcher gets some time to report the reason first (JR-5)."""
         self._farewell = self._farewell or text
         self._has_failed.set()
 
@@ -382,16 +389,16 @@ class HostSlot(JoinedHost):
         self._run.became_ready()
 
     async def wait_settled(self, others: trio.CancelScope) -> None:
-        """Wait until it is ready; where it never is, or is lost again, do not wait for others either."""
+        """Wait until it is ready; if it fails or is lost again, cancel the wait for `others`."""
         await self.settled.wait()
         if self.lost.is_set() and self.error is None:
             self.error = SpawnError(f"the host {self.name} was lost as soon as it was ready")
         if self.error is not None:
-            others.cancel(reason="one of them cannot be had")
+            others.cancel(reason="one of them has failed")
 
     def failed(self, error: Exception) -> None:
         if self.error is not None:
-            return  # what comes of the first failure
+            return  # a consequence of the first failure
         set_origin(error, Origin(self.point, "hosts", host=self.name))
         self.error = error
         self.settled.set()
@@ -440,7 +447,7 @@ class HostSlot(JoinedHost):
         ended = await agent.wait()
         self._agent_ended.set()
         if ended.reason == "refused" and not self.is_ready:
-            words = f"; its words: {ended.last_words}" if ended.last_words else ""
+            words = f"; its last words: {ended.last_words}" if ended.last_words else ""
             self.failed(SpawnError(f"cannot start the agent of {self.name}: {ended.text}{words}"))
         self.lose(ended.reason, _text_of(ended, self._farewell))
 
@@ -453,22 +460,20 @@ def _text_of(ended: AgentExit, farewell: str) -> str:
 
 # ---- limit watch -----------------------------------------------------------------------------------------------------
 
-# Before a known end of its hosts (a time limit), a job gives notice, and then leaves their block while they live.
-
 _log: Final = logging.getLogger("trimesh")
 _REASON: Final = "time limit"
 """See `HostLost.reason`."""
 
 
 class LimitWatch:
-    """The watch over one run of a job; `notice` tells the program."""
+    """Watches the time limit of one run of a job: sets `notice`, then ends the block while the hosts live."""
 
     def __init__(self, launcher: Launcher) -> None:
         self.notice = HostsNotice()
         self._launcher = launcher
 
     async def run(self, fail: Callable[[Exception], None]) -> None:
-        """Tell the program, then end its block in order, by `fail`; until it is cancelled."""
+        """Set the notice, then end the block by `fail`; runs until then, or until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell)
             text = await self._launcher.wait_end()

@@ -1,21 +1,21 @@
 """`HostMesh.install`: Python environments on hosts, each made once for all jobs of a user.
 
     ~/.cache/trimesh/environments/<digest>/           as venv or uv make it
-                                  <digest>/whole      where its packages are; written last
-                                  <digest>.lock       held shared by who uses it, alone by who makes or removes it
+                                  <digest>/whole      its entries of `sys.path`; written last
+                                  <digest>.lock       held shared by its users, exclusively to make or remove it
 
-EP-1 An environment is used once it is whole. One that is not, and is locked by none, is what a killed job has left: it
-     is made anew.
-EP-2 It is made where it is used, as its programs name their interpreter by its whole path.
+EP-1 An environment is used only if it is whole. One that is neither whole nor locked was left by a killed job: it is
+     made anew.
+EP-2 It is made at its final place, as its programs name their interpreter by its absolute path.
 EP-3 Only environments unused for `limits.ENVIRONMENT_KEPT_SECONDS`, and locked by no process, are removed.
 
 Requirements as sent to hosts: a requirements file with the files that it includes, or uv's lock file.
 
     requirements.txt --> 0.txt, with `-r 1.txt` in place of `-r base.txt`; 1.txt
-    uv.lock          --> uv.lock, pyproject.toml, for the uv of a host; and 0.txt, which the uv of this machine makes of
-                         them for a host that has pip
+    uv.lock          --> uv.lock and pyproject.toml, for hosts with uv; and 0.txt for hosts with pip only, which the uv
+                         of this machine exports
 
-Nothing of it is on this machine only.
+Requirements that name files of this machine only are refused.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _LOCK: Final = ".lock"
 
 
 def environments_folder() -> Path:
-    """Return the folder of this user, made where it is not there: `$XDG_CACHE_HOME/trimesh/environments`.
+    """Return the folder of this user, and make it if it is missing: `$XDG_CACHE_HOME/trimesh/environments`.
 
     Raises:
         OSError: See `make_own_folder`.
@@ -68,23 +68,23 @@ def environments_folder() -> Path:
 
 
 def environment_name(digest: str) -> str:
-    """Return the name of the environment of requirements, of this interpreter, on this kind of machine."""
+    """Return the name of the environment for requirements, this interpreter and this kind of machine."""
     base: str = getattr(sys, "_base_executable", sys.executable)
     host = (sys.version, base, platform.machine(), "-".join(platform.libc_ver()))
     return hashlib.sha256(msgspec.json.encode((digest, host))).hexdigest()[:40]
 
 
 class Environment(LockedByFile):
-    """One environment. Its methods read and write files; what takes long is run in a thread.
+    """One environment. Its methods block on file I/O; call slow ones in a thread.
 
-    It is locked shared by who uses it, alone by who makes or removes it.
+    Users of the environment hold its lock shared; making and removing it takes the lock exclusively.
 
     Args:
-        folder: Of all of them.
+        folder: Folder of all environments.
         name: See `environment_name`.
 
     Attributes:
-        place: Of it.
+        place: Path of the environment.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -104,13 +104,13 @@ class Environment(LockedByFile):
         shutil.rmtree(self.place, ignore_errors=True)
 
     def finish(self, paths: tuple[str, ...]) -> None:
-        """Note that it is whole."""
+        """Mark the environment as whole."""
         draft = self.place / f"{_WHOLE}.draft"
         draft.write_bytes(msgspec.json.encode(paths))
         draft.rename(self.place / _WHOLE)
 
     def touch(self) -> None:
-        """Note that it is in use."""
+        """Mark the environment as used now."""
         os.utime(self.place / _WHOLE)
 
     def _remove_unused(self, before: float) -> None:
@@ -126,7 +126,7 @@ class Environment(LockedByFile):
 
 
 def prune(folder: Path, kept_seconds: float) -> None:
-    """Remove environments that were not in use for so long, and what killed jobs have left of some."""
+    """Remove environments unused for `kept_seconds`, and incomplete ones that killed jobs have left."""
     before = time.time() - kept_seconds
     for lock in folder.glob(f"*{_LOCK}"):
         one = Environment(folder, lock.name.removesuffix(_LOCK))
@@ -135,28 +135,26 @@ def prune(folder: Path, kept_seconds: float) -> None:
         one.close()
 
 
-# ---- installer -------------------------------------------------------------------------------------------------------
-
-# The host's side of `HostMesh.install`: the actor that makes an environment, or finds it made, and keeps it in use.
+# ---- the host's side of `HostMesh.install`: the actor that makes or finds an environment, and marks it as used -------
 
 Said = tuple[int, str]
-"""The rank of a host, and a line of uv or pip there."""
+"""Rank of a host, and an output line of uv or pip there."""
 
 _ELSEWHERE: Final = ("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Variables by which pip or uv would install to another place."""
 
 _SYNC: Final = ("--frozen", "--no-dev", "--no-install-workspace", "--compile-bytecode")
-"""Of uv: packages of a lock as it is, but for those of the project itself."""
+"""Options of uv: install the packages of the lock file without changing it, except those of the project itself."""
 
 _PATHS: Final = (
     "import sys, json; b = sys.base_prefix.rstrip('/') + '/'; p = sys.prefix.rstrip('/') + '/'; "
     "print(json.dumps([x for x in sys.path if (x + '/').startswith(p) or not (x + '/').startswith(b)]))"
 )
-"""What an environment adds to `sys.path`, its files `*.pth` included."""
+"""Program that prints the entries that an environment adds to `sys.path`, also by its `*.pth` files."""
 
 
 class Installer(Actor):
-    """Has the environment of its host."""
+    """Makes or finds the environment of its host, and holds it."""
 
     def __init__(self) -> None:
         self._environment: Environment | None = None
@@ -164,7 +162,7 @@ class Installer(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Note that the environment is in use; at the end remove those that nothing uses any more."""
+        """Mark the environment as used while this actor lives; at the end remove environments unused for long."""
         self._folder = await trio.to_thread.run_sync(environments_folder)
         try:
             async with trio.open_nursery() as nursery:
@@ -186,19 +184,19 @@ class Installer(Actor):
     async def make(
         self, files: Mapping[str, str], digest: str, name: str, said: Port[Said]
     ) -> tuple[list[str], dict[str, str], bool]:
-        """Make the environment, or wait until another job has, and keep it.
+        """Make the environment, or wait until another job has made it, and hold it.
 
         Args:
-            files: See `Requirements`.
-            digest: Of them.
-            name: Of the file that was given.
-            said: Gets what uv or pip say.
+            files: See `Requirements.files`.
+            digest: See `Requirements.digest`.
+            name: Name of the given file.
+            said: Receives the output of uv or pip.
 
         Returns:
-            Entries of `sys.path`, variables of the environment, and whether it was made.
+            Entries of `sys.path`, environment variables, and whether the environment was made now.
 
         Raises:
-            SpawnError: uv or pip have failed; with their last words.
+            SpawnError: uv or pip failed; the message includes the end of their output.
         """
         self._said = said
         try:
@@ -210,11 +208,11 @@ class Installer(Actor):
         environment = self._environment = Environment(self._folder, environment_name(digest))
         made = False
         while True:
-            while not environment.lock_shared():  # noqa: ASYNC110 - it is another process
+            while not environment.lock_shared():  # noqa: ASYNC110 - another process sets no event here
                 await trio.sleep(limits.ENVIRONMENT_LOCK_RETRY_SECONDS)
             if environment.paths is not None:
                 break
-            if not environment.lock_alone():  # EP-1: the lock that was held shared may be gone, it is taken again
+            if not environment.lock_alone():  # a failed upgrade may lose the shared lock: take it again
                 await trio.sleep(limits.ENVIRONMENT_LOCK_RETRY_SECONDS)
                 continue
             if environment.paths is None:
@@ -245,8 +243,8 @@ class Installer(Actor):
         python, uv = str(place / "bin" / "python"), _uv()
         if uv is None and not await trio.Path(folder, FIRST).exists():
             raise SpawnError(
-                f"{name} is read by uv, and neither the program's machine nor this host has it: install uv on one of "
-                "them, or name a requirements.txt (`uv export --format requirements.txt`)"
+                f"{name} needs uv, and neither the program's machine nor this host has it: install uv on one of them, "
+                "or pass a requirements.txt (`uv export --format requirements.txt`)"
             )
         if uv is not None:
             if has_lock:
@@ -264,10 +262,10 @@ class Installer(Actor):
         await self._run([*install, "-r", FIRST], folder, name)
 
     async def _run(self, command: Sequence[str], folder: str, name: str, **variables: str) -> None:
-        """Run a step, and hand on what it says.
+        """Run a step, and pass on its output.
 
         Raises:
-            SpawnError: It has failed.
+            SpawnError: It failed.
         """
         env = {key: value for key, value in os.environ.items() if key not in _ELSEWHERE}
         words, codes = Tail(), list[int]()
@@ -305,7 +303,7 @@ class Installer(Actor):
 
 
 def _uv() -> str | None:
-    own = Path.home() / ".local" / "bin"  # where its installer puts it, which shells of ssh do not search
+    own = Path.home() / ".local" / "bin"  # where uv's installer puts it, which is not on the PATH of ssh commands
     return shutil.which("uv") or shutil.which("uv", path=str(own))
 
 
@@ -319,8 +317,8 @@ class Installation:
     """Packages on hosts, while their block is open; see `HostMesh.install`.
 
     Attributes:
-        digest: Of the file, and what it takes in.
-        made: On how many hosts it was made; the others had it.
+        digest: Digest of the file and those that it includes.
+        made: Number of hosts that made the environment; the others had it.
     """
 
     def __init__(self, digest: str, made: int) -> None:
@@ -337,7 +335,9 @@ async def install(
 ) -> AsyncGenerator[Installation, None]:
     """Install packages on hosts; see `HostMesh.install`."""
     if job is None:
-        raise ValueError("packages are installed on the hosts of a job; this host has its own: use uv or pip")
+        raise ValueError(
+            "install() needs the hosts of a job, got this host: write `async with job as hosts:`, or use uv or pip here"
+        )
     proc = current_proc()
     if proc.is_simulated:  # its hosts are this process
         yield Installation(read_requirements(file).digest, 0)
@@ -381,15 +381,13 @@ async def _make(hosts: HostMesh, proc: Proc, installers: Installer, found: Requi
     return outcome
 
 
-# ---- requirements ----------------------------------------------------------------------------------------------------
-
-# Requirements as sent to hosts: a requirements file with the files that it includes, or uv's lock file.
+# ---- requirements as sent to hosts -----------------------------------------------------------------------------------
 
 FIRST: Final = "0.txt"
 LOCK: Final = "uv.lock"
 PROJECT: Final = "pyproject.toml"
 _EXPORT: Final = ("export", "--frozen", "--no-dev", "--no-emit-workspace", "--no-header", "--quiet", "--project")
-"""Of uv: packages of a lock, but for those of the project itself."""
+"""Options of uv: list the packages of the lock file, except those of the project itself."""
 
 _TAKES_IN: Final = re.compile(r"(\s*(?:-r|-c|--requirement|--constraint)(?:\s+|=|(?<=-[rc])))(\S+)(.*)", re.DOTALL)
 _IS_HERE: Final = re.compile(r"\s*(?:-e\b|--editable\b|\.{1,2}(?:/|\s|$)|(?:-f|--find-links)(?:\s+|=)?(?!/|\w+:)\S)")
@@ -399,8 +397,8 @@ class Requirements(msgspec.Struct, frozen=True):
     """Files that list the packages to install.
 
     Attributes:
-        files: Texts by their names.
-        name: Of the file that was given, for errors.
+        files: Texts of the files by the names that they get on hosts.
+        name: Name of the given file, for errors.
     """
 
     files: Mapping[str, str]
@@ -413,11 +411,11 @@ class Requirements(msgspec.Struct, frozen=True):
 
 
 def read_requirements(file: str | os.PathLike[str]) -> Requirements:
-    """Read a file, and those that it takes in; run in a thread.
+    """Read a file and those that it includes. Blocking: reads files and may run uv; call it in a thread.
 
     Raises:
-        OSError: One cannot be read, or uv fails.
-        ValueError: The files are too large, or name something that is only on this machine.
+        OSError: A file cannot be read, or uv fails.
+        ValueError: The files are too many or too large, or name a path that exists only on this machine.
     """
     path = Path(file)
     if path.name != LOCK:
@@ -438,7 +436,7 @@ def read_requirements(file: str | os.PathLike[str]) -> Requirements:
 
 
 class _Reader:
-    """Reads a file and those that it takes in, each once, and gives them names of ours."""
+    """Reads a file and those that it includes, each once, and numbers them: `0.txt`, `1.txt`."""
 
     def __init__(self) -> None:
         self._names = dict[Path, str]()
@@ -453,7 +451,8 @@ class _Reader:
         if path in self._names:
             return self._names[path]
         if len(self._names) >= limits.REQUIREMENT_FILES_MAX:
-            raise ValueError(f"requirements are at most limits.REQUIREMENT_FILES_MAX files, and {path} is one more")
+            most = f"limits.REQUIREMENT_FILES_MAX ({limits.REQUIREMENT_FILES_MAX})"
+            raise ValueError(f"requirements must be at most {most} files, and {path} is one more")
         name = self._names[path] = f"{len(self._names)}.txt"
         text = _text_of(path)
         _check_is_anywhere(text, path)
@@ -471,7 +470,7 @@ def _text_of(path: Path) -> str:
     size = path.stat().st_size
     if size > limits.REQUIREMENTS_BYTES_MAX:
         raise ValueError(
-            f"a file of requirements has at most limits.REQUIREMENTS_BYTES_MAX ({limits.REQUIREMENTS_BYTES_MAX}) "
+            f"a file of requirements must have at most limits.REQUIREMENTS_BYTES_MAX ({limits.REQUIREMENTS_BYTES_MAX}) "
             f"bytes, got {path} with {size}"
         )
     return path.read_text(encoding="utf-8")
@@ -481,6 +480,6 @@ def _check_is_anywhere(text: str, path: Path) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         if _IS_HERE.match(line):
             raise ValueError(
-                f"hosts.install takes packages that hosts can get, and {path}:{number} names a folder beside it: "
-                f"{line.strip()!r}; bring code by hosts.sync, or name a folder that all hosts have by its whole path"
+                f"hosts.install takes packages that hosts can get, and {path}:{number} names a folder of this machine: "
+                f"{line.strip()!r}; send code by hosts.sync, or name a folder that all hosts have by its absolute path"
             )

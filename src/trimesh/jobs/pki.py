@@ -17,30 +17,30 @@ UNDERSTOOD: Final = "I understand"
 
 
 def checked_insecure(insecure: Any, pki: object = None) -> str:
-    """Return what a job says of plain sessions: "" or `UNDERSTOOD`.
+    """Return the value of `insecure=`: "" or `UNDERSTOOD`.
 
     Raises:
         ValueError: It is another text, or certificates are given, too.
     """
     if insecure not in ("", UNDERSTOOD):
         raise ValueError(
-            f"insecure= takes the text {UNDERSTOOD!r} and no other, got {insecure!r}: sessions between hosts are then "
-            "without TLS, so whoever is in the network reads all of it and can change it; leave it out for TLS"
+            f"insecure= takes the text {UNDERSTOOD!r} and no other, got {insecure!r}: it turns TLS between hosts off, "
+            "so anyone in the network can read and change all traffic; leave it out for TLS"
         )
     if insecure and pki is not None:
-        raise ValueError("a job has certificates (pki=), or does without (insecure=), got both: leave one out")
+        raise ValueError("a job takes certificates (pki=) or no TLS (insecure=), got both: leave one out")
     return str(insecure)
 
 
 def plain_warning(whose: str) -> str:
     """Return the warning that every start logs."""
     return (
-        f"sessions between the hosts of {whose} are INSECURE, without TLS: whoever is in the network reads all of it, "
-        "and can change it and run code"
+        f"sessions between the hosts of {whose} are INSECURE, without TLS: anyone in the network can read and change "
+        "all traffic, and run code"
     )
 
 
-# ---- certificates of an authority of the user's, as a job or a door is given them ------------------------------------
+# ---- certificates of the user's own authority ------------------------------------------------------------------------
 
 
 def _text_of(path: str | os.PathLike[str]) -> str:
@@ -53,17 +53,17 @@ def _names_of(peers: Any) -> tuple[Any, ...]:
 
 @attrs.frozen
 class OwnPKI:
-    """Files with certificates of your authority, which a mesh uses in place of those that it would make.
+    """Files with certificates of your own authority, which a mesh uses instead of making its own.
 
-    They are read when the block is entered: by the program on its host, by each agent on its own. Each may have other
-    ones under these paths: what cert-manager, a SPIFFE helper or a person has put there.
+    They are read when the block is entered: by the program on its host, by each agent on its host. The paths are the
+    same everywhere, the files need not be: cert-manager, a SPIFFE helper or you put them there.
 
     Attributes:
-        certificate: The own certificate in PEM, then those up to the authority. Its first URI, else its first name of
-            DNS, is the name of its host.
-        key: Its private key in PEM, without a password: of this user or root, and readable by no other.
-        authority: Who certifies the peers, in PEM.
-        peers: The names that peers may have, of the program's host and of all others.
+        certificate: PEM file with the certificate of the host, then those up to the authority. Its first URI, else its
+            first DNS name, is the name of the host.
+        key: PEM file with its private key, without a password; owned by this user or root, readable by the owner only.
+        authority: PEM file with the authority that certifies the peers.
+        peers: Accepted names of all hosts, that of the program included.
     """
 
     certificate: str = attrs.field(converter=_text_of)
@@ -72,7 +72,7 @@ class OwnPKI:
     peers: tuple[str, ...] = attrs.field(converter=_names_of)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what can be no files, and no names; also in what a file of jobs says."""
+        """Refuse relative paths and missing names; also in the tables of a job file."""
         for what, path in (("certificate", self.certificate), ("key", self.key), ("authority", self.authority)):
             if not PurePath(path).is_absolute() and not path.startswith("~/"):
                 raise ValueError(
@@ -81,15 +81,15 @@ class OwnPKI:
                 )
         if not self.peers or not all(self.peers):
             raise ValueError(
-                "peers of an OwnPKI must name whom to trust, as an authority certifies others, too; got "
+                "peers of an OwnPKI must name the hosts to trust, as an authority certifies others, too; got "
                 f'{self.peers!r}: write peers=("n1.example", "n2.example")'
             )
 
     def read(self) -> Credentials:
-        """Return what the files of this host say.
+        """Read the files of this host. Blocking: reads three files.
 
         Raises:
-            IdentityError: A file cannot be read, the key can be read by others, or it is no PEM.
+            IdentityError: A file cannot be read or is no PEM, or others can read the key.
         """
         from trimesh.jobs.identity import read_own_pki  # noqa: PLC0415 - not before a block is entered
 
@@ -97,6 +97,6 @@ class OwnPKI:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The same as options of `trimesh host join`."""
+        """These values as options of `trimesh host join`."""
         files = ("--certificate", self.certificate, "--key", self.key, "--authority", self.authority)
         return (*files, *(word for name in self.peers for word in ("--peer", name)))

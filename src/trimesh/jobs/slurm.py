@@ -1,13 +1,13 @@
 """Slurm jobs: agents on the nodes of a new allocation, or of the one in which the program runs.
 
-    salloc, with a standard input that the program holds --> queue, told of by squeue --> number, nodes
+    salloc, whose standard input the program holds --> queue, shown by squeue --> job number, nodes
     srun --overlap, one for each node, its standard input the lifeline of the agent
-    limit of time - notice --> `wait_notice`      limit of time - grace --> `wait_end`
+    time limit - notice --> `wait_notice`      time limit - grace --> `wait_end`
 
-NL-1 The allocation ends with the block, and with the program, however that ends: whatever holds it reads the end of its
-     standard input, also while it waits in the queue.
-NL-2 A job that is not known to live is dead; errors about its hosts quote Slurm.
-NL-3 The jobs are interactive ones, which Slurm never puts into its queue again.
+NL-1 The allocation ends with the block and with the program, however that ends: the shell that holds it reads the end
+     of its standard input, also while it waits in the queue.
+NL-2 A job that is not known to live counts as dead; errors about its hosts quote Slurm.
+NL-3 The jobs are interactive (salloc), so Slurm never requeues them.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ _OF_A_PART: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 def _checked_parts(hosts: Any) -> int | Mapping[str, int | Mapping[str, Any]]:
-    """Return what a job of Slurm is made from: see `checked_hosts`; a part may be a mapping with `hosts` and its own.
+    """Return the hosts of a Slurm job: as `checked_hosts`, or with parts that are mappings of `hosts` and resources.
 
     Raises:
-        TypeError, ValueError: It is not that.
+        TypeError, ValueError: They have another form.
     """
     if not isinstance(hosts, Mapping):
         return checked_hosts(hosts)
@@ -84,24 +84,24 @@ def _checked_part(name: Any, part: dict[Any, Any]) -> dict[str, Any]:
         wanted = _OF_A_PART.get(key)
         if wanted is None or isinstance(value, bool) or not isinstance(value, wanted):
             rule = f"takes {', '.join(_OF_A_PART)} (numbers, text, a list)"
-            raise ValueError(f"a part of a SlurmJob {rule}, got {key!r}: {value!r} of {name!r}")
+            raise ValueError(f"a part of a SlurmJob {rule}, got {key!r}: {value!r} in {name!r}")
     if "hosts" not in part:
-        raise ValueError(f"a part of a SlurmJob says how many hosts it has, got {part!r} of {name!r}: add 'hosts': 4")
+        raise ValueError(f"a part of a SlurmJob must have a number of hosts, got {name!r}: {part!r}: add 'hosts': 4")
     return {**part, "options": tuple(part.get("options", ()))}
 
 
 def _checked_seconds(_job: object, _attribute: object, seconds: Any) -> None:
     if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0):
-        raise ValueError(f"the notice of a SlurmJob is a number of seconds >= 0, or None, got {seconds!r}")
+        raise ValueError(f"notice= of a SlurmJob must be a number of seconds >= 0, or None, got {seconds!r}")
 
 
 class Component(msgspec.Struct, frozen=True):
     """Part of a grant with equal resources: an allocation, or a component of a heterogeneous job.
 
     Attributes:
-        ranks: The hosts that are its nodes, in order.
+        ranks: Ranks of the hosts on its nodes, in order.
         options: Arguments of salloc.
-        has_memory: Whether those say an amount of memory.
+        has_memory: Whether they request an amount of memory.
     """
 
     ranks: tuple[int, ...]
@@ -113,28 +113,29 @@ class Component(msgspec.Struct, frozen=True):
 class SlurmJob(Job):
     """Hosts that are nodes of Slurm: `async with SlurmJob(4, gpus=8, time="4:00:00") as hosts:`.
 
-    Inside of an allocation (`SLURM_JOB_ID` is set) its first nodes are used, and what follows `hosts` but `python`,
-    `env`, `interface` and `notice` says nothing. Else one is asked for: entering waits in the queue for as long as that
-    takes, and a cancel leaves nothing queued. The allocation ends with the block.
+    Inside an allocation (`SLURM_JOB_ID` is set) its first nodes are used, and the attributes that request resources are
+    ignored: `gpus` to `account`, and `options`. Otherwise entering requests an allocation and waits in the queue for as
+    long as that takes; a cancel leaves nothing queued. The allocation ends with the block.
 
     A part of a mapping may have resources of its own: `{"trainers": 4, "loaders": {"hosts": 2, "gpus": 0, "cpus": 64,
-    "partition": "cpu"}}`, with `gpus`, `cpus`, `memory`, `partition` in place of those of the job, and `options` beside
-    them. The job is then a heterogeneous one of Slurm, whose parts start together, one component for each part.
+    "partition": "cpu"}}`. Its `gpus`, `cpus`, `memory` and `partition` replace those of the job, its `options` are
+    added. The job is then heterogeneous, with one component for each part; all parts start together.
 
     Attributes:
-        hosts: How many nodes, or a mapping of mesh names to numbers, or to mappings as above.
-        gpus, cpus, memory: Of each node, as `--gpus-per-node`, `--cpus-per-task` and `--mem` say them.
-        time: Limit of time, as Slurm writes it: "4:00:00", "2-0", or minutes.
-        partition, account: Of the job.
+        hosts: Number of nodes, or a mapping of mesh names to numbers, or to mappings as above.
+        gpus, cpus, memory: Resources of each node, as `--gpus-per-node`, `--cpus-per-task` and `--mem`.
+        time: Time limit, as Slurm takes it: "4:00:00", "2-0", or minutes.
+        partition, account: Partition and account of the job.
         options: Further arguments of salloc: `("--exclusive",)`.
-        python: The interpreter on the nodes; None takes the path of this program's own, else see `SSHJob`.
-        env: Environment variables of the agents and of what they start; they do not show in any argument.
-        interface: Where this program listens for the nodes; None takes the address of the route to the first one.
-        notice: Seconds before the limit of time at which `HostMesh.wait_notice` returns; None takes
-            `limits.SLURM_NOTICE_SECONDS`. When the grace of the block is all that is left, the block is cancelled.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
-        pki: Certificates of your own authority, by files, see `OwnPKI`; None lets the job make its own.
-        insecure: "I understand" does without TLS: whoever is in the network reads all of it, and can change it.
+        python: The interpreter on the nodes; None searches as `SSHJob` does.
+        env: Environment variables of the agents and their processes; never passed as arguments.
+        interface: Address at which this program listens for the nodes; None takes that of the route to the first node.
+        notice: Seconds before the time limit at which `HostMesh.wait_notice` returns; None takes
+            `limits.SLURM_NOTICE_SECONDS`, and at most half of the time left. When only the grace of the block and
+            `limits.SLURM_LEAVE_SECONDS` are left, the block is cancelled.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
+        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
     """
 
     hosts: int | Mapping[str, int | Mapping[str, Any]] = attrs.field(converter=_checked_parts)
@@ -173,9 +174,9 @@ class SlurmJob(Job):
         return isinstance(self.hosts, Mapping) and any(isinstance(part, Mapping) for part in self.hosts.values())
 
     def components(self, name: str) -> Sequence[Component]:
-        """Return what salloc is asked for, by the name `name`, in the order of its arguments.
+        """Return the components to request by salloc, for a job named `name`, in the order of its arguments.
 
-        A component of Slurm that says no memory gets that of the one before it, so those come first.
+        Slurm gives a component without `--mem` the memory of the one before it, so components without come first.
         """
         ranks = itertools.count()
         if not self.is_heterogeneous:
@@ -218,8 +219,8 @@ _HOLD: Final = (
     'exec 3<&0; g=; trap g=1 USR1; HOLDER=$$; export HOLDER; salloc "$@" <&3 & p=$!; exec 2>/dev/null; '
     'cat >/dev/null; [ "$g" ] || kill $p; wait $p'
 )
-"""Ends with its standard input: salloc is killed while it is in the queue. Once it has nodes it ends with its command,
-which reads the same: a signal at that moment may leave it spinning (22.05)."""
+"""Shell that ends with its standard input: it then kills an salloc that is in the queue. An salloc that has nodes ends
+with its command, which reads the same input: a signal at that moment may leave salloc spinning (22.05)."""
 
 _SAY: Final = (
     'n=$SLURM_JOB_NODELIST; i=0; while [ $i -lt "${SLURM_HET_SIZE:-0}" ]; do '
@@ -230,7 +231,7 @@ _STEP: Final = ("--overlap", "-N1", "-n1", "--kill-on-bad-exit=0", "--mpi=none",
 
 
 class _Node(msgspec.Struct, frozen=True):
-    """A node that is a host: its name, and the component of a heterogeneous job that has it, or None."""
+    """A node that is a host: its name, and its component in a heterogeneous job, or None."""
 
     name: str
     component: int | None
@@ -256,7 +257,7 @@ class SlurmLauncher(Launcher):
     async def open(self) -> AsyncGenerator[None, None]:
         missing = [name for name in ("salloc", "srun", "scancel", "scontrol", "squeue") if shutil.which(name) is None]
         if missing:
-            raise SpawnError(f"a SlurmJob needs the commands of Slurm, and {missing[0]} is not on the PATH")
+            raise SpawnError(f"a SlurmJob needs Slurm's commands on the PATH, and {missing[0]} is not there")
         if number := os.environ.get("SLURM_JOB_ID", ""):
             await self._use(number, _nodes_around(os.environ))
             yield
@@ -267,7 +268,7 @@ class SlurmLauncher(Launcher):
         try:
             found = await self._wait_granted(holder, name)
             if found is None:
-                raise SpawnError(f"Slurm gives no allocation for {self._job!r}: {last_words(holder.last_lines)}")
+                raise SpawnError(f"Slurm granted no allocation for {self._job!r}: {last_words(holder.last_lines)}")
             await self._use(*found)
             yield
         finally:
@@ -280,7 +281,7 @@ class SlurmLauncher(Launcher):
             nursery.start_soon(_follow_queue, name, self._say)
             line = await holder.read_until(lambda text: granted(text) is not None)
             found = None if line is None else granted(line)
-            nursery.cancel_scope.cancel(reason="the job is not in the queue any more")
+            nursery.cancel_scope.cancel(reason="the job has left the queue")
         return found
 
     async def _use(self, number: str, listed: Sequence[str]) -> None:
@@ -296,14 +297,14 @@ class SlurmLauncher(Launcher):
             self.interface = await address_towards(node_address(node) or self.hosts[0])
 
     def _chosen(self, groups: Sequence[Sequence[str]], listed: str) -> Sequence[_Node]:
-        """Return the hosts, in the order of the mesh, of the nodes of each component."""
+        """Choose the hosts among the nodes of each component; return them in the order of the mesh."""
         job = self._job
         if len(groups) <= 1 or not job.is_heterogeneous:
             nodes = _nodes_of(groups)
             if len(nodes) < len(self.hosts):
                 raise SpawnError(
-                    f"{job!r} needs {len(self.hosts)} nodes, and the allocation {self._number} has {len(nodes)}: "
-                    f"{listed}"
+                    f"{job!r} needs {len(self.hosts)} nodes, and the allocation {self._number} has only {len(nodes)}, "
+                    f"{listed}: request more, or use fewer hosts"
                 )
             return nodes[: len(self.hosts)]
         components = job.components("")
@@ -311,8 +312,8 @@ class SlurmLauncher(Launcher):
             len(one.ranks) > len(names) for one, names in zip(components, groups, strict=False)
         ):
             raise SpawnError(
-                f"{job!r} needs a component of Slurm with enough nodes for each part, those without memory= first, and "
-                f"the allocation {self._number} has {listed}"
+                f"{job!r} needs a component with enough nodes for each part, first those without memory=, and the "
+                f"components of the allocation {self._number} are {listed}"
             )
         chosen = dict[int, _Node]()
         for group, component in enumerate(components):
@@ -322,7 +323,7 @@ class SlurmLauncher(Launcher):
 
     @staticmethod
     async def _give_back(holder: _Holder, name: str) -> None:
-        """End the allocation, or what waits for one; nothing of its name is left in Slurm."""
+        """End the allocation, or the request for it; no job of this name is left in Slurm."""
         with trio.CancelScope(shield=True):
             await holder.close_lifeline()
             with trio.move_on_after(limits.SLURM_END_SECONDS) as scope:
@@ -332,7 +333,7 @@ class SlurmLauncher(Launcher):
                 with trio.move_on_after(limits.SLURM_END_SECONDS):
                     await ask("scancel", "--quiet", f"--name={name}")
 
-    # ---- the limit of time -----------------------------------------------------------------------------------
+    # ---- the time limit --------------------------------------------------------------------------------------
 
     async def wait_notice(self) -> str:
         return await self._wait_left(self._notice_seconds)
@@ -343,25 +344,25 @@ class SlurmLauncher(Launcher):
         return await self._wait_left(lambda _: own + limits.SLURM_LEAVE_SECONDS + ahead)
 
     def _notice_seconds(self, left: float) -> float:
-        if self._notice is None:  # of a short job not most of it
+        if self._notice is None:  # at most half of a short job
             own = self._job.notice
             self._notice = min(limits.SLURM_NOTICE_SECONDS, left / 2) if own is None else own
         return self._notice
 
     async def _wait_left(self, seconds: Callable[[float], float]) -> str:
-        """Wait until the limit of time is so near; it is asked for again, as an operator may change it."""
+        """Wait until `seconds` are left; the time limit is queried again and again, as an operator may change it."""
         while True:
             left: float | None = None
             pause = limits.SLURM_LIMIT_LOOK_SECONDS
             try:
                 said = job_state(await ask("scontrol", "-o", "show", "job", self._number), now=time.time())
-            except SpawnError:  # its controller is away; the job goes on
+            except SpawnError:  # Slurm's controller is away; the job goes on
                 said = None
             if said is not None and said.limit_seconds is not None and said.run_seconds is not None:
                 left = said.limit_seconds - said.run_seconds
                 ahead = seconds(left)
                 if left <= ahead:
-                    return f"the Slurm job {self._number} reaches its limit of time in {max(left, 0):.0f} s"
+                    return f"the Slurm job {self._number} reaches its time limit in {max(left, 0):.0f} s"
                 pause = min(pause, max(left - ahead, limits.SLURM_LIMIT_LOOK_SECONDS_MIN))
             await trio.sleep(pause)
 
@@ -373,8 +374,8 @@ class SlurmLauncher(Launcher):
         await trio.lowlevel.checkpoint()
         if count > len(self._idle):
             raise SpawnError(
-                f"{count} more hosts cannot be had: the allocation {self._number} of Slurm has {len(self._idle)} nodes "
-                "that are no host, and Slurm gives no more to a job that runs: run the program in a larger allocation"
+                f"cannot add {count} hosts: the Slurm allocation {self._number} has {len(self._idle)} unused nodes, "
+                "and a running job gets no more: run the program in a larger allocation"
             )
         first = len(self.hosts)
         more, self._idle = self._idle[:count], self._idle[count:]
@@ -399,7 +400,7 @@ class SlurmLauncher(Launcher):
 
 
 async def _follow_queue(name: str, say: Callable[[str], None]) -> None:
-    """Say again and again, in the words of Slurm, what a job waits for."""
+    """Show at intervals what Slurm reports that a job waits for."""
     await trio.sleep(limits.PROGRESS_SECONDS)
     while True:
         try:
@@ -408,7 +409,7 @@ async def _follow_queue(name: str, say: Callable[[str], None]) -> None:
                 waiting = ["--states=PENDING", f"--partition={job.partition}", "--sort=-p,i", "--format=%i"]
                 say(job.text(ahead_of(await ask("squeue", "--noheader", *waiting), job.number)))
         except SpawnError as error:
-            say(f"the queue of Slurm: {error}")
+            say(f"Slurm's queue cannot be read: {error}")
         await trio.sleep(limits.SLURM_QUEUE_LOOK_SECONDS)
 
 
@@ -419,7 +420,7 @@ def _nodes_of(groups: Sequence[Sequence[str]]) -> Sequence[_Node]:
 
 
 def _nodes_around(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the nodes of each component of the allocation around the program, as Slurm lists them."""
+    """Return the nodes of each component of the allocation in which the program runs, in Slurm's notation."""
     size = environ.get("SLURM_HET_SIZE", "")
     if not size.isdecimal():
         return (environ.get("SLURM_JOB_NODELIST", ""),)
@@ -430,14 +431,14 @@ class _Holder(ChildAgent):
     """The shell around salloc, with a process group of their own."""
 
     async def end(self) -> None:
-        os.killpg(self.pid, signal.SIGKILL)  # it is not reaped, so the number is its own
+        os.killpg(self.pid, signal.SIGKILL)  # it is not reaped yet, so its pid cannot be reused
 
 
-# ---- an agent in a step of Slurm, and how it has ended in the words of Slurm -----------------------------------------
+# ---- an agent in a job step, and its end as Slurm reports it ---------------------------------------------------------
 
 
 class SlurmAgent(FarAgent):
-    """A step of Slurm that carries an agent; see `StartedAgent`."""
+    """A job step that carries an agent; see `StartedAgent`."""
 
     def __init__(self, process: trio.Process, node: str, job: str, srun: Sequence[str]) -> None:
         super().__init__(process, (*srun, "sh", "-c"), own_environment())
@@ -445,7 +446,7 @@ class SlurmAgent(FarAgent):
         self._job = job
 
     async def exit_of(self, code: int) -> AgentExit:
-        """See `ChildAgent.exit_of`: what Slurm says, where that is why."""
+        """See `ChildAgent.exit_of`; with the state of the job and the node if they are the reason."""
         ended = await super().exit_of(code)
         try:
             said = job_state(await ask("scontrol", "-o", "show", "job", self._job))
@@ -459,7 +460,7 @@ class SlurmAgent(FarAgent):
         return AgentExit(f"{said.text}{node}; srun: {ended.text}", ended.last_words, said.reason)
 
     async def _node_words(self, said: JobState) -> str:
-        """Return what Slurm says of the node, where that may be why; else ""."""
+        """Return the state of the node if it may be the reason; otherwise ""."""
         if not said.is_alive and said.reason != "node failed":
             return ""
         try:
@@ -469,16 +470,16 @@ class SlurmAgent(FarAgent):
         return f"; Slurm says that {self._node} is {words}" if words.startswith(("DOWN", "FAIL", "NOT")) else ""
 
 
-# ---- the commands of Slurm, asked once, and the environment that they get --------------------------------------------
+# ---- Slurm's commands and their environment --------------------------------------------------------------------------
 
 _OF_OTHERS: Final = re.compile(
     r"SLURM_(NTASKS|NPROCS|NNODES|JOB_NUM_NODES|NTASKS_PER_NODE|CPUS_PER_TASK|TASKS_PER_NODE|DISTRIBUTION|EXCLUSIVE"
     r"|EXACT|MEM_PER_(NODE|CPU|GPU)|CPU_BIND|TRES_PER_TASK|HET_SIZE|PACK_SIZE|\w+_(HET|PACK)_GROUP_\d+)"
 )
-"""Variables of the batch script around the program, which srun would take for options of ours."""
+"""Variables of the batch script around the program, which srun would take as options."""
 
 _OF_TEXT: Final = re.compile(r"(SQUEUE|SCONTROL|SINFO)_\w+|SLURM_(TIME_FORMAT|JSON|YAML)")
-"""Variables by which users change what the commands write."""
+"""Variables by which users change the output format of the commands."""
 
 
 def own_environment() -> dict[str, str]:
@@ -487,10 +488,10 @@ def own_environment() -> dict[str, str]:
 
 
 async def ask(*command: str) -> str:
-    """Run a command of Slurm, and return what it writes.
+    """Run a command of Slurm, and return its standard output.
 
     Raises:
-        SpawnError: It failed; with its words.
+        SpawnError: It failed; the message includes its standard error.
     """
     env = {name: value for name, value in os.environ.items() if not _OF_TEXT.fullmatch(name)}
     done = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False, env=env)

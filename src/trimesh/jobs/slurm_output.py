@@ -1,15 +1,13 @@
 """PURE: parsers of the output of Slurm's commands, and the job states in which a job lives.
 
-Text is asked for, one line a record (`scontrol -o`), which is the same from 22.05 to today. Where JSON comes instead,
-by a command that a site has wrapped, it is read too (`slurm_json`): its fields have changed twice since.
-
-JSON that commands of Slurm write (`squeue --json`, `sinfo --json`), of any version since 22.05; PURE.
+The launcher requests text, one line a record (`scontrol -o`), which has the same form since 22.05. If a site has
+wrapped a command so that it writes JSON, that is parsed too. Its fields have changed twice since 22.05:
 
     22.05     job_state "PENDING"      numbers 120, null             node state "down", state_flags ["DRAIN"]
     23.02     job_state "PENDING"      {"set": true, "number": 120}  node state ["DOWN", "DRAIN"]
     23.11 on  job_state ["PENDING"]    the same, with "infinite"     the same
 
-Output of an unknown form counts as unknown: a state of "", in which no job lives.
+Output of an unknown form counts as the state "", in which no job lives.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 ALIVE: Final = frozenset(("RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"))
-"""States of a job whose processes may run. Every other one, also one that nothing here knows, is the end of it."""
+"""States of a job whose processes may run. Every other state, also an unknown one, counts as its end."""
 
 _REASONS: Final = {
     "BOOT_FAIL": "node failed",
@@ -46,9 +44,9 @@ class JobState(msgspec.Struct, frozen=True):
     """State of a job as Slurm reports it.
 
     Attributes:
-        state: In its word: "RUNNING", "NODE_FAIL"; "" where it does not know the job.
-        why: In its words, or "".
-        run_seconds, limit_seconds: How long it has run, and may run; None where it does not say, or there is no limit.
+        state: Slurm's name of the state: "RUNNING", "NODE_FAIL"; "" if Slurm does not know the job.
+        why: Slurm's reason, or "".
+        run_seconds, limit_seconds: Run time and time limit; None if Slurm does not report it, or there is no limit.
     """
 
     state: str
@@ -67,13 +65,13 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The same in words."""
+        """Description for people."""
         why = "" if self.why in _UNKNOWN else f" ({self.why})"
         return f"Slurm says that the job is {self.state}{why}" if self.state else "Slurm does not know the job any more"
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """Return the fields of a record that `scontrol -o show` has written; of fields named twice the first one."""
+    """Return the fields of a record of `scontrol -o show`; if a field occurs twice, its first value."""
     found = dict[str, str]()
     for name, value in _FIELD.findall(line):
         found.setdefault(name, value)
@@ -81,11 +79,11 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def job_state(text: str, *, now: float = 0.0) -> JobState:
-    """Return what `scontrol show job` says; of a job of several components the first one that does not live.
+    """Return the state in the output of `scontrol show job`: of several components, the first that does not live.
 
     Args:
-        text: One line for each, or JSON.
-        now: The time, since the epoch: JSON says when a job has begun, and not for how long it has run.
+        text: Output: one line for each component, or JSON.
+        now: Unix time: JSON has the start of a job, not its run time.
     """
     states = list[JobState]()
     if is_json(text):
@@ -117,8 +115,8 @@ class QueuedJob(msgspec.Struct, frozen=True):
     """Waiting job as squeue reports it.
 
     Attributes:
-        number: Of the job, without its component.
-        partition, state, why, start: In its words; `start` is when it expects to start it, or "".
+        number: Job id, without its component.
+        partition, state, why, start: As Slurm writes them; `start` is the expected start, or "".
     """
 
     number: str
@@ -128,10 +126,10 @@ class QueuedJob(msgspec.Struct, frozen=True):
     start: str
 
     def text(self, ahead: int | None) -> str:
-        """Return the same for people.
+        """Return a description for people.
 
         Args:
-            ahead: How many jobs of the partition come before it; None where that is not known.
+            ahead: Number of jobs of the partition ahead of it; None if unknown.
         """
         why = "" if self.why in _UNKNOWN else f" ({self.why})"
         place = "" if ahead is None else f", {ahead} {'job' if ahead == 1 else 'jobs'} ahead of it in {self.partition}"
@@ -140,7 +138,7 @@ class QueuedJob(msgspec.Struct, frozen=True):
 
 
 def queued_job(text: str) -> QueuedJob | None:
-    """Return what squeue says, by `QUEUE_FORMAT` or as JSON, of the first job there; None where it has none."""
+    """Return the first job in the output of squeue, by `QUEUE_FORMAT` or as JSON; None if there is none."""
     if is_json(text):
         for job in jobs_in(text):
             return QueuedJob(str(job.number), job.partition, job.state, job.why, job.start_text)
@@ -154,7 +152,7 @@ def queued_job(text: str) -> QueuedJob | None:
 
 
 def ahead_of(text: str, number: str) -> int | None:
-    """Return how many jobs come before one in a list of numbers, as squeue sorts them; None where it is not in it."""
+    """Return the number of jobs before one in a sorted list of squeue; None if the job is not in the list."""
     before = set[str]()
     for line in text.split():
         found = line.partition("+")[0]
@@ -165,35 +163,35 @@ def ahead_of(text: str, number: str) -> int | None:
 
 
 def node_words(text: str) -> str:
-    """Return the state of a node and why, as `scontrol -o show node` says it, or JSON of it or of sinfo; or ""."""
+    """Return state and reason of a node from `scontrol -o show node`, or from JSON of it or of sinfo; or ""."""
     if is_json(text):
         found = nodes_in(text)
         state, why = (found[0].state, found[0].why) if found else ("", "")
     else:
         state = fields_of(text).get("State", "")
-        said = re.search(r"\sReason=(.*?)(?: \[|$| \w+=)", text.strip())  # the one field with blanks in it
+        said = re.search(r"\sReason=(.*?)(?: \[|$| \w+=)", text.strip())  # the only field that contains blanks
         why = said[1] if said else ""
     return f"{state} ({why})" if state and why not in _UNKNOWN else state
 
 
 def node_address(text: str) -> str:
-    """Return the address of a node, as `scontrol -o show node` says it; "" where it does not."""
+    """Return the address of a node from `scontrol -o show node`; "" if it has none."""
     fields = fields_of(text)
     return fields.get("NodeAddr") or fields.get("NodeHostName", "")
 
 
 def granted(line: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return number and nodes, of each component, of the allocation that a line of ours says, or None."""
+    """Return job id and nodes of each component from the line that our command writes in an allocation, or None."""
     found = _GRANTED.fullmatch(line.strip())
     return None if found is None else (found[1], tuple(found[2].split()))
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return what a command of Slurm has written, without the names of the command."""
+    """Return the output lines of a command of Slurm, joined, without the command's name in front."""
     return "; ".join(re.sub(r"^(salloc|srun|scontrol): (error: |fatal: )?", "", line) for line in lines if line.strip())
 
 
-# ---- JSON that commands of Slurm write (`squeue --json`, `sinfo --json`), of any version since 22.05 -----------------
+# ---- JSON of Slurm's commands, of any version since 22.05 ------------------------------------------------------------
 
 _YEAR_9999: Final = 253_370_764_800.0
 
@@ -202,10 +200,10 @@ class JobText(msgspec.Struct, frozen=True):
     """One job.
 
     Attributes:
-        number: Of it; 0 where it is not said.
-        partition, state, why: In the words of Slurm; "" where they are not said.
-        start: When it has started, or is expected to, in seconds since the epoch; None where that is not said.
-        limit_seconds: How long it may run; None without a limit.
+        number: Job id; 0 if missing.
+        partition, state, why: As Slurm writes them; "" if missing.
+        start: Unix time of its start, past or expected; None if missing.
+        limit_seconds: Time limit; None without one.
     """
 
     number: int
@@ -227,7 +225,7 @@ class NodeText(msgspec.Struct, frozen=True):
     """One node.
 
     Attributes:
-        state, why: In the words of Slurm; "" where they are not said.
+        state, why: As Slurm writes them; "" if missing.
     """
 
     state: str
@@ -235,17 +233,17 @@ class NodeText(msgspec.Struct, frozen=True):
 
 
 def is_json(text: str) -> bool:
-    """Return whether what a command has written is JSON."""
+    """Return whether the output of a command is JSON."""
     return text.lstrip().startswith("{")
 
 
 def jobs_in(text: str) -> list[JobText]:
-    """Return the jobs that are told of; none where it is no JSON of Slurm."""
+    """Return the jobs in JSON of Slurm; an empty list for other text."""
     return [_job(one) for one in _listed(text, "jobs")]
 
 
 def nodes_in(text: str) -> list[NodeText]:
-    """Return the nodes that are told of, or the groups of nodes of sinfo; none where it is no JSON of Slurm."""
+    """Return the nodes, or sinfo's groups of nodes, in JSON of Slurm; an empty list for other text."""
     return [_node(one) for name in ("nodes", "sinfo") for one in _listed(text, name)]
 
 
@@ -292,7 +290,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """Return a state: text, or the first of a list, whose others are flags."""
+    """Return a state: a text, or the first of a list, in which the others are flags."""
     if isinstance(value, str):
         return value.upper()
     return (_words(value) or [""])[0]

@@ -1,4 +1,4 @@
-"""Agents on other machines, started by the ssh command of the system, as its user has configured it."""
+"""`SSHJob`: agents on other machines, started by the system's ssh command with the user's configuration."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _DIRECT: Final = ("", "none")
 
 
 def checked_names(hosts: Any) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]:
-    """Return what an `SSHJob` is made from: names of hosts, or lists of them by the names of meshes.
+    """Return the hosts of an `SSHJob`: names of hosts, or lists of them by the names of meshes.
 
     Raises:
-        TypeError, ValueError: It is neither, or a name is none that ssh takes.
+        TypeError, ValueError: It is neither, or ssh would not take a name.
     """
     if isinstance(hosts, str) or not isinstance(hosts, Mapping | Sequence):
         raise TypeError(
@@ -41,15 +41,15 @@ def checked_names(hosts: Any) -> tuple[str, ...] | Mapping[str, tuple[str, ...]]
     parts: dict[Any, Any] = {**hosts} if isinstance(hosts, Mapping) else {"hosts": hosts}
     for mesh, names in parts.items():
         if not isinstance(mesh, str) or isinstance(names, str) or not isinstance(names, Sequence) or not names:
-            raise ValueError(f"each mesh of hosts has a name and a list of host names, got {mesh!r}: {names!r}")
+            raise ValueError(f"each mesh of hosts must have a name and a list of host names, got {mesh!r}: {names!r}")
         for name in cast("Sequence[object]", names):
             if not isinstance(name, str) or not name or name.startswith("-") or set(name) & set(" \t\n'\"\\"):
                 raise ValueError(
-                    f"the name of a host is what `ssh NAME` takes: host, user@host or an alias; got {name!r}"
+                    f"the name of a host must be one that `ssh NAME` takes: host, user@host or an alias; got {name!r}"
                 )
     count = sum(map(len, parts.values()))
     if not 1 <= count <= limits.JOB_HOSTS_MAX:
-        raise ValueError(f"a job has 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {count}")
+        raise ValueError(f"a job must have 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {count}")
     if isinstance(hosts, Mapping):
         return {mesh: tuple(names) for mesh, names in parts.items()}
     return tuple(parts["hosts"])
@@ -62,7 +62,7 @@ def checked_spares(spares: Any) -> tuple[str, ...]:
         TypeError, ValueError: It is no list of names that ssh takes.
     """
     if isinstance(spares, str) or not isinstance(spares, Sequence):
-        raise TypeError(f"spares= is a list of host names, got {spares!r}")
+        raise TypeError(f"spares= must be a list of host names, got {spares!r}")
     return cast("tuple[str, ...]", checked_names(spares)) if spares else ()
 
 
@@ -70,22 +70,22 @@ def checked_spares(spares: Any) -> tuple[str, ...]:
 class SSHJob(Job):
     """Hosts that are reached by ssh: `async with SSHJob(["n1", "n2"]) as hosts:`.
 
-    Agents are started by the `ssh` of this machine: aliases, keys, jump hosts and whatever else its configuration says
-    hold. A connection that is shared already (ControlMaster) is used. Nothing is typed, so each host has to be known
-    and to take a key. Agents end with the connection.
+    The `ssh` command of this machine starts the agents with its own configuration: aliases, keys, jump hosts, and
+    connections that are shared already (ControlMaster). It never prompts, so each host's key must be known, and each
+    host must accept a key of this user. Agents end with their connection.
 
     Attributes:
-        hosts: What `ssh` takes, one for each host; or lists of them by the names of meshes.
-        python: The interpreter on the hosts; None takes the first of this program's own path, `python3.N` of the same
-            version, `python3` and `python` there that has trimesh.
+        hosts: Names of the hosts as `ssh` takes them; or lists of names by the names of meshes.
+        python: The interpreter on the hosts; None takes the first that exists there and has trimesh: the path of this
+            program's interpreter, `python3.N` of the same version, `python3`, `python`.
         options: Arguments of ssh before the name of the host: `("-F", "cluster.conf")`, `("-p", "2222")`.
-        env: Environment variables of the agents and of what they start; they do not show in any argument.
-        interface: Where this program listens for the hosts: an address of this machine, its name, or the name of an
-            interface; None takes the address of the route to the first host, or to its first jump host.
-        spares: What `ssh` takes, for hosts that stand by: each takes the place of one that is lost; see `Restart`.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
-        pki: Certificates of your own authority, by files, see `OwnPKI`; None lets the job make its own.
-        insecure: "I understand" does without TLS: whoever is in the network reads all of it, and can change it.
+        env: Environment variables of the agents and their processes; never passed as arguments.
+        interface: Address at which this program listens for the hosts: an address of this machine, its name, or the
+            name of an interface; None takes that of the route to the first host, or to its first jump host.
+        spares: Names of hosts that stand by: each replaces a lost one; see `Restart`.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
+        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
     """
 
     hosts: Sequence[str] | Mapping[str, Sequence[str]] = attrs.field(converter=checked_names)
@@ -131,7 +131,7 @@ class SSHLauncher(Launcher):
         own = self._job.interface
         self.interface = await (self._find_interface() if own is None else address_of(own))
         with tempfile.TemporaryDirectory(prefix="trimesh-ssh-", ignore_cleanup_errors=True) as folder:
-            self._folder = Path(folder)  # of mode 0700: whoever reaches a socket in it reaches the host
+            self._folder = Path(folder)  # of mode 0700: a process that reaches a socket in it reaches the host
             yield
 
     async def _find_interface(self) -> str:
@@ -142,16 +142,19 @@ class SSHLauncher(Launcher):
             )
             if found.returncode != 0:
                 words = found.stderr.decode(errors="replace").strip()
-                raise SpawnError(f"ssh does not understand options= or its configuration, for {host}: {words}")
+                raise SpawnError(f"ssh rejects options= or its configuration, for {host}: {words}")
             lines = found.stdout.decode(errors="replace").splitlines()
             said = {name: value for name, _, value in (line.partition(" ") for line in lines)}
             jump = said.get("proxyjump", "").split(",")[0]
             if jump in _DIRECT and said.get("proxycommand", "") not in _DIRECT:
-                return await address_towards()  # what the command does is not known
+                return await address_towards()  # the command may lead anywhere
             if jump in _DIRECT:
                 return await address_towards(said.get("hostname", host))
             host = jump.removeprefix("ssh://").partition(":")[0]
-        raise SpawnError(f"{self.hosts[0]} is reached over more than {limits.SSH_JUMPS_MAX} jump hosts: say interface=")
+        raise SpawnError(
+            f"the route to {self.hosts[0]} must have at most limits.SSH_JUMPS_MAX ({limits.SSH_JUMPS_MAX}) jump hosts, "
+            "got more: pass interface="
+        )
 
     async def start(self, rank: int, order: AgentOrder) -> SSHAgent:
         host, job = self.hosts[rank], self._job
@@ -183,14 +186,14 @@ class SSHAgent(FarAgent):
         words = "\n".join(self.last_lines)
         failure = start_failure(self._host, code, self.last_lines, self._python)
         if code == SSH_FAILED and self.number is not None:
-            return AgentExit("it was killed, or the connection of ssh broke", words)
+            return AgentExit("it was killed, or its ssh connection broke", words)
         if failure is not None and code > 0:
             return AgentExit(failure, words, "refused")
         ended = await super().exit_of(code)
         return AgentExit(f"ssh: {ended.text}", words) if code < 0 else ended
 
 
-# ---- what ssh says when it cannot do something, in words that say what to do -----------------------------------------
+# ---- failures of ssh: its messages, and what to do about each --------------------------------------------------------
 
 SSH_FAILED: Final = 255
 """Exit code of ssh itself; others are those of the remote command."""
@@ -202,23 +205,23 @@ _MEANINGS: Final = tuple(
     for pattern, words in (
         (
             r"REMOTE HOST IDENTIFICATION HAS CHANGED|Offending .* key",
-            "its host key is another one than the one that is known: find out why, then mend the file of known hosts",
+            "its host key differs from the known one: find out why, then correct the known_hosts file",
         ),
         (
             r"Host key verification failed|host key is known for",
-            "its host key is not known: connect once by hand (ssh {host}), or add it to the file of known hosts",
+            "its host key is not known: connect once by hand (ssh {host}), or add it to the known_hosts file",
         ),
         (
             r"Permission denied|Too many authentication failures|No supported authentication methods",
-            "it does not let this user in, and a job cannot type a password: `ssh -o BatchMode=yes {host} true` has to "
-            "work, so load a key into the ssh agent, or name it in ssh's configuration",
+            "it refuses this user, and a job cannot type a password: `ssh -o BatchMode=yes {host} true` must work, so "
+            "load a key into the ssh agent, or name it in ssh's configuration",
         ),
-        (r"Could not resolve hostname|Name or service not known", "its name is not known here"),
+        (r"Could not resolve hostname|Name or service not known", "its name cannot be resolved on this machine"),
         (r"Connection refused", "no ssh server listens at its address"),
         (r"timed out|No route to host|Network is unreachable", "it does not answer"),
         (
             r"Bad configuration option|Can't open user config file|unknown option|illegal option|usage: ssh",
-            "ssh does not understand options= or its configuration",
+            "ssh rejects options= or its configuration",
         ),
         (
             r"kex_exchange_identification|Connection (closed|reset) by|banner exchange|stdio forwarding failed",
@@ -229,21 +232,21 @@ _MEANINGS: Final = tuple(
 
 
 def start_failure(host: str, code: int, lines: Sequence[str], python: str | None) -> str | None:
-    """Return why ssh has not started an agent; None where it says nothing that is known.
+    """Return why ssh did not start an agent; None if the cause is unknown.
 
     Args:
-        host: Its name, as ssh got it.
+        host: Name of the host, as passed to ssh.
         code: Exit code of ssh.
-        lines: That ssh, and what it ran, have written to standard error.
+        lines: Lines on its standard error, of ssh and of the remote command.
         python: The interpreter that the job names.
     """
     if code == NO_PYTHON:
         return (
-            "no Python with trimesh was found there: install trimesh-actors for the same Python, or say python=, the "
+            "no Python with trimesh was found there: install trimesh-actors for the same Python, or pass python=, the "
             "path of the interpreter there"
         )
     if code == _NOT_FOUND and python is not None:
-        return f"there is no {python}, which python= names"
+        return f"python= must name an interpreter there, got {python}, which does not exist"
     if code == 1 and any("No module named" in line and "trimesh" in line for line in lines):
         return f"trimesh is not installed for {python or 'the Python there'}: install trimesh-actors there"
     if code != SSH_FAILED:

@@ -68,7 +68,7 @@ def test_certified_incarnations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     authority = Authority(NOW)
     authority.credentials(ProcId(1), NOW)
 
-    with pytest.raises(LimitExceeded, match="certified too many hosts"):
+    with pytest.raises(LimitExceeded, match="too many hosts have joined"):
         authority.credentials(ProcId(2), NOW)
 
 
@@ -76,7 +76,12 @@ def test_what_is_no_request_is_refused_in_words() -> None:
     authority, right = Authority(NOW), KeyRequest().text
     other_kind = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
     ed = other_kind.sign(ed25519.Ed25519PrivateKey.generate(), None).public_bytes(serialization.Encoding.PEM)
-    wrong = {b"": "PKCS #10", b"x" * 5_000: "at most 4096 bytes", right[:200]: "PKCS #10", ed: "P-256"}
+    wrong = {
+        b"": "PKCS #10",
+        b"x" * 5_000: r"at most limits.KEY_REQUEST_BYTES_MAX \(4096\) bytes",
+        right[:200]: "PKCS #10",
+        ed: "P-256",
+    }
 
     for text, words in wrong.items():
         with pytest.raises(IdentityError, match=words):

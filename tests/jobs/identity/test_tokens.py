@@ -82,7 +82,7 @@ def test_token_travels_as_one_line_and_shows_its_secret_nowhere_else(tokens: Tok
 
 @pytest.mark.parametrize("text", ["", "trimesh-join-1:", "trimesh-join-2:AAAA", "trimesh-join-1:A", "secret!"])
 def test_what_is_no_token_is_refused_without_being_shown(text: str) -> None:
-    with pytest.raises(IdentityError, match="a join token is one line") as caught:
+    with pytest.raises(IdentityError, match="a join token must be one line") as caught:
         JoinToken.parse(text)
 
     assert "secret!" not in str(caught.value)

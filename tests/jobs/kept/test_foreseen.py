@@ -40,7 +40,7 @@ async def test_program_is_told_before_its_hosts_end_and_gets_a_spare_one(folder:
         try:
             with pytest.raises(BaseExceptionGroup) as caught:
                 async with jobs.attach("exp") as hosts:
-                    with pytest.raises(SpawnError, match="those that it was kept with, 1"):
+                    with pytest.raises(SpawnError, match="only the 1 that it was kept with"):
                         await hosts.grow(1)
                     [before] = hosts.names
                     await hosts.replace({"hosts": 0})
@@ -108,6 +108,6 @@ async def test_nearer_end_is_told(autojump_clock: trio.abc.Clock) -> None:
 
     async def of_job() -> str:
         await trio.sleep(10)
-        return "the Slurm job 7 reaches its limit of time in 60 s"
+        return "the Slurm job 7 reaches its time limit in 60 s"
 
     assert "Slurm job 7" in await ForeseenEnd("exp", lease.left, LocalLauncher(1), of_job).wait_notice()

@@ -51,7 +51,7 @@ def test_state_is_read_as_it_was_written() -> None:
 def test_name_is_taken_by_who_comes_first_and_freed_by_its_keeper_only() -> None:
     """KF-2."""
     states.create(made())
-    with pytest.raises(ConnectError, match="take another name"):
+    with pytest.raises(ConnectError, match="choose another one"):
         states.create(made(key="01"))
     states.remove(made(key="01"))
     assert states.names() == ["exp"]
@@ -63,7 +63,7 @@ def test_name_is_taken_by_who_comes_first_and_freed_by_its_keeper_only() -> None
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"boot": "another"}, "was started anew"),
+        ({"boot": "another"}, "has been rebooted"),
         ({"status": "ended", "words": "the host n2 was lost"}, "the host n2 was lost"),
         ({"started": 1}, "is gone"),
     ],

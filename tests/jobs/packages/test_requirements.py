@@ -36,7 +36,7 @@ def test_what_is_far_away_stays_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["-e .", "--editable=../x", "./pkg", "../pkg[extra]", ".", "-f wheels", "-fwheels"])
 def test_what_is_on_this_machine_only_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.txt").write_text(f"numpy\n{line}\n")
-    with pytest.raises(ValueError, match=r"a\.txt:2 names a folder beside it"):
+    with pytest.raises(ValueError, match=r"a\.txt:2 names a folder of this machine"):
         read_requirements(tmp_path / "a.txt")
 
 

@@ -146,7 +146,7 @@ async def test_lost_pod_is_one_failure_in_the_words_of_kubernetes(
     assert losses == {(names[1], reason)}, found
     assert words in str(found[0])
     if action == "node":  # by SIGTERM, so that the agent could say it; what is said is in the log of the pod
-        assert "its last words: trimesh agent: it was told to by a signal" in str(found[0])
+        assert "its last words: trimesh agent: it was stopped by a signal" in str(found[0])
 
 
 async def answer(workers: Any, losses: list[HostLost]) -> list[int]:
@@ -188,7 +188,7 @@ async def test_lost_pod_is_followed_by_another(cluster: FakeKubernetes, queue: C
                     )
     assert [one.host for one in losses[:: len(losses) - 1]] == names
     assert {(one.reason, *dict(one.point or {}).items()) for one in losses} == {("evicted", ("hosts", 0))}
-    assert "its last words: trimesh agent: it was told to by a signal" in str(losses[-1])
+    assert "its last words: trimesh agent: it was stopped by a signal" in str(losses[-1])
 
 
 def pods_of(cluster: FakeKubernetes) -> list[str]:
@@ -359,7 +359,7 @@ async def test_what_is_not_of_this_run_is_left_as_it_is(cluster: FakeKubernetes)
     manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "exp7"}, "data": {"key": "b3du"}}
     before = cluster.call("POST", path, manifest)
     text = await refused(job(1, name="exp7"))
-    assert "Secret exp7 is there already in the namespace ml, and is not of this run" in text
+    assert "must not exist before, and Secret exp7 does in the namespace ml" in text
     assert cluster.listed("secrets") == [before]
     assert cluster.everything() == ["secrets/exp7"]
     cluster.call("DELETE", f"{path}/exp7", {"propagationPolicy": "Background"})
@@ -392,7 +392,7 @@ async def test_what_the_api_server_refuses_is_said_in_its_words(
 async def test_what_is_missing_here_is_said(
     cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert "say interface=" in await refused(job(1, interface=None))
+    assert "pass interface=" in await refused(job(1, interface=None))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "needs the configuration of a cluster" in await refused(job(1))
     monkeypatch.setitem(sys.modules, "kr8s.asyncio", None)

@@ -191,10 +191,14 @@ def test_template_keeps_what_it_says_and_is_not_changed() -> None:
     ("template", "image", "words"),
     [
         (None, None, "needs image="),
-        ({"containers": []}, "a", "metadata and spec, as a Pod has, got containers"),
-        ({"spec": {"containers": [{"name": "a", "command": ["x"], "args": []}]}}, "a", "says command and args itself"),
+        ({"containers": []}, "a", "metadata and spec, as a Pod, got containers"),
+        (
+            {"spec": {"containers": [{"name": "a", "command": ["x"], "args": []}]}},
+            "a",
+            "must not set command and args of the container .a.",
+        ),
         ({"spec": {"restartPolicy": "Always"}}, "a", "leave restartPolicy at Never, got 'Always'"),
-        ({"spec": {"containers": [{"name": "a"}]}}, None, "needs an image, or say image="),
+        ({"spec": {"containers": [{"name": "a"}]}}, None, "must have an image: set it in pod_template, or pass image="),
     ],
 )
 def test_template_that_cannot_be_is_refused_in_words(template: Any, image: str | None, words: str) -> None:
@@ -206,7 +210,7 @@ def test_other_refusals() -> None:
     with pytest.raises(TypeError, match="a mapping with metadata and spec"):
         checked_template(["x"], "a")  # type: ignore[arg-type]
     for name in ("", "Exp", "7a", "a_b", "a-", "a" * 41):
-        with pytest.raises(ValueError, match="up to 40 characters"):
+        with pytest.raises(ValueError, match="1 to 40 characters"):
             checked_name(name)
     assert checked_name("exp-7") == "exp-7"
     assert checked_template({"spec": {"containers": [{"image": "b"}]}}, None)

@@ -3,7 +3,7 @@
     ~/.cache/trimesh/code/contents/3f/9a...         each content once, by digest, read-only
                           trees/<digest>/src/...    a whole tree, its files hard links of contents
 
-CF-1 A tree that has its name is whole: it is made beside, and renamed. So is a content.
+CF-1 A tree or content under its final name is whole: it is made under a temporary name, and renamed.
 CF-2 A content that was modified on its host, through a tree, is not reused: its modification time shows it.
 CF-3 Only contents in no tree, and trees unused for `limits.CODE_KEPT_SECONDS`, are removed; never while another process
      adds to the folder.
@@ -47,7 +47,10 @@ def make_own_folder(place: Path) -> os.stat_result:
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = place.stat()
     if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{place} must belong to this user, and no other may write to it: it holds code")
+        raise PermissionError(
+            f"{place} holds code, so it must belong to this user, {os.geteuid()}, and no other may write to it; got "
+            f"user {status.st_uid} and mode {stat.S_IMODE(status.st_mode):04o}: remove it, or set XDG_CACHE_HOME"
+        )
     return status
 
 
@@ -117,7 +120,7 @@ def default_folder() -> Path:
 
 
 class Draft:
-    """A content being written, beside the finished ones; `CodeFolder.add` makes it one of these.
+    """A content being written under a temporary name; `CodeFolder.add` renames it.
 
     Attributes:
         place: Path of its file.
@@ -255,7 +258,7 @@ class CodeFolder(LockedByFile):
             os.symlink(file.target, place)
             return
         content = self._place_of(file.digest)
-        if file.is_executable:  # the permission belongs to the content, which others have without it
+        if file.is_executable:  # a link would share the permission with trees where the file is not executable
             self._copy(content, place, 0o500)
             return
         try:
@@ -263,7 +266,7 @@ class CodeFolder(LockedByFile):
         except OSError as error:
             if error.errno not in (errno.EMLINK, errno.EPERM, errno.ENOTSUP):
                 raise
-            self._copy(content, place, 0o400)  # too many trees have it, or the file system has no links
+            self._copy(content, place, 0o400)  # it has too many links, or the file system has none
 
     def _copy(self, content: str, place: str, mode: int) -> None:
         shutil.copyfile(content, place)
@@ -316,5 +319,5 @@ def synced(path: str | os.PathLike[str]) -> Path:
         return Path(path)
     name = os.path.normpath(path)
     if name != "." and not is_inside(name):
-        raise ValueError(f"synced() takes a relative path as `hosts.sync` was given it, got {os.fspath(path)!r}")
+        raise ValueError(f"synced() takes a relative path, as passed to `hosts.sync`, got {os.fspath(path)!r}")
     return Path(root, name)

@@ -1,10 +1,10 @@
-"""Scanner of the files that a tree is made from. Runs in a thread: it reads folders, runs git, and hashes contents.
+"""Scanner of the program's files for a tree of code. Runs in a thread: it reads folders, runs git, hashes contents.
 
 SC-1 In a folder of a git repository, files that git ignores are left out; elsewhere no file is ignored.
 SC-2 A content is hashed again only if size, time or inode of its file have changed since.
 
-MF-1 Two trees with the same names, contents, permissions to execute and links have the same digest, on any machine.
-MF-2 No name of a manifest leads out of the tree: none is absolute, has `..`, or goes through a link of the same tree.
+MF-1 Trees with the same names, contents, permissions to execute, links and import paths have the same digest.
+MF-2 No name in a manifest leads out of the tree: none is absolute, has `..`, or goes through a link of the same tree.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class CodeFile(msgspec.Struct, frozen=True, array_like=True):
     """A file or a symbolic link of a tree.
 
     Attributes:
-        name: Its place in the tree, parts separated by `/`.
-        digest: Of its content; empty for a link.
-        size: Bytes of its content.
+        name: Path in the tree, parts separated by `/`.
+        digest: Digest of its content; empty for a link.
+        size: Size of its content in bytes.
         is_executable: Whether its owner may execute it.
-        target: Where a link leads to; empty for a file.
+        target: Target of a link; empty for a file.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     """All files of a tree, in the order of their names.
 
     Attributes:
-        files: Those.
-        import_paths: Folders of the tree that belong on `sys.path`, first ones first; "" is the tree itself.
+        files: Files and links.
+        import_paths: Folders of the tree that belong on `sys.path`, in order; "" is the tree itself.
     """
 
     files: tuple[CodeFile, ...]
@@ -95,9 +95,11 @@ def decoded(data: bytes) -> Manifest:
     names = set[str]()
     for file in manifest.files:
         if not is_inside(file.name) or file.name in names or not links.isdisjoint(_parents(file.name)):
-            raise ProtocolError(f"each file of a tree needs a place of its own inside of it, got {file.name!r}")
+            raise ProtocolError(f"each file of a tree must have its own path inside the tree, got {file.name!r}")
         if len(file.digest) != (0 if file.target else DIGEST_BYTES) or "\0" in file.target:
-            raise ProtocolError(f"a file has a digest of {DIGEST_BYTES} bytes, and a link a target: {file.name!r}")
+            raise ProtocolError(
+                f"a file must have a digest of {DIGEST_BYTES} bytes, and a link none but a target, got {file.name!r}"
+            )
         names.add(file.name)
     if not all(path == "" or is_inside(path) for path in manifest.import_paths):
         raise ProtocolError(f"folders to import from must be in the tree, got {manifest.import_paths!r}")
@@ -105,7 +107,7 @@ def decoded(data: bytes) -> Manifest:
 
 
 def is_inside(name: str) -> bool:
-    """Return whether a name stays in the tree that it is joined to."""
+    """Return whether a relative path stays inside its tree."""
     return "\0" not in name and all(part not in ("", ".", "..") for part in name.split("/"))
 
 
@@ -133,7 +135,7 @@ _Known = tuple[tuple[int, int, int], bytes]
 
 
 class CodeSource(msgspec.Struct, frozen=True):
-    """A file or folder that was given, and its name in the tree ("" is the tree itself)."""
+    """A given file or folder, and its path in the tree ("" is the tree itself)."""
 
     path: str
     name: str
@@ -155,13 +157,13 @@ class Scanner:
     """Finds the files of a tree, repeatedly.
 
     Args:
-        paths: Files and folders, absolute or from the working directory. One inside of the working directory keeps its
-            place below it; another one has its last name in the tree.
-        exclude: Patterns of names to leave out, as for `fnmatch`: of a file or folder, or of a path below one given.
+        paths: Files and folders, absolute or relative to the working directory. One inside the working directory keeps
+            its relative path in the tree; any other gets the last component of its path.
+        exclude: `fnmatch` patterns to leave out: of a file or folder name, or of a path below a given folder.
 
     Raises:
-        TypeError, ValueError: They are no paths or patterns, or two of them would have one name.
-        FileNotFoundError: One is not there.
+        TypeError, ValueError: They are no paths or patterns, or two paths collide in the tree.
+        FileNotFoundError: A path does not exist.
     """
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]], exclude: Sequence[str]) -> None:
@@ -190,7 +192,7 @@ class Scanner:
                 largest = sorted([*largest, (status.st_size, name)], reverse=True)[:_LARGEST_NAMED]
                 _check_bounds(len(files) + 1, total, largest)
                 known[path] = self._hashed(path, status)
-            except FileNotFoundError:  # removed, and git still knows it; or removed meanwhile
+            except FileNotFoundError:  # removed, but still in git's index; or removed meanwhile
                 continue
             digest, is_executable = known[path][1], bool(status.st_mode & stat.S_IXUSR)
             files.append(CodeFile(_checked_name(name), digest, status.st_size, is_executable))
@@ -206,11 +208,11 @@ class Scanner:
         return sign, digest_of(Path(path).read_bytes())
 
     def _found(self) -> Iterator[tuple[str, str]]:
-        """Yield name in the tree and path of each file."""
+        """Yield the name in the tree and the path of each file."""
         for source in self.sources:
             if not os.path.isdir(source.path):
                 if not os.path.lexists(source.path):
-                    raise FileNotFoundError(f"{source.path} is to be on the hosts, and is not there any more")
+                    raise FileNotFoundError(f"a path of hosts.sync must stay in place, and {source.path} is gone")
                 yield source.name, source.path
                 continue
             for inner in self._below(source.path):
@@ -225,7 +227,7 @@ class Scanner:
                 continue
             path = os.path.join(folder, inner)
             if listed is not None and not os.path.islink(path) and os.path.isdir(path):
-                for deeper in self._below(path):  # a repository of its own
+                for deeper in self._below(path):  # a nested repository
                     if not self._is_excluded(f"{inner.rstrip('/')}/{deeper}"):
                         yield f"{inner.rstrip('/')}/{deeper}"
             else:
@@ -243,13 +245,15 @@ class Scanner:
 def _check_bounds(count: int, total: int, largest: list[tuple[int, str]]) -> None:
     if count > limits.CODE_FILES_MAX:
         bound = f"limits.CODE_FILES_MAX ({limits.CODE_FILES_MAX})"
-        raise ValueError(f"hosts.sync takes code, at most {bound} files: name data by exclude=, or in .gitignore")
+        raise ValueError(
+            f"hosts.sync is for code, at most {bound} files, got more: leave data out by exclude= or .gitignore"
+        )
     if total > limits.CODE_BYTES_MAX:
         bound = f"limits.CODE_BYTES_MAX ({limits.CODE_BYTES_MAX} bytes)"
         named = ", ".join(name for _, name in largest)
         raise ValueError(
-            f"hosts.sync takes code, at most {bound}; the largest files are {named}: name data by exclude=, or in "
-            ".gitignore"
+            f"hosts.sync is for code, at most {bound}, got more; the largest files are {named}: leave data out by "
+            "exclude= or .gitignore"
         )
 
 
@@ -262,11 +266,11 @@ def _checked_name(name: str) -> str:
 
 
 def _listed_by_git(folder: str) -> list[str] | None:
-    """Return what git does not ignore below a folder; None if that belongs to no repository."""
+    """Return the files below a folder that git does not ignore; None if the folder is in no repository."""
     git = shutil.which("git")
     if git is None:
         if Path(folder, ".gitignore").exists():
-            raise FileNotFoundError(f"git says what {folder}/.gitignore means, and is not there: install it")
+            raise FileNotFoundError(f"git is needed to apply {folder}/.gitignore, and is not on the PATH: install git")
         return None
     command = [git, "-C", folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)  # noqa: S603 - no shell
@@ -295,12 +299,15 @@ def _checked_sources(paths: Sequence[str | os.PathLike[str]]) -> tuple[CodeSourc
         path: str = os.fspath(given)
         whole = os.path.abspath(path)
         if not os.path.lexists(whole):
-            raise FileNotFoundError(f"hosts.sync needs files or folders that are there, got {path!r}")
+            raise FileNotFoundError(f"hosts.sync needs files or folders that exist, got {path!r}")
         inner = os.path.relpath(whole, here)
         name = "" if inner == "." else inner if is_inside(inner) else os.path.basename(whole)
         for other in found:
             if name == other.name or _is_below(name, other.name) or _is_below(other.name, name):
-                raise ValueError(f"hosts.sync needs paths with names of their own, got {other.path!r} and {whole!r}")
+                raise ValueError(
+                    f"paths of hosts.sync must not overlap in the tree, where a path outside the working directory has "
+                    f"only its last name, got {other.path!r} and {whole!r}"
+                )
         found.append(CodeSource(whole, name))
     return tuple(found)
 
@@ -310,14 +317,14 @@ def _is_below(name: str, folder: str) -> bool:
 
 
 def _import_paths(sources: Sequence[CodeSource]) -> list[str]:
-    """Return the folders that belong on `sys.path`: those that were given, and those of files that were."""
+    """Return the folders that belong on `sys.path`: given folders, and the folders of given files."""
     found = [one.name if os.path.isdir(one.path) else one.name.rpartition("/")[0] for one in sources]
     return list(dict.fromkeys(found))
 
 
 def _checked_patterns(exclude: Sequence[str]) -> Sequence[str]:
     if isinstance(exclude, str) or not all(isinstance(one, str) and one for one in exclude):
-        raise TypeError(f'exclude must be a list of patterns, as ["*.pt", "runs"], got {exclude!r}')
+        raise TypeError(f'exclude must be a list of patterns, such as ["*.pt", "runs"], got {exclude!r}')
     return exclude
 
 

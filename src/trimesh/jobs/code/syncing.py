@@ -3,10 +3,10 @@
     scan --> manifest --begin--> each host: missing digests --> contents, once each --take--> --finish--> a tree
                                                                   all have one: new processes import from it
 
-SY-1 All hosts switch at once, when each has the whole tree. Until then new processes use the one before.
-SY-2 A file that changes while it is sent is never taken for either of its contents: the tree is scanned again.
+SY-1 All hosts switch at once, when each has the whole tree. Until then new processes use the previous one.
+SY-2 A file that changes while it is sent is never used in a mixed state: the tree is scanned again.
 
-CK-1 From `begin` to `finish` no contents of the folder are removed, so those present then are there at the end.
+CK-1 From `begin` to `finish` no contents of the folder are removed, so those that `begin` finds are still there.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class CodeSync:
     """Code of the program on hosts, while its block is open; see `HostMesh.sync`.
 
     Attributes:
-        version: How often it has changed there: 1 when the block is entered.
-        digest: Of names and contents.
-        files: How many there are.
-        sent_bytes: Of contents, sent for this version: what a host has had before is not sent again.
-        scanner: Of the program's files.
+        version: Number of the version on the hosts: 1 when the block is entered.
+        digest: Digest of names and contents.
+        files: Number of files.
+        sent_bytes: Bytes of contents sent for this version; contents that a host already had are not sent again.
+        scanner: Scanner of the program's files.
     """
 
     def __init__(self, hosts: JobHosts | None, keepers: CodeKeeper | None, scanner: Scanner, proc: Proc | None) -> None:
@@ -61,13 +61,13 @@ class CodeSync:
         Processes spawned from then on use the new files. Running ones keep those that they started with.
 
         Raises:
-            ValueError: It is too much, or a file never stays as it is.
-            OSError: A file cannot be read, or written there.
+            ValueError: The files are too many or too large, or a file changes during each scan.
+            OSError: A file cannot be read here, or written on a host.
             HostLost: In a `MeshErrorGroup`, as of any call.
 
-        Blocking: a checkpoint, cancellable; a cancel leaves the version before.
+        Blocking: a checkpoint, cancellable; a cancel leaves the previous version.
 
-        Cost: reads the folders, and the files that have changed; sends those contents that a host does not have.
+        Cost: reads the folders and the changed files; sends the contents that a host does not have.
         """
         return await in_trio(self._update)()
 
@@ -85,8 +85,8 @@ class CodeSync:
                     self.learn(scan)
                     return True
         raise ValueError(
-            f"hosts.sync takes files that stay as they are while they are sent; one was changed "
-            f"limits.CODE_SCANS_MAX ({limits.CODE_SCANS_MAX}) times in a row: name it by exclude="
+            f"files of hosts.sync must not change while they are sent, and one changed limits.CODE_SCANS_MAX "
+            f"({limits.CODE_SCANS_MAX}) times in a row: leave it out by exclude="
         )
 
     def learn(self, scan: TreeScan) -> None:
@@ -105,7 +105,7 @@ class CodeSync:
         leading = {name: rank for rank, (name, _) in reversed(list(enumerate(found)))}
         ranks = sorted(leading.values())
         missing = list(dict.fromkeys(digest for rank in ranks for digest in found[rank][1]))
-        # One host of each folder takes contents; where all do, they go as one cast.
+        # One host of each shared folder takes contents; if each host has its own, one multicast sends them.
         takers = [keepers] if len(ranks) == len(found) else [keepers.slice(**points[rank]) for rank in ranks]
         if missing and not await self._send(takers, missing, scan):
             return False
@@ -133,10 +133,10 @@ class CodeSync:
         return True
 
     async def follow(self) -> None:
-        """Update whenever a file changes, until it is cancelled.
+        """Update whenever a file changes, until cancelled.
 
         Raises:
-            ModuleNotFoundError: `watchfiles` of the extra `hosts` is not there.
+            ModuleNotFoundError: `watchfiles`, of the extra `hosts`, is not installed.
         """
         watchfiles = _watchfiles()
         paths = [source.path for source in self.scanner.sources]
@@ -150,7 +150,7 @@ class CodeSync:
         )
         is_first = True
         async for changes in watching:
-            if changes or is_first:  # the first time: it may have changed before it was watched
+            if changes or is_first:  # the first time, files may have changed before the watch began
                 await self._update()
             is_first = False
 
@@ -169,11 +169,11 @@ async def sync(
 ) -> AsyncGenerator[CodeSync, None]:
     """Send code to hosts; see `HostMesh.sync`."""
     if job is None:
-        raise ValueError("code is brought to the hosts of a job; this host has it: write `async with job as hosts:`")
+        raise ValueError("sync() needs the hosts of a job, got this host, which has the files already: leave it out")
     if watch:
         _watchfiles()
     proc = current_proc()
-    if proc.is_simulated:  # its hosts are this process, which has the files; and no thread of it may wait
+    if proc.is_simulated:  # its hosts are this process, which has the files; and it must not use threads
         synced = CodeSync(None, None, Scanner(paths, exclude), None)
         synced.learn(synced.scanner.scan())
         yield synced
@@ -239,7 +239,7 @@ def _next_of(pieces: Iterator[Piece]) -> Piece:
 
 
 def _pieces(missing: Sequence[bytes], paths: dict[bytes, str]) -> Iterator[Piece]:
-    """Yield contents in messages of about `limits.CODE_PIECE_BYTES`; one that is gone comes empty, and not as asked."""
+    """Yield contents in messages of about `limits.CODE_PIECE_BYTES`; a file that is gone is sent as empty bytes."""
     piece, size = Piece(), 0
     for digest in missing:
         for data, is_last in _parts(paths[digest]):
@@ -264,14 +264,14 @@ def _parts(path: str) -> Iterator[tuple[bytes, bool]]:
         yield b"", True
 
 
-# ---- the host's side of `HostMesh.sync`: the actor that takes contents, and makes the tree of them -------------------
+# ---- the host's side of `HostMesh.sync`: the actor that receives contents and makes the tree -------------------------
 
 Piece = list[tuple[bytes, bytes, bool]]
-"""Parts of contents, in order: digest of the whole, bytes, whether they are its last ones."""
+"""Parts of contents, in order: digest of the whole content, bytes, whether they are its last."""
 
 
 class CodeKeeper(Actor):
-    """Keeps the folder of code of its host."""
+    """Maintains the code folder of its host."""
 
     def __init__(self) -> None:
         self._manifest: Manifest | None = None
@@ -280,7 +280,7 @@ class CodeKeeper(Actor):
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Open the folder; note that its tree is in use; at the end remove what nothing uses any more."""
+        """Open the folder and mark its tree as used while this actor lives; at the end remove unused parts."""
         self._folder = await trio.to_thread.run_sync(CodeFolder, default_folder())
         try:
             async with trio.open_nursery() as nursery:
@@ -301,27 +301,27 @@ class CodeKeeper(Actor):
 
     @endpoint
     async def begin(self, manifest: bytes) -> tuple[str, list[bytes]]:
-        """Begin to make a tree; return the name of the folder, equal for all hosts that share it, and what it lacks.
+        """Begin a tree; return the name of the folder, equal for all hosts that share it, and the missing digests.
 
         Args:
-            manifest: Of the tree.
+            manifest: Manifest of the tree, encoded.
 
         Raises:
-            ProtocolError: It is none.
+            ProtocolError: It is malformed.
         """
         self._forget_draft()
         self._manifest = await trio.to_thread.run_sync(decoded, manifest)
-        while not self._folder.lock_shared():  # noqa: ASYNC110 - it is another process
+        while not self._folder.lock_shared():  # noqa: ASYNC110 - another process sets no event here
             await trio.sleep(limits.CODE_LOCK_RETRY_SECONDS)
         return self._folder.name, await trio.to_thread.run_sync(self._folder.missing, self._manifest.files)
 
     @endpoint(thread=True)
     def take(self, piece: Piece) -> list[bytes]:
-        """Take parts of contents; return the digests of those that came whole, and are not what they should be."""
+        """Write parts of contents; return the digests of complete contents whose bytes differ from their digest."""
         changed = list[bytes]()
         for digest, data, is_last in piece:
             if len(digest) != DIGEST_BYTES:
-                raise ProtocolError(f"a digest has {DIGEST_BYTES} bytes, got {len(digest)}")
+                raise ProtocolError(f"a digest must have {DIGEST_BYTES} bytes, got {len(digest)}")
             if self._draft is None:
                 self._draft = self._folder.draft()
             self._draft.write(data)
@@ -336,9 +336,9 @@ class CodeKeeper(Actor):
 
     @endpoint
     async def finish(self) -> str:
-        """Make the tree, and return where it is."""
+        """Make the tree, and return its path."""
         if self._manifest is None:
-            raise ProtocolError("a tree is finished once it was begun")
+            raise ProtocolError("finish must follow begin")
         self._tree = await trio.to_thread.run_sync(self._folder.tree, self._manifest)
         self._folder.unlock()
         return str(self._tree)

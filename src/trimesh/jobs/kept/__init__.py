@@ -1,4 +1,4 @@
-"""Jobs that stay after the program that has started them: a keeper holds their hosts, and programs attach to them."""
+"""Kept jobs: a keeper process holds their hosts after the program that started them, and programs attach to them."""
 
 from trimesh.jobs.kept.kept_job import AttachedJob, KeptJob, attach, extend, keep, kept, stop
 

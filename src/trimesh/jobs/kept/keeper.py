@@ -1,24 +1,24 @@
 """Keeper: detached program that holds the hosts of a kept job until its lease ends.
 
     the job's block: agents of the hosts
-        seats: an actor on each, with an agent that waits for a program
+        seats: an actor on each host, with an agent that waits for a program
             an attached program: a connection; orders go to the seats, ends of agents come back
 
 KK-1 The keeper holds the job as any program does: however this process ends, the job ends, on hosts and in schedulers.
 KK-2 One program at a time has the hosts. The next one gets them when each agent of the one before has ended, and
-     nothing of it is left; its death is the end of its connection, which the kernel reports at once.
-KK-3 The lease counts while the machine sleeps. Its end ends the attached program and this process; if that takes longer
-     than `limits.KEPT_END_SECONDS`, a thread without Python ends it.
-KK-4 Before the job is kept, the end of standard input undoes everything: nothing is left of a `keep` that was given up.
+     nothing of it is left. A program's death ends its connection, which the kernel reports at once.
+KK-3 The lease also counts while the machine sleeps. Its end ends the attached program and this process; if that takes
+     longer than `limits.KEPT_END_SECONDS`, a thread that needs no Python ends this process.
+KK-4 Until the job is kept, the end of standard input undoes everything: a cancelled `keep` leaves nothing.
 
 Seat: an actor on each kept host that has an agent ready, and passes it the order of an attaching program.
 
     keeper --its own session--> agent of the host --> seat --standard input--> agent for one program --> its processes
 
-KT-1 An agent serves one program, and then ends with all that it has started. The next one is ready before it is asked
-     for, also by a program that attaches as soon as the one before has left: it is started while that runs. It and its
+KT-1 An agent serves one program, and then ends with all that it has started. The next agent is started while that
+     program runs, so it is ready even for a program that attaches as soon as the previous one has left. It and its
      spawner have loaded their modules, and have never held anything of a program.
-KT-2 This process holds the standard input of that agent, which so ends with this process, also when both are killed.
+KT-2 The seat's process holds the standard input of that agent, so the agent ends with it, also when both are killed.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class KeepOrder(msgspec.Struct, frozen=True):
     job: bytes
 
 
-class KeeperTold(msgspec.Struct, frozen=True):
-    """Report of a keeper to its starter, a line of JSON each: that it has begun, then the outcome of the start.
+class KeeperReport(msgspec.Struct, frozen=True):
+    """Report of a keeper to its starter, a line of JSON each: first its pid, then the outcome of the start.
 
     Attributes:
         pid: Process id of the keeper.
-        state: State of the kept job.
+        state: State of the kept job, once its hosts are ready.
         failure: Why no job is kept.
-        is_taken: True if that is because the name is taken.
+        is_taken: True if the name is taken.
     """
 
     pid: int
@@ -119,11 +119,11 @@ class Keeper:
         self._held: HeldHosts | None = None
 
     async def run(self) -> None:
-        """Keep the job until its lease ends, or it is told to stop."""
+        """Keep the job until its lease ends, or a signal stops it."""
         try:
             states.create(self._state)
         except ConnectError as error:
-            _tell(KeeperTold(os.getpid(), failure=str(error), is_taken=True))
+            _tell(KeeperReport(os.getpid(), failure=str(error), is_taken=True))
             return
         try:
             async with trio.open_nursery() as nursery:
@@ -131,7 +131,7 @@ class Keeper:
                 nursery.start_soon(self._watch_input)
                 await self._keep()
                 nursery.cancel_scope.cancel()
-        except Exception as error:  # noqa: BLE001 - told, and written for who attaches next
+        except Exception as error:  # noqa: BLE001 - reported, and written to the state file
             self._failed(error)
         else:
             states.remove(self._state)
@@ -157,7 +157,7 @@ class Keeper:
                 self._set_lease(self._order.lease)
                 self._update(status="kept", hosts=tuple(hosts.names))
                 self._is_kept = True
-                _tell(KeeperTold(os.getpid(), self._state))
+                _tell(KeeperReport(os.getpid(), self._state))
                 _let_go()
                 reason, text = await self._wait_ending()
                 await self._held.end(reason, text)
@@ -174,7 +174,7 @@ class Keeper:
         return self._ends_at - _awake_clock()
 
     async def _wait_ending(self) -> tuple[str, str]:
-        """Wait until all is to end, and return why; see `HostLost.reason`."""
+        """Wait until the job has to end; return the reason, as `HostLost.reason`, and its text."""
         while self._ends_at - _awake_clock() > 0 and not self._is_told:
             self._changed = trio.Event()
             with trio.move_on_after(min(self._ends_at - _awake_clock(), limits.KEPT_LOOK_SECONDS)):
@@ -194,7 +194,7 @@ class Keeper:
         self._is_told = True
         self._changed.set()
         if not self._is_kept:
-            self._scope.cancel(reason="it was told to stop")
+            self._scope.cancel(reason="the keeper was stopped")
 
     async def _watch_signals(self) -> None:
         with open_heard_signals(signal.SIGTERM, signal.SIGINT) as signals:
@@ -215,12 +215,12 @@ class Keeper:
             self._update(status="ended", words=words)
         else:
             states.remove(self._state)
-            _tell(KeeperTold(os.getpid(), failure=words))
+            _tell(KeeperReport(os.getpid(), failure=words))
 
     # ---- requests --------------------------------------------------------------------------------------------
 
     async def _serve(self, stream: trio.SocketStream) -> None:
-        """Serve one connection; what it sends ends nothing but itself."""
+        """Serve one connection; invalid records end only this connection."""
         lines = states.Lines(stream)
         async with stream:
             try:
@@ -233,30 +233,33 @@ class Keeper:
     async def _answer(self, question: object, lines: states.Lines) -> None:
         assert self._held is not None
         match question:
-            case states.LookAtJob():
-                await lines.send(states.JobSeen(self._state, self._held.attached))
+            case states.StatusRequest():
+                await lines.send(states.JobStatus(self._state, self._held.attached))
             case states.Extend(lease=lease) if 0 < lease <= limits.KEPT_LEASE_SECONDS_MAX and not self._is_over:
                 self._set_lease(lease)
                 self._update()
                 self._changed.set()
-                await lines.send(states.JobSeen(self._state, self._held.attached))
+                await lines.send(states.JobStatus(self._state, self._held.attached))
             case states.Extend():
                 await lines.send(
-                    states.KeeperRefused(f"a lease must be a number of seconds of a job that is kept, got {question}")
+                    states.KeeperRefused(
+                        "a lease must be at most limits.KEPT_LEASE_SECONDS_MAX and of a job that is not ending, got "
+                        f"{question}"
+                    )
                 )
             case states.Attach(pid=pid, grace=grace):
                 await self._held.serve(lines, pid, grace)
             case _:
-                raise ProtocolError("a connection to a keeper begins with a question")
+                raise ProtocolError("a connection to a keeper must begin with StatusRequest, Extend or Attach")
 
 
 def _awake_clock() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps."""
+    """Return seconds of a clock that also runs while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _tell(told: KeeperTold) -> None:
-    """Write a line to who has started this process; it may be gone."""
+def _tell(told: KeeperReport) -> None:
+    """Write a line to the program that started this process; it may be gone."""
     try:
         os.write(1, msgspec.json.encode(told) + b"\n")
     except OSError:
@@ -264,7 +267,7 @@ def _tell(told: KeeperTold) -> None:
 
 
 def _let_go() -> None:
-    """Let go of the pipes of who has started this process."""
+    """Close the pipes to the program that started this process."""
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -272,10 +275,10 @@ def _let_go() -> None:
 
 
 def _read_order() -> KeepOrder:
-    """Read the order, and nothing behind it: the end of the input is watched afterwards."""
+    """Read the order and nothing more: the end of the input is watched afterwards."""
     size = int.from_bytes(_read_exactly(4), "little")
     if size > _BYTES_MAX:
-        raise ProtocolError(f"the order of a keeper has at most {_BYTES_MAX} bytes, got {size}")
+        raise ProtocolError(f"the order of a keeper must have at most {_BYTES_MAX} bytes, got {size}")
     return msgspec.msgpack.decode(_read_exactly(size), type=KeepOrder)
 
 
@@ -284,17 +287,17 @@ def _read_exactly(size: int) -> bytes:
     while len(data) < size:
         part = os.read(0, size - len(data))
         if not part:
-            raise ProtocolError("the order of a keeper has ended too early")
+            raise ProtocolError(f"standard input of a keeper must hold {size} more bytes, got {len(data)}")
         data += part
     return bytes(data)
 
 
 def _read_job(order: KeepOrder) -> Job:
     try:
-        job = pickle.loads(order.job)  # of the process that has started this one, by a pipe
+        job = pickle.loads(order.job)  # trusted: it comes by a pipe from the process that started this one
     except Exception as error:
         raise TrimeshError(
-            f"a job that is kept must be of a class that another process can import, and this one cannot: {error}"
+            f"the class of a kept job must be importable by another process: {error}; define it in a module"
         ) from error
     assert isinstance(job, Job)
     return job
@@ -303,34 +306,38 @@ def _read_job(order: KeepOrder) -> Job:
 def main() -> NoReturn:
     """Run a keeper by the order on standard input. Ends by `os._exit`: the interpreter needs no clean-up."""
     code = 0
-    _tell(KeeperTold(os.getpid()))
+    _tell(KeeperReport(os.getpid()))
     try:
         order = _read_order()
         trio.run(Keeper(order, _read_job(order)).run)
     except (TrimeshError, OSError) as error:
         code = 1
-        _tell(KeeperTold(os.getpid(), failure=str(error)))
-    except BaseException as error:  # noqa: BLE001 - written, and told if there is who hears it
+        _tell(KeeperReport(os.getpid(), failure=str(error)))
+    except BaseException as error:  # noqa: BLE001 - logged, and reported if the starter still listens
         code = 1
         sys.stderr.write(f"trimesh keeper: {error!r}\n")
-        _tell(KeeperTold(os.getpid(), failure=repr(error)))
+        _tell(KeeperReport(os.getpid(), failure=repr(error)))
     sys.stderr.flush()
     os._exit(code)
 
 
-# ---- the hosts of a kept job in its keeper, and the program that has them --------------------------------------------
+# ---- the hosts of a kept job in its keeper, and the attached program -------------------------------------------------
 
 
 class HeldHosts:
     """The hosts, and the program attached to them.
 
     Args:
-        seats: Actors, one on each host.
-        interface: Where programs that attach listen.
-        has_spares: Tells whether the job has a host to replace another one by.
+        job: The kept job.
+        seats: Mesh of `Seat`, one on each host.
+        hosts: The mesh of hosts.
+        host_ids: Setting `host_id` of each host.
+        interface: Address at which attached programs listen for their agents.
+        foreseen: Waits for the notices before the hosts end.
+        has_spares: Returns whether the job has a spare host.
 
     Attributes:
-        attached: The program that has them; None while they are free.
+        attached: The program that holds the hosts; None while they are free.
     """
 
     def __init__(
@@ -358,7 +365,7 @@ class HeldHosts:
         self._has_ended = trio.Event()
 
     async def serve(self, lines: states.Lines, pid: int, grace: float | None) -> None:
-        """Let a program have the hosts until its connection ends, or refuse it."""
+        """Grant the hosts to a program until its connection ends, or refuse it."""
         refusal = await self._wait_turn()
         if refusal is not None:
             await lines.send(states.KeeperRefused(refusal))
@@ -393,7 +400,7 @@ class HeldHosts:
             self._free.set()
 
     async def _wait_turn(self) -> str | None:
-        """Wait while the hosts are being cleaned; return why they cannot be had."""
+        """Wait while the hosts are being cleaned; return why a program is refused, or None."""
         if self.attached is not None:
             with trio.move_on_after(limits.KEPT_PATIENCE_SECONDS):
                 await self._leaving.wait()
@@ -408,7 +415,7 @@ class HeldHosts:
         at = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(who.since))
         if self._leaving.is_set():
             seconds = f"limits.KEPT_CLEAN_SECONDS ({limits.KEPT_CLEAN_SECONDS:g} s)"
-            return f"its hosts are not yet clean, after {seconds}, of process {who.pid}, which was attached: try again"
+            return f"process {who.pid} has left, but its agents have not ended within {seconds}: try again later"
         return (
             f"one program at a time has the hosts of a kept job, and process {who.pid} on {who.host} has had them "
             f"since {at}: end that, or wait for it"
@@ -428,10 +435,10 @@ class HeldHosts:
                     pass
 
     async def _replace(self, lines: states.Lines, rank: int) -> None:
-        """Have another machine at a place, if there is a spare one; else the seat there gives a new agent anyway."""
+        """Replace the machine at a rank if there is a spare one; otherwise its seat starts a new agent anyway."""
         failure = ""
         if self._has_spares():
-            failure = f"it is not there after limits.KEPT_REPLACE_SECONDS ({limits.KEPT_REPLACE_SECONDS:g} s)"
+            failure = f"no spare was ready within limits.KEPT_REPLACE_SECONDS ({limits.KEPT_REPLACE_SECONDS:g} s)"
             with trio.move_on_after(limits.KEPT_REPLACE_SECONDS):
                 try:
                     await self._hosts.replace({"hosts": rank})
@@ -443,12 +450,12 @@ class HeldHosts:
     async def _run_agent(
         self, lines: states.Lines, number: int, rank: int, order: str, scope: trio.CancelScope
     ) -> None:
-        ended = states.AgentEnded(number, "it was told to end", "", "agent exit")
+        ended = states.AgentEnded(number, "its program ended it", "", "agent exit")
         with scope:
             seat = self._seats.slice(hosts=rank).serve.options(abandon_after=limits.KEPT_CLEAN_SECONDS)
             try:
                 ended = states.AgentEnded(number, *(await seat.call_one(order)))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the program has lost this host
+            except Exception as error:  # noqa: BLE001 - any error means that the program has lost this host
                 ended = states.AgentEnded(number, *_words_of(error))
         if self._ending is not None:
             reason, text = self._ending
@@ -459,9 +466,9 @@ class HeldHosts:
         self._has_ended.set()
 
     async def end(self, reason: str, text: str) -> None:
-        """End all agents of the program that is attached, for a reason, and let no other in; wait until none is left.
+        """End all agents of the attached program, refuse other programs, and wait until no agent is left.
 
-        `reason` is that of `HostLost.reason`, `text` the same in words.
+        `reason` is as `HostLost.reason`, `text` its explanation.
         """
         self._ending = (reason, text)
         for scope in self._scopes.values():
@@ -492,18 +499,16 @@ def _words_of(error: Exception) -> tuple[str, str, str]:
 
 # ---- seat ------------------------------------------------------------------------------------------------------------
 
-# An actor on each kept host that has an agent ready, and passes it the order of an attaching program.
-
 
 class Seat(Actor):
-    """Has an agent ready on its host."""
+    """Keeps an agent ready on its host, and passes it the order of an attaching program."""
 
     def __init__(self) -> None:
         self._ready: WaitingAgent | None = None
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncGenerator[None, None]:
-        """Have an agent ready while this actor lives."""
+        """Keep an agent ready while this actor lives."""
         self._ready = await _start()
         try:
             yield
@@ -517,15 +522,15 @@ class Seat(Actor):
 
     @endpoint
     async def serve(self, order: str) -> tuple[str, str, str]:
-        """Give an order to the agent, and return how it has ended, see `AgentExit`: text, last words, reason.
+        """Pass an order to the agent, and return its end as in `AgentExit`: text, last words, reason.
 
-        Cancelled, it ends the agent. Either way nothing that the agent has started is left, and another one is ready.
+        A cancel ends the agent. When this returns, nothing that the agent started is left, and the next one is ready.
 
         Raises:
             SpawnError: No agent can be started here.
         """
         agent, self._ready = self._ready, None
-        if agent is not None and agent.has_ended:  # the system was out of memory, say
+        if agent is not None and agent.has_ended:  # for example, killed for memory
             await agent.stop()
             agent = None
         if agent is None:
@@ -543,7 +548,7 @@ class Seat(Actor):
         return ended.text, ended.last_words, ended.reason
 
     async def _prepare(self, seconds: float = 0.0) -> None:
-        """Have an agent ready, after so many seconds; where it cannot be had the next program is told."""
+        """Start the next agent after some seconds; if that fails, `serve` tries again and reports the error."""
         await trio.sleep(seconds)
         with trio.CancelScope(shield=True):
             if self._ready is None:
@@ -554,7 +559,7 @@ class Seat(Actor):
 
 
 class WaitingAgent(ChildAgent):
-    """An agent that has been started and waits for its order."""
+    """A started agent that waits for its order."""
 
     async def end(self) -> None:
         """See `ChildAgent.end`: its standard input is closed, so it ends what it has started, and then itself."""
@@ -562,6 +567,6 @@ class WaitingAgent(ChildAgent):
 
 
 async def _start() -> WaitingAgent:
-    # In the process group of this process, whose end kills the group: also an agent that a signal has stopped.
+    # In the process group of this process, whose end kills the group, including an agent that a signal has stopped.
     command, host = agent_command("main_prepared"), host_name()
     return WaitingAgent(await start_child(command, host, marked(host_environment()), is_apart=False))

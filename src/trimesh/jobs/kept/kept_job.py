@@ -34,14 +34,14 @@ from trimesh.jobs.pki import OwnPKI
 from trimesh.plain_numbers import real_number
 
 if TYPE_CHECKING:
-    from trimesh.jobs.kept.keeper import KeeperTold
+    from trimesh.jobs.kept.keeper import KeeperReport
 
 
 _BOOT: Final = (
     "import os, sys\nif os.fork(): os._exit(0)\nsys.path[:] = sys.argv[1:]\n"
     "from trimesh.jobs.kept.keeper import main\nmain()"
 )
-"""Forks first, so that the keeper is no child of the program that has started it."""
+"""Forks first, so that the keeper is not a child of the program that starts it."""
 
 _READ_BYTES: Final = 1 << 16
 
@@ -50,9 +50,9 @@ class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
     """A job that is kept, or was.
 
     Attributes:
-        state: What its file says.
-        attached: The program that has its hosts.
-        gone: Why nothing is kept any more; "" while it is.
+        state: Contents of its state file.
+        attached: The program that holds its hosts; None while they are free.
+        gone: Why the job is no longer kept; "" while it is.
     """
 
     state: states.KeptState
@@ -71,24 +71,24 @@ class KeptJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def keep(name: str, job: Job, *, lease: float) -> KeptJob:
-    """Start a job that stays after this program: `await jobs.keep("exp7", SSHJob(["n1", "n2"]), lease=7200)`.
+    """Start a job that outlives this program: `await jobs.keep("exp7", SSHJob(["n1", "n2"]), lease=7200)`.
 
-    Returns when its hosts are there; `jobs.attach(name)` then has them as a mesh, in this program or another one of
-    this user on this machine. A cancel, and the end of this program before that, leave nothing.
+    Returns when its hosts are ready. `jobs.attach(name)` then gives them to a program of this user on this machine as a
+    mesh. If this call is cancelled, or this program ends before it returns, nothing is left running.
 
     Args:
-        name: Of the kept job, free among those of this user.
+        name: Name of the kept job; no other kept job of this user may have it.
         job: The job; its class must be importable by another process.
-        lease: Seconds, from when the hosts are there, after which all of it ends; see `extend`.
+        lease: Seconds, counted from when the hosts are ready, after which the job ends; see `extend`.
 
     Raises:
-        TypeError, ValueError: The name, the job or the lease is none.
+        TypeError, ValueError: The name, the job or the lease is invalid.
         ConnectError: The name is taken.
         SpawnError: The hosts cannot be started; the message includes the reason of the refusal.
     """
     states.checked_kept_name(name)
     if not isinstance(job, Job):
-        raise TypeError(f"keep takes a job, LocalJob(2) for one, got {job!r}")
+        raise TypeError(f"keep() takes a job, such as LocalJob(2), got {job!r}")
     seconds = checked_lease(lease)
     check_keepable(job)
     return await in_trio(partial(_keep, name, job, seconds))()
@@ -98,7 +98,7 @@ def checked_lease(lease: Any) -> float:
     """Return the seconds of a lease.
 
     Raises:
-        ValueError: It is no number of seconds, or too large.
+        ValueError: It is no positive number of seconds, or too large.
     """
     found = real_number(lease)
     if found is None or not 0 < found <= limits.KEPT_LEASE_SECONDS_MAX:
@@ -113,26 +113,29 @@ def check_keepable(job: Job) -> None:
     """Check that a job can be kept.
 
     Raises:
-        ValueError: Its hosts dial a port that one program holds, or this process is one of a mesh.
+        ValueError: It fixes the port that its hosts dial, or this is a process of a mesh.
     """
     if getattr(job, "port", 0) or getattr(job, "advertise", ()):
         raise ValueError(
-            f"each program that attaches to a kept job listens at a port of its own, so port= and advertise= have no "
-            f"meaning there: leave them out of {job!r}"
+            "a kept job must leave out port= and advertise=, because each program that attaches listens at a port of "
+            f"its own, got {job!r}"
         )
     if MARKER in os.environ:
-        raise ValueError("a job is kept by a program, not by a process of a mesh, whose end would end it")
+        raise ValueError(
+            "a job can only be kept by the controller process, and this is a process of a mesh, whose end would end "
+            "the job: call keep() in your program"
+        )
 
 
 async def _keep(name: str, job: Job, lease: float) -> KeptJob:
-    from trimesh.jobs.kept.keeper import KeeperTold, KeepOrder  # noqa: PLC0415 - the native library is loaded by it
+    from trimesh.jobs.kept.keeper import KeeperReport, KeepOrder  # noqa: PLC0415 - the native library is loaded by it
 
     if name in states.names():
-        raise ConnectError(taken_words(name))
+        raise ConnectError(states.taken_words(name))
     try:
         text = pickle.dumps(attrs.evolve(job))
     except Exception as error:
-        raise SpawnError(f"a job that is kept must be picklable, and this is not: {error}") from error
+        raise SpawnError(f"a kept job must be picklable, got {job!r}: {error}") from error
     order = msgspec.msgpack.encode(KeepOrder(name, lease, text))
     log = states.open_log(name)
     try:
@@ -150,7 +153,7 @@ async def _keep(name: str, job: Job, lease: float) -> KeptJob:
     assert process.stdin is not None
     assert process.stdout is not None
     async with process.stdin as to_keeper, process.stdout as from_keeper:
-        told: KeeperTold | None = None
+        told: KeeperReport | None = None
         data = bytearray()
         try:
             await process.wait()
@@ -158,7 +161,7 @@ async def _keep(name: str, job: Job, lease: float) -> KeptJob:
             while more := await from_keeper.receive_some(_READ_BYTES):
                 data += more
                 for line in data.split(b"\n")[:-1]:
-                    told = msgspec.json.decode(line, type=KeeperTold)
+                    told = msgspec.json.decode(line, type=KeeperReport)
                 if told is not None and (told.state is not None or told.failure):
                     break
         except trio.BrokenResourceError:
@@ -167,18 +170,18 @@ async def _keep(name: str, job: Job, lease: float) -> KeptJob:
             await _take_back(to_keeper, from_keeper, told)
             raise
     if told is None or (told.state is None and not told.failure):
-        raise SpawnError(f"the keeper of {name} has ended before it had the hosts: {_last_words(name)}")
+        raise SpawnError(f"the keeper of {name} exited before its hosts were ready: {_last_words(name)}")
     if told.state is not None:
         return KeptJob(state=told.state)
     if told.is_taken:
         raise ConnectError(told.failure)
-    raise SpawnError(f"the hosts of {name} cannot be had: {told.failure}")
+    raise SpawnError(f"the hosts of {name} could not be started: {told.failure}")
 
 
 async def _take_back(
-    to_keeper: trio.abc.SendStream, from_keeper: trio.abc.ReceiveStream, told: KeeperTold | None
+    to_keeper: trio.abc.SendStream, from_keeper: trio.abc.ReceiveStream, told: KeeperReport | None
 ) -> None:
-    """Have a keeper give up, and wait until it has; one that hangs is killed."""
+    """Make a keeper give up, and wait until it has; one that hangs is killed."""
     with trio.CancelScope(shield=True):
         with trio.move_on_after(limits.KEPT_END_SECONDS) as scope:
             await to_keeper.aclose()
@@ -189,37 +192,29 @@ async def _take_back(
                 os.kill(told.pid, signal.SIGKILL)
 
 
-def taken_words(name: str) -> str:
-    """Return why a name cannot be taken."""
-    return (
-        f"the name {name!r} is that of a job which is kept, or was: see `trimesh job list`; take another name, or end "
-        f"that one by `trimesh job stop {name}`"
-    )
-
-
 def _last_words(name: str) -> str:
     try:
         text = states.log_of(name).read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "it has said nothing"
-    return " | ".join(text.splitlines()[-limits.AGENT_LINES_KEPT :]) or "it has said nothing"
+        return "(no output)"
+    return " | ".join(text.splitlines()[-limits.AGENT_LINES_KEPT :]) or "(no output)"
 
 
-# ---- asking a keeper --------------------------------------------------------------------------------------------
+# ---- requests to a keeper ---------------------------------------------------------------------------------------
 
 
 async def reached(name: str) -> tuple[states.KeptState, states.Lines]:
     """Return the state of a kept job, and a connection to its keeper.
 
     Raises:
-        ConnectError: It is not kept, or not any more, or not here.
+        ConnectError: The job is not kept on this machine, or not any more, or is still starting.
     """
     state = states.read(states.checked_kept_name(name))
     gone = states.why_gone(state)
     if gone:
         raise ConnectError(f"the job {name} is not kept any more: {gone}; `trimesh job stop {name}` frees the name")
     if state.status == "starting":
-        raise ConnectError(f"the job {name} is not there yet: process {state.pid} waits for its hosts; try again later")
+        raise ConnectError(f"the job {name} is still starting: process {state.pid} waits for its hosts; try again")
     try:
         return state, await states.dial(state.key)
     except OSError as error:
@@ -236,26 +231,28 @@ async def asked(lines: states.Lines, question: states.Question, name: str, *, se
         seconds: Time limit of the requested work, added to that of a reply.
 
     Raises:
-        ConnectError: It refuses, does not answer, or has ended.
+        ConnectError: The keeper refuses, does not answer in time, or has ended.
     """
     with trio.move_on_after(seconds + limits.KEPT_ANSWER_SECONDS):
         try:
             await lines.send(question)
             answer: Any = await lines.receive(states.Answer)
         except (trio.BrokenResourceError, ProtocolError) as error:
-            raise ConnectError(f"the keeper of {name} cannot be asked: {error}") from error
+            raise ConnectError(f"the request to the keeper of {name} failed: {error}") from error
         if answer is None:
             raise ConnectError(f"the keeper of {name} has ended")
         if isinstance(answer, states.KeeperRefused):
             raise ConnectError(f"{name}: {answer.text}")
         return answer
+    work = f" and {seconds:g} s of work" if seconds else ""
     raise ConnectError(
         f"the keeper of {name} has not answered within limits.KEPT_ANSWER_SECONDS ({limits.KEPT_ANSWER_SECONDS:g} s)"
+        f"{work}"
     )
 
 
 async def kept() -> list[KeptJob]:
-    """Return the jobs of this user that are kept, with who is attached, and those that were and have not been stopped.
+    """Return the kept jobs of this user and the attached programs; also jobs that have ended but were not stopped.
 
     Raises:
         ConnectError: The folder of state files cannot be used.
@@ -271,7 +268,7 @@ async def _kept() -> list[KeptJob]:
         except ConnectError:
             if states.file_of(name).exists():
                 raise
-            continue  # it has ended at this moment
+            continue  # it ended just now
         found.append(await _looked(state))
     return found
 
@@ -283,18 +280,18 @@ async def _looked(state: states.KeptState) -> KeptJob:
             return KeptJob(state=state, gone=gone)
         _, lines = await reached(state.name)
         async with lines.stream:
-            seen: states.JobSeen = await asked(lines, states.LookAtJob(), state.name)
+            seen: states.JobStatus = await asked(lines, states.StatusRequest(), state.name)
     except ConnectError as error:
         return KeptJob(state=state, gone=str(error))
     return KeptJob(state=seen.state, attached=seen.attached)
 
 
 async def extend(name: str, *, lease: float) -> KeptJob:
-    """Have the lease of a kept job end so many seconds from now, whether a program is attached or not.
+    """Make the lease of a kept job end `lease` seconds from now, whether a program is attached or not.
 
     Raises:
-        ValueError: The lease is none.
-        ConnectError: Nothing is kept by that name.
+        ValueError: The lease is no positive number of seconds, or too large.
+        ConnectError: No job is kept by that name.
     """
     return await in_trio(partial(_extend, name, checked_lease(lease)))()
 
@@ -302,17 +299,17 @@ async def extend(name: str, *, lease: float) -> KeptJob:
 async def _extend(name: str, lease: float) -> KeptJob:
     _, lines = await reached(name)
     async with lines.stream:
-        seen: states.JobSeen = await asked(lines, states.Extend(lease), name)
+        seen: states.JobStatus = await asked(lines, states.Extend(lease), name)
     return KeptJob(state=seen.state, attached=seen.attached)
 
 
 async def stop(name: str) -> str:
     """End a kept job and the attached program; return a description of the outcome.
 
-    Of one that is not kept any more, the name is freed.
+    If the job has ended already, this only frees its name.
 
     Raises:
-        ConnectError: There is none by that name, or it is on another machine.
+        ConnectError: No job is kept by that name, or its keeper is on another machine.
     """
     return await in_trio(partial(_stop, states.checked_kept_name(name)))()
 
@@ -325,7 +322,7 @@ async def _stop(name: str) -> str:
         return f"nothing was kept any more: {gone}"
     pidfd = os.pidfd_open(state.pid)
     try:
-        if start_of(state.pid) == state.started:  # it is the keeper that the descriptor is of
+        if start_of(state.pid) == state.started:  # the descriptor is the keeper's, not that of a reused pid
             return await _ended(state, pidfd)
     finally:
         os.close(pidfd)
@@ -347,15 +344,17 @@ async def _ended(state: states.KeptState, pidfd: int) -> str:
     return text
 
 
-# ---- ends that are known before: of the lease, and by a limit of time of the job -------------------------------------
+# ---- ends that are known in advance: of the lease, and of a time limit of the job ------------------------------------
 
 
 class ForeseenEnd:
-    """The ends that are known, for the program that is attached.
+    """Waits for the notices that an attached program gets before its hosts end.
 
     Args:
-        seconds_left: Returns those of the lease.
-        wait_job_notice: Waits for the notice that the job gives to its own program.
+        name: Name of the kept job.
+        seconds_left: Returns the seconds left of the lease.
+        launcher: Launcher of the job, which knows a time limit of its scheduler.
+        wait_job_notice: Waits for the notice that the job gives to its own program, the keeper.
     """
 
     def __init__(
@@ -371,7 +370,7 @@ class ForeseenEnd:
         self._wait_job_notice = wait_job_notice
 
     async def wait_notice(self) -> str:
-        """Wait until the first end is so near that a program is to save what it has; return why."""
+        """Wait until the first end is so near that a program should save its work; return why."""
         return await _first(partial(self._wait_lease, limits.KEPT_NOTICE_SECONDS), self._wait_job_notice)
 
     async def wait_end(self, grace: float) -> str:
@@ -380,7 +379,7 @@ class ForeseenEnd:
         return await _first(partial(self._wait_lease, seconds), partial(self._launcher.wait_end, seconds))
 
     async def _wait_lease(self, seconds: float) -> str:
-        """Wait until `seconds` are left, or half of the present remainder; the lease may be extended meanwhile."""
+        """Wait until `seconds` are left, or half of what is left now if less; the lease may be extended meanwhile."""
         ahead = min(seconds, self._seconds_left() / 2)
         while (left := self._seconds_left()) > ahead:  # noqa: ASYNC110 - a clock that counts sleep has no event
             await trio.sleep(min(left - ahead, limits.KEPT_LOOK_SECONDS))
@@ -400,7 +399,7 @@ async def _first(*waits: Callable[[], Awaitable[str]]) -> str:
     return found[0]
 
 
-# ---- a program on the hosts of a kept job: agents that its keeper gives their orders ---------------------------------
+# ---- an attached program: its agents get their orders from the keeper ------------------------------------------------
 
 _log = logging.getLogger("trimesh")
 
@@ -414,9 +413,10 @@ class AttachedJob(Job):
     """Hosts of a kept job, made by `attach`. Entering acquires them; leaving gives them back clean.
 
     Attributes:
-        name: Of the kept job.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes what the kept job says.
-        pki: Certificates of your own authority; None takes what the kept job says.
+        name: Name of the kept job.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the value of
+            the kept job.
+        pki: Certificates of your own authority; None takes those of the kept job.
     """
 
     name: str = attrs.field(validator=_checked_name)
@@ -437,23 +437,25 @@ class AttachedJob(Job):
 def attach(name: str, *, pickle: Pickle | None = None, pki: OwnPKI | None = None) -> AttachedJob:
     """Return the hosts of a kept job, to be entered: `async with jobs.attach("exp7") as hosts:`.
 
-    They are this program's until the block is left, then clean and another program's. What `Job` says holds.
+    This program holds them until the block is left; then they are cleaned and free for the next program. The block
+    behaves as that of any `Job`.
 
     Args:
-        name: Of the kept job, see `keep`.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes what the kept job says.
-        pki: Certificates of your own authority, by files, see `OwnPKI`; None takes what the kept job says.
+        name: Name of the kept job, see `keep`.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the value of
+            the kept job.
+        pki: Certificates of your own authority, by files, see `OwnPKI`; None takes those of the kept job.
 
     Raises:
-        TypeError, ValueError: The name is none.
-        ConnectError: On entering: nothing is kept by that name, or another program is attached; the text says which.
+        TypeError, ValueError: The name is invalid.
+        ConnectError: On entering: no job is kept by that name, or another program, named in the text, is attached.
     """
     return AttachedJob(name, pickle=pickle, pki=pki)
 
 
 @attrs.frozen
 class _GrantedJob(Job):
-    """A kept job, as its keeper has granted it to this program."""
+    """A kept job, as its keeper granted it to this program."""
 
     name: str = attrs.field(kw_only=True)
     attachment: HostAttachment = attrs.field(kw_only=True, repr=False, eq=False)
@@ -466,7 +468,7 @@ class _GrantedJob(Job):
 
 
 class KeptLauncher(Launcher):
-    """Starts agents by the keeper."""
+    """Starts agents through the keeper."""
 
     def __init__(self, attachment: HostAttachment) -> None:
         self.hosts = attachment.granted.hosts
@@ -484,7 +486,7 @@ class KeptLauncher(Launcher):
         return await self._attachment.start(rank, order)
 
     async def replace(self, rank: int) -> None:
-        """See `Launcher.replace`: a spare host of the job that is kept, where it has one."""
+        """See `Launcher.replace`: takes a spare host of the kept job, if it has one."""
         if self._attachment.granted.replaces:
             name = await self._attachment.replace(rank)
             self.hosts = [name if one == rank else before for one, before in enumerate(self.hosts)]
@@ -493,21 +495,21 @@ class KeptLauncher(Launcher):
         del say
         await trio.lowlevel.checkpoint()
         raise SpawnError(
-            f"{count} more hosts cannot be had: a kept job has those that it was kept with, {len(self.hosts)}; keep "
-            "one that has more"
+            f"cannot add {count} hosts: a kept job has only the {len(self.hosts)} that it was kept with; keep a larger "
+            "job"
         )
 
     async def wait_notice(self) -> str:
         return await self._attachment.notice.wait()
 
     async def wait_end(self, ahead: float = 0.0) -> str:
-        """See `Launcher.wait_end`; the keeper knows what leaving takes."""
+        """See `Launcher.wait_end`; `ahead` is ignored, as the keeper knows the program's grace from `Attach`."""
         del ahead
         return await self._attachment.ending.wait()
 
 
 class KeptAgent:
-    """An agent that the keeper has given its order; see `StartedAgent`."""
+    """An agent that the keeper started for this program; see `StartedAgent`."""
 
     def __init__(self, attachment: HostAttachment, number: int) -> None:
         self.ended = trio.Event()
@@ -530,9 +532,9 @@ class HostAttachment:
     """A connection to a keeper that has granted its hosts.
 
     Attributes:
-        granted: What it has said of them.
-        notice: Told that they are about to end.
-        ending: Told that the program has to leave them.
+        granted: Description of the hosts, from the keeper.
+        notice: Set when the hosts are about to end.
+        ending: Set when the program has to leave them.
     """
 
     def __init__(self, lines: states.Lines, granted: states.HostsGranted) -> None:
@@ -547,7 +549,7 @@ class HostAttachment:
         self._is_over = False
 
     async def start(self, rank: int, order: AgentOrder) -> KeptAgent:
-        """Have an agent started.
+        """Start an agent.
 
         Raises:
             SpawnError: The keeper is gone.
@@ -555,14 +557,16 @@ class HostAttachment:
         self._number += 1
         agent = self._agents[self._number] = KeptAgent(self, self._number)
         if self._is_over or not await self.tell(states.BeginAgent(self._number, rank, order.line.decode())):
-            raise SpawnError(f"the host {self.granted.hosts[rank]} cannot be had: the keeper of the job has ended")
+            raise SpawnError(
+                f"no agent can be started on host {self.granted.hosts[rank]}: the keeper of the job has ended"
+            )
         return agent
 
     async def replace(self, rank: int) -> str:
-        """Have another machine at a place, and return its name.
+        """Replace the machine at a rank by a spare one, and return the name of the machine there.
 
         Raises:
-            SpawnError: It cannot be had, or the keeper is gone.
+            SpawnError: The keeper could not replace it, or is gone.
         """
         async with self._replacing:
             self._replaced, self._has_replaced = None, trio.Event()
@@ -572,11 +576,11 @@ class HostAttachment:
         if answer is None:
             raise SpawnError(f"the host {self.granted.hosts[rank]} cannot be replaced: the keeper of the job has ended")
         if answer.failure:
-            raise SpawnError(f"the keeper of the job has no other host in the place of {answer.name}: {answer.failure}")
+            raise SpawnError(f"the keeper of the job could not replace the host {answer.name}: {answer.failure}")
         return answer.name
 
     async def tell(self, record: states.BeginAgent | states.EndAgent | states.ReplaceHost) -> bool:
-        """Tell the keeper, and return whether it is there."""
+        """Send a record to the keeper, and return whether it is still there."""
         try:
             await self._lines.send(record)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -584,10 +588,10 @@ class HostAttachment:
         return True
 
     async def leave(self, name: str) -> None:
-        """Give the hosts back; returns when the keeper has them, so that the next program is not refused.
+        """Give the hosts back; return when the keeper has them, so that the next program is not refused.
 
-        Where an agent has not ended within `limits.KEPT_CLEAN_SECONDS`, or the keeper does not answer for as long, the
-        keeper frees them alone, as after a program that has died.
+        If agents are still running, or the keeper does not confirm within `limits.KEPT_CLEAN_SECONDS`, this logs a
+        warning; the keeper then cleans the hosts by itself, as after a program that died.
         """
         if not self._agents:
             with trio.move_on_after(limits.KEPT_CLEAN_SECONDS):
@@ -595,13 +599,13 @@ class HostAttachment:
                 return
         _log.warning(
             "the keeper of %s has not confirmed within limits.KEPT_CLEAN_SECONDS (%g s) that its hosts are free; "
-            "`trimesh job list` says when they are",
+            "`trimesh job list` shows when they are",
             name,
             limits.KEPT_CLEAN_SECONDS,
         )
 
     async def read(self) -> None:
-        """Learn what the keeper says, until it has gone."""
+        """Handle records of the keeper until it has gone."""
         try:
             while self._take(await self._lines.receive(states.Answer)):
                 pass
@@ -631,14 +635,14 @@ class HostAttachment:
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def _open_attachment(name: str) -> AsyncGenerator[HostAttachment, None]:
-    """Have the hosts of a kept job while the body runs.
+    """Hold the hosts of a kept job while the body runs.
 
     Raises:
-        ConnectError: They cannot be had.
+        ConnectError: The job is not kept here, or its keeper refuses.
     """
     _, lines = await reached(name)
     grace = reread().grace
-    grace = grace if math.isfinite(grace) else 0.0  # such a block has no end that could be waited for
+    grace = grace if math.isfinite(grace) else 0.0  # an endless grace cannot be planned for
     async with lines.stream:
         attach = states.Attach(os.getpid(), grace)
         granted: states.HostsGranted = await asked(lines, attach, name, seconds=limits.KEPT_CLEAN_SECONDS)
@@ -646,7 +650,7 @@ async def _open_attachment(name: str) -> AsyncGenerator[HostAttachment, None]:
         try:
             yield attachment
         finally:
-            # Shielded as the end of agents is; of Ctrl-C, too, which Trio raises inside of a shield.
+            # Shielded, as the end of agents is, also from Ctrl-C, which Trio raises inside of a shield.
             _, interrupt = await run_to_end(partial(attachment.leave, name))
             if interrupt is not None:
                 raise interrupt

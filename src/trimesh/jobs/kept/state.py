@@ -1,10 +1,10 @@
-"""The state files of kept jobs: `NAME.json` of mode 0600, in a folder that only this user may enter.
+"""State files of kept jobs, and the protocol between a keeper and its clients.
 
-    jobs in $XDG_STATE_HOME/trimesh, or in ~/.local/state/trimesh
+    $XDG_STATE_HOME/trimesh/jobs/NAME.json, by default in ~/.local/state; files of mode 0600 in a folder of mode 0700
 
-KF-1 A file is written whole, beside its place, and then moved there: a reader sees one state.
+KF-1 A file is written under a temporary name and then renamed: a reader never sees half a state.
 KF-2 The first process that creates the file of a name takes the name; it is free again when the file is gone.
-KF-3 No file has a secret: the kernel identifies the users that connect to a keeper.
+KF-3 No file holds a secret: the kernel identifies the users that connect to a keeper.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class KeptState(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the state file of a kept job.
 
     Attributes:
-        version: Grows when a field is taken away or gets another meaning.
-        name: Of the job.
-        key: Of its keeper, among all that there ever were.
-        kind: Class of the job.
-        host, boot: Where the keeper runs, and since which start of that machine.
-        pid, started: Of the keeper; in ticks since that start.
-        status: Whether hosts are waited for, are kept, or why there are none any more is in `words`.
-        since, until: Unix times: of the keeper's start, and of the end of the lease.
+        version: Version of this format; grows when a field is removed or changes its meaning.
+        name: Name of the job.
+        key: Random id of its keeper, never reused; also the address of its socket.
+        kind: Class name of the job.
+        host, boot: Machine of the keeper, and the boot id of that machine.
+        pid, started: Process id of the keeper, and its start in ticks since boot.
+        status: "starting" while hosts are awaited, "kept", or "ended" by the failure in `words`.
+        since, until: Unix times of the keeper's start and of the end of the lease.
         parts: Numbers of hosts by the names of their meshes.
         hosts: Names of the machines.
-        words: Why it has ended.
+        words: Why the job has ended.
     """
 
     version: int = VERSION
@@ -69,18 +69,18 @@ class KeptState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_kept_name(name: Any) -> str:
-    """Return a name that a kept job may have.
+    """Return the name if a kept job may have it.
 
     Raises:
-        TypeError, ValueError: It may not.
+        TypeError, ValueError: It is no valid name.
     """
     return checked_file_name(name, "the name of a kept job", limits.KEPT_NAME_CHARS_MAX)
 
 
 def folder() -> Path:
-    """Return where state files are."""
-    said = os.environ.get("XDG_STATE_HOME", "")
-    return (Path(said) if said else Path.home() / ".local" / "state") / "trimesh" / "jobs"
+    """Return the folder of state files."""
+    base = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "trimesh" / "jobs"
 
 
 def file_of(name: str) -> Path:
@@ -89,7 +89,7 @@ def file_of(name: str) -> Path:
 
 
 def log_of(name: str) -> Path:
-    """Return the path of a keeper's log, which is shown when the keeper fails."""
+    """Return the path of a keeper's log; its end is quoted when the keeper fails to start."""
     return folder() / f"{name}.log"
 
 
@@ -98,7 +98,7 @@ def _entered() -> Generator[int, None, None]:
     """Open the folder; make it if it is missing.
 
     Raises:
-        ConnectError: It cannot be trusted, or made.
+        ConnectError: It is not private to this user, or cannot be made.
     """
     place = folder()
     with ExitStack() as stack:
@@ -108,7 +108,7 @@ def _entered() -> Generator[int, None, None]:
                 pass
             fd = stack.enter_context(entered(place))
         except OSError as error:
-            raise ConnectError(f"kept jobs are in the folder {place}, which cannot be used: {error}") from error
+            raise ConnectError(f"the folder of kept jobs, {place}, cannot be used: {error}") from error
         yield fd
 
 
@@ -133,16 +133,21 @@ def create(state: KeptState) -> None:
         try:
             os.link(new, f"{state.name}{_SUFFIX}", src_dir_fd=fd, dst_dir_fd=fd)
         except FileExistsError:
-            raise ConnectError(
-                f"the name {state.name!r} is that of a job which is kept, or was: see `trimesh job list`; take another "
-                f"name, or end that one by `trimesh job stop {state.name}`"
-            ) from None
+            raise ConnectError(taken_words(state.name)) from None
         finally:
             os.unlink(new, dir_fd=fd)
 
 
+def taken_words(name: str) -> str:
+    """Return why a name cannot be taken."""
+    return (
+        f"a kept job must have a name of its own, got {name!r}, which is taken (see `trimesh job list`): choose "
+        f"another one, or free it by `trimesh job stop {name}`"
+    )
+
+
 def replace(state: KeptState) -> None:
-    """Write another state of a name that is taken.
+    """Write a new state of a name that this keeper has taken.
 
     Raises:
         ConnectError: The folder cannot be used.
@@ -162,7 +167,7 @@ def _written(fd: int, state: KeptState) -> str:
 
 
 def remove(state: KeptState) -> None:
-    """Free a name, unless it is another keeper's by now; its log goes with it."""
+    """Free a name, and remove its log, unless another keeper has taken the name by now."""
     with suppress(ConnectError, OSError), _entered() as fd:
         if read(state.name).key == state.key:
             os.unlink(f"{state.name}{_SUFFIX}", dir_fd=fd)
@@ -170,10 +175,10 @@ def remove(state: KeptState) -> None:
 
 
 def read(name: str) -> KeptState:
-    """Return what the state file of a name says.
+    """Return the state in the file of a name.
 
     Raises:
-        ConnectError: There is none, it is not private, or it is of another version.
+        ConnectError: There is no such file, it is not private, is no state, or is of another version.
     """
     path = file_of(name)
     with _entered() as fd:
@@ -202,7 +207,7 @@ def _parsed(text: bytes, path: Path) -> KeptState:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConnectError(f"{path} must be the state of a kept job: {error}; remove it if nothing is kept") from None
     raise ConnectError(
-        f"{path} must be of version {VERSION}, got {version}: another release of trimesh keeps this job; use that"
+        f"{path} must be of version {VERSION}, got {version}: use the release of trimesh that keeps this job"
     )
 
 
@@ -221,54 +226,56 @@ def names() -> list[str]:
     return sorted(one for one in found if FILE_NAME.fullmatch(one))
 
 
-# ---- whether it is true still -----------------------------------------------------------------------------------
+# ---- is the keeper of a state file still alive? -----------------------------------------------------------------
 
 
 def why_gone(state: KeptState) -> str:
-    """Return why nothing is kept by a keeper of this machine any more; "" where it lives.
+    """Return why a job of this machine is no longer kept; "" while its keeper lives.
 
     Raises:
-        ConnectError: It is one of another machine, which this one cannot know of.
+        ConnectError: Its keeper is on another machine, so this one cannot know.
     """
     here = host_name()
     if state.host != here:
         raise ConnectError(
-            f"the job {state.name} is kept on {state.host}, and this is {here}: go there, as the program that attaches "
-            f"has to run where the keeper does. If that machine is gone for good, remove {file_of(state.name)}"
+            f"a kept job can only be used on the machine of its keeper; {state.name} is kept on {state.host}, and this "
+            f"is {here}: log in there. If that machine is gone for good, remove {file_of(state.name)}"
         )
     if state.boot != boot_id():
-        return f"{here} was started anew since the job was kept"
+        return f"{here} has been rebooted since"
     if state.status == "ended":
         return f"it has ended: {state.words}"
     if start_of(state.pid) != state.started:
-        until = "" if state.until > time.time() else ", and so is its lease"
+        until = "" if state.until > time.time() else ", and its lease has ended"
         return f"its keeper, process {state.pid}, is gone{until}"
     return ""
 
 
-# ---- what a keeper and who asks it say to each other: a line of JSON each, over a socket of this machine -------------
+# ---- protocol of a keeper and its clients: a line of JSON each, over a Unix socket -----------------------------------
 
-# The socket has an abstract name, so that no folder has to outlive a login. Both sides ask the kernel who the other is.
+# The socket has an abstract name, so that no folder has to outlive a login. Each side asks the kernel for the other's
+# user (SO_PEERCRED).
 
 _READ_BYTES: Final = 1 << 16
 
 
-class LookAtJob(msgspec.Struct, frozen=True, tag="look"):
-    """Asks for the state, and for who is attached."""
+class StatusRequest(msgspec.Struct, frozen=True, tag="look"):
+    """Requests the state and the attached program; the reply is `JobStatus`."""
 
 
 class Extend(msgspec.Struct, frozen=True, tag="extend"):
-    """Has the lease end so many seconds from now."""
+    """Requests that the lease end `lease` seconds from now."""
 
     lease: float
 
 
 class Attach(msgspec.Struct, frozen=True, tag="attach"):
-    """Asks for the hosts; they are given back when this connection ends.
+    """Requests the hosts; the end of this connection gives them back.
 
     Attributes:
-        pid: Of the asker.
-        grace: Of its blocks, in seconds: so long before its hosts end it is told to leave; None does not tell it.
+        pid: Process id of the program.
+        grace: Seconds that its blocks take to end: the keeper sends a notice to leave that long, and a margin, before
+            the hosts end. None requests no notices.
     """
 
     pid: int
@@ -279,9 +286,9 @@ class BeginAgent(msgspec.Struct, frozen=True, tag="begin"):
     """Starts the agent of a host.
 
     Attributes:
-        number: Of this start.
-        rank: Of the host.
-        order: What the agent is told: a secret is in it.
+        number: Number of this start, by which later records refer to it.
+        rank: Rank of the host.
+        order: Order for the agent; it contains a secret token.
     """
 
     number: int
@@ -293,23 +300,23 @@ class BeginAgent(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class EndAgent(msgspec.Struct, frozen=True, tag="end"):
-    """Ends the agent of such a start."""
+    """Ends the agent that `BeginAgent` of this number started."""
 
     number: int
 
 
 class ReplaceHost(msgspec.Struct, frozen=True, tag="replace"):
-    """Has another machine in the place of one, whose agent of the program has ended."""
+    """Requests a spare machine for a rank at which the program's agent has ended."""
 
     rank: int
 
 
 class Attached(msgspec.Struct, frozen=True):
-    """The program that has the hosts of a kept job.
+    """The program that holds the hosts of a kept job.
 
     Attributes:
-        host, pid: Of the program.
-        since: Unix time.
+        host, pid: Machine and process id of the program.
+        since: Unix time at which it attached.
     """
 
     host: str
@@ -317,25 +324,25 @@ class Attached(msgspec.Struct, frozen=True):
     since: float
 
 
-class JobSeen(msgspec.Struct, frozen=True, tag="seen"):
-    """The state, and who is attached."""
+class JobStatus(msgspec.Struct, frozen=True, tag="seen"):
+    """The state and the attached program."""
 
     state: KeptState
     attached: Attached | None = None
 
 
 class HostsGranted(msgspec.Struct, frozen=True, tag="granted"):
-    """The hosts are the asker's until its connection ends.
+    """Grants the hosts to the program until its connection ends.
 
     Attributes:
-        hosts: Their names.
+        hosts: Names of the machines.
         parts: Numbers of hosts by the names of their meshes.
         is_named: Whether the job gives names to its meshes.
-        host_ids: Setting `host_id` of each.
-        interface: Where the asker listens for them.
+        host_ids: Setting `host_id` of each host.
+        interface: Address at which the program listens for its agents.
         pickle: See `Job.pickle`.
         pki: See `Job.pki`.
-        replaces: Whether the keeper knows `ReplaceHost`.
+        replaces: Whether the keeper supports `ReplaceHost`.
         insecure: See `Job.insecure`.
     """
 
@@ -351,7 +358,7 @@ class HostsGranted(msgspec.Struct, frozen=True, tag="granted"):
 
 
 class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """An agent has ended; see `AgentExit`."""
+    """Reports that an agent has ended; fields as in `AgentExit`."""
 
     number: int
     text: str
@@ -360,11 +367,11 @@ class AgentEnded(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class HostsNoticed(msgspec.Struct, frozen=True, tag="noticed"):
-    """The hosts are about to end.
+    """Reports that the hosts are about to end.
 
     Attributes:
-        text: Why, in words.
-        is_end: Whether the program has to leave now, to leave in order.
+        text: The reason, for people.
+        is_end: Whether the program must leave now for its blocks to end in time; False asks it to save its work.
     """
 
     text: str
@@ -375,9 +382,9 @@ class HostReplaced(msgspec.Struct, frozen=True, tag="replaced"):
     """Outcome of `ReplaceHost`.
 
     Attributes:
-        rank: Place of the host.
-        name: Name of the new machine.
-        failure: Why there is none.
+        rank: Rank of the host.
+        name: Name of the machine at that rank now.
+        failure: Why it was not replaced; "" otherwise.
     """
 
     rank: int
@@ -386,20 +393,20 @@ class HostReplaced(msgspec.Struct, frozen=True, tag="replaced"):
 
 
 class KeeperRefused(msgspec.Struct, frozen=True, tag="refused"):
-    """The keeper refused a request."""
+    """Reports that the keeper refused a request, and why."""
 
     text: str
 
 
-Question = LookAtJob | Extend | Attach | BeginAgent | EndAgent | ReplaceHost
-Answer = JobSeen | HostsGranted | AgentEnded | HostsNoticed | HostReplaced | KeeperRefused
+Question = StatusRequest | Extend | Attach | BeginAgent | EndAgent | ReplaceHost
+Answer = JobStatus | HostsGranted | AgentEnded | HostsNoticed | HostReplaced | KeeperRefused
 
 
 def listen(key: str) -> trio.SocketListener:
     """Listen as the keeper with a key.
 
     Raises:
-        OSError: There are no descriptors.
+        OSError: This process is out of file descriptors.
     """
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     raw = socket.socket(fileno=sock.detach())
@@ -412,8 +419,8 @@ async def dial(key: str) -> Lines:
     """Return a connection to the keeper with a key.
 
     Raises:
-        OSError: There is none.
-        ConnectError: Another user listens there.
+        OSError: No such keeper is running.
+        ConnectError: The listening process is another user's.
     """
     sock = trio.socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -426,10 +433,10 @@ async def dial(key: str) -> Lines:
 
 
 def check_user(sock: trio.socket.SocketType) -> int:
-    """Return the process at the other end.
+    """Return the process id of the other end.
 
     Raises:
-        ConnectError: It is another user's.
+        ConnectError: It is another user's process.
     """
     with socket.socket(fileno=os.dup(sock.fileno())) as raw:
         pid, user = credentials_of(raw)
@@ -443,7 +450,7 @@ def _address(key: str) -> str:
 
 
 class Lines:
-    """One end of a connection, by records. Owns the stream."""
+    """One end of a connection: sends and receives records, one line each. Owns the stream."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
         self.stream = stream
@@ -463,11 +470,14 @@ class Lines:
         """Return the next record; None when the other end is gone.
 
         Raises:
-            ProtocolError: It is none of `kind`.
+            ProtocolError: It is not of type `kind`, or too long.
         """
         while (at := self._in.find(b"\n")) < 0:
             if len(self._in) > limits.KEPT_LINE_BYTES_MAX:
-                raise ProtocolError(f"a line must have at most {limits.KEPT_LINE_BYTES_MAX} bytes, got more")
+                raise ProtocolError(
+                    f"a record on the socket of a kept job must have at most limits.KEPT_LINE_BYTES_MAX "
+                    f"({limits.KEPT_LINE_BYTES_MAX}) bytes, got more"
+                )
             try:
                 data = await self.stream.receive_some(_READ_BYTES)
             except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -480,10 +490,13 @@ class Lines:
         try:
             return msgspec.json.decode(line, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            raise ProtocolError(f"a keeper and who asks it send records, got {len(line)} bytes that are none") from None
+            raise ProtocolError(
+                f"each line on the socket of a kept job must be a record of its protocol, got {len(line)} other bytes: "
+                "use the release of trimesh that keeps the job"
+            ) from None
 
     async def wait_closed(self) -> None:
-        """Say that nothing more is sent, and wait until the other end has closed the connection."""
+        """Close the sending side, and wait until the other end has closed the connection."""
         try:
             await self.stream.send_eof()
             while await self.stream.receive_some(_READ_BYTES):

@@ -1,4 +1,4 @@
-"""Hosts that are pods of Kubernetes; no package of Kubernetes is loaded before such a job is entered."""
+"""Hosts that are pods of Kubernetes. Entering such a job loads the Kubernetes client, nothing earlier does."""
 
 from trimesh.jobs.kubernetes.job import KubernetesJob, Manifests
 

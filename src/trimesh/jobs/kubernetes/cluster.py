@@ -1,5 +1,7 @@
 """Client of a cluster's API server, by kr8s with the configuration of kubectl or of a pod; watch of a run's pods.
 
+A pod's *place* is its index among the pods of its run, and the rank of its host.
+
 PW-1 The first pod of a place is its host. Further pods of the same place are ignored, and deleted with the rest.
 PW-2 A watch that breaks is restarted with a new list, which includes the changes meanwhile.
 """
@@ -36,10 +38,10 @@ NOT_FOUND: Final = 404
 
 
 class ApiError(Exception):
-    """The API server has refused a call, or it was not reached.
+    """The API server refused a call, or could not be reached.
 
     Attributes:
-        status: Of HTTP; 0 where no answer came.
+        status: HTTP status; 0 without a response.
     """
 
     def __init__(self, status: int, words: str) -> None:
@@ -51,7 +53,7 @@ class Cluster:
     """One cluster, and one namespace in it. Made by `open_cluster`.
 
     Attributes:
-        namespace: Where all objects of a run are.
+        namespace: Namespace of all objects of a run.
     """
 
     def __init__(self, api: Any, errors: tuple[type[Exception], ...]) -> None:
@@ -66,15 +68,15 @@ class Cluster:
         return found.hostname or "", found.port or (443 if found.scheme == "https" else 80)
 
     async def get(self, path: str) -> dict[str, Any]:
-        """Return what the API server says at a path that belongs to no namespace: "/version"."""
+        """Return the response at a path that belongs to no namespace, such as "/version"."""
         text = await self._call("GET", base=path, version="", url="")
         return dict(json.loads(text))
 
     async def create(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Make an object, and return it as it then is.
+        """Create an object, and return it as the API server completed it.
 
         Raises:
-            ApiError: With `CONFLICT` where one of its name is there.
+            ApiError: With `CONFLICT` if an object of its kind and name exists.
         """
         version, plural = _PLURALS[manifest["kind"]]
         text = await self._call("POST", version=version, url=plural, content=json.dumps(manifest))
@@ -84,7 +86,7 @@ class Cluster:
         """Return an object.
 
         Raises:
-            ApiError: With `NOT_FOUND` where there is none.
+            ApiError: With `NOT_FOUND` if it does not exist.
         """
         version, plural = _PLURALS[kind]
         return dict(json.loads(await self._call("GET", version=version, url=f"{plural}/{name}")))
@@ -96,12 +98,12 @@ class Cluster:
         await self._call("PATCH", version=version, url=url, content=json.dumps(change), headers=_MERGE)
 
     async def delete(self, kind: str, name: str, uid: str, grace: int | None = None) -> None:
-        """Delete an object and what it owns, if it is the one of this uid; returns before that has ended.
+        """Delete an object and what it owns, if it has this uid; returns before the deletion is complete.
 
-        `grace` are the seconds between SIGTERM and SIGKILL of a pod; None leaves them to the pod.
+        `grace` is the time from SIGTERM to SIGKILL of a pod in seconds; None takes that of the pod.
 
         Raises:
-            ApiError: With `NOT_FOUND` where there is none, with `CONFLICT` where it is another one.
+            ApiError: With `NOT_FOUND` if it does not exist, with `CONFLICT` if it has another uid.
         """
         version, plural = _PLURALS[kind]
         options: dict[str, Any] = {
@@ -115,15 +117,15 @@ class Cluster:
         await self._call("DELETE", version=version, url=f"{plural}/{name}", content=json.dumps(options))
 
     async def pods(self, selector: str) -> tuple[list[dict[str, Any]], str]:
-        """Return pods, and the version of that list."""
+        """Return the pods of a label selector, and the version of that list."""
         found = json.loads(await self._call("GET", url="pods", params={"labelSelector": selector}))
         return list(found.get("items") or []), str(found["metadata"].get("resourceVersion", ""))
 
     async def changes(self, selector: str, since: str) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
-        """Yield what happens to pods from a version on: ("MODIFIED", pod); ends when the API server says so.
+        """Yield changes of pods since a version, as ("MODIFIED", pod), until the API server ends the watch.
 
         Raises:
-            ApiError: With `GONE` where the version is too old.
+            ApiError: With `GONE` if the version is too old.
         """
         seconds = str(int(limits.KUBERNETES_WATCH_SECONDS))
         params = {"labelSelector": selector, "watch": "true", "resourceVersion": since, "timeoutSeconds": seconds}
@@ -140,7 +142,7 @@ class Cluster:
             raise self._api_error(error) from error
 
     async def log(self, pod: str, container: str) -> str:
-        """Return the last lines that a container has written; "" where they cannot be had."""
+        """Return the last lines of a container's log; "" if the API server does not return them."""
         params = {
             "container": container,
             "tailLines": str(limits.AGENT_LINES_KEPT),
@@ -177,10 +179,10 @@ class Cluster:
 
 @asynccontextmanager
 async def open_cluster(namespace: str | None) -> AsyncGenerator[Cluster, None]:
-    """Reach the cluster of the current context of kubectl, or the one in which this program is a pod.
+    """Connect to the cluster of kubectl's current context, or to the one in which this program is a pod.
 
     Args:
-        namespace: None takes that of the context, or of the pod.
+        namespace: Namespace of the run; None takes that of the context, or of the pod.
 
     Raises:
         SpawnError: There is no configuration, or kr8s is missing.
@@ -193,7 +195,7 @@ async def open_cluster(namespace: str | None) -> AsyncGenerator[Cluster, None]:
         raise SpawnError(
             f"a KubernetesJob needs the extra `kubernetes`: pip install 'trimesh-actors[kubernetes]'; {error}"
         ) from None
-    # An object of its own, not one that is shared by all of this thread: its connections belong to this Trio run.
+    # Not the object that kr8s shares in this thread: its connections belong to this Trio run.
     api = kr8s.Api(bypass_factory=True, namespace=namespace)
     again = api.auth.reauthenticate
 
@@ -221,8 +223,8 @@ async def open_cluster(namespace: str | None) -> AsyncGenerator[Cluster, None]:
 
 
 def _remove_files(auth: Any) -> None:
-    """Remove the files into which kr8s has written certificates and keys of a configuration that holds them itself."""
-    user, cluster = auth._user, auth._cluster  # noqa: SLF001 - it leaves them in the folder of temporary files
+    """Remove the temporary files into which kr8s wrote certificates and keys that are inline in the configuration."""
+    user, cluster = auth._user, auth._cluster  # noqa: SLF001 - kr8s never removes these files
     for said, key, attribute in (
         (user, "client-key-data", "client_key_file"),
         (user, "client-certificate-data", "client_cert_file"),
@@ -233,17 +235,17 @@ def _remove_files(auth: Any) -> None:
             Path(path).unlink(missing_ok=True)
 
 
-# ---- the pods of one run, as the API server tells of them ------------------------------------------------------------
+# ---- the pods of one run, as the API server reports them -------------------------------------------------------------
 
 
-class PodSeen:
+class HostPod:
     """A pod that is a host.
 
     Attributes:
-        pod: What the API server has said last.
-        end: How it has ended; None while it lives.
-        ended: Set then.
-        gone: Set when it is not there any more.
+        pod: Its last report from the API server.
+        end: How it ended; None while it lives.
+        ended: Set when `end` is.
+        gone: Set when the pod is deleted.
     """
 
     def __init__(self, pod: Pod) -> None:
@@ -255,7 +257,7 @@ class PodSeen:
         self.gone = trio.Event()
 
     def update(self, pod: Pod, container: str) -> None:
-        """Learn what it is now."""
+        """Store a new report."""
         self.pod = pod
         end = end_of(pod, container)
         if end is not None and self.end is None:
@@ -263,7 +265,7 @@ class PodSeen:
             self.ended.set()
 
     def deleted(self) -> None:
-        """Learn that it is not there any more."""
+        """Mark the pod as deleted."""
         if self.end is None:
             self.end = PodEnd("the pod was deleted", "cancelled")
         self.ended.set()
@@ -274,18 +276,18 @@ class PodWatch:
     """Follows the pods of one run.
 
     Args:
-        cluster: Where they are.
-        selector: By labels, of these pods only.
-        container: Of the agent.
+        cluster: Client of their cluster.
+        selector: Label selector of these pods only.
+        container: Name of the agent's container.
 
     Attributes:
-        hosts: By their places among the pods of the run.
-        present: Names of all pods that are there.
-        failure: Why nothing was heard of the API server for long, or never will be; None while that is not so.
+        hosts: The pods that are hosts, by their places.
+        present: Names of all existing pods, by uid.
+        failure: Why the API server has been unreachable for long, or refuses access; None otherwise.
     """
 
     def __init__(self, cluster: Cluster, selector: str, container: str) -> None:
-        self.hosts: dict[int, PodSeen] = {}
+        self.hosts: dict[int, HostPod] = {}
         self.present: dict[str, str] = {}
         self.failure: str | None = None
         self._cluster = cluster
@@ -294,12 +296,12 @@ class PodWatch:
         self._changed = trio.Event()
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so, which is asked after each change."""
+        """Wait until a condition holds; it is checked after each change."""
         while not is_so():
             await self._changed.wait()
 
     async def run(self) -> None:
-        """Follow them until it is cancelled."""
+        """Follow the pods until cancelled."""
         heard = trio.current_time()
         while True:
             try:
@@ -342,7 +344,7 @@ class PodWatch:
         self.present[uid] = name_of(pod)
         if place is None:
             return
-        seen = self.hosts.setdefault(place, PodSeen(pod))
+        seen = self.hosts.setdefault(place, HostPod(pod))
         if seen.uid == uid:  # PW-1
             seen.update(pod, self._container)
 
@@ -353,10 +355,10 @@ class PodWatch:
                 seen.deleted()
 
 
-# ---- what Kubernetes says of a pod, and which of it means that its agent lives ---------------------------------------
+# ---- status of a pod: does its agent live? ---------------------------------------------------------------------------
 
-# A pod is a value of JSON, as the API server writes it. A pod counts as ended unless it is known to live: so do unknown
-# phases, a pod that is being deleted, and one whose node is not reachable.
+# A pod is a JSON value, as the API server writes it. It counts as ended unless it is known to live: unknown phases, a
+# pod that is being deleted, and one whose node is unreachable count as ended.
 
 Pod = Mapping[str, Any]
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -374,7 +376,7 @@ _HOPELESS: Final = frozenset(
         "CrashLoopBackOff",
     )
 )
-"""Why a container waits that will wait for ever, unless a person changes something. A first failed pull is none."""
+"""Reasons of a waiting container that only a change by its owner can end. A first failed pull is not one of them."""
 
 _REASONS: Final = {
     "OOMKilled": "out of memory",
@@ -390,14 +392,14 @@ _REASONS: Final = {
     "Terminated": "node failed",
     "DeadlineExceeded": "time limit",
 }
-"""Words of Kubernetes, of a pod, of its condition DisruptionTarget, or of a container, and reasons of `HostLost`."""
+"""Reasons in Kubernetes, of a pod, of its condition DisruptionTarget, or of a container, to reasons of `HostLost`."""
 
 
 class PodEnd(msgspec.Struct, frozen=True):
     """End of a pod, past or imminent.
 
     Attributes:
-        text: In the words of Kubernetes.
+        text: Reasons and messages of Kubernetes.
         reason: See `HostLost.reason`.
     """
 
@@ -410,14 +412,14 @@ def name_of(pod: Pod) -> str:
 
 
 def uid_of(pod: Pod) -> str:
-    """Return what no other pod has, also none of the same name."""
+    """Return the uid of a pod, which differs also from that of a later pod of the same name."""
     return str(_part(pod, "metadata").get("uid", ""))
 
 
 def place_of(pod: Pod) -> int | None:
-    """Return its place among the pods of its run; None where it has none.
+    """Return the place of a pod among the pods of its run; None if it has no index.
 
-    Those of the beginning are the indices of their Job, those that come later follow the place that their label says.
+    The place is the index in its Job, plus, for pods added later, the first place of that Job, which is a label.
     """
     metadata = _part(pod, "metadata")
     labels = _part(metadata, "labels")
@@ -427,17 +429,17 @@ def place_of(pod: Pod) -> int | None:
 
 
 def is_running(pod: Pod, container: str) -> bool:
-    """Tell whether the container of the agent runs."""
+    """Return whether the container of the agent runs."""
     return end_of(pod, container) is None and "running" in _state(pod, container)
 
 
 def is_ready(pod: Pod) -> bool:
-    """Tell whether the probes of a pod say that it is ready: its agent has joined."""
+    """Return whether the readiness probe of a pod succeeds: its agent has joined."""
     return _condition(pod, "Ready").get("status") == "True"
 
 
 def end_of(pod: Pod, container: str) -> PodEnd | None:
-    """Return how a pod has ended, or is being ended; None while it lives."""
+    """Return how a pod ended, or is being ended; None while it lives."""
     status, metadata = _part(pod, "status"), _part(pod, "metadata")
     phase = str(status.get("phase", "Pending"))
     terminated = _part(_state(pod, container), "terminated")
@@ -462,7 +464,7 @@ def end_of(pod: Pod, container: str) -> PodEnd | None:
 
 
 def hopeless(pod: Pod) -> str | None:
-    """Return why no container of a pod will ever run, in the words of Kubernetes; None where one may."""
+    """Return why a container of a pod will never run, as Kubernetes reports it; None if all may run."""
     for one in _containers(pod):
         waiting = _part(_part(one, "state"), "waiting")
         if waiting.get("reason") in _HOPELESS:
@@ -471,7 +473,7 @@ def hopeless(pod: Pod) -> str | None:
 
 
 def waits_for(pod: Pod) -> str:
-    """Return what a pod that does not run yet waits for, or ""."""
+    """Return what a pod that does not run yet waits for, or "" if that is unknown."""
     scheduled = _condition(pod, "PodScheduled")
     if scheduled.get("status") == "False":
         return "; ".join(_said(scheduled))

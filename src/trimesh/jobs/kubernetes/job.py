@@ -6,12 +6,11 @@
     Job + Secret                                         for hosts that come later
 
 KM-1 No token is in a manifest: the Secret is empty until the pods wait for it.
-KM-2 A pod that fails is not made again by its Job, and takes no other pod with it: its host is lost, and the mesh
-     decides. So all hosts are indices of one Job with a limit of failures for each index; a Job of a JobSet that fails
-     ends the others.
-KM-3 Finished objects are deleted by Kubernetes after a while, if the program is not there to do it.
-KM-4 Pods that come later, as more hosts or in the place of lost ones, are those of a Job of their own, which nothing
-     owns: the JobSet or Job of the beginning may have finished, and deleted itself, before they do.
+KM-2 A Job neither restarts a failed pod nor ends the others because of it: that host is lost, and the mesh decides. So
+     all hosts are indices of one Job with `backoffLimitPerIndex: 0`; in a JobSet, a failed Job would end the others.
+KM-3 If the program cannot delete its objects, Kubernetes does, `limits.POD_KEPT_SECONDS` after they have finished.
+KM-4 Later pods, more hosts or replacements, belong to a Job of their own that has no owner: the first JobSet or Job may
+     finish, and delete itself, before they end.
 """
 
 from __future__ import annotations
@@ -37,27 +36,27 @@ def _checked_name(name: str | None) -> str | None:
 class KubernetesJob(Job):
     """Hosts that are pods: `async with KubernetesJob(4, image="...", resources={"nvidia.com/gpu": 8}) as hosts:`.
 
-    The cluster is that of the current context of kubectl, or the one in which this program is a pod. Entering applies
-    `manifests()` and waits until all pods run, for as long as queues and images take. Leaving, or a cancel
-    while entering, deletes the applied objects. Pods dial this program by TCP, so they have to reach `interface`.
+    The cluster is that of kubectl's current context, or the one in which this program is a pod. Entering applies
+    `manifests()` and waits until all pods run, for as long as queues and images take. Leaving, or a cancel while
+    entering, deletes the applied objects. Pods dial this program by TCP, so they must be able to reach `interface`.
 
     Attributes:
-        hosts: How many pods, or a mapping of mesh names to numbers.
-        image: Of the agent's container: the versions of Python and trimesh of this program, and its extras `cli` and
-            `hosts`. None where `pod_template` says it.
+        hosts: Number of pods, or a mapping of mesh names to numbers.
+        image: Image of the agent's container. It needs the versions of Python and trimesh of this program, and the
+            extras `cli` and `hosts`. None takes the image in `pod_template`.
         pod_template: Metadata and spec of each pod, as a mapping: node selectors, volumes, further containers. The
-            container "trimesh", else the first one, is that of the agent, which says its command and probes.
-        namespace: None takes that of the context.
-        resources: What each pod asks for, as requests and limits: `{"nvidia.com/gpu": 8, "memory": "64Gi"}`.
-        name: Of the objects; None takes one that no other run has.
-        queue: A queue of Kueue.
-        interface: Where this program listens for pods; None takes the address of the route to the API server.
-        port: 0 lets the system choose.
-        advertise: What pods dial, `host` or `host:port`, where they reach this program by another address.
-        pickle: "off" lets no byte be unpickled in the family, see `spawn_procs`; None takes the setting.
-        pki: Certificates of your own authority, see `OwnPKI`, at paths where `pod_template` mounts them; None lets
-            the job make its own.
-        insecure: "I understand" does without TLS: whoever is in the network reads all of it, and can change it.
+            container "trimesh", else the first one, runs the agent; trimesh sets its command and probes.
+        namespace: Namespace of the objects; None takes that of the context.
+        resources: Requests and limits of each pod: `{"nvidia.com/gpu": 8, "memory": "64Gi"}`.
+        name: Name of the objects; None makes a unique one.
+        queue: Name of a Kueue queue.
+        interface: Address at which this program listens for pods; None takes that of the route to the API server.
+        port: Port at which this program listens; 0 lets the system choose.
+        advertise: Addresses that pods dial instead, `host` or `host:port`, for example of a gateway.
+        pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
+        pki: Certificates of your own authority, see `OwnPKI`, at paths where `pod_template` mounts them; None makes
+            certificates for this job.
+        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
     """
 
     hosts: int | Mapping[str, int] = attrs.field(converter=checked_hosts)
@@ -72,22 +71,22 @@ class KubernetesJob(Job):
     advertise: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse what can be no pod."""
+        """Refuse an invalid pod template."""
         checked_template(self.pod_template, self.image)
 
     @property
     def pods(self) -> PodsOfRun:
-        """The pods of a run."""
+        """Description of the pods of a run."""
         template, resources = self.pod_template or {}, self.resources or {}
         pki = () if self.pki is None else self.pki.arguments
         return PodsOfRun(sum(self.parts.values()), self.image, template, resources, self.queue, pki)
 
     def manifests(self, *, address: str = "ADDRESS:PORT", has_jobset: bool = True) -> Manifests:
-        """Return what entering the block applies; touches nothing. `print(job.manifests())` writes YAML.
+        """Return the objects that entering the block applies; changes nothing. `print(job.manifests())` writes YAML.
 
         Args:
-            address: Where this program would listen.
-            has_jobset: Whether the cluster has JobSets; else there is a Job with a Service.
+            address: Address at which this program would listen.
+            has_jobset: Whether the cluster has JobSets; otherwise a Job with a Service is used.
         """
         name = self.name or "trimesh-run"
         return manifests_of(self.pods, name=name, run="RUN", address=(address,), has_jobset=has_jobset)
@@ -101,18 +100,16 @@ class KubernetesJob(Job):
 
 # ---- manifests -------------------------------------------------------------------------------------------------------
 
-# Manifests that a run of a `KubernetesJob` applies: the pods of its hosts, their Jobs and the Secret of tokens; PURE.
-
 Manifest = dict[str, Any]
 
 JOBSET_VERSION: Final = "jobset.x-k8s.io/v1alpha2"
 RUN_LABEL: Final = "trimesh-actors/run"
 FIRST_LABEL: Final = "trimesh-actors/first"
-"""Of pods that come later: the place of the first pod of their Job among all of the run."""
+"""On pods added later: the place of the first pod of their Job among all pods of the run."""
 
 INDEX_LABEL: Final = "batch.kubernetes.io/job-completion-index"
 AGENT: Final = "trimesh"
-"""Name of the container of the agent."""
+"""Name of the agent's container."""
 
 TOKENS_PATH: Final = "/run/trimesh/tokens"
 STATE_PATH: Final = "/run/trimesh/state"
@@ -120,22 +117,22 @@ _STATE_FILE: Final = f"{STATE_PATH}/agent"
 _SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108 - a path inside of the container
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NAME_CHARACTERS_MAX: Final = 40
-"""Names of pods are that of the JobSet, "-hosts-0-", an index of up to four digits and a suffix of six; a name of a
-host has 63 characters."""
+"""A pod's name is the JobSet's, "-hosts-0-", an index of up to four digits and a suffix of six; a host name has at most
+63 characters."""
 
 
 class Manifests(tuple[Manifest, ...]):
-    """Objects of Kubernetes in the order in which they are made; `print(manifests)` writes them as YAML."""
+    """Objects of Kubernetes in the order of their creation; `print(manifests)` writes them as YAML."""
 
     __slots__ = ()
 
     def __str__(self) -> str:
-        """Return them as documents of YAML, for `kubectl apply -f -`."""
+        """Return the objects as YAML documents, for `kubectl apply -f -`."""
         return "---\n".join(yaml_text(one) for one in self)
 
     @property
     def json(self) -> str:
-        """The same as one List in JSON."""
+        """The objects as one List in JSON."""
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(self)}, indent=2)
 
 
@@ -144,12 +141,12 @@ class PodsOfRun:
     """The pods of one run.
 
     Attributes:
-        count: One for each host.
-        image: Of the agent's container; None leaves it to the template.
+        count: Number of pods, one for each host.
+        image: Image of the agent's container; None takes that of the template.
         template: Metadata and spec of the pods, see `KubernetesJob.pod_template`.
-        resources: What each of them asks for.
-        queue: A queue of Kueue.
-        pki: What tells agents of certificates of the user's: arguments of `trimesh host join`.
+        resources: Requests and limits of each pod.
+        queue: Name of a Kueue queue.
+        pki: Arguments of `trimesh host join` that name the user's certificates.
     """
 
     count: int
@@ -161,14 +158,15 @@ class PodsOfRun:
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a run.
+    """Return the name if it can be that of a run.
 
     Raises:
-        ValueError: It cannot be part of the names of its pods.
+        ValueError: It cannot be part of the names of pods.
     """
     if not _NAME.fullmatch(name) or len(name) > _NAME_CHARACTERS_MAX:
         raise ValueError(
-            f"name must be up to {_NAME_CHARACTERS_MAX} characters a-z, 0-9 and -, the first a letter, got {name!r}"
+            f"name= must have 1 to {_NAME_CHARACTERS_MAX} characters a-z, 0-9 and -, begin with a letter and not end "
+            f"with -, got {name!r}"
         )
     return name
 
@@ -187,22 +185,22 @@ def checked_template(template: Mapping[str, Any] | None, image: str | None) -> M
         raise TypeError(f"pod_template must be a mapping with metadata and spec, got {template!r}")
     unknown = set(template) - {"apiVersion", "kind", "metadata", "spec"}
     if unknown:
-        raise ValueError(f"pod_template has metadata and spec, as a Pod has, got {', '.join(sorted(unknown))}")
+        raise ValueError(f"pod_template must have only metadata and spec, as a Pod, got {', '.join(sorted(unknown))}")
     spec = _part(template, "spec")
     agent = _agent_of(_list(spec, "containers") or [{}])
     said = [key for key in ("command", "args", "livenessProbe", "readinessProbe") if key in agent]
     if said:
         raise ValueError(
-            f"the container {agent.get('name', AGENT)!r} of pod_template is that of the agent, which says "
-            f"{' and '.join(said)} itself: leave that out, or name another container {AGENT!r}"
+            f"pod_template must not set {' and '.join(said)} of the container {agent.get('name', AGENT)!r}, which runs "
+            f"the agent: leave that out, or name another container {AGENT!r}"
         )
     if spec.get("restartPolicy", "Never") != "Never":
         raise ValueError(
-            f"pod_template must leave restartPolicy at Never, got {spec['restartPolicy']!r}: a host that has ended is "
-            "lost, and its token is used up"
+            f"pod_template must leave restartPolicy at Never, got {spec['restartPolicy']!r}: an agent that has ended "
+            "cannot join again, as its token is used up"
         )
     if image is None and not agent.get("image"):
-        raise ValueError("the agent's container of pod_template needs an image, or say image=")
+        raise ValueError("the agent's container must have an image: set it in pod_template, or pass image=")
     return template
 
 
@@ -212,11 +210,11 @@ def manifests_of(
     """Return the manifests of one run.
 
     Args:
-        pods: Of it.
-        name: Of its objects; see `checked_name`.
-        run: A word that no other run has, by which its objects are found.
-        address: Where the program listens, in the order in which pods try it.
-        has_jobset: Whether the cluster has JobSets; else it is a Job with a Service.
+        pods: The pods of the run.
+        name: Name of its objects; see `checked_name`.
+        run: Unique label value by which its objects are found.
+        address: Addresses of the program, in the order in which pods try them.
+        has_jobset: Whether the cluster has JobSets; otherwise the result is a Job with a Service.
     """
     labels = _labels(run)
     job = _job_spec(pods, _pod_template(pods, name, labels, address, has_jobset=has_jobset))
@@ -238,14 +236,14 @@ def manifests_of(
 
 
 def more_manifests(pods: PodsOfRun, *, name: str, run: str, address: tuple[str, ...], first: int) -> Manifests:
-    """Return the manifests for pods of a run that come later (KM-4); the Job owns the Secret.
+    """Return the manifests for further pods of a run (KM-4).
 
     Args:
-        pods: Those that come.
-        name: Of what they come in.
+        pods: The further pods.
+        name: Name of their Job and Secret.
         run: See `manifests_of`.
         address: See `manifests_of`.
-        first: The place of the first of them among the pods of the run.
+        first: Place of the first of them among the pods of the run.
     """
     labels = {**_labels(run), FIRST_LABEL: str(first)}
     spec = {**_job_spec(pods, _pod_template(pods, name, labels, address, has_jobset=True)), **_LIFE}
@@ -282,12 +280,12 @@ def _secret(name: str, labels: Mapping[str, str]) -> Manifest:
 
 
 def agent_name(template: Mapping[str, Any]) -> str:
-    """Return the name of the container of the agent in the pods of a template."""
+    """Return the name of the agent's container in the pods of a template."""
     return str(_agent_of(_list(_part(template, "spec"), "containers") or [{}]).get("name", AGENT))
 
 
 def _agent_of(containers: list[Manifest]) -> Manifest:
-    """Return the container of the agent: the one with its name, else the first."""
+    """Return the agent's container: the one named `AGENT`, else the first."""
     return next((one for one in containers if one.get("name") == AGENT), containers[0])
 
 
@@ -298,7 +296,7 @@ def _pod_template(
     metadata, spec = _part(given, "metadata"), _part(given, "spec")
     containers = _list(spec, "containers") or [{}]
     agent = _agent_of(containers)
-    _be_agent(agent, pods, address)
+    _set_agent(agent, pods, address)
     secret = {"secretName": name, "optional": True, "defaultMode": 0o440 if _has_group(spec) else 0o400}
     volumes = [
         {"name": "trimesh-tokens", "secret": secret},
@@ -308,14 +306,14 @@ def _pod_template(
         {"name": "trimesh-tokens", "mountPath": TOKENS_PATH, "readOnly": True},
         {"name": "trimesh-state", "mountPath": STATE_PATH},
     ]
-    # 64 MiB of a container are too little for programs that share memory by files, as loaders of torch do
+    # The default of 64 MiB is too little for programs that share memory by files, such as torch's data loaders.
     if all(one.get("mountPath") != _SHARED_MEMORY for one in _list(agent, "volumeMounts")):
         volumes.append({"name": "trimesh-shm", "emptyDir": {"medium": "Memory"}})
         mounts.append({"name": "trimesh-shm", "mountPath": _SHARED_MEMORY})
     agent["volumeMounts"] = [*_list(agent, "volumeMounts"), *mounts]
     whole: Manifest = {
         "terminationGracePeriodSeconds": int(limits.POD_GRACE_SECONDS),
-        "automountServiceAccountToken": False,  # an agent asks Kubernetes for nothing
+        "automountServiceAccountToken": False,  # an agent sends no requests to Kubernetes
         "enableServiceLinks": False,
         **({} if has_jobset else {"subdomain": name}),
         **spec,
@@ -330,7 +328,7 @@ def _pod_template(
 
 
 def _has_group(spec: Manifest) -> bool:
-    """Tell whether files of volumes are given to a group, in which the agent is."""
+    """Return whether files of volumes belong to a group of the agent."""
     return _part(spec, "securityContext").get("fsGroup") is not None
 
 
@@ -342,13 +340,13 @@ def _list(of: Mapping[str, Any], key: str) -> list[Manifest]:
     return cast("list[Manifest]", of.get(key) or [])
 
 
-def _be_agent(agent: Manifest, pods: PodsOfRun, address: tuple[str, ...]) -> None:
+def _set_agent(agent: Manifest, pods: PodsOfRun, address: tuple[str, ...]) -> None:
     agent.setdefault("name", AGENT)
     if pods.image is not None:
         agent["image"] = pods.image
     agent["command"] = [
         *("trimesh", "host", "join", *address),
-        *("--token-file", f"{TOKENS_PATH}/$(JOB_COMPLETION_INDEX)"),  # a variable that each pod of such a Job has
+        *("--token-file", f"{TOKENS_PATH}/$(JOB_COMPLETION_INDEX)"),  # set in each pod of an Indexed Job
         *("--line", "0", "--wait", f"{limits.POD_WAIT_SECONDS:g}", "--state-file", _STATE_FILE),
         *pods.pki,
     ]
@@ -360,7 +358,7 @@ def _be_agent(agent: Manifest, pods: PodsOfRun, address: tuple[str, ...]) -> Non
             **{kind: {**_part(of_agent, kind), **asked} for kind in ("requests", "limits")},
         }
     agent["readinessProbe"] = {"exec": {"command": ["grep", "-q", "joined", _STATE_FILE]}, "periodSeconds": 2}
-    # The lease ends an agent that has lost its program. This ends one that does not run, when its program is gone, too.
+    # An agent that has lost its program ends by its lease. This probe also ends one that hangs or was stopped.
     agent["livenessProbe"] = {
         "exec": {"command": ["sh", "-c", f"find {_STATE_FILE} -mmin -1 | grep -q ."]},
         "initialDelaySeconds": 60,
@@ -370,11 +368,11 @@ def _be_agent(agent: Manifest, pods: PodsOfRun, address: tuple[str, ...]) -> Non
     }
 
 
-# ---- plain values as YAML, for people: blocks, and strings in double quotes, as JSON writes them ---------------------
+# ---- plain values as readable YAML: blocks, and strings in double quotes, as in JSON ---------------------------------
 
 _PLAIN: Final = re.compile(r"[A-Za-z][\w./-]*")
 _WORDS: Final = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
-"""What YAML 1.1 takes for something else than text."""
+"""Words that YAML 1.1 does not read as strings unless they are quoted."""
 
 
 def yaml_text(value: Any) -> str:

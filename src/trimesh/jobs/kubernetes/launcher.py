@@ -1,13 +1,13 @@
 """Launcher of agents in pods of Kubernetes.
 
-    open      reach the cluster
-    allocate  apply the manifests; wait until the agents of all pods wait for their tokens: in a queue, for images
-    start     for each host: its token goes into the Secret, and its pod is told to look
-    grow      as allocate, for pods that come later: more hosts, or one in the place of a pod that has ended
-    left      all is deleted
+    open      connect to the cluster
+    allocate  apply the manifests; wait until the agents of all pods run and wait for their tokens
+    start     for each host: put its token into the Secret, and change its pod so that the kubelet reads it soon
+    grow      as allocate, for further pods: more hosts, or a replacement for a pod that has ended
+    exit      delete everything
 
 KL-1 Only objects with the label of this run, and the uid that was read with it, are deleted.
-KL-2 An object that an interrupted call may have made is found by its name.
+KL-2 An object is noted by its name before it is created, so one made by an interrupted call is deleted, too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import SpawnError
 from trimesh.jobs.addresses import address_of, address_towards, is_loopback
 from trimesh.jobs.kubernetes import cluster as words
-from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, PodSeen, PodWatch, open_cluster
+from trimesh.jobs.kubernetes.cluster import CONFLICT, NOT_FOUND, ApiError, Cluster, HostPod, PodWatch, open_cluster
 from trimesh.jobs.kubernetes.job import (
     FIRST_LABEL,
     JOBSET_VERSION,
@@ -44,7 +44,7 @@ from trimesh.jobs.launcher import AgentExit, AgentOrder, Launcher
 
 _log: Final = logging.getLogger("trimesh")
 _OLDEST: Final = (1, 29)
-"""The first Kubernetes in which a pod that fails need not end the others of its Job."""
+"""The first version of Kubernetes in which a failed pod need not end the others of its Job (backoffLimitPerIndex)."""
 
 
 class KubernetesLauncher(Launcher):
@@ -98,8 +98,8 @@ class KubernetesLauncher(Launcher):
         found = await address_towards(*self._cluster.server)
         if is_loopback(found) and not self.advertised:
             raise SpawnError(
-                f"pods have to reach this program, and the way to the API server leads to {found}: say interface=, the "
-                "address of this machine at which pods reach it, or advertise="
+                f"pods must be able to reach this program, and its address towards the API server is {found}: pass "
+                "interface=, the address of this machine at which pods reach it, or advertise="
             )
         return found
 
@@ -120,10 +120,10 @@ class KubernetesLauncher(Launcher):
         await self._wait_running(batch, say)
 
     async def grow(self, count: int, say: Callable[[str], None]) -> Sequence[int]:
-        """Make further pods; see `Launcher.grow`."""
+        """Create further pods; see `Launcher.grow`."""
         first = len(self.hosts)
         batch = PodBatch(f"{self._name}-{first}", range(first, first + count))
-        self.hosts = [*self.hosts, *("" for _ in batch.ranks)]  # no other growth takes these places
+        self.hosts = [*self.hosts, *("" for _ in batch.ranks)]  # reserves these places while this waits
         pods = attrs.evolve(self._job.pods, count=count)
         try:
             manifests = more_manifests(pods, name=batch.name, run=self._run, address=self._addresses, first=first)
@@ -151,10 +151,10 @@ class KubernetesLauncher(Launcher):
             raise _not_taken(error) from error
 
     async def _wait_running(self, batch: PodBatch, say: Callable[[str], None]) -> None:
-        """Wait until the agents of all pods run, and learn their names.
+        """Wait until the agents of all pods run, and store the names of the pods.
 
         Raises:
-            SpawnError: One never will.
+            SpawnError: One of them will never run.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._beat, batch)
@@ -183,12 +183,12 @@ class KubernetesLauncher(Launcher):
         try:
             return await self._create({**manifest, "metadata": {**manifest["metadata"], **owners}})
         except ApiError as error:
-            if 0 < error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # it was not made, for certain
+            if 0 < error.status < HTTPStatus.INTERNAL_SERVER_ERROR:  # it was certainly not created
                 batch.made.pop()
             if error.status == CONFLICT:
                 raise SpawnError(
-                    f"{kind} {name} is there already in the namespace {self._cluster.namespace}, and is not of this "
-                    "run, so it was left as it is: say another name=, or delete it if it is yours "
+                    f"the objects of a run must not exist before, and {kind} {name} does in the namespace "
+                    f"{self._cluster.namespace}: pass another name=, or delete it if it is yours "
                     f"(kubectl delete {kind.lower()} {name})"
                 ) from error
             raise
@@ -196,15 +196,15 @@ class KubernetesLauncher(Launcher):
     @trio.lowlevel.enable_ki_protection
     async def _create(self, manifest: Manifest) -> dict[str, Any]:
         made = dict[str, Any]()
-        with trio.CancelScope(shield=True):  # to its end, so that all objects made are known
+        with trio.CancelScope(shield=True):  # so that it is known whether the object was created
             made = await self._cluster.create(manifest)
-        return made  # noqa: RET504 - type checkers say that a scope may end its block early
+        return made  # noqa: RET504 - type checkers assume that a scope may end its block early
 
-    def _seen(self, batch: PodBatch) -> Sequence[PodSeen]:
+    def _seen(self, batch: PodBatch) -> Sequence[HostPod]:
         return [self._watch.hosts[rank] for rank in batch.ranks if rank in self._watch.hosts]
 
     def _looked(self, batch: PodBatch, say: Callable[[str], None]) -> bool:
-        """Tell whether all pods run, or never will."""
+        """Report progress; return whether all pods run, or one never will."""
         seen = self._seen(batch)
         if self._watch.failure is not None or any(self._over(one) is not None for one in seen):
             return True
@@ -214,12 +214,12 @@ class KubernetesLauncher(Launcher):
         say(f"{running} of {len(batch.ranks)} pods run{said}")
         return running == len(batch.ranks)
 
-    def _over(self, one: PodSeen) -> str | None:
+    def _over(self, one: HostPod) -> str | None:
         return words.hopeless(one.pod) if one.end is None else one.end.text
 
     async def _failure(self, batch: PodBatch) -> str | None:
         if self._watch.failure is not None:
-            return f"nothing is known of the pods of {batch.name}: {self._watch.failure}"
+            return f"the API server does not report the pods of {batch.name}: {self._watch.failure}"
         for one in self._seen(batch):
             text = self._over(one)
             if text is not None:
@@ -228,26 +228,26 @@ class KubernetesLauncher(Launcher):
         return None
 
     async def _beat(self, batch: PodBatch) -> None:
-        """Tell pods that wait for their tokens that the program lives."""
+        """Change the Secret at intervals: pods that wait for their tokens see that the program lives."""
         while True:
             await trio.sleep(limits.POD_BEAT_SECONDS)
             try:
                 await self._cluster.patch("Secret", batch.name, {"data": {"beat": _encoded(str(time.time()))}})
             except ApiError as error:
-                _log.warning("the pods of %s were not told that this program lives: %s", batch.name, error)
+                _log.warning("cannot signal to the waiting pods of %s that this program lives: %s", batch.name, error)
 
     # ---- agents ----------------------------------------------------------------------------------------------
 
     async def start(self, rank: int, order: AgentOrder) -> PodAgent:
-        """See `Launcher.start`; a pod that has ended is followed by one that `grow` makes."""
+        """See `Launcher.start`; for a pod that has ended, `grow` creates another one."""
         batch = self._batch_of(rank)
         tokens = batch.take(rank, order.token)
         if tokens is not None:
             try:
                 data = {str(one): _encoded(f"{token}\n") for one, token in tokens.items()}
                 await self._cluster.patch("Secret", batch.name, {"data": data})
-                await self._hurry(batch, 0)
-                self._nursery.start_soon(self._keep_hurrying, batch)
+                await self._notify(batch, 0)
+                self._nursery.start_soon(self._keep_notifying, batch)
             except ApiError as error:
                 batch.gave(error)
             else:
@@ -255,13 +255,13 @@ class KubernetesLauncher(Launcher):
         await batch.wait_given()
         return PodAgent(self._watch.hosts[rank], self._cluster, self._container)
 
-    async def _hurry(self, batch: PodBatch, number: int) -> None:
-        """Let kubelets look at the Secret now, as they do when a pod changes; else they look once a minute."""
+    async def _notify(self, batch: PodBatch, number: int) -> None:
+        """Change an annotation of each pod, so that its kubelet reads the Secret now, not within a minute."""
         change = {"metadata": {"annotations": {"trimesh-actors/look": f"{self._run}-{number}"}}}
         late = [one for one in self._seen(batch) if one.end is None and not words.is_ready(one.pod)]
         bound = trio.CapacityLimiter(limits.KUBERNETES_CALLS_AT_ONCE)
 
-        async def look(one: PodSeen) -> None:
+        async def look(one: HostPod) -> None:
             async with bound:
                 try:
                     await self._cluster.patch("Pod", one.name, change)
@@ -276,21 +276,21 @@ class KubernetesLauncher(Launcher):
         if refused:
             raise refused[0]
 
-    async def _keep_hurrying(self, batch: PodBatch) -> None:
-        """A kubelet may have looked before it knew of the change."""
+    async def _keep_notifying(self, batch: PodBatch) -> None:
+        """Repeat that until all have had time to join: a kubelet may have read the Secret before it changed."""
         until, number = trio.current_time() + limits.HOST_JOIN_SECONDS, 1
         while trio.current_time() < until:
             await trio.sleep(limits.POD_HURRY_SECONDS)
             try:
-                await self._hurry(batch, number)
+                await self._notify(batch, number)
             except ApiError as error:
-                _log.info("the pods of %s were not told to look: %s", batch.name, error)
+                _log.info("cannot notify the pods of %s of their tokens: %s", batch.name, error)
             number += 1
 
     # ---- the end ---------------------------------------------------------------------------------------------
 
     async def _delete_all(self) -> None:
-        """Delete what this run has made, and wait until its pods are gone; what cannot be is said."""
+        """Delete all objects of this run, and wait until its pods are gone; log what could not be deleted."""
         left = list[str]()
         with trio.move_on_after(limits.KUBERNETES_END_SECONDS):
             made = [one for batch in self._batches for one in batch.made]
@@ -305,13 +305,13 @@ class KubernetesLauncher(Launcher):
         if left:
             after = f"limits.KUBERNETES_END_SECONDS ({limits.KUBERNETES_END_SECONDS:g} s)"
             _log.error(
-                "the API server has not deleted %s in the namespace %s within %s; it deletes that %g s after its pods "
-                "have ended, or by: kubectl delete jobset,job,service,secret,pod -l %s=%s",
+                "the API server has not deleted %s in the namespace %s within %s; it does so %g s after the pods have "
+                "ended, or now by: kubectl delete jobset,job,service,secret,pod -l %s=%s",
                 *(left[0], self._cluster.namespace, after, limits.POD_KEPT_SECONDS, RUN_LABEL, self._run),
             )
 
     async def _take_back(self, batch: PodBatch) -> None:
-        """Delete pods that have come later; what cannot be deleted now is when all is."""
+        """Delete pods that `grow` created; if that takes too long, `_delete_all` tries again."""
         with trio.CancelScope(shield=True), trio.move_on_after(limits.KUBERNETES_END_SECONDS):
             for kind, name in batch.made:
                 await self._delete(kind, name)
@@ -348,7 +348,7 @@ class KubernetesLauncher(Launcher):
 class PodAgent:
     """An agent in a pod; see `StartedAgent`."""
 
-    def __init__(self, seen: PodSeen, cluster: Cluster, container: str) -> None:
+    def __init__(self, seen: HostPod, cluster: Cluster, container: str) -> None:
         self._seen = seen
         self._cluster = cluster
         self._container = container
@@ -364,7 +364,7 @@ class PodAgent:
 
     @trio.lowlevel.enable_ki_protection
     async def stop(self) -> None:
-        """See `StartedAgent.stop`: a pod that runs still is deleted."""
+        """See `StartedAgent.stop`: deletes the pod if it still runs."""
         status: Mapping[str, Any] = self._seen.pod.get("status") or {}
         phase = status.get("phase")
         if phase in ("Succeeded", "Failed") or self._seen.gone.is_set():
@@ -376,11 +376,11 @@ class PodAgent:
                 if error.status not in (NOT_FOUND, CONFLICT):
                     _log.warning("the pod %s could not be deleted: %s", self._seen.name, error)
                 return
-            while not await self._is_gone():  # noqa: ASYNC110 - of another machine
+            while not await self._is_gone():  # noqa: ASYNC110 - state of another machine, which sets no event here
                 await trio.sleep(limits.KUBERNETES_LOOK_SECONDS)
 
     async def _is_gone(self) -> bool:
-        """Ask whether the pod is not there any more; where its watch has ended, nothing tells of it."""
+        """Query whether the pod is deleted: the watch, which would report it, may have ended."""
         try:
             found = await self._cluster.read("Pod", self._seen.name)
         except ApiError as error:
@@ -398,7 +398,7 @@ def _owner_of(made: dict[str, Any]) -> Manifest:
 
 
 def _not_taken(error: ApiError) -> SpawnError:
-    return SpawnError(f"Kubernetes does not take what the hosts need: {error}")
+    return SpawnError(f"Kubernetes refused the objects of this job: {error}")
 
 
 def _encoded(text: str) -> str:
@@ -407,18 +407,16 @@ def _encoded(text: str) -> str:
 
 # ---- pod batch -------------------------------------------------------------------------------------------------------
 
-# Pods of one Job, as their launcher knows them: those of the beginning of a run, or such as come later.
-
 
 class PodBatch:
-    """Pods that get their tokens at once: one change of the Secret, one look of each pod.
+    """Pods of one Job, the first of a run or those of one `grow`. One change of the Secret gives all their tokens.
 
     Args:
-        name: Of the Secret.
-        ranks: Their places among the pods of the run.
+        name: Name of the Secret.
+        ranks: Places of the pods among those of the run.
 
     Attributes:
-        made: Kinds and names of the objects that it has, or may have.
+        made: Kinds and names of the objects that were created, or may have been.
     """
 
     def __init__(self, name: str, ranks: Sequence[int]) -> None:
@@ -430,27 +428,27 @@ class PodBatch:
         self._refused: ApiError | None = None
 
     def take(self, rank: int, token: str) -> dict[int, str] | None:
-        """Keep the token of a pod; return those of all by their index, once they are there.
+        """Store the token of a pod; return all tokens by index once the last one is stored, else None.
 
         Raises:
-            SpawnError: The pod has had one; it is used up.
+            SpawnError: The pod has had its token.
         """
         index = rank - self.ranks[0]
         if index in self._tokens:
-            raise SpawnError("its pod has ended, and a pod has one token")
+            raise SpawnError("a pod starts one agent, and that of this pod has ended: add another host with grow()")
         self._tokens[index] = token
         return self._tokens if len(self._tokens) == len(self.ranks) else None
 
     def gave(self, refused: ApiError | None) -> None:
-        """Learn that all have got their tokens, or why they have not."""
+        """Report that all pods have their tokens, or why not."""
         self._refused = refused
         self._given.set()
 
     async def wait_given(self) -> None:
-        """Wait until all have got their tokens.
+        """Wait until all pods have their tokens.
 
         Raises:
-            SpawnError: They cannot be given them.
+            SpawnError: The API server refused to change the Secret or a pod.
         """
         await self._given.wait()
         if self._refused is not None:

@@ -1,4 +1,4 @@
-"""Implementations of `HostMesh.run`, `shell` and `forward`: commands, terminals and ports on hosts."""
+"""Implementations of `HostMesh.run`, `shell`, `forward`, `sync` and `install`, loaded when one is first used."""
 
 from trimesh.jobs.code import sync
 from trimesh.jobs.on_hosts.commands import run

@@ -2,7 +2,7 @@
 
     command --pipes--> LineCutter --> port --> the program
 
-HC-1 Output waits in the command's pipes, and in `limits.COMMAND_BATCHES` items of the port, until the program takes it:
+HC-1 Output waits in the command's pipes, and in `limits.COMMAND_BATCHES` items of the port, until the program reads it:
      nothing is lost, and memory is bounded.
 HC-2 The command leads a process group, which ends with it (`run_process`). Processes that left the group end with this
      process, by the mark in their environment.
@@ -52,8 +52,8 @@ async def run(
     place = None if cwd is None else os.fspath(cwd)
     seconds = checked_grace(grace)
     if output is not None and not callable(output):
-        raise TypeError(f"output must be a function of a line, print for one, or None, got {output!r}")
-    # The process is given up later than the command in it, which it kills.
+        raise TypeError(f"output must be a function of a line, such as print, or None, got {output!r}")
+    # The process gets more time than its command, which it has to kill.
     async with (
         hosts.spawn_procs({}, name="commands", grace=seconds + limits.KILL_SECONDS) as procs,
         procs.spawn("commands", CommandRunner) as runners,
@@ -61,7 +61,7 @@ async def run(
         verb = runners.run.options(abandon_after=seconds + limits.KILL_SECONDS).call
         call = partial(verb, arguments, variables, place, seconds, check=check)
         outcome = await (_outcome(call(None)) if output is None else _shown(hosts, output, call))
-    if isinstance(outcome, Exception):  # raised here, as the blocks of meshes would wrap it
+    if isinstance(outcome, Exception):  # raised only here: the blocks of meshes would wrap it
         try:
             raise outcome
         finally:
@@ -79,7 +79,7 @@ async def _outcome(call: Awaitable[ValueMesh[int]]) -> ValueMesh[int] | Exceptio
 async def _shown(
     hosts: HostMesh, output: Show, call: Callable[[Port[Lines]], Awaitable[ValueMesh[int]]]
 ) -> ValueMesh[int] | Exception:
-    """Return what `call` does, and meanwhile hand all lines to `output`; or why one of them has failed."""
+    """Pass all lines to `output` while `call` runs; return the value of `call`, or the error of either."""
     outcomes = list[ValueMesh[int] | Exception]()
     item: Any = Lines
     channel = open_channel(item, capacity=limits.COMMAND_BATCHES)
@@ -96,7 +96,7 @@ async def _shown(
             await _show(hosts, receiver, output)
         except Exception as error:  # noqa: BLE001 - raised by the caller
             outcomes.append(error)
-            nursery.cancel_scope.cancel(reason="the function that takes output has failed")
+            nursery.cancel_scope.cancel(reason="the function of output= has failed")
     return outcomes[0]
 
 
@@ -109,20 +109,20 @@ async def _show(hosts: HostMesh, receiver: Receiver[Lines], output: Show) -> Non
 
 
 def checked_command(command: Any) -> list[str]:
-    """Return program and arguments.
+    """Return program and arguments as strings.
 
     Raises:
-        TypeError, ValueError: It is no list of them.
+        TypeError, ValueError: The command is not a list of a program and its arguments.
     """
     given = command
     if isinstance(command, str | bytes) or not isinstance(command, Sequence):
         raise TypeError(
-            f'a command is a list of arguments, got {command!r}: write ["nvidia-smi", "-L"], or ["sh", "-c", "..."] '
-            "for what a shell is to read"
+            f'a command must be a list of arguments, got {command!r}: write ["nvidia-smi", "-L"], or '
+            '["sh", "-c", "..."] for shell syntax'
         )
     arguments: list[Any] = [os.fspath(one) for one in given]
     if not arguments or not arguments[0]:
-        raise ValueError("a command needs a program as its first argument, got none")
+        raise ValueError(f"a command must have a program as its first argument, got {arguments!r}")
     for one in arguments:
         if not isinstance(one, str) or "\0" in one:
             raise ValueError(f"each argument of a command must be a string without NUL, got {one!r}")
@@ -130,10 +130,10 @@ def checked_command(command: Any) -> list[str]:
 
 
 def checked_variables(env: Any) -> dict[str, str]:
-    """Return variables as the system takes them.
+    """Return environment variables as a dict.
 
     Raises:
-        TypeError, ValueError: It is no mapping of strings to strings, or a name is none.
+        TypeError, ValueError: It is no mapping of strings to strings, or the system refuses a name or value.
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env must be a mapping of names to strings, got {env!r}")
@@ -142,7 +142,9 @@ def checked_variables(env: Any) -> dict[str, str]:
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env must be a mapping of names to strings, got {name!r}: {value!r}")
         if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"an environment variable has a name without '=', and no NUL, got {name!r}: {value!r}")
+            raise ValueError(
+                f"an environment variable must have a name without '=', and no NUL, got {name!r}: {value!r}"
+            )
     return found
 
 
@@ -150,7 +152,7 @@ def checked_grace(grace: Any) -> float:
     """Return the seconds from SIGTERM to SIGKILL, by default those of the setting `grace`.
 
     Raises:
-        ValueError: It is no number of seconds, or endless.
+        ValueError: It is no number of seconds, or infinite.
     """
     seconds = reread().grace if grace is None else grace
     if not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
@@ -158,7 +160,7 @@ def checked_grace(grace: Any) -> float:
     return float(seconds)
 
 
-# ---- the host's side of `HostMesh.run`: the actor that has one command -----------------------------------------------
+# ---- the host's side of `HostMesh.run`: the actor that runs one command ----------------------------------------------
 
 STDOUT: Final = 1
 STDERR: Final = 2
@@ -183,18 +185,18 @@ class CommandRunner(Actor):
         *,
         check: bool,
     ) -> int:
-        """Run a command to its end, and return its exit code: negative, the signal that has ended it.
+        """Run a command to its end, and return its exit code; -N if signal N ended it.
 
         Args:
             command: Program and arguments.
             env: Variables set over those of the host.
-            cwd: Where; None for the working directory of this process.
+            cwd: Working directory; None for that of this process.
             grace: See `run_process`.
-            lines: Gets what it writes; None to forget it.
+            lines: Receives its output; None discards it.
             check: Whether an exit code other than 0 is an error.
 
         Raises:
-            subprocess.CalledProcessError: It has failed, with its last words on standard error, if `check`.
+            subprocess.CalledProcessError: With `check`: it failed; `stderr` holds the end of its standard error.
             OSError: It could not be started.
         """
         running = PipedCommand(lines)
@@ -212,10 +214,10 @@ class PipedCommand:
     """A command whose output is read by lines until it ends.
 
     Args:
-        lines: Gets them; None to forget them.
+        lines: Receives the lines; None discards them.
 
     Attributes:
-        last_words: The end of what it has written on standard error.
+        last_words: The end of its standard error.
     """
 
     def __init__(self, lines: Port[Lines] | None) -> None:
@@ -227,7 +229,7 @@ class PipedCommand:
         self._reading: set[trio.CancelScope] = set()
 
     async def run(self, command: list[str], **options: Any) -> int:
-        """Run it, and return its exit code when its output has been sent on.
+        """Run the command, and return its exit code once all its output has been sent.
 
         Raises:
             OSError: It could not be started.
@@ -239,7 +241,7 @@ class PipedCommand:
             except OSError as error:  # kept: a nursery would wrap it
                 failure = error
             else:
-                # What it writes in its grace is read, too, so that its clean-up does not fail by a broken pipe.
+                # Shielded: output during its grace is read, too, so that its clean-up does not fail by a broken pipe.
                 with trio.CancelScope(shield=True) as scope:
                     async with trio.open_nursery() as readers:
                         readers.start_soon(self._read, process.stdout, STDOUT)
@@ -263,7 +265,7 @@ class PipedCommand:
                 scope.cancel(reason="the command has ended")
 
     async def _read(self, pipe: Any, stream: int) -> None:
-        """Read until the pipe is closed, or what the group has written is read: a daemon may hold it open for ever."""
+        """Read until the pipe is closed, or the command has ended and the pipe is empty: a daemon may keep it open."""
         cutter = LineCutter()
         async with pipe:
             while not self._ended.is_set():
@@ -296,12 +298,12 @@ def _bytes_in(pipe: int) -> int:
 
 
 def host_environment() -> dict[str, str]:
-    """Return the environment of a command: that of this process, without the variables set only for workers.
+    """Return the environment of a command: that of this process, without an OMP_NUM_THREADS=1 that trimesh set.
 
-    Workers that have others beside them compute with one thread each, unless their host was started with a number.
+    Workers that share a host compute with one thread each, unless their host was started with this variable.
     """
     found = dict(os.environ)
-    starter = parent_of(os.getppid()) or os.getpid()  # of the spawner: the agent, or the program
+    starter = parent_of(os.getppid()) or os.getpid()  # the spawner's parent: the agent, or the program
     if found.get(_THREADS) == "1" and not _was_started_with(starter, _THREADS):
         del found[_THREADS]
     return found

@@ -1,12 +1,14 @@
 """`HostMesh.forward`: forwards a local port to a port of a host.
 
-A TCP connection whose other half is in another process: its bytes go by two channels.
+Each TCP connection has a socket in this process and one on the host; two channels carry its bytes, one per direction.
 
     socket --receive--> port ......> receiver --send--> socket      and the same in the other direction
 
-CA-1 An empty item says that a direction has ended, and the other socket is told so while its own direction goes on.
-CA-2 A direction that ends without it has failed, and so has the connection: it is reset, never ended as if whole.
-CA-3 `limits.FORWARD_CHUNKS` of `limits.FORWARD_CHUNK_BYTES` are under way in a direction; then its socket is not read.
+CA-1 An empty item marks the end of a direction: the other side closes its socket for writing, and the opposite
+     direction goes on.
+CA-2 A direction that ends without this mark has failed. The connection is then reset, so no peer takes it as complete.
+CA-3 At most `limits.FORWARD_CHUNKS` of `limits.FORWARD_CHUNK_BYTES` are under way in a direction; then its socket is
+     not read.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ class Forwarding:
 
     Attributes:
         port: Number of the port on 127.0.0.1.
-        connections: How many are open.
-        failures: The last reasons why the host could not connect to its service: `limits.FORWARD_FAILURES_KEPT`.
+        connections: Number of open connections.
+        failures: The last `limits.FORWARD_FAILURES_KEPT` reasons why the host could not connect to its service.
     """
 
     def __init__(self, port: int, tunnel: PortTunnel, what: str) -> None:
@@ -57,7 +59,7 @@ class Forwarding:
         return f"{_ADDRESS}:{self.port}"
 
     async def serve(self, listener: trio.SocketListener) -> None:
-        """Take connections; never more than `limits.FORWARD_CONNECTIONS_MAX` at a time."""
+        """Accept connections; at most `limits.FORWARD_CONNECTIONS_MAX` are open at a time."""
         slots = trio.Semaphore(limits.FORWARD_CONNECTIONS_MAX)
         async with trio.open_nursery() as nursery:
             while True:
@@ -70,7 +72,7 @@ class Forwarding:
             async with open_channel(bytes, capacity=limits.FORWARD_CHUNKS) as (port, receiver):
                 try:
                     sent = await self._tunnel.connect.call_one(port)
-                except Exception as error:  # noqa: BLE001 - of one connection; the end of the host ends the block
+                except Exception as error:  # noqa: BLE001 - ends one connection; the loss of the host ends the block
                     self.failures.append(f"{self._what}: {error}")
                     return
                 port.close()
@@ -88,12 +90,12 @@ async def _listening(port: int) -> trio.SocketListener:
     """Listen on this machine.
 
     Raises:
-        OSError: The port cannot be used; of the kind that the system says.
+        OSError: The port cannot be used; `errno` says why.
     """
     try:
         [listener] = await trio.open_tcp_listeners(port, host=_ADDRESS)
     except OSError as error:
-        rule = "local= is a port of this machine that is free, or 0 for any"
+        rule = "local= must be a free port of this machine, or 0 for any"
         raise OSError(error.errno, f"{rule}, got {port}: {os.strerror(error.errno or 0)}") from None
     return listener
 
@@ -112,10 +114,10 @@ async def _accept(listener: trio.SocketListener) -> trio.SocketStream:
 async def forward(hosts: HostMesh, local: int, remote: int | str) -> AsyncGenerator[Forwarding, None]:
     """Forward a port; see `HostMesh.forward`."""
     if len(hosts) != 1:
-        raise ValueError(f"a port leads to one host, got {len(hosts)}: write hosts.slice(hosts=0).forward(...)")
+        raise ValueError(f"forward() needs one host, got {len(hosts)}: write hosts.slice(hosts=0).forward(...)")
     host, port = checked_remote(remote)
     number = _checked_port(local, least=0)
-    listener = await _listening(number)  # before anything is started on the host, whose failures come in groups
+    listener = await _listening(number)  # before anything starts on the host: blocks there would wrap the error
     async with listener, hosts.spawn_procs({}, name="forward") as procs:
         tunnel = await procs.spawn("forward", PortTunnel, host, port)
         bound: int = listener.socket.getsockname()[1]
@@ -136,22 +138,22 @@ def checked_remote(remote: Any) -> tuple[str, int]:
     """Return name and port of a service as a host sees them.
 
     Raises:
-        TypeError, ValueError: It is no port, and no `name:port`.
+        TypeError, ValueError: It is neither a port nor `name:port`.
     """
     if not isinstance(remote, str):
         return _ADDRESS, _checked_port(remote, least=1)
     name, _, number = remote.rpartition(":")
     if not name or not number.isascii() or not number.isdigit():
-        raise ValueError(f"remote is a port of the host, or 'name:port' as the host sees it, got {remote!r}")
+        raise ValueError(f"remote must be a port of the host, or 'name:port' as the host sees it, got {remote!r}")
     return name.strip("[]"), _checked_port(int(number), least=1)
 
 
 def _checked_port(number: Any, *, least: int) -> int:
     found = whole_number(number)
     if found is None:
-        raise TypeError(f"a port is a number, got {number!r}")
+        raise TypeError(f"a port must be a whole number, got {number!r}")
     if not least <= found < 1 << 16:
-        raise ValueError(f"a port is a number from {least} to 65535, got {found}")
+        raise ValueError(f"a port must be a number from {least} to 65535, got {found}")
     return found
 
 
@@ -159,7 +161,7 @@ def _checked_port(number: Any, *, least: int) -> int:
 
 
 class PortTunnel(Actor):
-    """Connects to one address as this host sees it, for each connection to a port of the program."""
+    """Connects to one address, as this host sees it, for each connection to the program's port."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -174,21 +176,21 @@ class PortTunnel(Actor):
 
     @endpoint(group="connect", concurrency=limits.FORWARD_CONNECTIONS_MAX)
     async def connect(self, received: Port[bytes]) -> Port[bytes]:
-        """Connect, and return where bytes for the service are sent to.
+        """Connect, and return the port for bytes to the service.
 
         Args:
-            received: Gets what the service sends.
+            received: Receives the bytes that the service sends.
 
         Raises:
-            OSError: There is no service, or it does not answer within `limits.FORWARD_CONNECT_SECONDS`.
+            OSError: The service refuses, or does not accept within `limits.FORWARD_CONNECT_SECONDS`.
         """
         try:
             with trio.fail_after(limits.FORWARD_CONNECT_SECONDS):
                 stream = await trio.open_tcp_stream(self._host, self._port)
         except trio.TooSlowError:
             received.close()
-            seconds = f"{limits.FORWARD_CONNECT_SECONDS:g} s"
-            raise TimeoutError(f"{self._host}:{self._port} does not take a connection within {seconds}") from None
+            seconds = f"limits.FORWARD_CONNECT_SECONDS ({limits.FORWARD_CONNECT_SECONDS:g} s)"
+            raise TimeoutError(f"{self._host}:{self._port} did not accept a connection within {seconds}") from None
         except OSError:
             received.close()
             raise
@@ -204,14 +206,14 @@ class PortTunnel(Actor):
             await carry(stream, received, receiver)
 
 
-# ---- a TCP connection whose other half is in another process: its bytes go by two channels ---------------------------
+# ---- one side of a forwarded connection: a socket and two channels ---------------------------------------------------
 
 _END: Final = b""
 _RESET: Final = struct.pack("ii", 1, 0)
 
 
 async def carry(stream: trio.SocketStream, port: Port[bytes], receiver: Receiver[bytes]) -> None:
-    """Carry the bytes of a connection until both directions have ended, or one has failed; close it."""
+    """Carry the bytes of a connection until both directions have ended or one has failed, then close the socket."""
     is_whole = False
     try:
         async with trio.open_nursery() as nursery:
@@ -228,7 +230,7 @@ async def carry(stream: trio.SocketStream, port: Port[bytes], receiver: Receiver
 
 
 def reset(stream: trio.SocketStream) -> None:
-    """Close a connection so that the other side learns that it was not ended in order."""
+    """Close a connection by a TCP reset, so that the other side does not take it as complete."""
     if stream.socket.fileno() >= 0:
         stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         stream.socket.close()

@@ -1,10 +1,10 @@
 """`HostMesh.shell`: connects a local terminal to a shell on a host.
 
-    keys --port--> terminal --> shell, leader of a session          what it writes --> terminal --port--> the program
+    keys --port--> terminal --> shell, leader of a session --> its output --> terminal --port--> the program
 
-SR-1 The terminal is closed with this process, which hangs up all that uses it; what goes on in spite of that is killed
-     with the process, by the mark in its environment.
-SR-2 What the shell has written before its end is sent before its exit code is told.
+SR-1 The terminal closes with this process, which hangs up (SIGHUP) everything on it; a process that survives this is
+     killed at the end of this process, by the mark in its environment.
+SR-2 All output of the shell is sent before its exit code is reported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def shell(
 ) -> int:
     """Run a shell on a host; see `HostMesh.shell`."""
     if len(hosts) != 1:
-        raise ValueError(f"a terminal is that of one host, got {len(hosts)}: write hosts.slice(hosts=0).shell()")
+        raise ValueError(f"shell() needs one host, got {len(hosts)}: write hosts.slice(hosts=0).shell()")
     words = None if command is None else checked_command(command)
     variables = {"TERM": os.environ.get("TERM", "xterm"), **checked_variables(env)}
     place = None if cwd is None else os.fspath(cwd)
@@ -62,7 +62,7 @@ async def shell(
             keys = await runner.start.call_one(words, variables, place, screen.size, port)
             port.close()
             outcome = await _joined(screen, runner, keys, receiver)
-        except Exception as error:  # noqa: BLE001 - raised below, as the blocks of meshes would wrap it
+        except Exception as error:  # noqa: BLE001 - raised below: the blocks of meshes would wrap it
             outcome = error
     if isinstance(outcome, Exception):
         try:
@@ -73,7 +73,7 @@ async def shell(
 
 
 class Screen:
-    """A terminal of this machine, whose keys come one by one."""
+    """A terminal of this machine in raw mode: each key is read as it is pressed."""
 
     def __init__(self, fd: int) -> None:
         self.stream = trio.lowlevel.FdStream(fd)
@@ -91,7 +91,7 @@ class Screen:
 
 @asynccontextmanager
 async def _open_terminal(given: str | os.PathLike[str] | None) -> AsyncGenerator[Screen, None]:
-    """Open a terminal anew, so that its flags are not shared with the standard input of other processes."""
+    """Open a terminal anew: O_NONBLOCK set on standard input itself would affect other processes that share it."""
     fd = os.open(_name_of(given), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     screen = Screen(fd)
     async with screen.stream:
@@ -110,8 +110,8 @@ def _name_of(given: str | os.PathLike[str] | None) -> str:
         return os.ttyname(sys.stdin.fileno())
     except (OSError, ValueError, AttributeError):
         raise ValueError(
-            "shell() needs a terminal, and standard input is none: write terminal= for another one, or run a command "
-            "by `await hosts.run([...])`"
+            "shell() needs a terminal, and standard input is not one: pass terminal=, or run a command by "
+            "`await hosts.run([...])`"
         ) from None
 
 
@@ -135,14 +135,14 @@ async def _type(screen: Screen, keys: Port[bytes]) -> None:
 
 
 async def _follow_size(screen: Screen, runner: Any) -> None:
-    if threading.current_thread() is not threading.main_thread():  # no signal comes here: the size stays as it is
+    if threading.current_thread() is not threading.main_thread():  # no signals arrive here: the size stays as it is
         return
     with trio.open_signal_receiver(signal.SIGWINCH) as signals:
         async for _ in signals:
             await runner.resize.call_one(screen.size)
 
 
-# ---- the host's side of `HostMesh.shell`: the actor that has a shell, and the terminal of it -------------------------
+# ---- the host's side of `HostMesh.shell`: the actor with the shell and its terminal ----------------------------------
 
 _ON_TERMINAL: Final = 'exec "$@" <"$0" >"$0" 2>&1'
 """The first terminal that the leader of a session opens becomes that of the session."""
@@ -176,17 +176,17 @@ class ShellRunner(Actor):
     async def start(
         self, command: list[str] | None, env: dict[str, str], cwd: str | None, size: Size, output: Port[bytes]
     ) -> Port[bytes]:
-        """Start the shell, and return where the keys of the user are sent to.
+        """Start the shell, and return the port for the user's keys.
 
         Args:
             command: Program and arguments; None for the shell of this user.
             env: Variables set over those of the host.
-            cwd: Where; None for the home of this user.
-            size: Of the terminal.
-            output: Gets what the shell writes.
+            cwd: Working directory; None for the home of this user.
+            size: Rows and columns of the terminal.
+            output: Receives the output of the shell.
 
         Raises:
-            OSError: It could not be started.
+            OSError: The shell could not be started.
         """
         self._resize(size)
         user = pwd.getpwuid(os.getuid())
@@ -206,12 +206,12 @@ class ShellRunner(Actor):
 
     @endpoint(group="resize")
     async def resize(self, size: Size) -> None:
-        """Give the terminal another size; programs on it are told."""
+        """Change the size of the terminal; programs on it get SIGWINCH."""
         self._resize(size)
 
     @endpoint(group="wait")
     async def wait(self) -> int:
-        """Wait for the end of the shell, and return its exit code: negative, the signal that has ended it."""
+        """Wait for the end of the shell, and return its exit code; -N if signal N ended it."""
         await self._ended.wait()
         return self._code
 
@@ -232,7 +232,7 @@ class ShellRunner(Actor):
                     nursery.start_soon(self._show, terminal, output)
                     self._code = await process.wait()
                     self._ended.set()
-                    self._close_shell_side()  # so the terminal ends when no other process has it
+                    self._close_shell_side()  # so reading ends when no other process has the terminal
                     with trio.move_on_after(limits.TERMINAL_SILENCE_SECONDS) as self._patience:
                         await self._shown.wait()
                     nursery.cancel_scope.cancel(reason="the shell has ended")
@@ -245,8 +245,8 @@ class ShellRunner(Actor):
             output.close()
 
     async def _show(self, terminal: trio.lowlevel.FdStream, output: Port[bytes]) -> None:
-        """Send output until no process has the terminal, or the shell has ended and the rest is silent."""
-        with suppress(trio.BrokenResourceError):  # how a terminal ends
+        """Send output until no process has the terminal, or the shell has ended and other processes write nothing."""
+        with suppress(trio.BrokenResourceError):  # the end of a terminal reads as EIO
             while data := await terminal.receive_some(limits.FORWARD_CHUNK_BYTES):
                 self._patience.deadline = trio.current_time() + limits.TERMINAL_SILENCE_SECONDS
                 with trio.CancelScope(shield=True):  # a cancel would lose the output that was read
