@@ -208,5 +208,5 @@ async def test_nobody_hangs_in_a_collective_of_an_epoch_that_is_over(mesh, fault
 @simulate(seeds=1, per_host={"gpus": 1})
 async def test_groups_of_other_backends_are_made_by_their_users(mesh):
     """NCCL needs a device for each member."""
-    with pytest.raises(ValueError, match=r"None for groups of your own.*got 'nccl'"):
+    with pytest.raises(ValueError, match=r"None for groups that you make yourself.*got 'nccl'"):
         open_groups(mesh, backend="nccl")

@@ -1,21 +1,25 @@
 """PURE: state machines of slots, replay buffers, elastic groups and stores.
 
-Rounds of the members of a mesh that changes:
+Spill files (`FileExtents`):
+
+FE-1 Pieces in use never overlap, and stay within the bound.
+FE-2 Free pieces are merged with their neighbours, and all free bytes can be taken.
+
+Elastic groups (`Rounds`):
 
     gathering --every member has joined--> formed --all have finished--> gathering
                                              |--a member is lost, new or has left--> gathering
 
-FE-1 pieces in use never overlap, and stay within the bound.
-FE-2 free pieces are merged with their neighbours, and all free bytes can be taken.
-
-MR-1 a round is formed of all members of one view, at one moment; each of them is in it once.
-MR-2 a formed round ends once: when all of its members have finished, or with the reason of the first member that cannot
+MR-1 A round is formed of all members of one view, at one moment; each of them is in it once.
+MR-2 A formed round ends once: when all of its members have finished, or with the reason of the first member that cannot
      go on, or of a view with other members. After that no member of it waits for another one.
-MR-3 a member that has joined stays joined until its round is formed: views may change meanwhile.
+MR-3 A member that has joined stays joined until its round is formed: views may change meanwhile.
+
+Stores (`StoreAccount`):
 
 KV-1 A version is visible as a whole or not at all: `put` is one step, made when its bytes are complete.
 KV-2 Numbers only grow, over all keys of a shard: a key that is deleted and put again has a larger version.
-KV-3 The bytes of a version count until it is out and no reader has it pinned; then `freed` returns it once.
+KV-3 The bytes of a version count until it is removed and no reader has it pinned; then it is once in `freed`.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from trimesh import limits
 from trimesh.errors import ProtocolError, place_name
 
 DEPTH_MAX = 4
-"""Levels of nested containers that are counted; deeper ones count as references."""
+"""Levels of nested containers whose items are counted; items of deeper ones are not."""
 
 
 def estimate_bytes(value: Any, depth: int = DEPTH_MAX) -> int:
@@ -75,8 +79,8 @@ class SlotAccount:
     Attributes:
         version: Version of the trainer.
         running: Slots of leases that are held.
-        finished: Slots of finished work that is not yet freed, if no buffer counts them.
-        stored: The same, as the buffer counts them; None without one.
+        finished: Slots of finished work that are not yet freed; used if no buffer counts them.
+        stored: Slots of finished work, as the linked buffer counts them; None without a buffer.
         begun: Slots that were ever granted; `begun == running + returned + handed_on + lost`.
         returned: Slots whose lease ended with an error or a cancel.
         handed_on: Slots whose lease ended well.
@@ -142,7 +146,7 @@ class SlotAccount:
     def advance(self, version: int) -> bool:
         """Advance to a version, at least the current one; return whether it is a new one."""
         if version < self.version:
-            raise ValueError(f"versions only grow: got version {version} after {self.version}")
+            raise ValueError(f"version must be at least the current one, {self.version}, got {version}")
         self.finished -= min(self.finished, self.batch * (version - self.version))
         is_new = version > self.version
         self.version = version
@@ -151,7 +155,7 @@ class SlotAccount:
     def release(self, count: int) -> None:
         """Free slots of work that was handed on and will not be trained."""
         if not 0 <= count <= self.finished:
-            raise ValueError(f"release frees slots of work that is over: {self.finished}, got {count}")
+            raise ValueError(f"release() takes 0 to {self.finished} slots, those of finished work, got {count}")
         self.finished -= count
 
     def state(self) -> dict[str, Any]:
@@ -164,7 +168,7 @@ class SlotAccount:
     def load(self, state: dict[str, Any]) -> None:
         """Resume from a state: leases that were held then have ended with their holders."""
         if self.begun or self._waiting:
-            raise ValueError("load_state_dict goes before the first lease")
+            raise ValueError("load_state_dict() must be called before the first lease, got a call after it")
         self.version, self.finished = state["version"], state["finished"]
         self.begun, self.returned, self.handed_on = state["begun"], state["returned"], state["handed_on"]
         self.lost = state["lost"] + state["running"]
@@ -207,7 +211,7 @@ class FileExtents:
 
     def take(self, size: int) -> list[Piece]:
         """Take the first free bytes."""
-        assert self.fits(size), "whoever takes has asked whether it fits"
+        assert self.fits(size), "the caller must check `fits` first"
         self.used += size
         taken: list[Piece] = []
         while size:
@@ -325,7 +329,7 @@ class ReplayAccount:
     def advance(self, version: int) -> None:
         """Advance to a version, at least the current one; evict items that are too old for it."""
         if version < self.version:
-            raise ValueError(f"versions only grow: got version {version} after {self.version}")
+            raise ValueError(f"version must be at least the current one, {self.version}, got {version}")
         if version > self.version:
             self.taken_since = 0
         self.version = version
@@ -334,7 +338,7 @@ class ReplayAccount:
 
     def hold(self, count: int, max_age: int | None) -> int | None:
         """Hold the oldest items within `max_age` for a consumer; return the hold's number, None if too few."""
-        if len(self.items) < count:  # quick: a consumer that waits tries again at each item that comes
+        if len(self.items) < count:  # quick: a waiting consumer retries at each new item
             return None
         found = self._young(max_age)[:count]
         if len(found) < count:
@@ -396,7 +400,7 @@ class ReplayAccount:
     def load(self, state: dict[str, Any]) -> None:
         """Resume from a state; evict the oldest items beyond the bounds of this buffer."""
         if self.added:
-            raise ValueError("load_state_dict goes before the first item")
+            raise ValueError("load_state_dict() must be called before the first item, got a call after it")
         self.version, self.added, self.taken = state["version"], state["added"], state["taken"]
         self.drawn, self.evicted = state["drawn"], Counter(state["evicted"])
         self._draws.state = state["draws"]
@@ -485,7 +489,9 @@ class Rounds:
         """Add a member to the next round; return it, and the members whose round has changed."""
         if place in self._waiting or place in self._inside:
             name = place_name("", dict(place))
-            raise ValueError(f"a process is in one group at a time, and {name} is in one, or waits for it")
+            raise ValueError(
+                f"a process can be in one group at a time, and {name} is in one or waits for one: leave its block first"
+            )
         joined = self._waiting[place] = RoundMember(place)
         return joined, self._form()
 
@@ -572,11 +578,13 @@ class RoundKeys:
             case "count", [], [], []:
                 return len(known), []
             case _:
-                raise ProtocolError(f"the keys of a group have no question {verb!r} of {keys!r:.200}")
+                raise ProtocolError(f"a request to the keys of a group must be known, got {verb!r} of {keys!r:.200}")
 
     def _put(self, key: str, value: bytes) -> None:
         if key not in self._values and len(self._values) >= limits.GROUP_KEYS:
-            raise ProtocolError(f"a group has at most limits.GROUP_KEYS ({limits.GROUP_KEYS}) keys, got {key!r:.100}")
+            raise ProtocolError(
+                f"a group must have at most limits.GROUP_KEYS ({limits.GROUP_KEYS}) keys, got {key!r:.100}, too"
+            )
         self._values[key] = value
 
 
@@ -584,7 +592,7 @@ def _number(value: bytes) -> int:
     try:
         return int(value)
     except ValueError as error:
-        raise ProtocolError(f"only a number can be added to, got {value[:40]!r}") from error
+        raise ProtocolError(f"add needs a key whose value is a number, got {value[:40]!r}") from error
 
 
 # ---- stores ----------------------------------------------------------------------------------------------------------
@@ -594,7 +602,7 @@ KEY_OVERHEAD_BYTES: Final = 512
 
 
 class StoredVersion(msgspec.Struct, eq=False):
-    """One version of one key; it ends at `expires`, on the clock of the shard, and cannot be found once it `is_out`."""
+    """One version of one key; it ends at `expires`, on the shard's clock. Once it `is_out` it cannot be found."""
 
     key: str
     number: int
@@ -609,7 +617,7 @@ class StoreAccount:
     """Versions by key in one shard of a store.
 
     Attributes:
-        bytes: Bytes that count now, with reserved ones.
+        bytes: Bytes in use, reserved ones included.
         puts: Number of versions ever put.
         expired: Number of these that ended by their time to live.
         freed: Versions whose memory can be released; the shard removes them from here.
@@ -658,7 +666,7 @@ class StoreAccount:
         return next((one for one in versions if one.number == number), None)
 
     def pin(self, one: StoredVersion) -> None:
-        """Keep the memory of a version while a reader has it."""
+        """Keep the memory of a version while a reader uses it."""
         one.pins += 1
 
     def unpin(self, one: StoredVersion) -> None:

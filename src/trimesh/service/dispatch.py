@@ -30,8 +30,8 @@ class PoolRequest(msgspec.Struct, eq=False):
         group: Name by which it can be cancelled.
         session: Name of its session, or None.
         key: For routes: the session, unless another one was given.
-        number: Its place among all requests; a retried request keeps it.
-        replica: The replica that runs it; while it waits, the one it is bound to, or None.
+        number: Position in the order of arrival; a retried request keeps it.
+        replica: Index of the replica that runs it; while it waits, of the one it is bound to, or None.
         state: "new", "waiting", "running" or "over".
     """
 
@@ -61,14 +61,14 @@ class Replica(msgspec.Struct, eq=False):
     """State of one replica.
 
     Attributes:
-        index: Its place along the dimension of the pool.
+        index: Its index along the dimension of the pool.
         limit: Number of requests that it may run at once.
         running: Number of requests that it runs.
         cost: Sum of their costs.
-        used: Number of its last request, -1 before the first.
+        used: Number of its last assignment, -1 before the first.
         is_up: True if its processes live and answer.
-        is_drained: Whether `resize` keeps it out.
-        is_updating: Whether `rolling` keeps it out.
+        is_drained: Whether `resize` keeps it out of service.
+        is_updating: Whether `rolling` keeps it out of service.
         is_absent: Whether its processes have left their mesh.
         ended: Requests that have ended here, with any outcome.
     """
@@ -93,7 +93,7 @@ class Replica(msgspec.Struct, eq=False):
 
     @property
     def is_out(self) -> bool:
-        """True if `resize` or `rolling` keeps it out."""
+        """True if `resize` or `rolling` keeps it out of service."""
         return self.is_drained or self.is_updating
 
     @property
@@ -120,11 +120,11 @@ class Adaptive:
     Additive increase, multiplicative decrease: the limit converges to the load that a replica can serve in `latency`.
 
     Args:
-        latency: Seconds that one request may take.
+        latency: Seconds that one request may take; a slower one lowers the limit.
         least: Least limit of a replica, at least 1.
         most: Greatest limit of a replica.
         start: First limit; `least` by default.
-        factor: Factor between 0 and 1 that a slow request multiplies the limit by. Requests that were running at a
+        factor: Factor between 0 and 1 by which a slow request multiplies the limit. Requests that were running at a
             decrease do not cause another one.
 
     Raises:
@@ -194,7 +194,7 @@ class RoundRobin:
 
 
 POINTS = 64
-"""Points of one replica on the ring: the shares of 8 replicas then differ by about an eighth."""
+"""Points of one replica on the ring: with 64, the shares of 8 replicas differ by about an eighth."""
 
 
 class Affinity:
@@ -206,7 +206,7 @@ class Affinity:
     Args:
         key: Returns the key from the arguments of the call (for a prefix cache, the beginning of a prompt). By default
             the key is the session of the call. A request without a key goes to the least loaded replica.
-        bounded_load: At least 1.
+        bounded_load: Greatest load of a replica, as a multiple of the mean load, at least 1.
 
     Raises:
         ValueError: `bounded_load` is below 1.
@@ -265,9 +265,9 @@ Q = TypeVar("Q", bound=PoolRequest)
 
 
 class RequestQueue(Generic[Q]):
-    """Bounded queue by priority, then first come, first served; requests that are bound to a replica wait beside it.
+    """Bounded queue by priority, then first come, first served, with one heap for each replica and one for the rest.
 
-    A request of more bytes than `bytes_max` is let in when nothing else waits.
+    A request of more bytes than `bytes_max` is admitted if no other request waits.
     """
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
@@ -278,18 +278,18 @@ class RequestQueue(Generic[Q]):
         self._heaps: dict[int | None, list[tuple[tuple[int, int], Q]]] = {}
 
     def has_room(self, size: int) -> bool:
-        """Return whether there is room for a request of so many bytes."""
+        """Return whether there is room for a request of `size` bytes."""
         return self.count < self.count_max and (self.count == 0 or self.bytes + size <= self.bytes_max)
 
     def put(self, request: Q) -> None:
-        """Add a request; its `replica` is the one that it is bound to, or None."""
+        """Add a request, bound to its `replica` unless that is None."""
         request.state = "waiting"
         self.count += 1
         self.bytes += request.size
         heapq.heappush(self._heaps.setdefault(request.replica, []), (request.order, request))
 
     def remove(self, request: Q) -> None:
-        """Remove a request, at any place."""
+        """Remove a request, wherever it is in the queue."""
         assert request.state == "waiting"
         request.state = "new"
         self.count -= 1
@@ -304,7 +304,7 @@ class RequestQueue(Generic[Q]):
             del self._heaps[request.replica]
 
     def first(self, pinned_to: int | None) -> Q | None:
-        """Return the first request that is bound to a replica, or with None to none."""
+        """Return the first request that is bound to a replica; with None, the first unbound request."""
         heap = self._heaps.get(pinned_to)
         return heap[0][1] if heap else None
 
@@ -325,7 +325,7 @@ class RequestQueue(Generic[Q]):
 
 
 class SessionPlace(msgspec.Struct):
-    """Replica of a session, None before its first request, and how often it had to go to another one."""
+    """Replica of a session, None before its first request, and the number of its moves to another one."""
 
     replica: int | None = None
     moves: int = 0
@@ -368,8 +368,7 @@ class Sessions:
 class Dispatcher(Generic[Q]):
     """Assigns requests to replicas.
 
-    Every request that `submit` has taken ends by exactly one `end`, or one `withdraw` while it waits, or is in
-    `unrouted` once.
+    Every request passed to `submit` ends by exactly one `end`, by one `withdraw` while it waits, or in `unrouted`.
 
     Attributes:
         replicas: All replicas, with those that are down or drained.
@@ -405,7 +404,7 @@ class Dispatcher(Generic[Q]):
         self._given = 0
         self._rule = rule
         self.measures = rule is not None
-        self._serving: Sequence[Replica] | None = None  # until one comes or goes
+        self._serving: Sequence[Replica] | None = None  # cached until a replica comes or goes
 
     @property
     def running(self) -> int:
@@ -530,7 +529,7 @@ class Dispatcher(Generic[Q]):
         return min(found, key=lambda one: one.order, default=None)
 
     def _pin(self, request: Q, serving: Sequence[Replica]) -> bool:
-        """Bind a request to its session's replica, which may be new; return whether there is one that serves."""
+        """Bind a request to its session's replica if that serves; return whether it does."""
         if request.session is None:
             return False
         place = self.sessions.find(request.session)

@@ -39,32 +39,32 @@ GroupBackend = Literal["gloo"] | None
 def open_groups(
     procs: ProcMesh, *, least: int = 1, backend: GroupBackend = "gloo"
 ) -> AbstractAsyncContextManager[ElasticGroups]:
-    """Let the actors of an elastic mesh meet in process groups, one after the other.
+    """Form process groups of the actors of an elastic mesh, one after the other.
 
-    There is one group at a time, of all members of the newest view (`ProcMesh.membership`). When a member is lost, or
-    `resize` and restarts change who they are, it ends: those that wait in a collective of it get `GroupEnded`, which
-    names its epoch, and they form the next one.
+    There is one group at a time, of all members of the newest view (`ProcMesh.membership`). A group ends when a member
+    is lost, or `resize` or a restart changes the members: those that wait in one of its collectives get `GroupEnded`,
+    which names its epoch, and the members form the next group.
 
     Args:
-        procs: Processes of one host, which this process owns.
-        least: Members that a group has at least; fewer wait for others.
-        backend: "gloo" (members need torch), for `torch.distributed` on tensors of the host; or None: then a group says
-            who is in it and when it has ended (`ElasticGroup.on_end`), to groups that you make yourself.
+        procs: Processes of one host, owned by this process.
+        least: Least number of members of a group; fewer wait for others.
+        backend: "gloo" (members need torch), for `torch.distributed` on host tensors; or None for groups that you make
+            yourself: an `ElasticGroup` then only names its members and reports its end (`ElasticGroup.on_end`).
 
     Raises:
         TypeError: `procs` is no mesh of processes.
         ValueError: A number is out of its bounds, or there is no such backend.
-        RuntimeError: This process does not own them.
+        RuntimeError: This process does not own `procs`.
     """
     if not isinstance(procs, ProcMesh):
-        raise TypeError(f"open_groups takes a mesh of processes, as spawn_procs gives it, got {procs!r:.100}")
+        raise TypeError(f"open_groups takes a mesh of processes, as spawn_procs returns it, got {procs!r:.100}")
     least = plain_whole(least)
     if least < 1:
-        raise ValueError(f"a group has at least one member, got least={least}")
+        raise ValueError(f"least must be at least 1, got {least}")
     if backend is not None and backend not in get_args(get_args(GroupBackend)[0]):
         raise ValueError(
-            'backend is "gloo", or None for groups of your own, as of NCCL on devices, which on_end ends by an abort; '
-            f"got {backend!r}"
+            'backend must be "gloo", or None for groups that you make yourself, such as NCCL, and abort by on_end, got '
+            f"{backend!r}"
         )
     return in_trio_block(_open(procs, least, backend))
 
@@ -92,13 +92,13 @@ class ElasticGroups:
 
         Entering waits until each member of the newest view has joined. When the view changes (a member is lost, joins
         or leaves), or a member leaves the block by an error, the group has *ended*: running and new operations in it
-        raise `GroupEnded`, and the members join again. A body that ends well waits for the bodies of the others, or
-        for the end of the group.
+        raise `GroupEnded`, and the members join again. A body that ends well waits until all other bodies have ended
+        well, or the group has ended.
 
         Raises:
             RuntimeError: The caller is not an actor.
             ValueError: This process is in a group already.
-            GroupEnded: The group has ended while it was being made; join again.
+            GroupEnded: The group ended while it was being made; join again.
             MeshStopped: The block of the groups is being left.
 
         Blocking: entering and leaving wait, cancellable.
@@ -140,17 +140,17 @@ async def _watch(replies: Any, group: ElasticGroup) -> None:
         async for _, (_, _, why) in replies:
             group.end(why)
     except MeshError as error:
-        group.end(f"its owner says no more: {error}")
+        group.end(f"its owner no longer reports: {error}")
 
 
 class ElasticGroup:
     """Process group of the members of one epoch. Valid inside its block.
 
     Attributes:
-        epoch: Number of the view that it was made of.
+        epoch: Epoch of the view whose members it has.
         number: Number of the group, increasing: the same members may have several, one after the other.
-        places: The coordinates of its members, in the order of their ranks.
-        rank: Of this member in the group, without holes.
+        places: Coordinates of its members, in the order of their ranks.
+        rank: Rank of this member in the group, from 0 to `size - 1`.
         size: Number of members.
     """
 
@@ -173,7 +173,7 @@ class ElasticGroup:
         """The `torch.distributed` group; also the default group of this process, unless there is another one.
 
         Raises:
-            RuntimeError: `open_groups` was told to make none (`backend=None`).
+            RuntimeError: `open_groups` has `backend=None`.
         """
         return self._made().whole
 
@@ -181,8 +181,8 @@ class ElasticGroup:
         """Return a device mesh over the members; all of them call it, each in a thread (`run`).
 
         Args:
-            label: Name of its only dimension; without it those of the mesh of processes, all of whose places must be
-                there.
+            label: Name of its only dimension; None takes the dimensions of the mesh of processes, which must then have
+                all its members.
 
         Raises:
             ShapeError: Members are missing.
@@ -194,18 +194,18 @@ class ElasticGroup:
     def _made(self) -> MemberGroups:
         if self._groups is None:
             raise RuntimeError(
-                "open_groups(procs, backend=None) makes no process groups: make your own, and end them by on_end"
+                "open_groups(procs, backend=None) makes no process groups: make your own, and abort them by on_end"
             )
         return self._groups
 
     async def run(self, function: Callable[..., R], *args: Any) -> R:
-        """Run a function that does collectives, or waits for other members in another way, in a thread.
+        """Run a function in a thread that does collectives, or waits for other members in another way.
 
         Raises:
-            GroupEnded: The group has ended, and the function failed because of that.
+            GroupEnded: The group has ended before, or its end made the function fail.
             BaseException: Raised by the function.
 
-        Blocking: a checkpoint. A cancel waits until the function has ended: by the end of the group at the latest.
+        Blocking: a checkpoint. A cancel waits until the function returns, at the latest when the group ends.
         """
         self.check()
         return await in_trio(trio.to_thread.run_sync)(function, *args)
@@ -223,7 +223,10 @@ class ElasticGroup:
         await in_trio(self._over.wait)()
 
     def on_end(self, call: Callable[[], object]) -> None:
-        """Register a function without arguments (`pg.abort`), called in Trio when the group ends before its block."""
+        """Register a function (`pg.abort`) to call in Trio, without arguments, when the group ends before its block.
+
+        If the group has ended, this calls the function at once.
+        """
         if self._ended is None:
             self._calls.append(call)
         else:
@@ -242,7 +245,7 @@ class ElasticGroup:
         await trio.to_thread.run_sync(groups.make, abandon_on_cancel=True)
 
     def end(self, why: str) -> None:
-        """Mark the group as ended, and release operations that wait in it."""
+        """Mark the group as ended, and call the functions of `on_end`, which release waiting operations."""
         if self._ended is None:
             text = f"the process group of epoch {self.epoch} of {self._name} has ended: {why or 'all have finished'}"
             self._ended = GroupEnded(text, epoch=self.epoch)
@@ -283,7 +286,7 @@ class ElasticGroup:
 
         found = trio.from_thread.run(ask, trio_token=token)
         if found is None:
-            trio.from_thread.run_sync(self.end, "a member has gone while it was being made", trio_token=token)
+            trio.from_thread.run_sync(self.end, "a member left while it was being made", trio_token=token)
             raise self._error()
         return found
 
@@ -313,7 +316,7 @@ class GroupsFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="joins")
     async def join(self, place: Place) -> AsyncGenerator[tuple[int, int, Any], None]:
-        """Yield a round's number, epoch and places; at its end number and epoch again, with the reason or ""."""
+        """Yield number, epoch and places of the next round; at its end number, epoch, and the reason or ""."""
         place = _place_of(place)
         member, changed = self.rounds.join(place)
         self.news[member] = trio.Event()
@@ -336,7 +339,7 @@ class GroupsFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="ends")
     async def finish(self, number: int, place: Place) -> None:
-        """Mark a member as finished; return when all of its round are, or the round has ended."""
+        """Mark a member as finished; return when the round is over."""
         member = self.joined.get((number, _place_of(place)))
         if member is not None:
             self._tell(self.rounds.finish(member))
@@ -346,7 +349,7 @@ class GroupsFront(Actor):
     async def ask(
         self, number: int, verb: str, keys: Sequence[str], values: Sequence[bytes], numbers: Sequence[int]
     ) -> Answer | None:
-        """Answer a request about the keys of a round; None if the round ends before there is an answer."""
+        """Answer a request to the keys of a round (see `RoundKeys`); None if the round ends first."""
         await trio.lowlevel.checkpoint()
         while (known := self.keys.get(number)) is not None:
             answer = known.ask(verb, keys, values, numbers)
@@ -385,11 +388,11 @@ class GroupsFront(Actor):
 
 
 def _place_of(point: Iterable[tuple[str, int]]) -> Place:
-    """Return coordinates in comparable form."""
+    """Return coordinates as a hashable value."""
     return tuple((str(label), int(index)) for label, index in point)
 
 
 def _what_changed(mesh: str, view: MembershipView) -> str:
     left = [f"{place_name(mesh, one.point)} has left ({type(one.reason).__name__})" for one in view.left]
     joined = [f"{place_name(mesh, point)} has joined" for point in view.joined]
-    return f"epoch {view.epoch}: {', '.join(left + joined) or 'other members'}"
+    return f"epoch {view.epoch}: {', '.join(left + joined) or 'the members have changed'}"

@@ -29,7 +29,7 @@ def _put_pool_together(
         chosen = CallOptions(*msgspec.convert(options, tuple[int, float, Any, WhenFull, str | None]))
         chosen.check()
     except (msgspec.ValidationError, TypeError, ValueError) as error:
-        raise ProtocolError(f"the options of a pool do not fit: {error}") from error
+        raise ProtocolError(f"a handle of a pool must have valid options: {error}") from error
     if not isinstance(name, str):
         raise ProtocolError(f"a pool must have a name, got {name!r:.100}")
     return (PoolSession if is_session else Pool)(_front_of(front, PoolFront), name, chosen)

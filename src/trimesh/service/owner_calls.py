@@ -1,6 +1,6 @@
 """Calls from the handles of a service to its owner, and transfer of the owner's state to the actor beside it.
 
-After a cancel the outcome of a call is known: it has happened, or it has not.
+After a cancel the caller knows the outcome of a call: it returns, or `Cancelled` means that nothing was changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _numbers = count()
 
 
 def hand_over(thing: Any) -> int:
-    """Register an object while it lives and return its number, to pass to an actor, whose arguments are copied."""
+    """Register an object while it lives, and return its number: an actor gets copies of objects, so pass the number."""
     number = next(_numbers)
     _things[number] = thing
     return number
@@ -49,7 +49,7 @@ async def change(own: Callable[[int], None] | None, front: Callable[[int], Await
 
 
 class StreamHolds(Generic[T]):
-    """Items that consumers in other processes hold until they confirm; each is sent by a stream of the actor."""
+    """Items that consumers in other processes hold until they confirm; a stream of the actor carries each."""
 
     def __init__(self, put_back: Callable[[T], object]) -> None:
         self._put_back = put_back
@@ -89,11 +89,11 @@ async def held(stream: Any, confirm: Callable[[int], Awaitable[Any]]) -> AsyncGe
 async def certainly(call: Callable[[], Awaitable[R]], withdraw: Callable[[], Awaitable[object]] | None = None) -> R:
     """Make a call; if the caller is cancelled meanwhile, still wait for its outcome and return it.
 
-    The next checkpoint of the caller raises `Cancelled` then. An owner that does not answer is awaited as long as the
-    acknowledgement of any cancel (`abandon_after`); then `Cancelled` is raised, and the outcome is unknown.
+    Then the caller's next checkpoint raises `Cancelled`. This waits for an owner that does not answer as long as for
+    the acknowledgement of any cancel (`abandon_after`); then it raises `Cancelled`, and the outcome is unknown.
 
     Args:
-        call: Runs shielded. Not started if the caller is cancelled already.
+        call: The call, run shielded. Not started if the caller is cancelled already.
         withdraw: Requests, after a cancel, that the owner end the call soon; not needed for a call that never waits.
     """
     await trio.lowlevel.checkpoint_if_cancelled()
@@ -130,4 +130,4 @@ async def certainly(call: Callable[[], Awaitable[R]], withdraw: Callable[[], Awa
         return results[0]
     finally:
         errors.clear()
-        del cut  # no cycle of an error, its traceback and this frame
+        del cut  # avoids a reference cycle of the error, its traceback and this frame

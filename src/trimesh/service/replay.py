@@ -32,7 +32,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Token = tuple[int, int]
-"""One `add` of another process: the process, and the place among those that it has made."""
+"""Id of one `add` from another process: the process, and a number that it counts up."""
 
 _tokens = count()
 
@@ -74,7 +74,7 @@ class ReplayFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="adds")
     async def add(self, token: Token, value: Any, version: int | None, group: Any, priority: float) -> bool:
-        """Store an item; return whether it was, and not withdrawn before."""
+        """Store an item; return False if it was withdrawn before."""
         if token in self.withdrawn:
             del self.withdrawn[token]
             return False
@@ -89,24 +89,24 @@ class ReplayFront(Actor):
 
     @endpoint(group="control")
     def withdraw(self, token: Token) -> None:
-        """End an `add` that waits, here or in the mailbox; one that has ended reports that itself."""
+        """End an `add` that waits, here or in the mailbox; one that has ended replies itself."""
         if token in self.adding:
             self.adding[token].cancel(reason="its caller was cancelled")
             return
         self.withdrawn[token] = None
         if len(self.withdrawn) > limits.SERVICE_REMOTE_CALLS:
-            del self.withdrawn[next(iter(self.withdrawn))]  # it has most likely ended; if not, it waits for room
+            del self.withdrawn[next(iter(self.withdrawn))]  # most likely it has ended; otherwise it may still store
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="takes")
     async def hold(self, count: int, max_age: int | None) -> AsyncGenerator[tuple[int, list[Any]], None]:
-        """Give items until `confirm`; they are put back if the consumer leaves before, or dies."""
+        """Send items that the consumer holds until `confirm`; put them back if it leaves before, or dies."""
         hold = await self.buffer._hold(count, max_age)
         async with self.holds.hold(hold) as number:
             yield number, await self.buffer._values_of(hold)
 
     @endpoint(group="control")
     def confirm(self, number: int) -> None:
-        """Count the items of a hold as trained."""
+        """Count the items of a hold as consumed."""
         self.buffer._confirm(self.holds.confirm(number))
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="samples")
@@ -121,7 +121,7 @@ class ReplayFront(Actor):
 class ReplayBuffer(Generic[T]):
     """Stored work, each item accounted for once; a handle that any actor may hold.
 
-    In other processes than that of its owner it has `add`, `take`, `taking`, `sample` and `advance`.
+    Outside the process that opened it, it has only `add`, `take`, `taking`, `sample` and `advance`.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class ReplayBuffer(Generic[T]):
         """Store an item; wait while the buffer is full, unless it evicts.
 
         Args:
-            value: Anything; in the process of the owner it is kept as it is.
-            version: What it was made with; `open_replay(key=)` finds it otherwise.
+            value: Any value; in the process that opened the buffer it is stored without a copy.
+            version: Version that it was made with; without it, `open_replay(key=)` returns it.
             group: Name of the items that `sample(by="group")` draws together.
             priority: Weight in `sample(by="priority")`, above 0.
 
@@ -162,8 +162,8 @@ class ReplayBuffer(Generic[T]):
             ValueError: It has no version, is larger than the buffer, or `priority` is not above 0.
             MeshStopped: The block of the buffer is being left.
 
-        Blocking: a checkpoint, cancellable: an `add` that raises `Cancelled` has stored nothing, in other processes
-        unless the owner did not answer in time (`abandon_after`). One that has stored its item when the cancel comes
+        Blocking: a checkpoint, cancellable. An `add` that raises `Cancelled` has stored nothing, except from another
+        process if the owner did not answer in time (`abandon_after`). One that has stored its item before the cancel
         returns.
         """
         if self._own is None:
@@ -175,22 +175,22 @@ class ReplayBuffer(Generic[T]):
         """Wait for `count` items and consume them, the oldest first.
 
         Args:
-            count: Of items.
-            max_age: Versions; older items are passed over.
+            count: Number of items.
+            max_age: Greatest age in versions; older items are skipped.
 
         Raises:
             ValueError: `count` is below 1 or above the capacity.
             MeshStopped: The block of the buffer is being left.
 
-        Blocking: a checkpoint, cancellable; a `take` that raises `Cancelled` has consumed nothing, as `add`.
+        Blocking: a checkpoint, cancellable; a `take` that raises `Cancelled` consumed nothing (exception: see `add`).
         """
         async with self.taking(count, max_age=max_age) as values:
             return values
 
     def taking(self, count: int, *, max_age: int | None = None) -> AbstractAsyncContextManager[list[T]]:
-        """Like `take`, but consumed when the body ends well: `async with buffer.taking(64) as batch:`.
+        """Hold items as `take`, and consume them when the body ends well: `async with buffer.taking(64) as batch:`.
 
-        A body that raises, or is cancelled, puts the items back at their places, as does a consumer that dies.
+        If the body raises or is cancelled, or its process dies, the items return to their old places.
         """
         return in_trio_block(self._taking(count, max_age))
 
@@ -198,9 +198,9 @@ class ReplayBuffer(Generic[T]):
         """Wait for `count` items and draw them without removing them.
 
         Args:
-            count: Of items, or of groups.
-            max_age: Versions; older items are passed over.
-            by: "uniform"; "priority": by weight; "group": all items of `count` groups. No item twice in one draw.
+            count: Number of items, or of groups.
+            max_age: Greatest age in versions; older items are skipped.
+            by: "uniform"; "priority": by weight; "group": all items of `count` groups. No item occurs twice in a draw.
 
         Raises:
             ValueError: `by` is none of these, or `count` is below 1 or above the capacity.
@@ -209,7 +209,7 @@ class ReplayBuffer(Generic[T]):
         Blocking: a checkpoint, cancellable. O(n log n) of the stored items: 10,000 take some milliseconds.
         """
         if by not in ("uniform", "priority", "group"):
-            raise ValueError(f'by is "uniform", "priority" or "group", got {by!r}')
+            raise ValueError(f'by must be "uniform", "priority" or "group", got {by!r}')
         sample = self._front.sample.call_one if self._own is None else self._sample
         found: list[T] = await in_trio(sample)(count, max_age, by)
         return found
@@ -291,8 +291,8 @@ class ReplayBuffer(Generic[T]):
     def _account(self) -> ReplayAccount:
         if self._own is None:
             raise RuntimeError(
-                "this replay buffer is a handle in another process than its owner's: there it has add, take, taking, "
-                "sample and advance; clear, statistics, state_dict and load_state_dict are for the owner"
+                "clear, statistics, state_dict and load_state_dict can only be called in the process that opened the "
+                "replay buffer; in this process the handle has add, take, taking, sample and advance"
             )
         return self._own
 
@@ -304,14 +304,16 @@ class ReplayBuffer(Generic[T]):
                 )
             version = self._key(value)
         if not priority > 0:
-            raise ValueError(f"priority is a weight above 0, got {priority!r}")
+            raise ValueError(f"priority must be a weight above 0, got {priority!r}")
         return ReplayItem(value, version=version, group=group, priority=priority, size=estimate_bytes(value))
 
     async def _add(self, item: ReplayItem) -> None:
         """Store an item, once there is room; first come, first served."""
         most = self._memory_max if self._spill is None else max(self._memory_max, self._spill.room.bytes_max)
         if item.size > most:
-            raise ValueError(f"an item of {item.size} bytes does not fit into a buffer of {most} bytes")
+            raise ValueError(
+                f"an item of {item.size} bytes does not fit into a buffer of {most} bytes: raise capacity_bytes="
+            )
         async with self._add_lock:
             if self._spill is None:
                 await self._soon(partial(self._make_room, item.size))
@@ -333,15 +335,15 @@ class ReplayBuffer(Generic[T]):
             return
         if self._slots is not None:
             raise ValueError(
-                f"an item has the version of its lease, at most that of the slots: {self._account.version}, "
-                f"got {item.version}"
+                f"the version of an item must be that of its lease, at most that of the slots, "
+                f"{self._account.version}, got {item.version}"
             )
         self._account.advance(item.version)
 
     async def _place(self, spill: SpillFile, item: ReplayItem) -> None:
         """Wait for room in memory, or else in the file, and put the value there.
 
-        The newest values go to the file: those that `take` gives next stay in memory.
+        The newest values go to the file, so those that `take` returns next stay in memory.
         """
         await trio.lowlevel.checkpoint()
         await self._soon(partial(self._has_place, spill, item.size, None))
@@ -349,14 +351,17 @@ class ReplayBuffer(Generic[T]):
             return
         data = spill.encoded(item.value)
         if len(data) > spill.room.bytes_max:
-            raise ValueError(f"an item of {len(data)} bytes does not fit into a file of {spill.room.bytes_max} bytes")
+            raise ValueError(
+                f"an item of {len(data)} bytes does not fit into a file of {spill.room.bytes_max} bytes: raise "
+                "spill_bytes="
+            )
         await trio.lowlevel.checkpoint()
         await self._soon(partial(self._has_place, spill, item.size, len(data)))
         if not self._fits_memory(item.size):
             item.value, item.size = await spill.write(data), len(data)
 
     def _has_place(self, spill: SpillFile, size: int, encoded: int | None) -> bool:
-        """Return whether an item has room; `encoded`: its bytes in the file, where they are known."""
+        """Return whether there is room for an item, evicting if allowed; `encoded`: its bytes in the file, if known."""
         while True:
             if len(self._account.items) + self._account.held < self._account.capacity and (
                 self._fits_memory(size) or encoded is None or spill.room.fits(encoded)
@@ -369,7 +374,7 @@ class ReplayBuffer(Generic[T]):
         return self._account.bytes - (self._spill.room.used if self._spill else 0) + size <= self._memory_max
 
     async def _hold(self, count: int, max_age: int | None) -> int:
-        """Wait for so many items and give them to a consumer, first come, first served."""
+        """Wait for `count` items and hold them for a consumer, first come, first served."""
         self._check(count)
         async with self._take_lock:
             hold = await self._soon(partial(self._account.hold, count, max_age))
@@ -403,14 +408,14 @@ class ReplayBuffer(Generic[T]):
 
     def _check(self, count: int) -> None:
         if not 1 <= count <= self._account.capacity:
-            raise ValueError(f"a batch is of 1 to {self._account.capacity} items, got {count}")
+            raise ValueError(f"count must be 1 to {self._account.capacity}, the capacity of the buffer, got {count}")
 
     def _advance(self, version: int) -> None:
         self._account.advance(version)
         self._wake()
 
     def _load(self, state: dict[str, Any]) -> None:
-        """Load a state: values for which memory has no room go to the file, the newest first."""
+        """Load a state; move values to the file, the newest first, until the rest fits into memory."""
         account, spill = self._account, self._spill
         account.load(state)
         for item in reversed(list(account.items.values()) if spill else ()):
@@ -425,10 +430,13 @@ class ReplayBuffer(Generic[T]):
         self._wake()
 
     async def _soon(self, attempt: Callable[[], R | None]) -> R:
-        """Retry an attempt until it succeeds; no checkpoint if that is at once: the lock before it was one."""
+        """Retry an attempt at each change until it succeeds; no checkpoint if it succeeds at once."""
         while True:
             if self._is_closed:
-                raise MeshStopped("the block of this replay buffer is being left, or was")
+                raise MeshStopped(
+                    "the block of this replay buffer is being left or has ended: use it only inside `async with "
+                    "open_replay(...)`"
+                )
             if found := attempt():
                 return found
             await self._changed.wait()
@@ -463,20 +471,22 @@ def open_replay(
     """Open a buffer of work between generators and trainers: `async with service.open_replay(capacity=10_000)`.
 
     Args:
-        capacity: Items.
-        capacity_bytes: Bytes of the items, as estimated.
-        key: Gives the version of an item that is added without one.
+        capacity: Greatest number of items.
+        capacity_bytes: Greatest estimated bytes of the items in memory.
+        key: Returns the version of an item that is added without one.
         seed: Seed of `sample`, whose draws depend on it and on the order of added items.
-        max_age: Versions; older items are evicted when the version advances. With `slots`, their staleness.
-        when_full: "wait": `add` waits for room; "evict": the oldest item goes, and is counted.
-        slots: Slots of the same process that the items use: freed as they are taken or evicted, without `release`.
+        max_age: Greatest age in versions; older items are evicted when the version advances. By default the staleness
+            of `slots`, or none.
+        when_full: "wait": `add` waits for room; "evict": the oldest item is evicted, and counted.
+        slots: Slots of the same process that the items use. Taking or evicting an item frees its slots, without
+            `release`.
         spill: A folder: items beyond `capacity_bytes` are kept in a file there, and read when they are taken or drawn.
             The file has no name, so it disappears with this process, however that ends.
-        spill_bytes: Bytes of the file, at most.
+        spill_bytes: Greatest size of the file.
 
     Raises:
         ValueError: A number is out of its bounds, or the slots have a buffer.
-        OSError: There can be no file in `spill`.
+        OSError: No file can be made in `spill`.
     """
     capacity, capacity_bytes, spill_bytes = map(plain_whole, (capacity, capacity_bytes, spill_bytes))
     seed, max_age = plain_whole(seed), plain_whole(max_age)
@@ -484,11 +494,11 @@ def open_replay(
         if number < 1:
             raise ValueError(f"{name} must be at least 1, got {number!r}")
     if when_full not in ("wait", "evict"):
-        raise ValueError(f'when_full is "wait" or "evict", got {when_full!r}')
+        raise ValueError(f'when_full must be "wait" or "evict", got {when_full!r}')
     if slots is not None:
         staleness = slots._account.staleness  # raises `RuntimeError` for a handle of another process
         if slots._count_stored is not None:
-            raise ValueError("these slots are linked to a replay buffer already: open others for this one")
+            raise ValueError("slots can be linked to one replay buffer, and these are linked: open others for this one")
         max_age = staleness if max_age is None else max_age
     account = ReplayAccount(capacity, capacity_bytes, seed, max_age)
     file = None if spill is None else SpillFile(spill, spill_bytes)
@@ -512,11 +522,11 @@ async def _open(buffer: ReplayBuffer[Any], slots: Slots | None) -> AsyncGenerato
                 slots._on_version = None
 
 
-# ---- the file --------------------------------------------------------------------------------------------------------
+# ---- the spill file --------------------------------------------------------------------------------------------------
 
 
 class SpilledValue:
-    """Place of a value that is in the file."""
+    """Pieces of the file that hold a value."""
 
     __slots__ = ("pieces", "size")
 
@@ -526,7 +536,7 @@ class SpilledValue:
 
 
 class SpillFile:
-    """A file without a name in a folder, of at most `bytes_max`: it goes with its process, however that ends."""
+    """A file without a name in a folder, of at most `bytes_max`: it disappears with its process, however that ends."""
 
     def __init__(self, folder: str | os.PathLike[str], bytes_max: int) -> None:
         self.room = FileExtents(bytes_max)
@@ -540,7 +550,7 @@ class SpillFile:
         return pickle.dumps(value, protocol=5)
 
     async def write(self, data: bytes) -> SpilledValue:
-        """Write bytes for which there is room, many of them in a thread; after an error the room is free again."""
+        """Write bytes for which there is room, in a thread if they are many; after an error the room is free again."""
         await trio.lowlevel.checkpoint()
         pieces = self.room.take(len(data))
         try:
@@ -580,11 +590,11 @@ class SpillFile:
         return pickle.loads(data)
 
     def loaded(self, values: Sequence[Any]) -> list[Any]:
-        """Return values; read those that are in the file."""
+        """Return the values; read those that are in the file."""
         return [self.read(one) if isinstance(one, SpilledValue) else one for one in values]
 
     async def read_all(self, values: Sequence[Any]) -> list[Any]:
-        """Return values; read many bytes in a thread. Values that are dropped meanwhile are not overwritten."""
+        """Return the values; read many bytes in a thread. Values dropped meanwhile are not overwritten."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if sum(one.size for one in values if isinstance(one, SpilledValue)) < limits.REPLAY_THREAD_BYTES:
             return self.loaded(values)

@@ -26,8 +26,8 @@ class Lease(msgspec.Struct, frozen=True):
     """Permission to begin some work, while its block runs.
 
     Attributes:
-        version: The newest version when it was granted: what the work begins with.
-        group: Slots that it holds.
+        version: The newest version when it was granted, with which the work begins.
+        group: Number of slots that it holds.
     """
 
     version: int
@@ -38,15 +38,15 @@ class SlotStatistics(msgspec.Struct, frozen=True):
     """Statistics of slots: `begun == running + returned + handed_on + lost`.
 
     Attributes:
-        version: The current one.
-        capacity: Slots in all.
-        in_use: Slots that no new lease can have.
-        waiting: Leases that wait.
+        version: The current version.
+        capacity: Number of all slots.
+        in_use: Slots that are not free.
+        waiting: Number of leases that wait.
         begun: Slots that were ever granted.
-        running: Of those, held by leases now.
-        returned: Of those, given back by an error or a cancel.
-        handed_on: Of those, whose lease ended well.
-        lost: Of those, held when the loaded state was saved.
+        running: Of those, slots of leases that are held.
+        returned: Of those, slots whose lease ended by an error or a cancel.
+        handed_on: Of those, slots whose lease ended well.
+        lost: Of those, slots that were held when the loaded state was saved.
     """
 
     version: int
@@ -69,7 +69,7 @@ class SlotsFront(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="leases")
     async def hold(self, group: int) -> AsyncGenerator[tuple[int, int], None]:
-        """Hold slots until `finish`; they are given back if the consumer leaves before, or dies."""
+        """Hold slots until `finish`; free them if the consumer leaves before, or dies."""
         lease = await self.slots._acquire(group)
         assert lease.version is not None
         async with self.leases.hold(lease) as number:
@@ -91,9 +91,9 @@ class SlotsFront(Actor):
 
 
 class Slots:
-    """Permission to begin work that will not be too stale when it is ready; a handle that any actor may hold.
+    """Grants permission to begin work that will not be too stale when it is trained; a handle that any actor may hold.
 
-    In other processes than that of its owner it has `lease`, `advance` and `release`.
+    Outside the process that opened it, it has only `lease`, `advance` and `release`.
     """
 
     def __init__(self, front: Any, own: SlotAccount | None = None) -> None:
@@ -107,12 +107,12 @@ class Slots:
     def lease(self, group: int = 1) -> AbstractAsyncContextManager[Lease]:
         """Wait until work that begins now can still be used, and hold its slots: `async with slots.lease() as lease:`.
 
-        Leases are granted first come, first served, each when all its slots are free. A body that ends well has handed
-        its work on: the slots stay in use until the work is trained. A body that raises, or is cancelled, gives them
-        back, as does a holder that dies.
+        Leases are granted first come, first served, each when all its slots are free. If the body ends well, its work
+        is handed on, and the slots stay in use until the work is trained. If the body raises or is cancelled, or its
+        process dies, the slots are free again.
 
         Args:
-            group: Slots, for work that begins and ends as one: the answers to one prompt (GRPO).
+            group: Number of slots, for work that begins and ends as one: the answers to one prompt (GRPO).
 
         Raises:
             ValueError: `group` is below 1, or more than there are slots.
@@ -123,7 +123,7 @@ class Slots:
         return in_trio_block(self._lease(group))
 
     async def advance(self, *, version: int) -> None:
-        """Advance to a version, once the generators have it: frees the slots of trained work.
+        """Advance to a version, once the generators have it; this frees the slots of trained work.
 
         Without a linked buffer each new version frees the slots of one batch; with one, the slots of items taken from
         it. The same version again changes nothing.
@@ -139,7 +139,7 @@ class Slots:
         """Free slots of work that was handed on and will not be trained; a linked buffer does so by itself.
 
         Raises:
-            ValueError: Less work is over than that.
+            ValueError: `count` is more than the slots of finished work.
 
         Blocking: a checkpoint.
         """
@@ -158,11 +158,11 @@ class Slots:
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state (numbers), for `load_state_dict`. Save it together with the buffer that holds the work."""
+        """Return the state, numbers only, for `load_state_dict`. Save it together with the buffer of the work."""
         return self._account.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state, before the first lease: work that was done counts as before, and nothing bursts.
+        """Resume from a state, before the first lease: finished work counts as before, leases held then are `lost`.
 
         Raises:
             ValueError: Leases were granted already, or wait.
@@ -196,16 +196,16 @@ class Slots:
     def _account(self) -> SlotAccount:
         if self._own is None:
             raise RuntimeError(
-                "these slots are a handle in another process than their owner's: there they have lease, advance and "
-                "release; statistics, state_dict and load_state_dict are for the owner"
+                "statistics, state_dict and load_state_dict can only be called in the process that opened the slots; "
+                "in this process the handle has lease, advance and release"
             )
         return self._own
 
     async def _acquire(self, group: int) -> SlotLease:
-        """Wait for slots; `_end` gives them back."""
+        """Wait for slots, and hold them until `_end`."""
         account = self._account
         if not 1 <= group <= account.capacity:
-            raise ValueError(f"a lease is of 1 to {account.capacity} slots (batch * (staleness + 1)), got {group}")
+            raise ValueError(f"a lease must be of 1 to {account.capacity} slots (batch * (staleness + 1)), got {group}")
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_closed:
             raise MeshStopped(_CLOSED)
@@ -247,21 +247,21 @@ class Slots:
             self._granted.pop(lease).set()
 
     def _close(self) -> None:
-        """Refuse leases, also those that wait."""
+        """Refuse new and waiting leases."""
         self._is_closed = True
         for event in self._granted.values():
             event.set()
 
 
 def open_slots(*, batch: int, staleness: int, version: int = 0) -> AbstractAsyncContextManager[Slots]:
-    """Bound how stale work can be when it is used: `async with service.open_slots(batch=64, staleness=2) as slots:`.
+    """Bound the staleness of work when it is trained: `async with service.open_slots(batch=64, staleness=2) as slots:`.
 
-    At most `batch * (staleness + 1)` slots are in use: by work that runs, and by work that is done and not trained.
+    At most `batch * (staleness + 1)` slots are in use: by running work, and by finished work that is not trained yet.
 
     Args:
-        batch: Slots that one version trains.
-        staleness: Versions between the begin of work and its training, at most.
-        version: The first one.
+        batch: Number of slots whose work one version trains.
+        staleness: Greatest number of versions between the begin of work and its training.
+        version: The first version.
 
     Raises:
         ValueError: A number is out of its bounds.
@@ -283,4 +283,4 @@ async def _open(account: SlotAccount) -> AsyncGenerator[Slots, None]:
             slots._close()
 
 
-_CLOSED = "the block of these slots is being left, or was: open_slots gives slots for its block only"
+_CLOSED = "the block of these slots is being left or has ended: lease slots only inside `async with open_slots(...)`"

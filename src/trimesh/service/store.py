@@ -62,61 +62,62 @@ class Store:
     """Values by key, each on one shard; a handle that any actor may hold.
 
     Tensors, arrays and bytes of `limits.STORE_INLINE_BYTES` and more, alone or in a mapping by name (a state dict), are
-    copied straight into memory of the shard and out of it. Everything else travels as arguments of endpoints do.
+    copied straight into memory of the shard and out of it. Other values are sent as arguments of endpoints are.
     """
 
     def __init__(self, shards: Any) -> None:
         self._shards = shards
 
     async def put(self, key: str, value: Any, *, ttl: float | None = None) -> int:
-        """Store a value as the newest version of a key, and return that: readers see all of it, or the one before.
+        """Store a value as the newest version of a key, and return the version. Readers see all of it or none.
 
         Args:
-            key: Any text.
+            key: Any string.
             value: A value that endpoints take. Large parts must be contiguous, in host memory, and must not change
                 meanwhile.
-            ttl: Seconds until the version ends; None: never.
+            ttl: Seconds until the version expires; None: never.
 
         Raises:
-            TypeError, ValueError: The key is no text, `ttl` is not above 0, or a large part lies with gaps.
+            TypeError, ValueError: The key is no string, `ttl` is not above 0, or a large part is not contiguous or not
+                in host memory.
             LimitExceeded: The shard has no room for it.
             ProcDied, MeshStopped: The shard has ended, or the store is closed.
 
         Blocking: a checkpoint, cancellable; a `put` that raises `Cancelled` has stored nothing, unless the shard did
-        not answer in time (`abandon_after`). The versions of one key grow with each put; they may leave numbers out.
+        not answer in time (`abandon_after`). The versions of one key grow with each put; numbers may be skipped.
         """
         ttl = plain_real(ttl)
         if ttl is not None and not ttl > 0:
-            raise ValueError(f"ttl is a number of seconds above 0, or None, got {ttl!r}")
+            raise ValueError(f"ttl must be a number of seconds above 0, or None, got {ttl!r}")
         return await in_trio(self._put)(key, value, ttl)
 
     async def get(self, key: str, *, version: int | None = None) -> Any:
-        """Return the newest version of a value, or the version of a number that still exists.
+        """Return the value of a key: its newest version, or `version` if that still exists.
 
-        Large tensors and arrays come in memory of their own; bytes-like values come as bytes.
+        Large tensors and arrays are returned in new memory, large bytes-like values as bytes.
 
         Raises:
-            KeyError: There is none.
+            KeyError: There is no such key or version.
             ProcDied, MeshStopped: The shard has ended, or the store is closed.
 
-        Blocking: a checkpoint, cancellable. Cost: a call; a large value a stream more, and one copy.
+        Blocking: a checkpoint, cancellable. Cost: a call; for a large value also a stream and one copy.
         """
         return (await in_trio(self._get)(key, version, None))[1]
 
     async def get_into(self, key: str, destination: Any, *, version: int | None = None) -> int:
-        """Copy a large value into memory that is there already; return the version.
+        """Copy a large value into existing memory; return the version.
 
         Args:
-            key: Of a tensor, an array, or a mapping of these that was large when it was put.
-            destination: Memory of the dtype and shape that was put; for a mapping, some or all names.
-            version: As `get`.
+            key: Key of a tensor, an array, bytes, or a mapping of these that was large when it was put.
+            destination: Memory of the same dtype and shape; for a mapping, a mapping of some or all names to memory.
+            version: Number of a version; None takes the newest.
 
         Raises:
-            KeyError: There is none, or it has no part of a name.
+            KeyError: There is no such key or version, or the value has no part of that name.
             TypeError, ValueError: The destination does not fit, or the value was not large; nothing was copied.
-            ProcDied, MeshStopped: As `get`; what `destination` holds is undefined then.
+            ProcDied, MeshStopped: As `get`; the contents of `destination` are undefined.
 
-        Blocking: a checkpoint, cancellable; cancelled, `destination` is undefined.
+        Blocking: a checkpoint, cancellable; after a cancel the contents of `destination` are undefined.
         """
         return (await in_trio(self._get)(key, version, destination))[0]
 
@@ -132,7 +133,7 @@ class Store:
         return found
 
     async def version(self, key: str) -> int:
-        """Return the newest version of a key, 0 if it is not there. Blocking: a call, cancellable."""
+        """Return the newest version of a key, 0 if there is none. Blocking: a call, cancellable."""
         found: int = await in_trio(self._shard(key).version.call_one)(key)
         return found
 
@@ -142,15 +143,15 @@ class Store:
         return sorted(key for keys in found.values() for key in keys)
 
     async def delete(self, key: str) -> bool:
-        """Remove all versions of a key; return whether there were any. Who reads one reads it to its end.
+        """Remove all versions of a key; return whether there were any. Readers that hold one finish reading it.
 
-        Blocking: a call; a `delete` that raises `Cancelled` has removed nothing, as `put`.
+        Blocking: a call; a `delete` that raises `Cancelled` has removed nothing (exception: see `put`).
         """
         shard = self._shard(key)
         return await in_trio(certainly)(partial(shard.delete.call_one, key))
 
     async def statistics(self) -> StoreStatistics:
-        """Return the state in numbers. Blocking: a call over all shards, cancellable."""
+        """Return statistics over all shards. Blocking: a call over all shards, cancellable."""
         found = (await in_trio(self._shards.numbers.call)()).values()
         return StoreStatistics(len(found), *map(sum, zip(*found, strict=True)))
 
@@ -164,7 +165,7 @@ class Store:
 
     def _shard(self, key: object) -> Any:
         if not isinstance(key, str):
-            raise TypeError(f"the key of a store is a text, got {key!r:.100}")
+            raise TypeError(f"a key of a store must be a string, got {key!r:.100}")
         digest = blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest()
         return self._shards.slice(shard=int.from_bytes(digest) % self._shards.size())
 
@@ -196,7 +197,7 @@ class Store:
                 if destination is not None:
                     raise ValueError(
                         f"get_into copies tensors, arrays and bytes of {limits.STORE_INLINE_BYTES} bytes and more, "
-                        f"got {key!r}, which is a smaller value, or another one: write `await store.get({key!r})`"
+                        f"got {key!r}, whose value is smaller or of another type: write `await store.get({key!r})`"
                     )
                 return number, value
             async with _one_error(), shard.hold.stream(key, number) as replies:
@@ -206,7 +207,7 @@ class Store:
                     entries = read_layout(head, buffer.nbytes)
                     snapshot = Snapshot(number, entries, buffer.handle, trio.lowlevel.checkpoint)
                     return number, await _read(snapshot, destination, is_mapping=is_mapping)
-            # It was replaced between the two calls; with a version that was asked for, the next `get` says so.
+            # It was removed between the two calls: try again; for a requested version the next `get` raises.
 
 
 def open_store(
@@ -215,10 +216,10 @@ def open_store(
     """Open a store of values by key: `async with service.open_store(procs) as store:`.
 
     Args:
-        procs: Processes that hold the values, each one shard of the keys; None: this one. What a process held is lost
-            when it dies: nothing is kept twice.
-        capacity_bytes: Of each shard.
-        retain: Versions of a key that can be read, the newest with them.
+        procs: Processes that hold the values, each one shard of the keys; None: this one. Values are not replicated:
+            those of a process that dies are lost.
+        capacity_bytes: Greatest size of each shard.
+        retain: Number of the newest versions of a key that can be read.
 
     Raises:
         ValueError: A number is out of its bounds.
@@ -239,7 +240,7 @@ async def _open(procs: ProcMesh | None, capacity_bytes: int, retain: int) -> Asy
 
 @asynccontextmanager
 async def _one_error() -> AsyncGenerator[None, None]:
-    """Raise the error of a stream of one shard as a call of it would: without the group."""
+    """Unwrap the error of a stream of one shard from its group, as calls do."""
     try:
         yield
     except MeshErrorGroup as group:
@@ -253,7 +254,7 @@ async def _read(snapshot: Snapshot, destination: Any, *, is_mapping: bool) -> An
     if destination is not None:
         if is_mapping != isinstance(destination, Mapping):
             held = "a mapping of parts" if is_mapping else "one tensor, array or bytes"
-            raise TypeError(f"the destination must be as what was put, {held}, got {type(destination).__name__}")
+            raise TypeError(f"the destination must be {held}, as the stored value is, got {type(destination).__name__}")
         await snapshot.read_into(destination if is_mapping else {_ALONE: destination})
         return None
     made = await snapshot.read()
@@ -264,7 +265,7 @@ async def _read(snapshot: Snapshot, destination: Any, *, is_mapping: bool) -> An
 
 
 def _large_parts_of(value: Any) -> dict[str, Any] | None:
-    """Return the parts of a value that is copied straight into memory of its shard; None for one that is sent."""
+    """Return the parts of a value that is copied straight into memory of its shard; None if it is sent instead."""
     if isinstance(value, Mapping):
         named: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
     else:
@@ -278,7 +279,7 @@ def _large_parts_of(value: Any) -> dict[str, Any] | None:
     for name, part in parts.items():
         memory = memory_of(part, f"the stored value {name!r}" if name else "a stored value")
         if memory.tensor is not None:
-            raise ValueError(f"a store keeps memory of the host, got {memory.text}: write put(key, tensor.cpu())")
+            raise ValueError(f"a store takes tensors in host memory, got {memory.text}: write put(key, tensor.cpu())")
     return parts
 
 
@@ -299,7 +300,7 @@ def _nbytes_of(part: Any) -> int:
 
 
 class BulkValue(msgspec.Struct, frozen=True, eq=False):
-    """A large value in `buffer`, whose parts lie as `head` says (`rdma.publications.layout`)."""
+    """A large value in `buffer`; `head` describes the layout of its parts (see `read_layout`)."""
 
     head: bytes
     is_mapping: bool
@@ -336,7 +337,7 @@ class StoreShard(Actor):
     async def admit(
         self, key: str, head: bytes, nbytes: int, *, is_mapping: bool
     ) -> AsyncGenerator[tuple[int, RDMABuffer], None]:
-        """Yield memory to write a value to, until `commit`; it is released if the writer leaves before, or dies."""
+        """Yield memory for a value, to be written until `commit`; release it if the writer leaves before, or dies."""
         size = self._reserved(key, nbytes)
         try:
             bulk = BulkValue(head, is_mapping, RDMABuffer(_take_memory(nbytes)))
@@ -354,7 +355,7 @@ class StoreShard(Actor):
 
     @endpoint(group="control")
     def get(self, key: str, version: int | None) -> tuple[int, bool, Any]:
-        """Return the version, whether it is a large value, which `hold` gives, and a small value; version 0: none."""
+        """Return the version (0: none), whether its value is large (then `hold` returns it), and a small value."""
         found = self._find(key, version)
         if found is None:
             return 0, False, None
@@ -363,7 +364,7 @@ class StoreShard(Actor):
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="holds")
     async def hold(self, key: str, version: int) -> AsyncGenerator[tuple[bytes, bool, RDMABuffer] | None, None]:
-        """Keep the memory of a large value while the consumer reads it; None if it is not there any more."""
+        """Keep the memory of a large value while the consumer reads it; yield None if the version is gone."""
         found = self._find(key, version)
         if found is None:
             yield None
@@ -372,7 +373,7 @@ class StoreShard(Actor):
         self.account.pin(found)
         try:
             yield bulk.head, bulk.is_mapping, bulk.buffer.readonly()
-            await trio.sleep_forever()  # until the consumer leaves: items are made before they are asked for
+            await trio.sleep_forever()  # until the consumer leaves: a stream runs ahead of its consumer
         finally:
             self.account.unpin(found)
             self._give_back()
@@ -431,9 +432,9 @@ class StoreShard(Actor):
             raise LimitExceeded(
                 "capacity_bytes",
                 self.account.bytes + size,
-                f"a shard of this store holds {self.account.capacity_bytes} bytes, {self.account.bytes} of them are in "
+                f"a shard of this store holds at most {self.account.capacity_bytes} bytes, {self.account.bytes} are in "
                 f"use, got {size} more for {key!r}: delete keys, give them a ttl=, or open the store with a larger "
-                "capacity_bytes= or over more processes (the old version of a key counts until the new one is there)",
+                "capacity_bytes= or over more processes (the old version of a key counts until the new one is stored)",
             )
         return size
 
@@ -475,7 +476,7 @@ class StoreShard(Actor):
 
 
 def _take_memory(nbytes: int) -> Any:
-    """Return memory for a value: what other processes can map, as long as there are blocks for that."""
+    """Return memory for a value: mappable by other processes if it is large and mappable memory is left."""
     if nbytes < limits.STORE_MAPPED_BYTES:
         return bytearray(nbytes)
     try:

@@ -1,1 +1,1 @@
-"""Pools: replicas behind one name; tasks and handles around the state machine of `dispatch`."""
+"""Pools: replicas behind one name. Tasks and handles around the state machine in `service/dispatch.py`."""

@@ -38,10 +38,10 @@ from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
-"""Errors of a call that mean the end of its replica, if they come from there."""
+"""Errors of a call that mean the end of its replica, if their origin is there."""
 
 _MAYBE = (ProcDied, MembershipChanged)
-"""Errors that report whether the endpoint may have run."""
+"""Errors that state whether the endpoint may have run (`maybe_executed`)."""
 
 WhenFull = Literal["wait", "refuse"]
 PauseMode = Literal["keep", "wait", "abort"]
@@ -51,10 +51,10 @@ class CallOptions(msgspec.Struct, frozen=True):
     """Options of a call; see `Pool.options`.
 
     Attributes:
-        priority: Higher ones go first.
+        priority: Calls of higher priority go first.
         cost: Weight in the load of the replica.
         group: Name by which it can be cancelled.
-        when_full: What to do when the queue is full.
+        when_full: "wait" for room in a full queue, or "refuse".
         session: Name of the session.
     """
 
@@ -81,8 +81,8 @@ class PoolCall(PoolRequest, eq=False, kw_only=True):
         name: Name of the endpoint.
         scope: Cancel scope of the whole call.
         news: Set when it is admitted to the queue, then when it has a replica; None unless its task waits for that.
-        error: Error to raise for its cancel.
-        is_unrouted: True if that is the error of its route.
+        error: Error to raise in place of the cancel.
+        is_unrouted: True if `error` is that of its route.
         tries: Number of replicas that died while they ran it, or before they began it.
     """
 
@@ -108,11 +108,11 @@ class PoolEngine:
         views: The replicas.
         dispatcher: Assigns calls to replicas.
         counts: Outcomes of calls.
-        arrivals: Calls that wait to be let into the queue.
-        calls: All calls that are not over, in their order.
+        arrivals: Calls that wait for room in the queue.
+        calls: All calls that are not over, in the order of arrival.
         is_closed: Whether its block is being left.
-        sick: Replicas that do not answer.
-        change_size: Changes the size of the mesh, of a pool that was given its processes.
+        sick: Indices of replicas that fail their health check.
+        change_size: Resizes the mesh, if the pool was opened with `procs=`.
         on_new: Called with the index of each new replica.
     """
 
@@ -181,7 +181,7 @@ class PoolEngine:
             self.counts.failed += 1
 
     def _let_in(self, call: PoolCall, options: CallOptions) -> bool:
-        """Queue a call if there is room; else return False.
+        """Queue a call if there is room; otherwise return False.
 
         Raises:
             Overloaded: There is no room, and the call does not wait for it.
@@ -194,8 +194,9 @@ class PoolEngine:
             return False
         waiting = self.dispatcher.waiting
         call.error = Overloaded(
-            f"the pool of {self.mesh.name} refuses {call.name}: {waiting.count} requests of {waiting.bytes} bytes "
-            f"wait, at most queue={waiting.count_max} and queue_bytes={waiting.bytes_max}"
+            f"the pool of {self.mesh.name} refuses {call.name}, as its queue is full: {waiting.count} requests of "
+            f"{waiting.bytes} bytes wait, at most queue={waiting.count_max} and queue_bytes={waiting.bytes_max}; try "
+            'later, or write when_full="wait"'
         )
         raise call.error
 
@@ -307,7 +308,7 @@ class PoolEngine:
     # ---- replicas --------------------------------------------------------------------------------------------
 
     def _look(self, index: int) -> bool:
-        """Return whether to send to a replica: False if it has died and another one lives."""
+        """Return whether to send to a replica: False if it has died while another one lives."""
         if is_whole(self.views[index]):
             return True
         self._see_down(index)
@@ -385,10 +386,10 @@ class PoolEngine:
             self.pump()
 
     async def _abort_running(self) -> None:
-        """Cancel running calls, replica by replica: each unwinds while the callers of the next one unwind here.
+        """Cancel running calls, one replica per turn of the event loop.
 
-        Messages are sent at the end of a turn of the event loop. With all callers in one turn each replica would wait
-        for the last caller, and this process for the replicas.
+        Messages are sent at the end of a turn: so one replica unwinds its calls while this process cancels those of the
+        next. All in one turn, replicas would wait for the last cancel, and then this process for the replicas.
         """
         running: dict[int | None, list[PoolCall]] = {}
         for call in self.calls:
@@ -424,11 +425,11 @@ class PoolEngine:
 
     @property
     def _closed_text(self) -> str:
-        return f"the pool of {self.mesh.name} takes no requests: its block is being left"
+        return f"the pool of {self.mesh.name} accepts no requests: its block is being left"
 
     @property
     def _paused_text(self) -> str:
-        return f'the pool of {self.mesh.name} was paused by paused("abort"), and this request ran: make it again'
+        return f'the pool of {self.mesh.name} was paused by paused("abort") while this request ran: send it again'
 
 
 async def _first_of(endpoint: Endpoint[..., Any], call: PoolCall) -> Any:

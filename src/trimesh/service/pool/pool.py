@@ -41,16 +41,16 @@ Items = Iterable[Any] | AsyncIterable[Any]
 
 @attrs.frozen
 class ReplicaStatistics:
-    """One replica.
+    """Statistics of one replica.
 
     Attributes:
-        index: Its place along the dimension of the pool.
-        running: Requests that it runs.
+        index: Its index along the dimension of the pool.
+        running: Number of requests that it runs.
         cost: Sum of their costs.
-        limit: Requests that it may run at once.
+        limit: Number of requests that it may run at once.
         is_up: Whether its processes live and answer.
-        is_drained: Whether it is kept out by `rolling` or `resize`.
-        ended: Requests that it has ended, whatever they came to.
+        is_drained: Whether `rolling` or `resize` keeps it out of service.
+        ended: Number of requests that ended there, with any outcome.
     """
 
     index: int
@@ -66,23 +66,23 @@ class ReplicaStatistics:
 class PoolStatistics:
     """Statistics of a pool, in requests since it was opened.
 
-    `made == succeeded + failed + cancelled + refused + running + queued + arriving` at every moment in which no request
-    is on its way from one state to the next.
+    `made == succeeded + failed + cancelled + refused + running + queued + arriving`, except while a request is between
+    two of these states.
 
     Attributes:
-        made: All.
-        succeeded: Those that gave a value.
-        failed: Those that raised what the endpoint raised, or the death of their replica.
-        cancelled: Those whose caller has left, or that were cancelled by the pool.
-        refused: Those that met a full queue with `when_full="refuse"`.
-        retried: How often one was given to another replica.
-        running: Those that replicas have now.
-        queued: Those that wait in the queue.
-        queued_bytes: Bytes of their arguments, as estimated.
-        arriving: Those whose callers wait to be let into the queue.
-        sessions: Sessions that are remembered.
-        is_paused: Whether the queue is held back.
-        replicas: All replicas.
+        made: All requests.
+        succeeded: Requests that returned a value.
+        failed: Requests whose endpoint or route raised, or whose replica died.
+        cancelled: Requests cancelled by their caller or by the pool.
+        refused: Requests that met a full queue with `when_full="refuse"`.
+        retried: Number of times that a request was sent to another replica.
+        running: Requests that run on replicas.
+        queued: Requests in the queue.
+        queued_bytes: Estimated bytes of their arguments.
+        arriving: Requests whose callers wait for room in the queue.
+        sessions: Number of known sessions.
+        is_paused: Whether `paused` holds the queue.
+        replicas: Statistics of all replicas.
     """
 
     made: int
@@ -108,19 +108,19 @@ class PoolEndpoint(Generic[P, R]):
         self._name = name
 
     async def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the endpoint on one replica; of a replica of several members, on all, and return what the first has.
+        """Run the endpoint on one replica: on all its members if it has several, and return the first one's result.
 
         Raises:
-            Exception: What the endpoint raised, bare; of a replica of several members a `MeshErrorGroup`.
-            ProcDied: The replica has died, and the request may have been run: it is not made again.
+            Exception: The exception of the endpoint; of a replica of several members a `MeshErrorGroup`.
+            ProcDied: The replica died, and the request may have run, so it is not sent again.
             Overloaded: The queue is full, with `options(when_full="refuse")`.
             Paused: The pool was paused by `paused("abort")` while the request ran.
-            RemoteCancelled: `cancel` or `cancel_all` has cancelled the request.
+            RemoteCancelled: `cancel` or `cancel_all` cancelled the request.
             MeshStopped: The block of the pool is being left.
 
-        Blocking: a checkpoint, cancellable. The deadline of the caller counts in the queue, too.
+        Blocking: a checkpoint, cancellable. A deadline of the caller includes the time in the queue.
         """
-        found: R = await in_trio(self._pool._run)(self._name, args, kwargs)  # noqa: SLF001 - one noun in two classes
+        found: R = await in_trio(self._pool._run)(self._name, args, kwargs)  # noqa: SLF001 - two classes of one handle
         return found
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class Pool(Generic[A]):
     `await pool.generate(prompt)` runs the endpoint `generate` on one replica. For type checkers
     `pool[Generator.generate]` is the same endpoint with the types of its arguments and its result.
 
-    In other processes than that of its owner a pool has its endpoints, `options`, `session`, `map` and `paused`.
+    Outside the process that opened it, a pool has only its endpoints, `options`, `session`, `map` and `paused`.
     """
 
     def __init__(
@@ -152,16 +152,16 @@ class Pool(Generic[A]):
         group: Any = None,
         when_full: WhenFull | None = None,
     ) -> Self:
-        """Return a handle on the same pool with options for its calls; those that are None stay as they are.
+        """Return a handle on the same pool with options for its calls; None keeps the current value.
 
         Args:
-            priority: Requests with a higher one go first; equal ones first come, first served. 0 at first.
-            cost: What the request weighs in the load of its replica (tokens, say), above 0. 1 at first.
+            priority: Requests of higher priority go first, equal ones first come, first served. Default 0.
+            cost: Weight of the request in the load of its replica (tokens, say), above 0. Default 1.
             group: Name of the requests that `cancel(group=)` cancels together.
-            when_full: "wait" until the queue has room (at first), or "refuse": raise `Overloaded`.
+            when_full: "wait" until the queue has room (default), or "refuse": raise `Overloaded`.
 
         Raises:
-            TypeError, ValueError: A value is none of these.
+            TypeError, ValueError: A value is invalid.
         """
         given = {"priority": plain_whole(priority), "cost": plain_real(cost), "group": group, "when_full": when_full}
         wanted = {name: value for name, value in given.items() if value is not None}
@@ -172,8 +172,8 @@ class Pool(Generic[A]):
     def session(self, name: str) -> AbstractAsyncContextManager[PoolSession[A]]:
         """Send requests to one replica while it lives: `async with pool.session("conversation-7") as chat:`.
 
-        A session of the same name goes to the same replica later, too, until so many others were used since that it is
-        forgotten (`open_pool(sessions=)`).
+        A later session of the same name goes to the same replica, unless the pool has dropped it: it keeps the most
+        recently used ones (`open_pool(sessions=)`).
         """
         return in_trio_block(self._open_session(name))
 
@@ -181,35 +181,37 @@ class Pool(Generic[A]):
     def map(self) -> MapVerbs:
         """Run an endpoint once for each item: `async with pool.map.generate(prompts) as results:`.
 
-        `async for index, value in results` gives results as they come; `index` is the place of the item. At most twice
-        as many items as the replicas have room for are under way. The first failure cancels the others and is raised
-        by the block, in a group.
+        `async for index, value in results` yields results as they complete; `index` is the position of the item. At
+        most `window` items are under way (setting `map_window`). The first failure cancels the others, and the block
+        raises it in a group.
         """
         return MapVerbs(self)
 
     def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]:
-        """Hold the queue back while the body runs, around an update of weights, say: `async with pool.paused("wait"):`.
+        """Hold the queue while the body runs, for example to update weights: `async with pool.paused("wait"):`.
+
+        Queued requests stay in the queue, and new ones are queued.
 
         Args:
-            mode: What becomes of the requests that run: "keep": they go on; "wait": the body begins when they are over;
-                "abort": they raise `Paused` at their callers. Requests that wait are kept, and new ones wait.
+            mode: Running requests go on ("keep"), end before the body begins ("wait"), or raise `Paused` at their
+                callers ("abort").
 
         Raises:
-            ValueError: It is no such word.
+            ValueError: `mode` is none of these.
         """
         if mode not in get_args(PauseMode):
-            raise ValueError(f'a pool is paused by "keep", "wait" or "abort", got {mode!r}')
+            raise ValueError(f'mode must be "keep", "wait" or "abort", got {mode!r}')
         return in_trio_block(self._open_pause(mode))
 
     def rolling(self, at_most: int = 1) -> AbstractAsyncContextManager[Rolling[A]]:
         """Take one replica after the other out of service: `async with pool.rolling() as replicas:`.
 
-        `async for replica in replicas` gives the mesh of each, once it runs no more requests; it serves again when the
-        next one is asked for, or the block is left. A `resize` meanwhile counts: replicas that leave the pool are
-        passed over, and those that come have their turn.
+        `async for replica in replicas` yields the mesh of each, once it runs no more requests. It serves again when the
+        next one is requested, or the block is left. After a `resize` meanwhile, removed replicas are skipped, and new
+        ones have their turn.
 
         Args:
-            at_most: Replicas that may be out of service at once: the one in the body's hands, and those that drain.
+            at_most: Replicas that may be out of service at once: the one that the body uses, and those that drain.
 
         Raises:
             ValueError: It is not at least 1, or all replicas would be out.
@@ -218,29 +220,25 @@ class Pool(Generic[A]):
         return in_trio_block(Rolling[A].open(self._owned(), at_most))
 
     async def resize(self, replicas: int) -> None:
-        """Use the first `replicas` of the mesh only; wait until the others run no more requests.
+        """Use only the first `replicas` of the mesh; wait until the others run no more requests.
 
-        A pool that was opened with `procs=` lets its processes grow to that number, or shrink to it once the others
-        are drained; see `ProcMesh.resize`.
+        A pool opened with `procs=` resizes its processes: it grows them to this number, or shrinks them to it once the
+        other replicas are drained; see `ProcMesh.resize`.
 
         Raises:
-            ValueError: It is below 1, or more than the mesh has.
-            MeshErrorGroup: A new replica could not be started: the pool is as it was.
+            ValueError: `replicas` is below 1, or more than the mesh has.
+            MeshErrorGroup: A new replica could not be started; the pool is unchanged.
             RuntimeError: This is not the process that owns the pool.
         """
         engine = self._owned()
         await in_trio(engine.resize)(replicas)
 
     def cancel(self, *, group: Any, reason: str = "its group was cancelled") -> int:
-        """Cancel the requests of a group, those that wait and those that run: they raise `RemoteCancelled`.
-
-        Returns:
-            How many.
-        """
+        """Cancel the queued and running requests of a group, which raise `RemoteCancelled`; return how many."""
         return in_trio_now(self._owned().cancel_for)(reason, lambda call: bool(call.group == group))
 
     def cancel_all(self, *, reason: str) -> int:
-        """Cancel all requests: they raise `RemoteCancelled` with this reason; return how many."""
+        """Cancel all requests, which raise `RemoteCancelled` with this reason; return how many."""
         return in_trio_now(self._owned().cancel_for)(reason, lambda _: True)
 
     def statistics(self) -> PoolStatistics:
@@ -290,8 +288,8 @@ class Pool(Generic[A]):
     def _owned(self) -> PoolEngine:
         if self._engine is None:
             raise RuntimeError(
-                f"{self!r} is a handle in another process than its owner's: there it has its endpoints, options, "
-                "session, map and paused; resize, rolling, cancel and statistics are for the owner"
+                f"resize, rolling, cancel and statistics can only be called in the process that opened {self!r}; in "
+                "this process the handle has its endpoints, options, session, map and paused"
             )
         return self._engine
 
@@ -316,7 +314,8 @@ class PoolSession(Pool[A]):
     """A pool whose requests go to one replica while it lives.
 
     Attributes:
-        moves: How often the session had to go to another replica.
+        moves: Number of times that the session had to go to another replica; in other processes than the owner's, as of
+            the last reply.
     """
 
     moves = 0
@@ -348,22 +347,22 @@ def open_pool(
 
     Args:
         mesh: The actors; owned by its own block, whose policy (`Isolate`, `Restart`) handles deaths.
-        along: The dimension whose places are the replicas; a replica is all of the mesh there. Without it each member
-            is one.
-        route: Which replica gets a request: `LeastLoaded()` (the default), `Affinity(...)`, `RoundRobin()`, or a
-            function of the request and the replicas that have room, which returns one of them.
-        concurrency: Requests that one replica runs at once: a number, or `Adaptive(...)`. The endpoints need as many
+        along: Dimension of the replicas: a replica is the slice of the mesh at one index. None makes each member a
+            replica.
+        route: Assigns requests to replicas: `LeastLoaded()` (the default), `Affinity(...)`, `RoundRobin()`, or a
+            function of the request and the replicas with room, which returns one of them.
+        concurrency: Number of requests that one replica runs at once, or `Adaptive(...)`. The endpoints need as many
             slots: `@endpoint(concurrency=...)`.
-        queue: Requests that may wait; further callers wait to be let in, or are refused (`Pool.options`).
-        queue_bytes: Bytes that the arguments of those may have.
-        sessions: Sessions that are remembered.
-        health: How to ask replicas whether they are well; without it only deaths take them out.
-        procs: The processes that the actors live in, where `along` is their first dimension: then the pool follows
-            their size, and `Pool.resize` changes it.
+        queue: Number of requests that may be queued; further callers wait for room, or are refused (`Pool.options`).
+        queue_bytes: Greatest estimated bytes of the arguments of queued requests.
+        sessions: Number of sessions that are kept; beyond it, the least recently used one is dropped.
+        health: Health check of replicas; without it only deaths take replicas out of service.
+        procs: The processes in which the actors run, if `along` is their first dimension: the pool follows their size,
+            and `Pool.resize` changes it.
 
     Returns:
-        A context manager that gives the pool. Leaving it refuses new requests, cancels those under way with
-        `MeshStopped` at their callers, and waits until they have unwound.
+        A context manager for the pool. Leaving it refuses new requests, cancels those under way with `MeshStopped` at
+        their callers, and waits until they have unwound.
 
     Raises:
         TypeError: `mesh` is no mesh of actors, or `procs` none of processes.
@@ -372,12 +371,12 @@ def open_pool(
     """
     handle: Any = mesh
     if not isinstance(handle, ActorMesh):
-        raise TypeError(f"open_pool takes a mesh of actors, as `await procs.spawn(...)` gives it, got {handle!r}")
+        raise TypeError(f"open_pool takes a mesh of actors, as `await procs.spawn(...)` returns it, got {handle!r}")
     concurrency, queue, queue_bytes = plain_whole(concurrency), plain_whole(queue), plain_whole(queue_bytes)
     if queue == 0:
         raise ValueError(
-            "queue must be at least 1, got 0: requests of sessions, and those that a replica's death sends elsewhere, "
-            'pass through it; for no more waiting than that write queue=1 and options(when_full="refuse")'
+            "queue must be at least 1, got 0, as requests of sessions, and those whose replica died, pass through it: "
+            'to queue as little as possible, write queue=1 and options(when_full="refuse")'
         )
     for name, number in (("concurrency", concurrency), ("queue", queue), ("queue_bytes", queue_bytes)):
         if not isinstance(number, Adaptive) and not (isinstance(number, int) and number >= 1):
@@ -389,7 +388,7 @@ def open_pool(
     if route is None:
         route = LeastLoaded()
     if health is not None and health.kill:
-        processes_of(handle)  # refused now rather than when a replica is sick
+        processes_of(handle)  # raises now rather than when a replica is sick
     dispatcher = Dispatcher[PoolCall](
         len(views),
         route=route if isinstance(route, PoolRoute) else ByFunction(route),
@@ -404,15 +403,15 @@ def open_pool(
 
 
 def _check_slots(mesh: ActorMesh, concurrency: int | Adaptive) -> None:
-    """Log a given concurrency that no endpoint has: further requests would wait at the replica."""
+    """Warn of a concurrency above that of all endpoints: further requests would wait at the replica."""
     if isinstance(concurrency, Adaptive) or concurrency == limits.POOL_CONCURRENCY:
         return
     specs = mesh._view.endpoints.values()  # noqa: SLF001 - of endpoints
     slots = max((spec.concurrency for spec in specs), default=1)
     if concurrency > slots and not any(spec.answers_later for spec in specs):  # such an endpoint frees its slot early
         text = (
-            "open_pool(concurrency=%d) exceeds what the endpoints of %s run at once, %d: further requests wait at the "
-            "replica, and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)"
+            "open_pool(concurrency=%d) exceeds the concurrency of the endpoints of %s, %d: further requests wait "
+            "at the replica and cannot go to another one; write @endpoint(concurrency=%d), or open_pool(concurrency=%d)"
         )
         _log.warning(text, concurrency, mesh.name, slots, concurrency, slots)
 
@@ -474,8 +473,8 @@ class MapVerb(Generic[R]):
         """See `Pool.map`.
 
         Args:
-            items: Each is the one argument of one call; taken as they are needed.
-            window: Items that may be under way (`limits.MAP_WINDOW`).
+            items: Each is the only argument of one call; consumed as calls begin.
+            window: Greatest number of items under way; None takes the setting `map_window`.
         """
         return in_trio_block(PoolMap[R].open(self._endpoint, items, window))
 
@@ -494,7 +493,7 @@ class PoolMap(Generic[R]):
         """Return the next result.
 
         Raises:
-            StopAsyncIteration: There is none.
+            StopAsyncIteration: All results were returned.
         """
         return in_trio_taking(self._next, self._taken.append)
 
@@ -509,7 +508,7 @@ class PoolMap(Generic[R]):
     async def open(
         cls, endpoint: Callable[[Any], Awaitable[R]], items: Items, window: int | None
     ) -> AsyncGenerator[PoolMap[R], None]:
-        """Make requests while the body runs; leaving it early cancels those that are under way."""
+        """Send requests while the body runs; leaving it early cancels those under way."""
         most = current().map_window if window is None else check_window(window)
         sender, receiver = trio.open_memory_channel[tuple[int, R]](0)
         room = trio.Semaphore(most)
@@ -535,7 +534,7 @@ async def _feed(
             await room.acquire()
             nursery.start_soon(run, index, item)
             index += 1
-    sender.close()  # not after a failure: the iteration would end as if all results had come
+    sender.close()  # not after a failure: the iteration would end as if it had all results
 
 
 async def _each(items: Items) -> AsyncGenerator[Any, None]:

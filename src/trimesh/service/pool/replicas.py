@@ -1,8 +1,8 @@
 """Replicas of a pool: health checks, resizing, and rolling updates.
 
-PZ-1 a replica that has left its mesh gets no requests; those that it ran go elsewhere if they have not begun, or may
-     run twice. It keeps its index: one that comes back at its place is the same replica.
-PZ-2 to shrink, `resize` drains first: requests that run there run to their end.
+PZ-1 A replica that has left its mesh gets no requests. Its running requests go to another one if they have not begun,
+     or may run twice. It keeps its index: one that comes back at that index is the same replica.
+PZ-2 To shrink, `resize` drains first: running requests of the leaving replicas end before these stop.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Health:
     Args:
         probe: An endpoint without arguments: `Generator.ping`; give it a slot of its own (`@endpoint(group="health")`),
             or it waits behind requests.
-        every: Seconds between two probes, and for the answer to one.
-        tries: Probes in a row that may fail; then the replica gets no requests until one succeeds.
-        kill: Also kill its processes then, so that their policy replaces them: `Restart` counts it as a death. Without
-            it a replica that is busy for ever stays so.
+        every: Seconds between two probes, and the time limit of one.
+        tries: Number of failed probes in a row after which the replica gets no requests until one succeeds.
+        kill: Also kill its processes then, so that their policy handles a death (`Restart` replaces them). Otherwise a
+            replica that hangs stays in that state.
 
     Raises:
         ValueError: `every` or `tries` is not positive.
@@ -71,7 +71,7 @@ class Health:
 
     async def _is_well(self, view: ActorMesh) -> bool:
         if len(view.alive()) < len(view):
-            return True  # its death is known, and has its own way
+            return True  # its death is known, and is handled elsewhere
         with trio.move_on_after(self.every):
             outcomes = await getattr(view, self.probe).options(abandon_after=0).call_settled()
             return all(outcome.ok for outcome in outcomes.values())
@@ -79,7 +79,7 @@ class Health:
 
 
 class ElasticReplicas:
-    """Lets a pool follow the size of the processes of its actors, along their first dimension; `resize` changes it.
+    """Makes a pool follow the size of its actors' processes along their first dimension; `resize` changes that size.
 
     Raises:
         TypeError: `procs` is not a mesh of processes.
@@ -88,7 +88,7 @@ class ElasticReplicas:
 
     def __init__(self, engine: PoolEngine, procs: ProcMesh, along: str | None) -> None:
         if not isinstance(procs, ProcMesh):
-            raise TypeError(f"procs must be the mesh of processes that the actors live in, got {procs!r}")
+            raise TypeError(f"procs must be the mesh of processes in which the actors run, got {procs!r}")
         if along is None:
             raise ValueError("a pool that follows its processes needs along=, their first dimension: along='replica'")
         self._engine = engine
@@ -103,7 +103,7 @@ class ElasticReplicas:
             )
 
     async def watch(self) -> None:
-        """Follow for as long as the pool is open."""
+        """Follow the membership of the processes while the pool is open."""
         async with self._procs.membership() as views:
             async for _ in views:
                 await self._follow()
@@ -130,7 +130,7 @@ class ElasticReplicas:
                 await self._procs.resize(**{self._along: replicas})
                 await self._follow()
             finally:
-                for index in leaving:  # those that have left are kept out as long as they are absent
+                for index in leaving:  # replicas that have left stay out while they are absent
                     engine.dispatcher.set_drained(index, is_drained=False)
                 engine.pump()
 
@@ -154,10 +154,10 @@ class Rolling(Generic[A]):
         return self
 
     def __anext__(self) -> Awaitable[A]:
-        """Put the replica before this one back, and return the next, once it runs no more requests.
+        """Put the previous replica back into service, and return the next one, once it runs no more requests.
 
         Raises:
-            StopAsyncIteration: All have had their turn.
+            StopAsyncIteration: All replicas have had their turn.
         """
         return in_trio_taking(self._next, self._put_back)
 
@@ -175,10 +175,10 @@ class Rolling(Generic[A]):
                 self._given = replica.index
                 found: Any = self._engine.views[replica.index]
                 return found  # type: ignore[no-any-return]
-            self._let_in(replica.index)  # it has left the pool meanwhile
+            self._let_in(replica.index)  # it left the pool meanwhile
 
     def _take_out(self) -> None:
-        """Take replicas that have not had their turn out of service, as many as may be."""
+        """Take replicas that have not had their turn out of service, until `at_most` are out."""
         for one in self._engine.dispatcher.replicas:
             if len(self._out) < self._at_most and one.is_member and one.index not in self._seen:
                 self._seen.add(one.index)
@@ -187,7 +187,7 @@ class Rolling(Generic[A]):
         self._engine.pump()
 
     def _put_back(self, _: A) -> None:
-        self._given = None  # it is the first of those that are out: the next step gives it again
+        self._given = None  # it is still the first of those that are out: the next step returns it again
 
     def _let_in(self, index: int) -> None:
         self._out.remove(index)
@@ -197,7 +197,7 @@ class Rolling(Generic[A]):
     @classmethod
     @asynccontextmanager
     async def open(cls, engine: PoolEngine, at_most: int) -> AsyncGenerator[Rolling[A], None]:
-        """Put all back when the body is left."""
+        """Put all replicas back into service when the body is left."""
         serving = sum(one.is_member for one in engine.dispatcher.replicas)
         at_most = plain_whole(at_most)
         if not 1 <= at_most <= max(1, serving - 1):
