@@ -171,7 +171,7 @@ async def test_bad_requests_are_answered_in_words():
         for path in ("tasks?seconds=-1", "tasks?first=" + "9" * 40, "logs?after=x", "logs?after=%F0%9F%98%80"):
             assert (await ask(server, f"/api/{path}", cookie=cookie)).status == 400, path
         for name in ("procs:trainers:" + "9" * 30, "procs:trainers:77777", ":", "%00", "<script>"):
-            assert "not there" in (await ask(server, f"/api/detail?name={name}", cookie=cookie)).text, name
+            assert "is gone" in (await ask(server, f"/api/detail?name={name}", cookie=cookie)).text, name
         for path in ("/static/../guard.py", "/static/%2e%2e/guard.py", "/static//etc/passwd"):
             assert (await ask(server, path, cookie=cookie)).status == 404, path
         assert (await ask(server, "/", cookie=f"{cookie}; a\x07=1")).status in (200, 400, 401)

@@ -170,7 +170,7 @@ async def test_lock_in_c_kept_version_and_unread_versions_are_shown(chromium: Ch
             assert 'File "train.py", line 88 in backward' in silent
             assert "py-spy dump --native --pid 10001 on node0" in silent
             assert "trainers[hosts=0,gpus=3] has version 1 of trainers[hosts=0,gpus=2] pinned" in pinned
-            assert "in the way of publish for 1 min 15 s" in pinned
+            assert "which has blocked publish for 1 min 15 s" in pinned
             assert "publish waits" in pinned
             assert "trainers[hosts=0,gpus=4] has published 40 versions" in unread
             await tab.eval("document.querySelectorAll('.problem')[1].click()")

@@ -60,7 +60,7 @@ def test_reader_that_keeps_a_version_is_named_with_its_call():
     row = published(0, PinRow(proc="r1", version=4, seconds=LONG), PinRow(proc="r2", version=9, seconds=LONG))
     [one] = told(row, calls=(IN_KEEP,))
     assert (one.kind, one.names, one.at, one.is_sure) == ("pinned", ("readers[gpus=1]",), "line 7", False)
-    assert one.title == "readers[gpus=1] has version 4 of trainer[gpus=0] pinned, in the way of publish for 5.0 s"
+    assert one.title == "readers[gpus=1] has version 4 of trainer[gpus=0] pinned, which has blocked publish for 5.0 s"
     assert one.when == 1_000.0 - LONG
     assert "1 of 3 slots cannot be written to" in one.text
     assert "reader[gpus=1].keep" in one.text
@@ -72,7 +72,7 @@ def test_reader_that_keeps_versions_of_many_ranks_is_told_once():
     """UV-3"""
     rows = [published(rank, PinRow(proc="r1", version=4, seconds=LONG + rank)) for rank in range(3)]
     [one] = told(*rows)
-    assert "version 4 of trainer[gpus=0] and 2 more pinned, in the way of publish for 7.0 s" in one.title
+    assert "version 4 of trainer[gpus=0] and 2 more pinned, which has blocked publish for 7.0 s" in one.title
 
 
 def test_reader_that_reads_is_not_told():

@@ -15,8 +15,8 @@ from trimesh.config import reread
 
 INSECURE = {
     "rdma": ("tcp", "without encryption"),
-    "rdma_address": ("192.0.2.7", "whoever reaches 192.0.2.7"),
-    "collectives": ("10.0.0.0/8", "neither encrypt nor ask who connects"),
+    "rdma_address": ("192.0.2.7", "any machine that reaches 192.0.2.7"),
+    "collectives": ("10.0.0.0/8", "neither encrypt nor authenticate"),
     "native_lib": ("{}/lib.so", "every user may change"),
     "libssl": ("{}/lib.so", "every user may change"),
     "ucx": ("{}/lib.so", "every user may change"),

@@ -84,8 +84,18 @@ def test_every_printed_name_is_taken() -> None:
         ("procs", 1, "no process or actor is named procs", "procs has procs[gpus=0], "),
         ("alone[gpus=0]", 1, "no process or actor is named alone[gpus=0]", "alone has alone; "),
         ("alone.step", 1, "no process or actor is named alone.step", "there are controller, "),
-        ("procs[2]", 2, "a member is named by its mesh and coordinates, as procs[gpus=2]; got 'procs[2]'", "there are"),
-        ("a\x1b=", 2, "a member is named by its mesh and coordinates, as procs[gpus=2]; got 'a\\x1b='", "there are "),
+        (
+            "procs[2]",
+            2,
+            "a member must be named by its mesh and coordinates, such as procs[gpus=2], got 'procs[2]'",
+            "there are",
+        ),
+        (
+            "a\x1b=",
+            2,
+            "a member must be named by its mesh and coordinates, such as procs[gpus=2], got 'a\\x1b='",
+            "there are ",
+        ),
     ],
 )
 def test_other_names_are_refused(text: str, code: int, first: str, second: str) -> None:
@@ -131,7 +141,7 @@ async def test_commands_refuse_what_is_no_member(capfd: pytest.CaptureFixture[st
         assert err.startswith("trimesh: no process has the coordinates gpus=99\nthere are controller, procs[gpus=0], ")
         assert (await said(capfd, "stack", "procs[gpus=1]"))[::2] == (
             1,
-            "trimesh: no stack to show: no call runs there, and all Trio loops run\n",
+            "trimesh: no stacks: no call runs there, and all Trio loops run\n",
         )
         assert {proc.state for proc in (await observe.snapshot()).procs} == {"running"}
 

@@ -70,7 +70,7 @@ def test_ranks_whose_calls_wait_for_each_other() -> None:
 
     text = shown(seen)
     assert is_wrong(seen)
-    assert "running, in a circle of calls" in line_of("procs[gpus=0]", text)
+    assert "running, in a cycle of calls" in line_of("procs[gpus=0]", text)
     assert "circle" not in line_of("procs[gpus=2]", text)
     assert "2 calls wait for each other: workers[gpus=0].step → workers[gpus=1].step" in text
 
@@ -111,5 +111,5 @@ def test_stop_names_what_does_not_hear_of_it() -> None:
     assert list(stop_lines(5, None)) == ["interrupted run 5"]
     assert list(stop_lines(5, run_of(proc(0), busy))) == [
         "interrupted run 5: its blocks stop 2 processes, each within its grace",
-        "  procs[gpus=1]  pid 7  is stuck for 1 min 6 s: it is killed after the grace if it stays so",
+        "  procs[gpus=1]  pid 7  is stuck for 1 min 6 s: it is killed after the grace if that lasts",
     ]

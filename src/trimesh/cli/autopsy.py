@@ -48,7 +48,7 @@ def autopsy(
     """Show the post-mortem of a run: root cause, follow-on failures, wait graph, last calls of each process.
 
     Args:
-        run: Folder of its flight records; else the newest run of this user that did not end well.
+        run: Folder of its flight records; by default of your newest run that did not end well.
         pid: Process id of the controller of a run, which may still be alive.
         all: Show every process and event.
         json: Print one JSON document.
@@ -65,7 +65,7 @@ def autopsy(
 
 
 def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
-    """Yield a post-mortem as text, the culprit first."""
+    """Yield a post-mortem as text, the root cause first."""
     job = found.job
     who = "a run" if job is None else f"run {job.pid}  {one_line(job.command, 80)}"
     how = {"running": "still runs", "killed": "was killed", "error": f"was left by {one_line(found.error)}"}
@@ -82,7 +82,7 @@ def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
     events = found.events if shows_all else found.events[:_EVENTS]
     if events:
         yield ""
-        yield "what happened, the first first:"
+        yield "events, oldest first:"
         for event in events:
             yield f"  {_clock(event.at)}  {event.kind}  {clean(event.name)}  {one_line(event.text)}"
         if len(events) < len(found.events):
@@ -95,10 +95,10 @@ def autopsy_lines(found: Autopsy, *, shows_all: bool) -> Iterator[str]:
     waits = list(wait_lines(found.snapshot))
     if waits:
         yield ""
-        yield "who waited for whom:"
+        yield "wait graph:"
         yield from (f"  {line}" for line in (waits if shows_all else waits[:_EVENTS]))
     yield ""
-    yield "processes, and their last calls:"
+    yield "processes and their last calls:"
     shown = found.procs if shows_all else found.procs[:_SHOWN]
     for proc in shown:
         yield from _proc_lines(proc)
@@ -126,7 +126,7 @@ def _clock(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%H:%M:%S.%f")[:-3]
 
 
-# ---- `trimesh report`: all that can be said of a run, as one file that can be sent to others -------------------------
+# ---- `trimesh report`: all data on a run in one file, to send to others ----------------------------------------------
 
 _WIDTH = 240
 
@@ -138,7 +138,7 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
         version: Grows when a field is removed or changes its meaning.
         made_at: Unix time.
         python, system: Python and system of the reporting machine.
-        snapshot: Snapshot of a living run.
+        snapshot: Snapshot, if the run is alive.
         culprits: Root causes of its waiting calls.
         stacks: Its stacks.
         output: Last output of its processes.
@@ -175,7 +175,7 @@ def report(
     Args:
         file: File to write; by default the report is printed. An existing file is not overwritten.
         run: Folder of the flight records of a dead run.
-        pid: Process id of a run's controller; else the only living run, or the newest dead one.
+        pid: Process id of a run's controller; by default the only living run, or the newest dead one.
         json: Write one JSON document instead of text.
 
     Exit codes: 0, 1 the file cannot be written, 3 there is no run and no record of one.
@@ -196,7 +196,7 @@ def report(
 
 
 def make_report(run: str = "", pid: int | None = None) -> RunReport:
-    """Return all that can be said of a run.
+    """Collect all data on a run.
 
     Raises:
         ConnectError: There is neither a run nor a record of one.
@@ -257,7 +257,7 @@ def _living_lines(snapshot: RunSnapshot, stacks: tuple[SharedStack, ...]) -> Ite
         yield from text.getvalue().splitlines()
     yield from ("", "==== calls")
     yield from call_lines(snapshot.calls, shows_all=True)
-    yield from ("", "==== who waits for whom")
+    yield from ("", "==== wait graph")
     yield from wait_lines(snapshot)
     yield from ("", "==== stacks")
     yield from stack_lines(stacks)

@@ -43,9 +43,7 @@ Follow = Annotated[bool, Parameter(name=["--follow", "-f"], negative="")]
 Flag = Annotated[bool, Parameter(negative="")]
 Pid = Annotated[int | None, Parameter(name="--pid")]
 
-app = App(
-    name="trimesh", help="Look at running meshes of this user, ask them, and stop them.", result_action="return_value"
-)
+app = App(name="trimesh", help="Inspect and control your running meshes.", result_action="return_value")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -60,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     except ConnectError as error:
         sys.stderr.write(f"trimesh: {error}\n")
         return NO_RUN
-    except BrokenPipeError:  # of `| head`
+    except BrokenPipeError:  # the reader has gone, as in `| head`
         sys.stderr.close()
         return 0
     return int(code or 0)
@@ -88,12 +86,12 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
     """Show runs, their processes and actors as trees: state, pid, memory, last event of each.
 
     Args:
-        pid: Process id of the controller of one run; else all runs are shown.
+        pid: Process id of the controller of one run; all runs by default.
         all: Show every process, even of a large mesh.
         json: Print one JSON document: a list of snapshots.
 
-    Exit codes: 0 all is well; 1 a process does not run, calls wait for each other, or a reader keeps versions
-    from a `publish`; 3 there is no run.
+    Exit codes: 0 all is well; 1 a process does not run, calls wait for each other, or pinned versions block a
+    `publish`; 3 there is no run.
     """
     found = _chosen(pid)
     snapshots: list[RunSnapshot] = []
@@ -111,17 +109,17 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
 
 
 def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All = False, json: Json = False) -> int:  # noqa: A002
-    """Show the calls that are under way, oldest first; each ends with its id.
+    """Show the calls under way, oldest first, each with its id at the end of the line.
 
     Args:
         pid: Process id of the controller.
-        stuck: Only those that have waited for longer than a process may stall, or whose process does not run.
-        waits: Draw the wait graph and its root causes; then the versions of publications that block a `publish`, or
-            that no process reads.
-        all: Show each call; else calls that differ only in their member are merged.
-        json: Print one JSON document: a list of calls, or with --waits of culprits.
+        stuck: Show only calls that have waited longer than `limits.STALL_SECONDS`, or whose process does not run.
+        waits: Show the wait graph and its root causes, then publications whose versions block a `publish`, or that no
+            process reads.
+        all: Show each call; by default calls that differ only in their member are merged.
+        json: Print one JSON document: a list of calls, or with --waits of root causes.
 
-    Exit codes: 0, or 1 when --stuck has found any, 3 there is no run.
+    Exit codes: 0, 1 --stuck has found calls, 3 there is no run.
     """
     with find_run(pid) as one:
         seen = one.snapshot()
@@ -135,11 +133,11 @@ def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All
 
 
 def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
-    """Show where calls run, and the main threads whose Trio loop does not; equal stacks once.
+    """Show the stacks of running calls, and of main threads whose Trio loop does not run; equal stacks once.
 
     Args:
-        point: A process or actor, as `ps` shows it: `trainers[gpus=3]`, or one endpoint of an actor,
-            `trainers[gpus=3].step`; else all.
+        point: Process or actor, as `ps` shows it: `trainers[gpus=3]`, or one endpoint of an actor,
+            `trainers[gpus=3].step`; all by default.
         pid: Process id of the controller.
         json: Print one JSON document: a list of stacks.
 
@@ -156,7 +154,7 @@ def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
     else:
         _print_lines(stack_lines(found))
     if not found and not json:
-        sys.stderr.write(f"trimesh: no stack to show: no call runs{' there' * bool(point)}, and all Trio loops run\n")
+        sys.stderr.write(f"trimesh: no stacks: no call runs{' there' * bool(point)}, and all Trio loops run\n")
     return 0 if found else FOUND
 
 
@@ -203,7 +201,7 @@ def kill(point: str, /, *, pid: Pid = None) -> int:
     """Kill a process; its mesh handles the death by its policy.
 
     Args:
-        point: The process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`.
+        point: Process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`.
         pid: Process id of the controller.
 
     Exit codes: 0, 1 there is no such process, 2 POINT names no member, 3 there is no run.
@@ -222,10 +220,10 @@ def cancel(call: str, /, *, pid: Pid = None) -> int:
     """Cancel a call where it runs or waits; its caller gets a RemoteCancelled.
 
     Args:
-        call: Its id, as `trimesh calls` shows it.
+        call: Id of the call, as `trimesh calls` shows it.
         pid: Process id of the controller.
 
-    Exit codes: 0 it was asked to end, 3 there is no such call, or no run.
+    Exit codes: 0 the cancel was sent, 3 there is no such call, or no run.
     """
     with find_run(pid) as one:
         one.cancel(call)

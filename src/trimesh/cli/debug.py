@@ -35,11 +35,11 @@ def debug(
 ) -> int:
     """Debug threads held at a breakpoint() in a worker, or at an error if the run has TRIMESH_DEBUG=post-mortem.
 
-    Starts with the thread held longest, then goes on to the next. Commands are those of pdb. Ctrl-D, `q` and closing
-    the terminal let the thread continue.
+    Begins with the thread held longest, then continues with the next. Commands are those of pdb. Ctrl-D, `q` or closing
+    the terminal lets the thread continue.
 
     Args:
-        point: A process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`; else all.
+        point: Process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`; all by default.
         pid: Process id of the controller.
         follow: Wait for further held threads, until the run ends or Ctrl-C.
         json: Print one JSON document: a list of the held threads.
@@ -70,13 +70,13 @@ def debug(
                 break
             time.sleep(_LOOK_SECONDS)
     if not count and not follow:
-        sys.stderr.write("trimesh: no process of the run waits for a debugger (-f waits for one)\n")
+        sys.stderr.write("trimesh: no thread of the run is held for a debugger (-f waits for one)\n")
         return _FOUND
     return 0
 
 
 def _meant(point: str, run: ObservedRun) -> str:
-    """Return how the holds of a member, or of one of its endpoints, are called."""
+    """Return the name that holds of a member, or of one of its endpoints, have."""
     if any(point in (hold.proc_name, hold.name) for hold in run.holds()):
         return point
     seen = run.snapshot()
@@ -94,7 +94,7 @@ def _held(holds: Sequence[HoldRow], point: str) -> list[HoldRow]:
 def _show(found: Sequence[HoldRow]) -> None:
     row = found[0]
     what = "at a breakpoint" if row.kind == "breakpoint" else f"by an error: {one_line(row.text)}"
-    rest = f"; {len(found) - 1} more wait" * (len(found) > 1)
+    rest = f"; {len(found) - 1} more are held" * (len(found) > 1)
     sys.stdout.write(
         f"{clean(row.name)} (process {row.pid} on {clean(row.host)}) is held {what}, for {duration(row.age)}{rest}\n"
         f"{one_line(row.at)}\n"
@@ -143,10 +143,10 @@ class _Talk:
             except EOFError:
                 sys.stdout.write("\n")
                 line = _CTRL_D
-            except KeyboardInterrupt:  # of a line that is typed, or of `_listen`
+            except KeyboardInterrupt:  # Ctrl-C while a line is typed, or sent by `_listen`
                 sys.stdout.write("\n")
                 continue
-            with suppress(ConnectError):  # its end has been heard of, or will be
+            with suppress(ConnectError):  # `_listen` reports the end
                 self._terminal.say(line)
             return
 

@@ -48,19 +48,19 @@ def findings() -> Iterator[Finding]:
     is_new = release >= (5, 4)
     yield Finding("kernel", "ok" if is_new else "forbids", f"Linux {platform.release()}; 5.4 or newer is needed")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    text = f"{soft} descriptors for a process; a link takes some of them"
+    text = f"{soft} descriptors per process; each link takes some"
     yield Finding("descriptors", "ok" if soft >= _FILES_MIN else "costs", text)
-    shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None  # noqa: S108 - looked at, never written
+    shm = shutil.disk_usage("/dev/shm") if os.path.isdir("/dev/shm") else None  # noqa: S108 - never written
     free = 0 if shm is None else shm.free
     yield Finding("shared memory", "ok" if free >= _SHM_BYTES_MIN else "costs", f"{free >> 20} MiB free in /dev/shm")
     scope = _read("/proc/sys/kernel/yama/ptrace_scope")
     is_open = scope in ("", "0")
     text = (
-        "processes read each other's memory" if is_open else "no reads of each other's memory, no py-spy: slower reads"
+        "processes can read each other's memory" if is_open else "no reads of each other's memory (slower), no py-spy"
     )
     yield Finding("ptrace", "ok" if is_open else "costs", f"ptrace_scope is {scope or 'not set'}: {text}")
     ssl = find_library("ssl")
-    yield Finding("libssl", "ok" if ssl else "costs", ssl or "no libssl is found: no links to other hosts")
+    yield Finding("libssl", "ok" if ssl else "costs", ssl or "libssl was not found: no links to other hosts")
     yield from _of_settings()
     try:
         for one in runs():
@@ -78,7 +78,7 @@ def _of_settings() -> Iterator[Finding]:
         yield Finding("settings", "forbids", str(error))
         return
     is_pickling = settings.pickle == "on"
-    text = "all settings are valid" + "; values are pickled among processes of a family" * is_pickling
+    text = "all settings are valid" + "; values are pickled between processes of a program" * is_pickling
     yield Finding("settings", "ok", text)
     for name, text in insecure(settings):
         yield Finding(name, "insecure", text)
@@ -86,15 +86,13 @@ def _of_settings() -> Iterator[Finding]:
 
 
 def _of_jobs() -> Iterator[Finding]:
-    """Yield a finding for each job of the file that does without TLS, and for each that has certificates of its own."""
+    """Yield a finding for each job of the file that turns TLS off, and for each with the user's own certificates."""
     jobs: dict[str, dict[str, Any]] = {}
-    with suppress(msgspec.ValidationError):  # it is told to whoever takes a job from it
+    with suppress(msgspec.ValidationError):  # `named_job` reports it
         jobs = msgspec.convert(read_sources().table.get(JOBS_TABLE, {}), dict[str, dict[str, Any]])
     for name, job in jobs.items():
         if job.get("insecure"):
-            text = (
-                f"sessions between its hosts are without TLS (insecure = {job['insecure']!r}): who is there reads all"
-            )
+            text = f"sessions between its hosts are without TLS (insecure = {job['insecure']!r}): others can read them"
             yield Finding(f"jobs.{name}", "insecure", text)
         if "pki" in job:
             yield _of_certificates(name)
@@ -115,11 +113,11 @@ def _of_certificates(name: str) -> Finding:
 
 
 def _of_run(run: ObservedRun) -> Iterator[Finding]:
-    """Yield a finding for a run whose hosts do without TLS."""
+    """Yield a finding for a run whose hosts are without TLS."""
     with suppress(ConnectError):  # it has ended, or does not answer
         hosts = [host.name for host in run.snapshot().hosts if host.is_insecure]
         if hosts:
-            text = f"sessions with its hosts {', '.join(hosts)} are without TLS (insecure=): who is there reads all"
+            text = f"sessions with its hosts {', '.join(hosts)} are without TLS (insecure=): others can read them"
             yield Finding(f"run {run.pid}", "insecure", text)
 
 
@@ -128,11 +126,11 @@ def insecure(settings: Settings) -> Iterator[tuple[str, str]]:
     clear = [one for one in settings.rdma if one in ("tcp", "ucx")]
     if clear:
         text = "to other hosts without encryption: for networks that you trust"
-        yield "rdma", f"bytes of buffers go by {' and '.join(clear)} {text}"
+        yield "rdma", f"bytes of buffers are sent by {' and '.join(clear)} {text}"
     if settings.rdma_address and not ip_address(settings.rdma_address).is_loopback:
-        yield "rdma_address", f"whoever reaches {settings.rdma_address} can connect; who has a handle is served"
+        yield "rdma_address", f"any machine that reaches {settings.rdma_address} can connect; a handle gives access"
     if settings.collectives:
-        text = "gloo and NCCL neither encrypt nor ask who connects: for networks that you trust"
+        text = "gloo and NCCL neither encrypt nor authenticate: for networks that you trust"
         yield "collectives", f"{settings.collectives}: {text}"
     for name in ("native_lib", "libssl", "ucx"):
         path = getattr(settings, name)
@@ -141,7 +139,7 @@ def insecure(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def _who_may_change(path: Path) -> str:
-    """Return in words who else than this user and root may change a file or its folder, or an empty text."""
+    """Return which users besides this one and root may change a file or its folder; "" for none."""
     for one in (path, path.parent):
         try:
             found = one.stat()
@@ -155,7 +153,7 @@ def _who_may_change(path: Path) -> str:
 
 
 def doctor(*, json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
-    """Look at this machine: kernel, limits, shared memory, ptrace, libssl, settings, jobs of the file, runs.
+    """Check this machine: kernel, limits, shared memory, ptrace, libssl, settings, jobs of trimesh.toml, runs.
 
     Args:
         json: Print one JSON document: a list of findings.

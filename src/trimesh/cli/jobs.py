@@ -42,23 +42,23 @@ def join(
     Args:
         addresses: Addresses of the program, host:port, tried in order.
         token_file: A file of mode 0600 with one token per line; - reads one from standard input.
-        line: Line of the file, from 0; else that of the rank that mpirun, srun, torchrun or SkyPilot has set.
-        wait: Wait for the file, until nothing has changed in its folder for so many seconds.
+        line: Line of the file, from 0; by default the rank that mpirun, srun, torchrun or SkyPilot has set.
+        wait: Wait for the file; give up when its folder has not changed for this many seconds.
         state_file: File for the state, "waiting", then "joined"; written every 5 s while the agent runs, for probes.
-        certificate: Certificate of this host, in PEM, if the program uses certificates of your authority (pki=).
-        key: Its key, a file that no other user can read.
-        authority: Authority that certifies the peers.
-        peer: A name that peers may have in their certificates; can be repeated.
+        certificate: PEM file with the certificate of this host, if the program uses your own authority (pki=).
+        key: PEM file with its key, which no other user can read.
+        authority: PEM file with the authority that certifies the peers.
+        peer: Accepted name in the certificates of peers; can be repeated.
 
     Exit codes: 0 the program or a signal stopped it; 77 the program rejects this host, or cannot be reached; 1 any
     other error, such as silence of the program for `limits.AGENT_LEASE_SECONDS`, or loss of this host's spawner.
     """
     if not addresses:
-        sys.stderr.write("trimesh host join needs the address of the program, as its door says it: host:port\n")
+        sys.stderr.write("trimesh: host join needs an address of the program, host:port, as door.addresses shows it\n")
         return 2
     try:
-        from trimesh.jobs.addresses import checked_address  # noqa: PLC0415 - as above
-        from trimesh.jobs.agent import join as join_here  # noqa: PLC0415 - the native library is loaded by it
+        from trimesh.jobs.addresses import checked_address  # noqa: PLC0415 - packages may be missing
+        from trimesh.jobs.agent import join as join_here  # noqa: PLC0415 - it loads the native library
 
         for address in addresses:
             checked_address(address)
@@ -70,18 +70,18 @@ def join(
 
 
 def _pki_of(files: Sequence[str | None], peers: tuple[str, ...]) -> OwnPKI | None:
-    """Return certificates of the user's, if they are said.
+    """Return the certificates that the options name; None without such options.
 
     Raises:
-        ValueError: A part of them is missing.
+        ValueError: One of the options is missing.
     """
-    from trimesh.jobs import OwnPKI  # noqa: PLC0415 - as above
+    from trimesh.jobs import OwnPKI  # noqa: PLC0415 - packages may be missing
 
     if not any(files) and not peers:
         return None
     certificate, key, authority = files
     if certificate is None or key is None or authority is None or not peers:
-        raise ValueError("certificates of your own need all of --certificate, --key, --authority and --peer")
+        raise ValueError("your own certificates need all of --certificate, --key, --authority and --peer, got some")
     certificate, key, authority = (str(Path(one).expanduser().absolute()) for one in (certificate, key, authority))
     return OwnPKI(certificate, key, authority, peers)
 
@@ -101,14 +101,14 @@ def run_script(
     """Run a Python script whose `trimesh.jobs.default()` is a job of trimesh.toml.
 
     Args:
-        script: Its file.
-        arguments: Its own arguments and options; after `--` even one named --job.
-        job: The name of the job; else the default of the file or TRIMESH_JOB.
+        script: File of the script.
+        arguments: Arguments and options of the script; after `--` even one named --job.
+        job: Name of the job; by default that of TRIMESH_JOB or of the file.
 
     Exit codes: that of the script; 2 there is no such job or script.
     """
     if not Path(script).is_file():
-        sys.stderr.write(f"trimesh run needs the file of a script, got {script!r}\n")
+        sys.stderr.write(f"trimesh: run needs the file of a script, got {script!r}\n")
         return 2
     if job is not None:
         os.environ["TRIMESH_JOB"] = job
@@ -125,10 +125,10 @@ def run_script(
     raise AssertionError("execv does not return")
 
 
-# ---- `trimesh job`: hosts that stay after the program that has started them ------------------------------------------
+# ---- `trimesh job`: hosts that outlive the program that starts them --------------------------------------------------
 
 kept_jobs: Final = App(
-    name="job", help="Keep hosts for one program after the other, until a lease ends.", result_action="return_value"
+    name="job", help="Keep hosts for several programs in turn, until a lease ends.", result_action="return_value"
 )
 
 FOUND: Final = 1
@@ -145,11 +145,11 @@ def start(name: str, /, *, lease: Lease, job: Annotated[str, Parameter(name="--j
 
     Args:
         name: Name by which programs attach.
-        lease: Time from when the hosts are ready: 7200, 90m, 2h, 1d. Its end stops the job and all attached programs.
-        job: Name of the job in the file; else the default of the file or TRIMESH_JOB.
+        lease: Time from when the hosts are ready: 7200, 90m, 2h, 1d. Its end stops the job and the attached program.
+        job: Name of the job in the file; by default that of TRIMESH_JOB or of the file.
         json: Print one JSON document.
 
-    Exit codes: 0, 1 the hosts cannot be had, 2 there is no such job, 3 the name is taken.
+    Exit codes: 0, 1 the hosts could not be started, 2 there is no such job, 3 the name is taken.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -164,12 +164,12 @@ def start(name: str, /, *, lease: Lease, job: Annotated[str, Parameter(name="--j
 
 
 def list_(*, json: Json = False) -> int:
-    """Show the kept jobs of this user: hosts, until when, who is attached, and why one is not kept any more.
+    """Show your kept jobs: hosts, end of the lease, attached program, or why a job has ended.
 
     Args:
         json: Print one JSON document: a list.
 
-    Exit codes: 0 all are kept, 1 one is not any more, 3 there is none.
+    Exit codes: 0 all are kept, 1 one has ended, 3 there is none.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -188,12 +188,12 @@ def attach(
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
     host: Annotated[int, Parameter(name="--host")] = 0,
 ) -> int:
-    """Run a Python script whose `trimesh.jobs.default()` is the kept job; without one, a shell on a host of it.
+    """Run a Python script whose `trimesh.jobs.default()` is the kept job; without a script, open a shell on a host.
 
     Args:
         name: Name of the kept job.
-        script: Its file.
-        arguments: Its own arguments and options; after `--` even one named --host.
+        script: File of the script.
+        arguments: Arguments and options of the script; after `--` even one named --host.
         host: Number of the host for the shell, from 0.
 
     Exit codes: that of the script or the shell; 2 there is no such script or host, 3 no job of that name is kept, or
@@ -208,8 +208,8 @@ def attach(
     if script:
         kept = [one for one in _done(jobs.kept) if one.name == name]
         if not kept or kept[0].gone:
-            gone = kept[0].gone if kept else "trimesh job list shows what is"
-            raise ConnectError(f"no job is kept as {name!r} now: {gone}")
+            gone = kept[0].gone if kept else "trimesh job list shows those that are"
+            raise ConnectError(f"no job is kept as {name!r}: {gone}")
         os.environ["TRIMESH_JOB"] = f"{jobs.KEPT}{name}"
         return run_script(script, *arguments)
     code: int = _done(partial(_shell, job, host))
@@ -219,21 +219,21 @@ def attach(
 async def _shell(job: Any, host: int) -> int:
     async with job as hosts:
         if not 0 <= host < len(hosts):
-            sys.stderr.write(f"trimesh: {job.name} has the hosts 0 to {len(hosts) - 1}, got --host {host}\n")
+            sys.stderr.write(f"trimesh: --host must be 0 to {len(hosts) - 1}, the hosts of {job.name}, got {host}\n")
             return WRONG
         code: int = await hosts.slice(hosts=host).shell()
         return code
 
 
 def extend(name: str, /, *, lease: Lease, json: Json = False) -> int:
-    """Have the lease of a kept job end so long from now; it may be sooner than before.
+    """Set the end of a kept job's lease, counted from now; it may be sooner than before.
 
     Args:
-        name: Of the kept job.
-        lease: From now: 7200, 90m, 2h, 1d.
+        name: Name of the kept job.
+        lease: Time from now: 7200, 90m, 2h, 1d.
         json: Print one JSON document.
 
-    Exit codes: 0, 2 that is no lease, 3 nothing is kept by that name.
+    Exit codes: 0, 2 the lease is invalid, 3 no job of that name is kept.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -246,13 +246,13 @@ def extend(name: str, /, *, lease: Lease, json: Json = False) -> int:
 
 
 def stop(name: str, /, *, json: Json = False) -> int:
-    """End a kept job, with the program that is attached; of one that is not kept any more, free the name.
+    """Stop a kept job and the attached program, and free its name; a job that has ended needs this, too.
 
     Args:
-        name: Of the kept job.
+        name: Name of the kept job.
         json: Print one JSON document.
 
-    Exit codes: 0, 3 there is none by that name, or it is on another machine.
+    Exit codes: 0, 3 no job of that name is kept, or its keeper is on another machine.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -268,10 +268,10 @@ def stop(name: str, /, *, json: Json = False) -> int:
 
 
 def _done(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Run `work` in Trio and return its result; report its failure in one line.
+    """Run `work` in Trio and return its result; report a failure in one line and exit.
 
     Raises:
-        ConnectError: As it comes.
+        ConnectError, ValueError: Raised by `work`.
     """
     try:
         return trio.run(work)
@@ -301,7 +301,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if math.isnan(value):
-        raise ValueError(f"a lease is a number of seconds, or one with s, m, h or d behind it (90m), got {text!r}")
+        raise ValueError(f"a lease must be a number of seconds, or a number with s, m, h or d (90m), got {text!r}")
     return value
 
 
@@ -341,9 +341,9 @@ def kept_lines(found: list[KeptJob]) -> Iterator[str]:
         text = f"{clean(state.name)}  {clean(state.kind)}  {sum(state.parts.values())} hosts"
         if one.gone:
             frees = f"trimesh job stop {clean(state.name)} frees the name"
-            yield f"{text}  not kept any more: {one_line(one.gone)}; {frees}"
+            yield f"{text}  has ended: {one_line(one.gone)}; {frees}"
         elif state.status == "starting":
-            yield f"{text}  waits for its hosts since {_at(state.since)}, process {state.pid}"
+            yield f"{text}  has waited for its hosts since {_at(state.since)}, process {state.pid}"
         else:
             left = max(0, round(state.until - time.time()))
             who = one.attached

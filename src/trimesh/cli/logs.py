@@ -27,16 +27,16 @@ def logs(
     all: Annotated[bool, Parameter(name="--all", negative="")] = False,  # noqa: A002 - the option is called so
     json: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> int:
-    """Show what the processes of a run have written, as far as the controller keeps it.
+    """Show the output of a run's processes, as far as the controller keeps it.
 
     Args:
-        at: Only of some processes: that of a member, `trainers[gpus=3]`, or all with coordinates, `gpus=3`.
-        pid: Of the controller.
-        follow: Go on, until the run ends.
-        all: Show every line; else equal ones that several processes have written within a second are one.
-        json: Print a JSON document a line.
+        at: Show only the process of a member, `trainers[gpus=3]`, or all processes with coordinates, `gpus=3`.
+        pid: Process id of the controller.
+        follow: Continue until the run ends.
+        all: Show every line; by default equal lines of several processes within a second are merged.
+        json: Print one JSON document per line.
 
-    Exit codes: 0, 1 there is no such process, 2 --at names none, 3 there is no run.
+    Exit codes: 0, 1 there is no such process, 2 --at names no member, 3 there is no run.
     """
     after = 0
     with find_run(pid) as one:
@@ -57,13 +57,13 @@ def logs(
 
 
 def is_at(name: str, at: str) -> bool:
-    """Return whether a process is one of those that `at` means: all, by name, or by some of its coordinates."""
+    """Return whether a process matches `at`: empty for all, its name, or some of its coordinates."""
     point = parse_coordinates(at)
     return not at or at == name or (point is not None and has_coordinates(name, point))
 
 
 def log_lines(rows: Sequence[OutputRow], *, shows_all: bool) -> Iterator[str]:
-    """Yield rows as text; equal lines of several processes within a second are one, where the first of them is."""
+    """Yield rows as text; equal lines of several processes within a second are merged at the place of the first."""
     for row, members in log_groups(rows, shows_all=shows_all):
         at = datetime.fromtimestamp(row.at).astimezone().strftime("%H:%M:%S.%f")[:-3]
         text = f"({row.dropped} lines lost: they came faster than they could be shown)" if row.dropped else row.text
@@ -73,7 +73,7 @@ def log_lines(rows: Sequence[OutputRow], *, shows_all: bool) -> Iterator[str]:
 
 
 def log_groups(rows: Sequence[OutputRow], *, shows_all: bool = False) -> Sequence[tuple[OutputRow, Sequence[str]]]:
-    """Return rows with the names of all that have written the same within a second; `shows_all` leaves them alone."""
+    """Return each row with the names of all processes that wrote it within a second; with `shows_all` merge none."""
     names = dict[tuple[int, str], list[str]]()
     groups = list[tuple[OutputRow, list[str]]]()
     opened = dict[tuple[int, str], float]()

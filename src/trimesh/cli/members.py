@@ -24,7 +24,7 @@ class MemberRefused(Exception):
     """An argument that names no member.
 
     Attributes:
-        code: Exit code: `ABSENT` for a member that does not exist, `MALFORMED` for a text that names none.
+        code: Exit code: `ABSENT` if the member does not exist, `MALFORMED` if the text is no name.
     """
 
     def __init__(self, text: str, code: int) -> None:
@@ -34,7 +34,7 @@ class MemberRefused(Exception):
 
 @attrs.frozen
 class NamedMember:
-    """A member, and an endpoint where the argument has one.
+    """A member, and an endpoint if the argument has one.
 
     Attributes:
         name: Name of the member, as `ps` shows it.
@@ -46,7 +46,7 @@ class NamedMember:
 
 
 def parse(text: str) -> tuple[str, dict[str, int]] | None:
-    """Return the mesh and the coordinates of a member's name; None for a text that is no such name.
+    """Return the mesh and the coordinates in a member's name; None for a text that is no such name.
 
     Example:
         >>> parse("procs[hosts=1,gpus=2]")
@@ -89,18 +89,18 @@ def choose(text: str, rows: Sequence[ProcRow | ActorRow], *, endpoints: bool = F
         return NamedMember(found)
     parsed = parse(text)
     if parsed is None:
-        rule = "a member is named by its mesh and coordinates, as procs[gpus=2]"
-        raise MemberRefused(f"{rule}; got {one_line(repr(text))}\n{existing(rows)}", MALFORMED)
+        rule = "a member must be named by its mesh and coordinates, such as procs[gpus=2]"
+        raise MemberRefused(f"{rule}, got {one_line(repr(text))}\n{existing(rows)}", MALFORMED)
     raise MemberRefused(f"no process or actor is named {one_line(text)}\n{existing(rows, parsed[0])}", ABSENT)
 
 
 def choose_processes(at: str, snapshot: RunSnapshot, named: Iterable[str]) -> str:
-    """Return the name of the process that an argument means, or the coordinates that it gives.
+    """Return the name of the process of a member; for coordinates, return them unchanged if a process has them.
 
     Args:
-        at: A member, of which the process is meant, or coordinates: `gpus=2`.
+        at: A member, or coordinates: `gpus=2`.
         snapshot: The run.
-        named: Names of processes, some of which may have ended.
+        named: Further names of processes, which may have ended.
 
     Raises:
         MemberRefused: No process has that name, or these coordinates.
@@ -119,13 +119,13 @@ def choose_processes(at: str, snapshot: RunSnapshot, named: Iterable[str]) -> st
 
 
 def has_coordinates(name: str, point: dict[str, int]) -> bool:
-    """Return whether a member of this name has all of some coordinates."""
+    """Return whether the name of a member contains all coordinates of `point`."""
     parsed = parse(name)
     return parsed is not None and point.items() <= parsed[1].items()
 
 
 def existing(rows: Sequence[ProcRow | ActorRow], mesh: str = "") -> str:
-    """Return a line that lists members: those of a mesh, or else some of each."""
+    """Return a line that lists members: those of `mesh`, or some of each mesh if there is no such mesh."""
     groups = dict[str, dict[str, None]]()  # a dict is an ordered set of names
     for row in rows:
         groups.setdefault(row.mesh or row.name, {})[row.name] = None

@@ -43,7 +43,7 @@ from trimesh.observe import (
 )
 
 _SHOWN = 20
-"""Children of one process that run as they should; those that do not are all shown."""
+"""Shown children of one process that have no problem; all others are shown, too."""
 
 
 def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
@@ -79,7 +79,7 @@ def process_tree(snapshot: RunSnapshot, *, shows_all: bool = False) -> Tree:
 def _problem_lines(snapshot: RunSnapshot) -> Iterator[Text]:
     """Yield a line for each problem that is not the state of one process, and for each silent host."""
     for problem in problems(snapshot):
-        if problem.kind in ("deadlock", "full", "memory"):  # the others are lines of their own
+        if problem.kind in ("deadlock", "full", "memory"):  # other kinds are lines of the tree already
             text = f"{problem.title}{f'; {problem.text}' * bool(problem.text)}"
             yield Text(one_line(text, 300), style="red" if problem.kind == "deadlock" else "yellow")
     for host in snapshot.hosts:
@@ -89,14 +89,14 @@ def _problem_lines(snapshot: RunSnapshot) -> Iterator[Text]:
 
 
 def is_wrong(snapshot: RunSnapshot) -> bool:
-    """Return whether a run has a process that does not run, calls in a circle, or versions that are kept."""
+    """Return whether a run has a process that does not run, a cycle of calls, or pins that block `publish`."""
     if any(proc.state not in FINE for proc in snapshot.procs):
         return True
     return bool(kept_versions(snapshot) or _in_circles(snapshot))
 
 
 def _in_circles(snapshot: RunSnapshot) -> dict[str, str]:
-    """Return the members whose calls wait for each other, and their processes."""
+    """Return the members whose calls wait for each other, with their processes."""
     graph = WaitGraph(snapshot)
     calls = [graph.calls[call_id] for one in graph.culprits() for call_id in one.cycle]
     return {call.name: call.proc for call in calls}
@@ -107,7 +107,7 @@ def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
 
     Args:
         pid: Process id of its controller.
-        snapshot: The run just before; None if it did not answer.
+        snapshot: Snapshot of the run just before; None if it did not answer.
     """
     if snapshot is None:
         yield f"interrupted run {pid}"
@@ -118,7 +118,7 @@ def stop_lines(pid: int, snapshot: RunSnapshot | None) -> Iterator[str]:
     yield f"interrupted run {pid}{command}: its blocks stop {count}, each within its grace"
     late = [proc for proc in below if proc.state in ("stuck", "silent", "stopped", "held")]
     for proc in late[:_SHOWN]:
-        yield f"  {clean(proc.name)}  pid {proc.pid}  is {state_of(proc)}: it is killed after the grace if it stays so"
+        yield f"  {clean(proc.name)}  pid {proc.pid}  is {state_of(proc)}: it is killed after the grace if that lasts"
     if len(late) > _SHOWN:
         yield f"  and {len(late) - _SHOWN} more"
 
@@ -156,9 +156,9 @@ class _Seen:
     """A run, sorted for the tree.
 
     Attributes:
-        children, actors: By process.
-        circle: Members whose calls wait for each other, and their processes.
-        oldest: The oldest call that each actor runs.
+        children, actors: Child processes and actors, by process.
+        circle: Members whose calls wait for each other, with their processes.
+        oldest: The oldest call of each actor that runs or waits.
         has_hosts: Whether its processes are on several machines.
     """
 
@@ -178,12 +178,12 @@ def _proc_line(proc: ProcRow, seen: _Seen) -> str:
     parts = [clean(proc.name), f"pid {proc.pid}"]
     if seen.has_hosts and proc.host:
         parts.append(f"on {clean(proc.host)}")
-    parts.append(state_of(proc) + ", in a circle of calls" * (proc.id in seen.circle.values()))
+    parts.append(state_of(proc) + ", in a cycle of calls" * (proc.id in seen.circle.values()))
     if proc.memory_bytes:
         parts.append(size(proc.memory_bytes))
     if proc.incarnation:
         parts.append(f"incarnation {proc.incarnation}")
-    if proc.last_event and not (proc.stalled_seconds and proc.last_event.startswith("Stalled")):  # said, and grown
+    if proc.last_event and not (proc.stalled_seconds and proc.last_event.startswith("Stalled")):  # the state shows it
         parts.append(one_line(proc.last_event, 80))
     return "  ".join(parts)
 
@@ -200,7 +200,7 @@ def _actor_line(actor: ActorRow, seen: _Seen) -> str:
     return "  ".join(parts)
 
 
-# ---- `trimesh top`: on a terminal a screen that lives, elsewhere one table -------------------------------------------
+# ---- `trimesh top`: a live screen on a terminal, otherwise one table -------------------------------------------------
 
 _WIDTH = 240
 
@@ -241,7 +241,7 @@ def top(
     return 0
 
 
-# ---- what a row of `trimesh top` shows, and in which order rows stand ------------------------------------------------
+# ---- columns and sort order of `trimesh top` -------------------------------------------------------------------------
 
 COLUMNS: Final = (
     "process",
@@ -274,7 +274,7 @@ _KEYS: Final[tuple[Callable[[ProcActivity], Any], ...]] = (
 
 
 def cells(one: ProcActivity) -> tuple[Text, ...]:
-    """Return the cells of a process; no name in them steers a terminal, or is read as markup."""
+    """Return the cells of a process; names in them cannot contain control sequences or markup."""
     proc = one.proc
     values = (
         clean(proc.name),
@@ -298,13 +298,13 @@ def cells(one: ProcActivity) -> tuple[Text, ...]:
 
 
 def chosen(rows: Sequence[ProcActivity], column: int, wanted: str) -> list[ProcActivity]:
-    """Return the rows whose process, host or state has a text in it, sorted by a column."""
+    """Return the rows whose process, host or state contains a text, sorted by a column."""
     found = [one for one in rows if wanted in f"{clean(one.proc.name)} {clean(one.proc.host)} {one.proc.state}"]
     return sorted(found, key=_KEYS[column])
 
 
 def summary(seen: RunSnapshot, *, left_out: int = 0) -> Text:
-    """Return one line on a run, and on how many rows are not shown."""
+    """Return one line on a run, with the number of rows that are not shown."""
     job = seen.job
     parts = ["a run" if job is None else f"run {job.pid}  {one_line(job.command, 60)}  {job.state}"]
     parts.append(f"{len(seen.procs)} processes: {common([proc.state for proc in seen.procs])}")
@@ -329,7 +329,7 @@ def detail(one: ProcActivity, calls: Sequence[CallRow]) -> Text:
     if proc.record:
         lines.append(f"flight record: {one_line(proc.record)}")
     lines.append("")
-    lines += [call_line(call) for call in calls] or ["no call to it is under way"]
+    lines += [call_line(call) for call in calls] or ["no calls to it are under way"]
     if proc.stack:
-        lines += ["", "its stack, innermost first:", *(one_line(line) for line in proc.stack.splitlines())]
+        lines += ["", "stack, innermost first:", *(one_line(line) for line in proc.stack.splitlines())]
     return Text("\n".join(lines))

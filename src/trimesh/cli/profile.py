@@ -21,10 +21,10 @@ from trimesh.errors import ConnectError
 from trimesh.observe import ProcRow, Timeline, find_records, find_run, read_records, runs, trace_bytes
 
 _PROCS_MAX: Final = 64
-"""Each has a py-spy of its own meanwhile: more would take the cores from the run."""
+"""Each process gets its own py-spy: more would take cores from the run."""
 
 _SLACK_SECONDS: Final = 30.0
-"""For py-spy to find the interpreter in a process, and to write."""
+"""Additional time for py-spy to find the interpreter in a process, and to write."""
 
 
 def profile(
@@ -36,17 +36,17 @@ def profile(
     native: Annotated[bool, Parameter(name="--native", negative="")] = False,
     pid: Annotated[int | None, Parameter(name="--pid")] = None,
 ) -> int:
-    """Sample the stacks of all processes of a run on this machine; write folded stacks, which speedscope.app shows.
+    """Sample the stacks of a run's processes on this machine; write folded stacks for speedscope.app.
 
-    Each line of the file is a stack, outermost first, and how often it was seen; its first frame is the process, as
-    `ps` shows it. The run is not stopped for it. `pip install 'trimesh-actors[profile]'` brings py-spy, which it needs.
+    Each line of the file is a stack, outermost first, and the number of its samples; its first frame is the process, as
+    `ps` shows it. The run is not stopped. It needs py-spy: pip install 'trimesh-actors[profile]'.
 
     Args:
-        file: Where to write.
-        seconds: For how long, rounded up to whole ones.
-        rate: Samples a second of each process.
-        native: Show frames of C, too; processes are then stopped for each sample.
-        pid: Of the controller.
+        file: File to write.
+        seconds: Duration in seconds, rounded up to whole ones.
+        rate: Samples per second of each process.
+        native: Include C frames; processes are then stopped for each sample.
+        pid: Process id of the controller.
 
     Exit codes: 0, 1 some process could not be sampled, 3 there is no run.
     """
@@ -65,14 +65,14 @@ def profile(
     for name, why in failed.items():
         sys.stderr.write(f"trimesh: {clean(name)} could not be sampled: {one_line(why)}\n")
     if len(alive) > _PROCS_MAX:
-        sys.stderr.write(f"trimesh: {len(alive) - _PROCS_MAX} processes more were left out\n")
+        sys.stderr.write(f"trimesh: {len(alive) - _PROCS_MAX} more processes were not sampled (limit {_PROCS_MAX})\n")
     return 1 if failed else 0
 
 
 def _sampled(
     spy: str, how: Sequence[str], procs: Sequence[ProcRow], seconds: float
 ) -> tuple[list[str], dict[str, str]]:
-    """Return folded stacks of processes, and why those of some could not be had; no py-spy is left behind."""
+    """Return folded stacks of processes, and why some could not be sampled; no py-spy is left behind."""
     lines, failed = list[str](), dict[str, str]()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trimesh-profile-")))
@@ -88,7 +88,7 @@ def _sampled(
                 errors="replace",
             )
             spies.append(stack.enter_context(one))
-            stack.callback(one.kill)  # before it is waited for, as a Ctrl-C may be why this is left
+            stack.callback(one.kill)  # runs before the wait of `Popen.__exit__`: after Ctrl-C, py-spy may still run
         for proc, one in zip(procs, spies, strict=True):
             try:
                 _, words = one.communicate(timeout=seconds)
@@ -112,7 +112,7 @@ def under(name: str, folded: str) -> Iterator[str]:
             yield f"{first};{clean(frames)} {count}"
 
 
-# ---- `trimesh trace`: when calls ran, as a file that ui.perfetto.dev shows -------------------------------------------
+# ---- `trimesh trace`: a time line of calls, as a file for ui.perfetto.dev --------------------------------------------
 
 
 def trace(
@@ -123,15 +123,15 @@ def trace(
     run: Annotated[str, Parameter(name="--run")] = "",
     pid: Annotated[int | None, Parameter(name="--pid")] = None,
 ) -> int:
-    """Write when calls ran, by process and actor, into a file for ui.perfetto.dev; of a dead run its last seconds.
+    """Write a time line of a run's calls, by process and actor, to a file for ui.perfetto.dev.
 
-    It is made of the flight records of the processes on this machine, of which the run notices nothing.
+    It reads the flight records of the processes on this machine, which does not disturb the run.
 
     Args:
-        file: Where to write.
-        seconds: Of the run, from now on; of a dead one up to its end.
+        file: File to write.
+        seconds: Duration in seconds, from now on; of a dead run its last seconds.
         run: Folder of the flight records of a dead run.
-        pid: Of the controller of a run; else the only one that runs, or the newest dead one.
+        pid: Process id of a run's controller; by default the only living run, or the newest dead one.
 
     Exit codes: 0, 1 the file cannot be written, or calls are missing in it, 3 there is no run and no record of one.
     """
@@ -162,15 +162,15 @@ def trace(
         sys.stderr.write(f"trimesh: the trace cannot be written: {error}\n")
         return 1
     if missing := timeline.missing(since):
-        sys.stderr.write(f"trimesh: {missing} calls are missing: they were written over before they were read\n")
+        sys.stderr.write(f"trimesh: {missing} calls are missing: newer ones overwrote them before they were read\n")
     return 1 if missing else 0
 
 
 def _running(pid: int | None) -> int | None:
-    """Return the pid of the controller that is meant; None for the newest dead run, if no run goes on.
+    """Return the pid of the controller: the given one, or that of the only living run; None if no run is alive.
 
     Raises:
-        ConnectError: Several runs go on.
+        ConnectError: Several runs are alive.
     """
     if pid is None:
         found = runs()

@@ -1,4 +1,4 @@
-"""Short terminal text, in which names from programs cannot inject control sequences."""
+"""Terminal text of the commands, in which names from programs cannot inject control sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FINE: Final = ("running", "starting", "exiting")
 
 
 def clean(text: str) -> str:
-    """Return a text in which every character that is not to be seen is written as an escape; newlines stay."""
+    """Return a text with every invisible character written as an escape, except newlines."""
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode() for char in text
     )
@@ -60,16 +60,16 @@ def size(nbytes: float) -> str:
 
 
 def state_of(proc: ProcRow) -> str:
-    """Return the state of a process, with for how long its loop has not run."""
+    """Return the state of a process, and for how long its loop has not run."""
     if proc.stalled_seconds and proc.state in ("stuck", "silent", "running"):
         return f"{proc.state} for {duration(proc.stalled_seconds)}"
     return proc.state
 
 
 _SILENCE: Final = {
-    "R": "C code computes there, and may hold the GIL",
-    "S": "C code sleeps there in the operating system, for a lock, say, and may hold the GIL meanwhile",
-    "D": "it waits in the kernel for a disk, or another device",
+    "R": "C code computes, and may hold the GIL",
+    "S": "C code sleeps in the operating system, for example for a lock, and may hold the GIL",
+    "D": "it waits in the kernel for a disk or another device",
 }
 
 
@@ -79,14 +79,14 @@ def silence(proc: ProcRow) -> str:
         return f"its host {clean(proc.host)} does not answer either: its agent is stopped, or cannot be reached"
     words = _SILENCE.get(proc.kernel_state, "C code holds the GIL, or it waits in the operating system")
     where = f" on {clean(proc.host)}" * bool(proc.host)
-    look = f"; py-spy dump --native --pid {proc.pid}{where} shows the lines of C" * bool(proc.pid)
+    look = f"; py-spy dump --native --pid {proc.pid}{where} shows the C frames" * bool(proc.pid)
     return f"no Python code runs: {words}{look}"
 
 
 def call_line(call: CallRow) -> str:
     parts = [f"{call.name}.{call.endpoint}", call.state, duration(call.age)]
     if call.left is not None:
-        parts.append(f"{duration(call.left)} left" if call.left > 0 else "its deadline is over")
+        parts.append(f"{duration(call.left)} left" if call.left > 0 else "past its deadline")
     if call.caller:
         parts.append(f"from {call.caller}")
     if call.at:
@@ -100,12 +100,12 @@ def more(count: int, what: str) -> str:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first name, and the number of further ones."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def common(rows: Sequence[str]) -> str:
-    """Return what all of some words are, or the words with their counts."""
+    """Return the word if all are equal, otherwise each word with its count."""
     counts = dict[str, int]()
     for row in rows:
         counts[row] = counts.get(row, 0) + 1
@@ -113,9 +113,9 @@ def common(rows: Sequence[str]) -> str:
 
 
 def program_lines(stack: str, lines: int = 3) -> Sequence[str]:
-    """Return the innermost lines of a stack, without those of this library and of what it has called, if there are any.
+    """Return the innermost lines of a stack, if possible without those of this library and of code that it calls.
 
-    A single line is that of the program.
+    With `lines=1`, prefer the innermost line of the user's program.
     """
     found = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
     if lines == 1 and (line := program_line(stack)):
@@ -130,24 +130,24 @@ _SHOWN: Final = 50
 
 
 def is_stuck(call: CallRow, snapshot: RunSnapshot) -> bool:
-    """Return whether a call waits, or its process does not run, for longer than a process may stall."""
+    """Return whether a call older than `limits.STALL_SECONDS` waits, or is in a process that does not run."""
     states = {proc.id: proc.state for proc in snapshot.procs}
     is_still = call.state in ("queued", "waiting", "sending", "abandoned", "cancelling")
     return call.age >= limits.STALL_SECONDS and (is_still or states.get(call.proc) not in ("running", None))
 
 
 def call_lines(calls: Sequence[CallRow], *, shows_all: bool) -> Iterator[str]:
-    """Yield a line on each call, oldest first; those that differ in their member only are one."""
+    """Yield a line for each call, oldest first; calls that differ only in their member share one."""
     rows = [group for one in call_groups(calls) for group in ([[call] for call in one] if shows_all else [one])]
     for count, group in enumerate(rows):
         if count == _SHOWN and not shows_all:
-            yield more(len(rows) - count, "kinds of calls")
+            yield more(len(rows) - count, "groups of calls")
             return
         yield f"{call_line(group[0])}{f'  and {len(group) - 1} like it' * (len(group) > 1)}  {clean(group[0].id)}"
 
 
 def call_groups(calls: Sequence[CallRow]) -> Sequence[Sequence[CallRow]]:
-    """Return calls that differ in their member only together, in the order of the first of each."""
+    """Return groups of calls that differ only in their member, in the order of their first calls."""
     groups = dict[tuple[str, ...], list[CallRow]]()
     for call in calls:
         groups.setdefault((call.mesh, call.endpoint, call.state, call.caller, call.at), []).append(call)
@@ -169,7 +169,7 @@ def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:
             continue
         where = f", {one_line(call.at)}" if call.at else ""
         state = states.get(call.proc, "running")
-        is_said = state == "running" or "its process is" in call.at  # where it is not known where the call runs
+        is_said = state == "running" or "its process is" in call.at  # `at` names the state if the line is unknown
         process = "" if is_said else f", its process is {state}"
         yield (
             f"{clean(call.name)}.{clean(call.endpoint)} waits for no call: {call.state} for {duration(call.age)}"
@@ -178,7 +178,7 @@ def wait_lines(snapshot: RunSnapshot) -> Iterator[str]:
 
 
 def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
-    """Yield stacks with those who have them; equal ones once."""
+    """Yield stacks, each with the members that have it; equal stacks once."""
     for stack in stacks:
         few = ", ".join(clean(name) for name in stack.members[:4])
         rest = f" and {len(stack.members) - 4} more" * (len(stack.members) > 4)
@@ -187,25 +187,25 @@ def stack_lines(stacks: Sequence[SharedStack]) -> Iterator[str]:
             yield f"    {one_line(line)}"
 
 
-# ---- publications that do not go on as they should, in words ---------------------------------------------------------
+# ---- problems of publications ----------------------------------------------------------------------------------------
 
 _LINE_CHARS = 300
 
 
 def kept_title(one: KeptVersions) -> str:
-    """Return who keeps which versions, for how long."""
+    """Return a title: the holders, the pinned versions, and for how long they block `publish`."""
     has = "has" if len(one.holders) == 1 else "have"
     numbers = ", ".join(map(str, one.versions))
     plural = "s" * (len(one.versions) > 1)
     kept = f"version{plural} {numbers} of {some(one.publishers)}"
-    return f"{some(one.holders)} {has} {kept} pinned, in the way of publish for {duration(one.seconds)}"
+    return f"{some(one.holders)} {has} {kept} pinned, which has blocked publish for {duration(one.seconds)}"
 
 
 def kept_text(one: KeptVersions) -> str:
     """Describe pinned versions: the consequence, the activity of the holder, and the remedy."""
     effect = f"{one.kept} of {one.slots} slots cannot be written to, the latest version is {one.latest}"
     if one.is_waiting:
-        effect = f"publish waits until one is let go: {effect}"
+        effect = f"publish waits until one is released: {effect}"
     doing = ""
     if one.call is not None:
         doing = f"; the oldest call there is {one.call.name}.{one.call.endpoint}, for {duration(one.call.age)}"
@@ -213,7 +213,7 @@ def kept_text(one: KeptVersions) -> str:
 
 
 def unread_title(one: UnreadVersions) -> str:
-    """Return who publishes, how many versions no process has read, for how long."""
+    """Return a title: the publisher, the number of versions that no process has read, and for how long."""
     versions = f"{one.count} versions in {duration(one.seconds)}"
     return f"{some(one.publishers)} has published {versions} that no process has read"
 
@@ -222,11 +222,11 @@ def unread_text(one: UnreadVersions) -> str:
     """Describe unread versions: earlier readers, the cost, and the remedy."""
     who = f"{some(one.readers)} has read earlier ones" if one.readers else "it has no reader"
     cost = f"; each is copied, into {size(one.nbytes)} of memory" * bool(one.nbytes)
-    return f"{who}{cost}; look whether the task that follows it has ended, or was never started"
+    return f"{who}{cost}; check whether the task that follows it has ended, or was never started"
 
 
 def publication_lines(seen: RunSnapshot) -> Iterator[str]:
-    """Yield a line on each publication that does not go on as it should."""
+    """Yield a line for each publication with pinned or unread versions."""
     for kept in kept_versions(seen):
         yield one_line(f"pinned: {kept_title(kept)}; {kept_text(kept)}", _LINE_CHARS)
     for unread in unread_versions(seen):

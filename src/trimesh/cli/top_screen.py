@@ -29,7 +29,7 @@ _NAME: Final = 0
 
 
 class DetailScreen(ModalScreen[None]):
-    """All that is known of one process, as it is now."""
+    """Current details of one process."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "dismiss", "back")]
     CSS = (
@@ -84,13 +84,13 @@ class TopApp(App[None]):
         self._is_asking = False
 
     def compose(self) -> ComposeResult:
-        yield Static("asking the run ...", id="summary")
+        yield Static("querying the run ...", id="summary")
         yield Input(placeholder="part of a name, a host or a state", id="filter")
         yield DataTable[Text](cursor_type="row", zebra_stripes=True)
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to ask."""
+        """Start polling the run."""
         self._name_columns()
         self.table.focus()
         self.set_interval(self._every, self.look)
@@ -98,13 +98,13 @@ class TopApp(App[None]):
 
     @property
     def table(self) -> DataTable[Text]:
-        """The rows."""
+        """The table of processes."""
         return cast("DataTable[Text]", self.query_one(DataTable))
 
     # ---- the run ---------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Ask the run, unless it has not answered yet."""
+        """Query the run, unless a query is pending."""
         if not self._is_asking:
             self._is_asking = True
             self._look()
@@ -126,7 +126,7 @@ class TopApp(App[None]):
         self.arrange()
 
     def lost(self, words: str) -> None:
-        """Show that the run has ended; the last rows stay."""
+        """Show that the run has ended or does not answer; the last rows stay."""
         self._is_asking = False
         if self.is_running:  # TP-3
             self.query_one("#summary", Static).update(Text(one_line(words), style="red"))
@@ -139,7 +139,7 @@ class TopApp(App[None]):
             self.table.add_column(f"{name} *" if number == self.column else name)
 
     def arrange(self) -> None:
-        """Show the rows that are wanted, in their order."""
+        """Show the filtered rows, sorted."""
         if not self.is_running:
             return  # TP-3
         table, current = self.table, self.current
@@ -158,7 +158,7 @@ class TopApp(App[None]):
 
     @property
     def current(self) -> str:
-        """The process of the row that is chosen; "" for none."""
+        """Id of the process in the selected row; "" for none."""
         row = self.table.cursor_row
         keys = [str(key.value) for key in self.table.rows]
         return keys[row] if 0 <= row < len(keys) else ""
@@ -176,7 +176,7 @@ class TopApp(App[None]):
                 self.table.move_cursor(row=number)
 
     def action_filter(self) -> None:
-        """Ask for a text that rows must have."""
+        """Open the filter."""
         box = self.query_one("#filter", Input)
         box.add_class("open")
         box.focus()
@@ -206,6 +206,6 @@ class TopApp(App[None]):
     def _show_detail(self, screen: DetailScreen) -> None:
         found = next((one for one in self._rows if one.proc.id == screen.proc_id), None)
         if found is None or self._seen is None:
-            screen.show(Text("it is not there any more"))
+            screen.show(Text("this process is gone"))
         else:
             screen.show(detail(found, calls_of(self._seen, screen.proc_id)))

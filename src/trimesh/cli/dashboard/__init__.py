@@ -33,14 +33,14 @@ def dashboard(
     """Serve a web page on a run at 127.0.0.1: meshes, calls, wait graph, time lines, failures, logs, stacks.
 
     Prints an address with a token, which admits one browser; another browser needs the address printed next.
-    From another machine: `ssh -L 8787:127.0.0.1:8787 HOST`, with `--port 8787` here. It runs until Ctrl-C, even after
-    the run has ended. It needs starlette and anycorn: pip install 'trimesh-actors[dashboard]'.
+    From another machine: `ssh -L 8787:127.0.0.1:8787 HOST`, with `--port 8787` here. Runs until Ctrl-C, even after the
+    run has ended. It needs starlette and anycorn: pip install 'trimesh-actors[dashboard]'.
 
     Args:
         pid: Process id of the controller.
-        port: Port to listen at; 0 for a free one.
-        prefix: Prefix of all its paths, for a proxy that serves it below one: `--prefix /runs/train`.
-        allow_host: A host name under which such a proxy serves it.
+        port: Port to listen at; 0 takes a free one.
+        prefix: Prefix of all paths of the page, for a proxy that serves it there: `--prefix /runs/train`.
+        allow_host: Host name under which such a proxy serves the page; can be repeated.
         every: Polling interval in seconds, at least 0.1.
 
     Exit codes: 0 ended by Ctrl-C, 1 a package is missing, 2 wrong usage, or the port is taken, 3 there is no run.

@@ -47,7 +47,7 @@ PROC_LETTERS: Final = {
     "stopped": "T",
     "dead": "D",
 }
-"""Capitals need a look."""
+"""Letters of process states; capitals are problems."""
 
 IDLE, BUSY, WAITED_FOR, ENDED, MISSING = "i", "b", "q", "x", "."
 
@@ -61,16 +61,16 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     """One mesh.
 
     Attributes:
-        name: Of the mesh.
+        name: Name of the mesh.
         kind: "procs" or "actors".
-        cls: Of the actors.
+        cls: Class of the actors.
         labels, sizes: Its extent, as far as its members show it.
-        letters: One a cell, in order; "." where there is no member.
-        depth: Calls in mailboxes, by cell; empty if all are 0, here and below.
-        memory: MiB, by cell.
-        rate: Messages a second, by cell.
-        age: Seconds of the oldest call under way, by cell.
-        counts: Cells by letter.
+        letters: One letter per cell, in order; "." for a cell without a member.
+        depth: Calls in mailboxes, by cell; empty if all are 0, as the next three.
+        memory: Memory in MiB, by cell.
+        rate: Messages per second, by cell.
+        age: Age of the oldest call under way in seconds, by cell.
+        counts: Number of cells by letter.
     """
 
     name: str
@@ -87,12 +87,12 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """A mesh as drawn, and who is in its cells.
+    """A mesh as drawn, and the members in its cells.
 
     Attributes:
-        grid: As drawn.
+        grid: The mesh as drawn.
         procs: Id of the process of each cell; "" for none.
-        names: Of the member of each cell.
+        names: Name of the member of each cell; "" for none.
     """
 
     grid: Grid
@@ -103,7 +103,7 @@ class Placed(msgspec.Struct, frozen=True):
 def grids(
     activities: Sequence[ProcActivity], actors: Sequence[ActorRow], calls: Sequence[CallRow]
 ) -> tuple[list[Placed], int]:
-    """Return the meshes of a run, those with failures first, and how many more there are."""
+    """Return the meshes of a run, those with failures first, and the number of omitted ones."""
     doing = {one.proc.id: one for one in activities}
     proc_meshes, actor_meshes = defaultdict[str, list[ProcRow]](list), defaultdict[str, list[ActorRow]](list)
     for one in activities:
@@ -202,23 +202,23 @@ def _arranged(rows: Sequence[_Row]) -> tuple[tuple[str, ...], tuple[int, ...], l
     return labels, sizes, cells
 
 
-# ---- who waits for whom, as boxes and arrows -------------------------------------------------------------------------
+# ---- wait graph as boxes and arrows ----------------------------------------------------------------------------------
 
 
 class WaitBox(msgspec.Struct, frozen=True, kw_only=True):
-    """One call, or several that differ in their member.
+    """One call, or several that differ only in their member.
 
     Attributes:
-        name: Of the first member.
+        name: Name of the first member.
         call: Id of the first call.
-        endpoint, state, at: Of all of them.
-        count: How many.
-        age: Of the oldest, in seconds.
-        left: Of the first deadline, in seconds; None for none.
-        column: 0 for what no call waits for.
-        waiters: How many calls wait for it, directly or not.
+        endpoint, state, at: Endpoint, state and source line, equal for all calls.
+        count: Number of calls.
+        age: Age of the oldest call in seconds.
+        left: Seconds to the first deadline; None without one.
+        column: Column of the drawing; 0 if no call waits for it.
+        waiters: Number of calls that wait for it, directly or not.
         is_culprit: Whether it waits for no call, while others wait for it.
-        in_circle: Whether it waits for itself.
+        in_circle: Whether it is part of a cycle.
     """
 
     name: str
@@ -300,7 +300,7 @@ def _box(calls: list[CallRow], column: int, in_circle: set[str], waiters: dict[s
 
 
 def _columns(count: int, arrows: Counter[tuple[int, int]]) -> list[int]:
-    """Return the column of each box: right of all that wait for it; each is passed through once on a way (WB-2)."""
+    """Return the column of each box, right of all that wait for it; each box is visited once (WB-2)."""
     after = [list[int]() for _ in range(count)]
     awaited = [0] * count
     for start, end in arrows:
@@ -311,7 +311,7 @@ def _columns(count: int, arrows: Counter[tuple[int, int]]) -> list[int]:
     todo = [box for box in range(count) if not awaited[box]]
     done = set[int]()
     while len(done) < count:
-        if not todo:  # only circles are left: one is opened where the most has been said already
+        if not todo:  # only cycles are left: break one at its first box
             todo = [next(box for box in range(count) if box not in done)]
         box = todo.pop()
         if box in done:
@@ -332,12 +332,12 @@ _LARGEST: Final = 40
 
 
 class CallGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that differ in their member only.
+    """Calls that differ only in their member.
 
     Attributes:
         first: The oldest of them, without its stack.
-        count: How many.
-        left: Seconds to the first deadline of them; None for none.
+        count: Number of calls.
+        left: Seconds to the first deadline; None without one.
     """
 
     first: CallRow
@@ -361,16 +361,16 @@ class LinkUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardSums(msgspec.Struct, frozen=True, kw_only=True):
-    """BoardSums over a run at one moment: a point of the charts.
+    """Sums over a run at one moment: a point of the charts.
 
     Attributes:
         at: Unix time.
-        messages, nbytes: A second, over all links.
-        calls, queued: Under way, and waiting in mailboxes.
+        messages, nbytes: Messages and bytes per second, over all links.
+        calls, queued: Calls under way, and those of them in mailboxes.
         memory: Resident bytes of all processes.
-        failed: Processes that do not run as they should.
-        half, most: Latency in seconds of half of the calls, and of 99 of 100, of the busiest processes; None if no call
-            has ended.
+        failed: Number of dead, stuck, silent and stopped processes.
+        half, most: Median and 99th percentile of latency in seconds, in the busiest processes; None if no call has
+            ended.
     """
 
     at: float
@@ -389,20 +389,20 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: Grows when a field is removed or changes its meaning.
-        number: Counts boards.
+        number: Number of the board, increasing.
         at: Unix time of the snapshot.
         state: "live"; "silent" while the run does not answer, "ended" after its end: then the rest is the last state.
         said: Why the state is not "live".
         by: As `RunSnapshot.by`.
         job: The run.
-        procs: Processes by state.
-        sums: BoardSums over all.
+        procs: Number of processes by state.
+        sums: Sums over the run.
         problems: Problems, most urgent first.
-        meshes: Those with failures first.
-        calls: Under way, oldest first.
+        meshes: Meshes, those with failures first.
+        calls: Calls under way, oldest first.
         waits: The wait graph.
-        links, grants, publications, hosts, events, cut: As those of `RunSnapshot`; events newest first.
-        host_count: How many hosts there are.
+        links, grants, publications, hosts, events: As those of `RunSnapshot`; events newest first.
+        host_count: Number of hosts.
         largest: Processes with most memory: name and bytes.
         left_out: Number of rows not shown, by table.
     """
@@ -435,7 +435,7 @@ class SeenRun(msgspec.Struct, frozen=True):
 
     Attributes:
         board: The board.
-        snapshot: The run.
+        snapshot: Snapshot of the run.
         placed: Its meshes, with the members in their cells.
         activities: Activity of each process.
     """
@@ -447,12 +447,12 @@ class SeenRun(msgspec.Struct, frozen=True):
 
 
 def see(later: RunSnapshot, earlier: RunSnapshot | None = None, *, number: int = 0) -> SeenRun:
-    """Return what the page shows of a run.
+    """Compute the board of a run.
 
     Args:
-        later: The run now.
-        earlier: As it was a look before; without it nothing is known of rates.
-        number: Of the board.
+        later: Snapshot of the run now.
+        earlier: The previous snapshot, for rates; without it all rates are 0.
+        number: Number of the board.
     """
     activities = activity_between(later, earlier)
     placed, meshes_cut = grids(activities, later.actors, later.calls)

@@ -23,14 +23,14 @@ _MOST = 50
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, and all in it.
+    """One process and its actors.
 
     Attributes:
-        activity: The process, and what it does.
-        actors: In it.
-        calls: To it, oldest first, with their stacks.
+        activity: The process and its activity.
+        actors: Actors in it.
+        calls: Calls to it, oldest first, with their stacks.
         made: Calls that it has made.
-        events: What happened to it or to its actors, newest first.
+        events: Events of it and its actors, newest first.
         links: Its ends of its connections.
         is_ours: Whether the controller owns it, so that it can be killed.
     """
@@ -49,7 +49,7 @@ def detail(seen: SeenRun, name: str) -> Detail | None:
 
     Args:
         seen: The run.
-        name: `KIND:MESH:CELL`, a cell as the page draws it; else the name of a process or actor, as it is shown.
+        name: A cell of the page, `KIND:MESH:CELL`, or the name of a process or actor, as the page shows it.
     """
     proc_id = _proc_id(seen, name)
     found = next((one for one in seen.activities if one.proc.id == proc_id), None)
@@ -89,9 +89,7 @@ def _proc_id(seen: SeenRun, name: str) -> str:
     return next((actor.proc for actor in seen.snapshot.actors if clean(actor.name) == name), "")
 
 
-# ---- tasks -----------------------------------------------------------------------------------------------------------
-
-# When calls ran, process by process, and how long they took: of flight records, which the run does not notice.
+# ---- time lines and latencies of calls, from flight records ----------------------------------------------------------
 
 _SLOTS_MAX: Final = 8
 
@@ -100,11 +98,11 @@ class TaskBar(msgspec.Struct, frozen=True, array_like=True):
     """One call, or several short ones of one endpoint.
 
     Attributes:
-        begin, length: Milliseconds from the start of the time line, and from `begin`.
-        endpoint: Its place in `TaskStream.endpoints`.
-        outcome: The worst: 0 running, 1 returned, 2 raised, 3 cancelled.
-        count: Of calls.
-        slot: In which row of its process.
+        begin, length: Milliseconds from the start of the time line, and duration in milliseconds.
+        endpoint: Its index in `TaskStream.endpoints`.
+        outcome: 0 running, 1 returned, 2 raised, 3 cancelled; of several calls the greatest.
+        count: Number of calls.
+        slot: Row within its process.
     """
 
     begin: float
@@ -119,11 +117,11 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """One process.
 
     Attributes:
-        name: Of the process.
-        slots: Rows that its bars need.
+        name: Name of the process.
+        slots: Number of rows that its bars need.
         bars: Its calls, oldest first.
-        missing: Whether calls of the time are not there any more.
-        error: Why there are none; empty if there are.
+        missing: Whether calls of this period were overwritten in its flight record.
+        error: Why its flight record cannot be read; "" otherwise.
     """
 
     name: str
@@ -159,8 +157,8 @@ class TaskStream(msgspec.Struct, frozen=True, kw_only=True):
         since: Unix time of its start.
         seconds: Its length.
         endpoints: `mesh.endpoint`, by number.
-        rows: Processes.
-        latencies: Of these processes, the endpoint with most calls first.
+        rows: Time lines of the processes.
+        latencies: Latencies of their endpoints, the one with most calls first.
     """
 
     since: float
@@ -171,9 +169,9 @@ class TaskStream(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_stream(procs: Sequence[ProcRow], since: float, seconds: float) -> TaskStream:
-    """Return what some processes did from a Unix time on.
+    """Return the calls of some processes from the Unix time `since` on.
 
-    Blocking: some 10 ms a process.
+    Blocking: some 10 ms per process.
     """
     endpoints = dict[str, int]()
     rows, calls = list[TaskRow](), list[flight.FlightCall]()
@@ -202,7 +200,7 @@ def _is_seen(call: flight.FlightCall, since: float, until: float) -> bool:
 def _bars(
     calls: Iterable[flight.FlightCall], since: float, seconds: float, endpoints: dict[str, int]
 ) -> tuple[int, list[TaskBar]]:
-    """Return how many slots are needed, and the bars in them."""
+    """Return the number of slots, and the bars in them."""
     width = seconds / limits.PAGE_TASK_BARS
     open_bars = list[
         tuple[float, float, int, int, int]
@@ -238,7 +236,7 @@ def _bars(
 
 
 def latencies(calls: Iterable[flight.FlightCall]) -> list[Latency]:
-    """Return how long calls took, by endpoint, the one with most calls first."""
+    """Return the latency of calls by endpoint, the one with most calls first."""
     groups = defaultdict[str, list[flight.FlightCall]](list)
     for call in calls:
         if call.name is not None and call.outcome != flight.RUNNING:
@@ -261,14 +259,14 @@ def _latency(endpoint: str, calls: list[flight.FlightCall]) -> Latency:
     )
 
 
-# ---- rows as JSON whose texts steer nothing --------------------------------------------------------------------------
+# ---- rows as JSON without invisible characters -----------------------------------------------------------------------
 
 _NUMBERS: Final = {int, float}
 _encode = msgspec.json.Encoder().encode
 
 
 def page_json(value: object) -> bytes:
-    """Return a value as JSON: in every text and name of it, characters that are not to be seen are escapes (DX-3)."""
+    """Return a value as JSON, with every invisible character in its texts and names written as an escape (DX-3)."""
     return _encode(_cleaned(msgspec.to_builtins(value)))
 
 

@@ -31,11 +31,11 @@ class PageFeed:
 
     Args:
         source: The run.
-        every: Seconds between two looks.
+        every: Polling interval in seconds.
 
     Attributes:
-        seen: The newest board, with what it was made of; None before the first look.
-        followers: How many browsers follow.
+        seen: The newest board and its sources; None before the first query.
+        followers: Number of browsers that follow.
     """
 
     def __init__(self, source: RunSource, every: float = limits.PAGE_SECONDS) -> None:
@@ -50,7 +50,7 @@ class PageFeed:
         self._wanted = trio.Event()
 
     async def run(self) -> None:
-        """Look until cancelled: once at the start, then while a browser follows (DX-4)."""
+        """Poll until cancelled: once at the start, then while a browser follows (DX-4)."""
         while True:
             begun_at = trio.current_time()
             try:
@@ -66,7 +66,7 @@ class PageFeed:
                 await self._wanted.wait()
 
     async def follow(self) -> AsyncGenerator[bytes, None]:
-        """Yield the sums of earlier looks, then boards, as server-sent events."""
+        """Yield the sums of earlier boards, then boards, as server-sent events."""
         self.followers += 1
         self._wanted.set()
         try:
@@ -82,7 +82,7 @@ class PageFeed:
             self.followers -= 1
 
     def _look(self, before: SeenRun | None) -> tuple[SeenRun, bytes, BoardSums]:
-        """Ask, fold and encode; in a thread."""
+        """Query the run, compute the board and encode it; in a thread."""
         later = self._source.snapshot()
         seen = see(later, None if before is None else before.snapshot, number=self._number + 1)
         sums = _timed(seen, before)
@@ -122,7 +122,7 @@ def _event(kind: str, data: bytes) -> bytes:
 
 
 def _timed(seen: SeenRun, before: SeenRun | None) -> BoardSums:
-    """Return the sums of a look, with how long calls took since the one before."""
+    """Return the sums of a board, with the latency of calls since the previous board."""
     since = seen.snapshot.taken_at - limits.PAGE_SECONDS if before is None else before.snapshot.taken_at
     busiest = sorted(seen.activities, key=lambda one: -one.received)
     paths = [one.proc.record for one in busiest if one.proc.record and one.received]
@@ -147,19 +147,19 @@ def _lasted(paths: Sequence[str], since: float) -> list[float]:
     return sorted(found)
 
 
-# ---- the run that the page shows, asked in threads of the page's process ---------------------------------------------
+# ---- the run that the page shows, queried in threads of the page's process -------------------------------------------
 
 T = TypeVar("T")
 
 _QUICK_SECONDS: Final = 1.0
-"""In which a connection fails that the run has closed, as it was idle; one to a run that is silent takes longer."""
+"""A connection that the run closed for idleness fails within this time; a query to a silent run takes longer."""
 
 
 class RunSource:
     """A running program of this user on this machine. Its methods may block, so the page calls them in threads.
 
     Args:
-        pid: Of its controller; None for the only one there is.
+        pid: Process id of its controller; None for the only run.
 
     Raises:
         ConnectError: There is no such run, or more than one.
@@ -174,7 +174,7 @@ class RunSource:
         return self._asked(ObservedRun.snapshot)
 
     def output(self, after: int) -> Sequence[OutputRow]:
-        """Return lines after a number."""
+        """Return the output lines after a line number."""
         return self._asked(lambda run: run.output(after))
 
     def kill(self, proc_id: str) -> None:
@@ -184,14 +184,14 @@ class RunSource:
         self._done(lambda run: run.cancel(call_id))
 
     def has_ended(self) -> bool:
-        """Return whether the run is not there any more."""
+        """Return whether the run has ended."""
         found = runs()
         for one in found:
             one.close()
         return self.pid not in [one.pid for one in found]
 
     def cause(self) -> Cause | None:
-        """Return what the run has died of."""
+        """Return the cause of death of the run, if its flight records show one."""
         with suppress(ConnectError):
             return autopsy(pid=self.pid).cause
         return None
@@ -201,7 +201,7 @@ class RunSource:
             self._hang_up()
 
     def _asked(self, ask: Callable[[ObservedRun], T]) -> T:
-        """Ask, over the connection there is; over a new one, if that has been closed meanwhile (SO-1)."""
+        """Query over the existing connection; over a new one if that has been closed meanwhile (SO-1)."""
         with self._lock:
             begun_at, is_old = time.monotonic(), self._run is not None
             try:
@@ -213,7 +213,7 @@ class RunSource:
             return ask(self._connected())
 
     def _done(self, act: Callable[[ObservedRun], None]) -> None:
-        """Have something done, which is asked for once."""
+        """Request an action over a new connection, and never twice."""
         with find_run(self.pid) as run:
             act(run)
 

@@ -1,6 +1,7 @@
 """Problems of a run, most urgent first; PURE.
 
-PQ-1 Failures come first, oldest first: later ones may be follow-on failures. Mended ones come after all others.
+PQ-1 Failures come first, oldest first: later ones may be follow-on failures. Failures whose members were restarted come
+     last.
 PQ-2 Members with the same problem share one line.
 PQ-3 A merely unusual state (memory, a single rank that has not left a call) is marked: `is_sure` is False.
 """
@@ -44,7 +45,7 @@ _MENDED: Final = ("Restarted", "Started")
 _GROWN: Final = 3
 _GROWN_BYTES: Final = 64 << 20
 _FEW: Final = 4
-"""Of a mesh, at most every fourth member: the few that differ from the rest."""
+"""Greatest number of names of a problem. Also: at most one in so many members of a mesh can be the odd ones out."""
 
 _WORDS: Final = {
     "stuck": "computes without a checkpoint: its Trio loop does not run",
@@ -54,7 +55,7 @@ _WORDS: Final = {
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong.
+    """One problem of a run.
 
     Attributes:
         kind: "ended", "failure", "deadlock", "dead", "silent", "stopped", "stuck", "waited for", "full", "pinned",
@@ -189,11 +190,11 @@ def _with_call(words: str, seen: RunSnapshot, proc: ProcRow) -> str:
         return words
     call = max(calls, key=lambda one: one.age)
     by = f" by {call.caller}" * bool(call.caller)
-    return f"in {_called(call)}, asked{by} {duration(call.age)} ago: {words}"
+    return f"in {_called(call)}, called{by} {duration(call.age)} ago: {words}"
 
 
 def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
-    """Yield the calls that others wait for, and that have run for longer than a process may stall."""
+    """Yield the calls older than `limits.STALL_SECONDS` that others wait for."""
     for one in graph.culprits():
         if not one.cycle and one.waiters and one.call.age >= limits.STALL_SECONDS and one.call.state != "sending":
             call = one.call
@@ -201,7 +202,7 @@ def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
             yield Problem(
                 kind="waited for",
                 title=f"{waiters} for {_called(call)}, {call.state} for {duration(call.age)}",
-                text=f"asked by {call.caller}" * bool(call.caller),
+                text=f"called by {call.caller}" * bool(call.caller),
                 names=(call.name,),
                 at=call.at,
                 chain=call.stack[1:],
@@ -209,7 +210,7 @@ def _waited_for(graph: WaitGraph) -> Iterator[Problem]:
 
 
 def _full(seen: RunSnapshot) -> Iterator[Problem]:
-    """Yield the mailboxes for whose room messages wait."""
+    """Yield the full mailboxes that messages wait for."""
     sending = defaultdict[str, list[CallRow]](list)
     for call in seen.calls:
         if call.state == "sending":
@@ -229,7 +230,7 @@ def _full(seen: RunSnapshot) -> Iterator[Problem]:
 
 
 def _pinned(seen: RunSnapshot) -> Iterator[Problem]:
-    """Yield the readers that keep versions which are in the way of a `publish`."""
+    """Yield the readers whose pinned versions block a `publish`."""
     for one in kept_versions(seen):
         yield Problem(
             kind="pinned",
@@ -259,7 +260,7 @@ def _unread(seen: RunSnapshot) -> Iterator[Problem]:
 
 
 def _odd(seen: RunSnapshot) -> Iterator[Problem]:
-    """Yield the few members that alone have not come out of a call to many for long, and the few that alone have."""
+    """Yield, for long calls to many members, the few members that are still in it, or the few that are not."""
     members = defaultdict[str, set[str]](set)
     for actor in seen.actors:
         members[actor.mesh].add(actor.name)
@@ -270,19 +271,19 @@ def _odd(seen: RunSnapshot) -> Iterator[Problem]:
     for calls in groups.values():
         oldest = max(calls, key=lambda call: call.age)
         names = tuple(dict.fromkeys(call.name for call in calls))
-        others = max(call.called for call in calls) - len(names)  # who was called, and is no longer in it
+        others = max(call.called for call in calls) - len(names)  # members that were called, and are no longer in it
         few = max(1, (others + len(names)) // _FEW)
         text, what = f"for {duration(oldest.age)}", f"{oldest.mesh}.{oldest.endpoint}"
         if others == 1 and len(names) == 1:
-            continue  # of two, either may be the odd one
+            continue  # of two members, either may be the odd one
         if 0 < others <= few:
             left = sorted(members[oldest.mesh] - set(names))
-            left = left if len(left) == others else []  # of a slice it is not known who was in it
+            left = left if len(left) == others else []  # the members of a slice are not known
             who = some(left) if left else f"{others} of {others + len(names)} members"
             title = f"{who} is not in {what}, in which {len(names)} others are"
             yield Problem(kind="absent", title=title, text=text, names=tuple(left[:_FEW]), is_sure=False)
         elif others > 1 and len(names) <= few:
-            title = f"{some(names)} alone is in {what}; {others} others that were called are not"
+            title = f"{what} has ended on {others} of {others + len(names)} members, but not on {some(names)}"
             chain, at = oldest.stack[1:], oldest.at
             yield Problem(kind="alone", title=title, text=text, names=names[:_FEW], at=at, chain=chain, is_sure=False)
 

@@ -1,9 +1,10 @@
 """HTTP routes of the dashboard and the guard in front of them.
 
-GU-1 The host name of a request belongs to this machine or was allowed: else another site may have pointed its own name
-     at this address (DNS rebinding). The port may differ, as `ssh -L` has its own.
+GU-1 The host name of a request belongs to this machine or was allowed: otherwise another site may have pointed its own
+     name at this address (DNS rebinding). The port may differ, as `ssh -L` has its own.
 GU-2 Cross-site requests are refused, by the `Origin` and `Sec-Fetch-Site` headers of the browser.
-GU-3 A token in the address works once. It is exchanged for a cookie that scripts cannot read and other sites not send.
+GU-3 A token in the address works once. It is exchanged for a cookie that scripts cannot read and other sites cannot
+     send.
 GU-4 An action also needs an origin and the header token of its session, which a form or a link cannot send.
 GU-5 Every response denies the browser the features that the page does not need.
 """
@@ -75,7 +76,7 @@ def make_site(feed: PageFeed, source: RunSource) -> Starlette:
 
 
 def _files() -> dict[str, tuple[bytes, str]]:
-    """Return the files of the page, and what each is; read once, so that no path of a request is one of the disk."""
+    """Return the files of the page with their types; read once, so that no request names a path on disk."""
     found = dict[str, tuple[bytes, str]]()
     for path in _STATIC.rglob("*"):
         if path.suffix in _TYPES:
@@ -86,7 +87,7 @@ def _files() -> dict[str, tuple[bytes, str]]:
 async def _static(files: dict[str, tuple[bytes, str]], request: Request) -> Response:
     name = request.path_params.get("name", "index.html")
     if name not in files:
-        return PlainTextResponse("the page has no such file\n", status_code=404)
+        return PlainTextResponse("the page has no such file: open /\n", status_code=404)
     data, kind = files[name]
     return Response(data, media_type=kind)
 
@@ -140,26 +141,27 @@ class _Pages:
         return _json({"act": request.state.act_token})
 
     async def stream(self, _: Request) -> Response:
-        """Boards, until the browser goes."""
+        """Return boards as events, until the browser goes."""
         if self._feed.followers >= limits.PAGE_CLIENTS_MAX:
-            return PlainTextResponse(f"at most {limits.PAGE_CLIENTS_MAX} browsers can follow\n", status_code=503)
+            most = f"limits.PAGE_CLIENTS_MAX ({limits.PAGE_CLIENTS_MAX})"
+            return PlainTextResponse(f"at most {most} browsers can follow: close one\n", status_code=503)
         return _Events(self._feed)
 
     async def detail(self, request: Request) -> Response:
-        """All that is known of the member of a cell."""
+        """Return the details of a member."""
         found = None
         if self._feed.seen is not None:
             found = detail(self._feed.seen, request.query_params.get("name", ""))
-        return _json({"error": "it is not there any more"}) if found is None else _json(found)
+        return _json({"error": "this member is gone"}) if found is None else _json(found)
 
     async def stacks(self, _: Request) -> Response:
-        """Stacks, equal ones once."""
+        """Return stacks, equal ones once."""
         seen = self._feed.seen
         found = shared_stacks(RunSnapshot(taken_at=0.0) if seen is None else seen.snapshot)
         return _json(found[: limits.PAGE_ROWS_MAX])
 
     async def logs(self, request: Request) -> Response:
-        """Lines after a number."""
+        """Return output lines after a line number."""
         after = _whole(request, "after", 0, 2**53)
         rows = await trio.to_thread.run_sync(self._source.output, after)
         groups = log_groups(rows[-limits.PAGE_LINES_MAX :])
@@ -167,10 +169,10 @@ class _Pages:
         return _json({"lines": lines, "newest": rows[-1].number if rows else after})
 
     async def tasks(self, request: Request) -> Response:
-        """When calls ran, of some processes of a mesh."""
+        """Return the time lines of some processes of a mesh."""
         seen = self._feed.seen
         if seen is None:
-            return _json({"error": "the run was not asked yet"}, 404)
+            return _json({"error": "there is no snapshot of the run yet"}, 404)
         seconds = min(_whole(request, "seconds", 10, 3_600), limits.PAGE_TASK_SECONDS)
         first = _whole(request, "first", 0, 10**9)
         mesh = request.query_params.get("mesh", "")
@@ -207,7 +209,7 @@ async def _target(request: Request) -> str:
             async for part in parts:
                 data += part
                 if len(data) > limits.PAGE_REQUEST_BYTES_MAX:
-                    raise ValueError(f"an act has at most {limits.PAGE_REQUEST_BYTES_MAX} bytes")
+                    raise ValueError(f"an action must have at most {limits.PAGE_REQUEST_BYTES_MAX} bytes, got more")
     except ClientDisconnect:
         raise ValueError("the browser has gone") from None
     try:
@@ -216,7 +218,7 @@ async def _target(request: Request) -> str:
         body = None
     target = cast("dict[str, Any]", body).get("target") if isinstance(body, dict) else None
     if not isinstance(target, str):
-        raise ValueError('an act is told as {"target": "..."}')  # noqa: TRY004 - it is a value of the browser
+        raise ValueError('an action must be {"target": "..."}')  # noqa: TRY004 - the value is from the browser
     return target
 
 
@@ -230,14 +232,16 @@ class PageServer:
 
     Args:
         source: The run.
-        port: To listen at; 0 for a free one.
-        prefix: Of all paths: "" or "/a/b".
-        hosts: Names besides those of this machine.
-        every: Seconds between two looks.
-        on_used: Called when a token was used; `address` is that of the next browser.
+        port: Port to listen at; 0 for a free one.
+        prefix: Prefix of all paths: "" or "/a/b".
+        hosts: Allowed host names besides those of this machine.
+        every: Polling interval in seconds.
+        on_used: Called when a token was used; then `address` is for the next browser.
 
     Attributes:
-        port: At which it listens.
+        port: Port at which it listens.
+        door: Tokens and sessions.
+        feed: Boards of the run.
     """
 
     def __init__(
@@ -259,11 +263,11 @@ class PageServer:
 
     @property
     def address(self) -> str:
-        """Return the address of the page, with a token for the next browser."""
+        """Address of the page, with a token for the next browser."""
         return f"http://{ADDRESS}:{self.port}{self._prefix}/?token={self.door.token}"
 
     async def run_until_signal(self) -> None:
-        """Serve until Ctrl-C, or SIGTERM: by an event, as the server goes on when its task is interrupted."""
+        """Serve until Ctrl-C or SIGTERM, caught as signals: the server would survive a KeyboardInterrupt."""
         async with trio.open_nursery() as nursery:
             with open_heard_signals(signal.SIGINT, signal.SIGTERM) as signals:
                 nursery.start_soon(self.run)
@@ -285,10 +289,10 @@ class PageServer:
 
 
 def checked_prefix(prefix: str) -> str:
-    """Return a prefix of paths as the server has it: "" or "/a/b".
+    """Return a prefix of paths in the server's form: "" or "/a/b".
 
     Raises:
-        ValueError: It has characters that a path cannot have as they are.
+        ValueError: It has characters that need escapes in a path.
     """
     found = "/" + prefix.strip("/") if prefix.strip("/") else ""
     if not all(char.isascii() and (char.isalnum() or char in "/-._~") for char in found) or "//" in found:
@@ -296,12 +300,12 @@ def checked_prefix(prefix: str) -> str:
     return found
 
 
-# ---- who may see the page, and who may act there: between the server and the page ------------------------------------
+# ---- access control, between the server and the page -----------------------------------------------------------------
 
 _OF_THIS_MACHINE: Final = ("127.0.0.1", "localhost", "[::1]")
 _HOST: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _SESSIONS_MAX: Final = 32
-"""Browsers that were let in; the oldest has to come with a new token."""
+"""Admitted browsers; beyond it, the oldest needs a new token."""
 
 ACT_HEADER: Final = "x-trimesh-token"
 
@@ -323,16 +327,16 @@ _HEADERS: Final = {
 _ENTERED: Final = """<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=./">
 <link rel="icon" href="static/icon.svg"><title>trimesh</title><p><a href="./">The page</a></p></html>
 """
-"""A redirect would not do: after a link on another site, the browser would not send the cookie along with it.
+"""A page, not a redirect: after a link on another site, the browser would not send the cookie with the redirect.
 
-It names an icon, or the browser might ask for /favicon.ico before it has left for the page."""
+It names an icon, or the browser might request /favicon.ico before it leaves for the page."""
 
 
 class PageDoor:
     """Tokens and sessions.
 
     Attributes:
-        token: Of the next browser.
+        token: Token for the next browser.
     """
 
     def __init__(self, on_used: Callable[[], None] | None = None) -> None:
@@ -341,7 +345,7 @@ class PageDoor:
         self._sessions = OrderedDict[str, str]()
 
     def enter(self, token: str) -> str | None:
-        """Return the cookie of a new session, for a token that was not used yet (GU-3)."""
+        """Return the cookie of a new session; None for a wrong or used token (GU-3)."""
         if not hmac.compare_digest(token.encode(), self.token.encode()):
             return None
         self.token = secrets.token_urlsafe(32)
@@ -363,14 +367,14 @@ class PageDoor:
 
 
 class Guard:
-    """The page behind it answers only those who may see it.
+    """Middleware that passes only allowed requests to the page.
 
     Args:
         page: The page.
         door: Tokens and sessions.
-        prefix: Of all its paths: "" or "/a/b".
-        hosts: Names besides those of this machine under which a proxy makes it available.
-        port: Of the server, for the name of the cookie.
+        prefix: Prefix of all paths: "" or "/a/b".
+        hosts: Host names besides those of this machine, under which a proxy serves the page.
+        port: Port of the server, for the name of the cookie.
     """
 
     def __init__(
@@ -411,14 +415,14 @@ class Guard:
         path: str = scope["path"]
         host = _only(asked, "host")
         if (name := _name_of(host)) is None or name not in self._hosts:
-            return _refused(f"the page is not available under this name: {_shown(host)} (--allow-host allows one)", 421)
+            return _refused(f"the page is not available under this name, {_shown(host)}: allow it by --allow-host", 421)
         if path == self._prefix and self._prefix:
             return Response(status_code=307, headers={"location": f"{self._prefix}/"})
         if not path.startswith(f"{self._prefix}/"):
-            return _refused(f"all paths of the page begin with {self._prefix}/", 404)
+            return _refused(f"all paths of the page must begin with {self._prefix}/", 404)
         is_root = path == f"{self._prefix}/"
         if scope["method"] not in ("GET", "POST"):
-            return _refused("the page knows GET and POST", 405)
+            return _refused("the page takes GET and POST only", 405)
         if not _is_same_origin(asked, host, is_act=scope["method"] == "POST", is_root=is_root):
             return _refused("another site may not use the page", 403)
         if is_root and scope["method"] == "GET" and (tokens := parse_qs(scope["query_string"].decode()).get("token")):
@@ -426,13 +430,13 @@ class Guard:
         cookie = self._cookie_of(asked)
         act_token = None if cookie is None else self._door.act_token(cookie)
         if act_token is None:
-            return _refused("open the address that trimesh dashboard has printed: a token in it works once", 401)
+            return _refused("open the last address of trimesh dashboard: its token works once", 401)
         if scope["method"] == "POST":
             token = _only(asked, ACT_HEADER)
             if not hmac.compare_digest(token.encode(), act_token.encode()):
-                return _refused("an act needs the token of its session", 403)
+                return _refused("an action needs the token of its session: reload the page", 403)
             if _only(asked, "content-type").partition(";")[0].strip() != "application/json":
-                return _refused("an act is told as application/json", 415)
+                return _refused("an action must be application/json", 415)
         scope.setdefault("state", {})["act_token"] = act_token
         return None
 
@@ -441,9 +445,7 @@ class Guard:
         if cookie is None:
             known = self._cookie_of(asked)
             if known is None or self._door.act_token(known) is None:
-                return _refused(
-                    "this token has been used, or was never one; trimesh dashboard has printed the next", 401
-                )
+                return _refused("this token is wrong or used: open the last address of trimesh dashboard", 401)
             return HTMLResponse(_ENTERED)
         answer = HTMLResponse(_ENTERED)
         answer.set_cookie(self._cookie, cookie, path=f"{self._prefix}/", httponly=True, samesite="strict")
@@ -458,7 +460,7 @@ class Guard:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """Answer that there is nothing to start or to stop."""
+    """Confirm the lifespan messages of ASGI: there is nothing to start or stop."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})
@@ -467,7 +469,7 @@ async def _live(receive: Receive, send: Send) -> None:
 
 
 def _only(asked: HTTPConnection, name: str) -> str:
-    """Return a header that is there once; else an empty text."""
+    """Return a header that occurs exactly once, otherwise ""."""
     found = asked.headers.getlist(name)
     return found[0] if len(found) == 1 else ""
 

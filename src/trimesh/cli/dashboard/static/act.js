@@ -14,7 +14,7 @@ async function perform({ what, target, title }) {
   update({ dialog: null });
   try {
     await act(what, target);
-    update({ said: `${title.replace("?", "")}: it was asked for.` });
+    update({ said: `${title.replace("?", "")}: requested.` });
   } catch (error) {
     update({ said: error.message });
   }

@@ -18,16 +18,16 @@ export const WORDS = {
 };
 
 export const MEANINGS = {
-  D: "has ended without having been asked to",
+  D: "crashed, exited by itself, or was killed",
   L: "runs no Python code: C code holds the GIL, or it waits in the operating system",
   T: "stopped by a signal or a debugger",
-  S: "computes without a checkpoint: its Trio loop does not turn",
+  S: "computes without a checkpoint: its Trio loop does not run",
   q: "calls wait in the mailbox of this actor",
   b: "a call runs in this actor",
-  r: "its Trio loop turns",
+  r: "its Trio loop runs",
   i: "no call is under way here",
   s: "is being started",
-  e: "was asked to end",
+  e: "is being stopped",
   x: "its service has ended",
   ".": "there is no member at this point",
 };

@@ -62,7 +62,7 @@ export function Detail({ detail, said, scheme }) {
     </dl>
     ${detail.is_ours &&
     html`<p>
-      <button type="button" class="danger" onClick=${() => confirmed("kill", proc.id, `Kill ${proc.name}?`, "Its mesh does what its policy says of a death.")}>
+      <button type="button" class="danger" onClick=${() => confirmed("kill", proc.id, `Kill ${proc.name}?`, "Its mesh handles the death by its policy.")}>
         kill this process
       </button>
     </p>`}
@@ -88,7 +88,7 @@ export function Detail({ detail, said, scheme }) {
         </tbody>
       </table>`}
     ${detail.events.length > 0 &&
-    html`<h3>what happened</h3>
+    html`<h3>events</h3>
       <ul class="plain">
         ${detail.events.map((event) => html`<li key=${event.number}><time>${clock(event.at)}</time> <b>${event.kind}</b> ${event.text}</li>`)}
       </ul>`}

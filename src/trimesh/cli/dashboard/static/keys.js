@@ -14,7 +14,7 @@ export const KEYS = [
   ["+ − 0", "in a mesh: nearer, farther, all of it"],
   ["c", "colour by the next measure"],
   ["/", "filter"],
-  ["Escape", "close what is open"],
+  ["Escape", "close details"],
   ["?", "these keys"],
 ];
 

@@ -30,7 +30,7 @@ async function read(answer) {
   try {
     value = JSON.parse(text);
   } catch {
-    throw new Error(text.trim() || `the page's server says ${answer.status}`);
+    throw new Error(text.trim() || `the page's server replied ${answer.status}`);
   }
   if (value && value.error) throw new Error(value.error);
   return value;

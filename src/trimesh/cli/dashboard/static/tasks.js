@@ -100,7 +100,7 @@ function Stream({ stream, scheme, filter }) {
     <div class="stream">
       <canvas ref=${canvas} role="img" aria-label=${`calls of ${rows.length} processes in the last ${stream.seconds} s`} onMouseMove=${tell} onClick=${(event) => barAt(event)[0] && selectByName(barAt(event)[0].name)}></canvas>
     </div>
-    <p class="said">${said || "the mouse over a bar says what it is"}</p>
+    <p class="said">${said || "point at a bar for its details"}</p>
     ${rows.some((row) => row.missing) && html`<p class="dim">Calls at the left edge may be missing: a process keeps its newest 8,192.</p>`}
   </div>`;
 }
