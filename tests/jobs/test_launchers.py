@@ -66,7 +66,7 @@ class _OtherJob(jobs.LocalJob):
 
 async def test_launcher_of_another_class_is_refused() -> None:
     """One that only has the methods is told what to write."""
-    with pytest.raises(TypeError, match=r"returns a jobs\.Launcher, .*: write class object\(Launcher\)"):
+    with pytest.raises(TypeError, match=r"must return a jobs\.Launcher, .*: write class object\(jobs.Launcher\)"):
         async with _OtherJob(1):
             pass
 

@@ -1,7 +1,7 @@
 """Agent: the program that runs on each host of a job, `python -m trimesh.jobs.agent`, with its order on standard input.
 
     read the order --> join (token -> certificate) --> dial as a member --> spawner --> serve, until
-        the controller says stop | standard input is closed | its lease ends | the spawner is lost
+        the controller stops it | standard input is closed | its lease ends | the spawner is lost
 
 However it ends, its processes end before it, or, if it was killed, a moment later: its spawner watches it. It dials
 again when a connection breaks. `trimesh host join`, started by a user, a script or a scheduler, is the same program

@@ -58,7 +58,7 @@ class LocalJob(Job):
         spares: Number of further agents that can be started, each to replace a lost host; see `Restart`.
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
-        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
+        insecure: "I understand" turns TLS off: any machine in the network can read and change all traffic.
     """
 
     hosts: int | Mapping[str, int] = attrs.field(converter=checked_hosts)

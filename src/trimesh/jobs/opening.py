@@ -111,7 +111,7 @@ async def _watch_limit(limit: LimitWatch, owned: OwnedHost, scope: trio.CancelSc
         await limit.run(fail)
 
 
-REPLACED: Final = "the program has asked for another host in its place"
+REPLACED: Final = "the program requested another host in its place"
 
 
 class HostsRun(ABC):
@@ -301,7 +301,7 @@ class JobRun(HostsRun):
             if failed is None or failed:
                 with trio.CancelScope(shield=True):
                     for slot in slots:
-                        slot.scope.cancel(reason="it is not waited for any more")
+                        slot.scope.cancel(reason="it is no longer awaited")
                     for slot in slots:
                         await slot.over.wait()
                     bad = [slot.index for slot in slots if failed and (slot.error is not None or len(slots) == 1)]

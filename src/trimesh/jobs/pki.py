@@ -25,7 +25,7 @@ def checked_insecure(insecure: Any, pki: object = None) -> str:
     if insecure not in ("", UNDERSTOOD):
         raise ValueError(
             f"insecure= takes the text {UNDERSTOOD!r} and no other, got {insecure!r}: it turns TLS between hosts off, "
-            "so anyone in the network can read and change all traffic; leave it out for TLS"
+            "so any machine in the network can read and change all traffic; leave it out for TLS"
         )
     if insecure and pki is not None:
         raise ValueError("a job takes certificates (pki=) or no TLS (insecure=), got both: leave one out")
@@ -35,8 +35,8 @@ def checked_insecure(insecure: Any, pki: object = None) -> str:
 def plain_warning(whose: str) -> str:
     """Return the warning that every start logs."""
     return (
-        f"sessions between the hosts of {whose} are INSECURE, without TLS: anyone in the network can read and change "
-        "all traffic, and run code"
+        f"sessions between the hosts of {whose} are INSECURE, without TLS: any machine in the network can read and "
+        "change all traffic, and run code"
     )
 
 

@@ -135,7 +135,7 @@ class SlurmJob(Job):
             `limits.SLURM_LEAVE_SECONDS` are left, the block is cancelled.
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
-        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
+        insecure: "I understand" turns TLS off: any machine in the network can read and change all traffic.
     """
 
     hosts: int | Mapping[str, int | Mapping[str, Any]] = attrs.field(converter=_checked_parts)

@@ -85,7 +85,7 @@ class SSHJob(Job):
         spares: Names of hosts that stand by: each replaces a lost one; see `Restart`.
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, by files, see `OwnPKI`; None makes certificates for this job.
-        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
+        insecure: "I understand" turns TLS off: any machine in the network can read and change all traffic.
     """
 
     hosts: Sequence[str] | Mapping[str, Sequence[str]] = attrs.field(converter=checked_names)

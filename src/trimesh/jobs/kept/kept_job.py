@@ -319,7 +319,7 @@ async def _stop(name: str) -> str:
     gone = states.why_gone(state)
     if gone:
         states.remove(state)
-        return f"nothing was kept any more: {gone}"
+        return f"it had ended before: {gone}; its name is free now"
     pidfd = os.pidfd_open(state.pid)
     try:
         if start_of(state.pid) == state.started:  # the descriptor is the keeper's, not that of a reused pid

@@ -3,7 +3,7 @@
     JobSet --> one Indexed Job, a pod for each host      (Service of its own, for the names of the pods)
     Job + Service                                        where the cluster has no JobSet
     Secret --> a file for each host, `/run/trimesh/tokens/INDEX`
-    Job + Secret                                         for hosts that come later
+    Job + Secret                                         for further hosts
 
 KM-1 No token is in a manifest: the Secret is empty until the pods wait for it.
 KM-2 A Job neither restarts a failed pod nor ends the others because of it: that host is lost, and the mesh decides. So
@@ -56,7 +56,7 @@ class KubernetesJob(Job):
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the setting.
         pki: Certificates of your own authority, see `OwnPKI`, at paths where `pod_template` mounts them; None makes
             certificates for this job.
-        insecure: "I understand" turns TLS off: anyone in the network can read and change all traffic.
+        insecure: "I understand" turns TLS off: any machine in the network can read and change all traffic.
     """
 
     hosts: int | Mapping[str, int] = attrs.field(converter=checked_hosts)
