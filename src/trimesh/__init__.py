@@ -1,8 +1,9 @@
 """Actors and tensors over many processes, with Trio's promises kept across all of them.
 
 `async with this_host().spawn_procs({"gpus": 4}) as procs:` owns four processes; `await procs.spawn("name", Cls)` puts
-an actor into each; `await actors.endpoint.call(...)` runs on all of them. Failures come out of the block that owns what
-failed, as exception groups with coordinates; cancelling a call cancels it over there; nothing is left behind.
+an actor into each; `await actors.endpoint.call(...)` runs on all of them. A failure is raised by the block that owns
+the failed process or actor, as an exception group with coordinates. Cancelling a call cancels the remote endpoint.
+Leaving a block ends everything in it.
 """
 
 import dis
@@ -284,16 +285,16 @@ _NAMES: list[str] = globals().pop("__all__")  # names that `__getattr__` provide
 def __getattr__(name: str) -> Any:
     """Import heavy or rarely used names on first use."""
     if name == "__all__":
-        from importlib.util import find_spec  # noqa: PLC0415 - few programs ask
+        from importlib.util import find_spec  # noqa: PLC0415 - few programs use `__all__`
 
         has_torch = find_spec("torch") is not None
         return [one for one in _NAMES if has_torch or one not in (*_TENSORS, "tensor")]
     try:
         found = globals()[name] = _import(name)
     except ModuleNotFoundError as error:
-        frame = sys._getframe(1)  # noqa: SLF001 - of who asks
+        frame = sys._getframe(1)  # noqa: SLF001 - of the importing code
         if dis.opname[frame.f_code.co_code[frame.f_lasti]] == "IMPORT_FROM":
-            raise  # which a `from trimesh import` shows, and an AttributeError not
+            raise  # `from trimesh import ...` shows this error, and would hide an AttributeError
         raise AttributeError(str(error)) from error
     return found
 

@@ -1,7 +1,7 @@
 """Context managers from generators that also pass user errors whose class refuses attributes.
 
-Those of `contextlib` set `__traceback__` on the error that passes through them. A class that refuses attributes, such
-as a frozen dataclass, raises another error there, which would replace the user's own.
+`contextlib` sets `__traceback__` on an error that passes through. A class that refuses attributes, such as a frozen
+dataclass, raises another error there, which would replace the user's own.
 """
 
 from __future__ import annotations

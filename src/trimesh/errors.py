@@ -8,7 +8,7 @@
       DeadlockError ShapeError LimitExceeded SpawnError (HostRefused) PayloadError ProtocolError ConfigError
       ConnectError
       TrimeshInternalError  our bug
-    DeviceMeshError      MeshError, and MeshErrorGroup: what any use of a mesh raises
+    DeviceMeshError      MeshError and MeshErrorGroup: all that using a mesh raises
 
 A remote exception arrives as the original type; its coordinates are kept beside it as an `Origin`.
 """
@@ -33,9 +33,10 @@ class TrimeshError(Exception):
 
 
 class DeviceMeshError(Exception):
-    """Base of `MeshError` and `MeshErrorGroup`: `except DeviceMeshError` takes what any use of a mesh raises.
+    """Base of `MeshError` and `MeshErrorGroup`: `except DeviceMeshError` catches all that using a mesh raises.
 
-    A group is one whatever its leaves are, `ValueError` of user code among them: with `except*` name their types.
+    It catches a whole group, whatever its leaves are. `except*` matches the leaves, such as a `ValueError` of user
+    code: name their types there.
     """
 
 
@@ -55,8 +56,9 @@ class ProcDied(MeshError):
         signal: Number of the signal that ended it, or None.
         oom_killed: True when the kernel's out-of-memory killer counted a kill in its memory group.
         stderr_tail: Last bytes of its standard error, decoded; "" when there was none.
-        reason: "exited", "killed", "stopped" (its lease ran out), or "lost" (no diagnosis could be had).
-        by: "grace" when our own stop ladder ended it for want of grace, "kill" when `ProcMesh.kill` did, else None.
+        reason: "exited", "killed", "stopped" (its lease ran out), or "lost" (exit status unknown).
+        by: "grace" when its block ended it because clean-up took longer than `grace`, "kill" when `ProcMesh.kill` did,
+            else None.
         maybe_executed: For a call: False only when the message was certainly not delivered.
         record: File of its flight record, which `trimesh autopsy` reads; "" when there is none on this machine.
     """
@@ -106,7 +108,7 @@ class LinkLost(MeshError):
 
 
 class ConnectionLost(MeshError):
-    """The other program, whose published actors were called, has ended, or the connection to it broke."""
+    """The program that publishes the called actors has ended, or the connection to it broke."""
 
 
 class Unresponsive(MeshError):
@@ -114,10 +116,10 @@ class Unresponsive(MeshError):
 
 
 class RemoteCancelled(MeshError):
-    """A remote endpoint was cancelled by others than its caller.
+    """A remote endpoint was cancelled, but not by its caller.
 
     Attributes:
-        reason: What the canceller said.
+        reason: Reason that the canceller gave.
         canceller: Who cancelled, as text, or None when unknown.
     """
 
@@ -148,7 +150,7 @@ class MeshStopped(MeshError):
 
 
 class MembershipChanged(MeshStopped):
-    """A call has addressed a member that is not in its mesh any more: `resize` has taken it out.
+    """The call targeted a member that has left its mesh: `resize` took it out.
 
     Attributes:
         maybe_executed: False only when the endpoint has certainly not run.
@@ -164,9 +166,9 @@ class ActorFailed(MeshError):
 
 
 class CollectiveFailed(MeshError):
-    """An operation that all ranks of a group do together was not done, because another rank could not take part.
+    """A collective operation was not done because another rank of its group could not take part.
 
-    What that rank has raised is the `__cause__`.
+    The error of that rank is the `__cause__`.
     """
 
 
@@ -191,8 +193,8 @@ class DeadlockError(TrimeshError):
     """A call could never have started: it waits, through others, for itself.
 
     Attributes:
-        cycle: (class of the actor, endpoint, point) of each call of the cycle: from the one that holds the slot, each
-            awaits the next, up to the one that has got this error. It may span several processes.
+        cycle: (class of the actor, endpoint, point) of each call of the cycle, which may span several processes. The
+            first call holds the slot; each awaits the next; the last one got this error.
     """
 
     def __init__(self, message: str = "", *, cycle: Sequence[tuple[str, str, Point]] = ()) -> None:
@@ -223,7 +225,7 @@ class ConfigError(TrimeshError, ValueError):
 
 
 class ConnectError(TrimeshError):
-    """A name cannot be published, or connected to: it is taken, is not there, or the two programs do not fit."""
+    """A name cannot be published or connected to: it is taken or unknown, or the two programs are incompatible."""
 
 
 class SpawnError(TrimeshError):
@@ -231,7 +233,7 @@ class SpawnError(TrimeshError):
 
 
 class HostRefused(SpawnError):
-    """A host may not join: it runs other versions, or is not who it should be. The text names both sides."""
+    """A host may not join: its versions differ, or its identity is wrong. The text has the values of both sides."""
 
 
 class PayloadError(TrimeshError):
@@ -253,11 +255,11 @@ class TrimeshInternalError(TrimeshError):
 class RemoteTraceback(Exception):
     """The traceback of the remote process, as the `__cause__` of a rebuilt exception.
 
-    It prints as a traceback does, without the words of the error, which follow; its frames are a note, because Python
-    3.11 and 3.12 keep notes alone inside of the margin of a group.
+    It prints the frames alone; the rebuilt exception prints the text of the error. The frames are a note, because
+    Python 3.11 and 3.12 keep only notes inside the margin of a printed group.
 
     Attributes:
-        text: The whole traceback, with the words of the error.
+        text: The whole traceback, with the text of the error.
     """
 
     def __init__(self, text: str) -> None:
@@ -275,7 +277,7 @@ TRACEBACK_HEAD = "Traceback (most recent call last):"
 
 
 def traceback_frames(text: str) -> list[str]:
-    """Return the lines of a traceback up to its last frame: without the words of the error."""
+    """Return the lines of a traceback up to its last frame, without the text of the error."""
     lines = text.rstrip("\n").split("\n")
     frames = [number for number, line in enumerate(lines) if line.startswith('  File "')]
     if not frames:
@@ -289,8 +291,8 @@ def traceback_frames(text: str) -> list[str]:
 class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     """All failures of one mesh call, or of one block.
 
-    Its text has the first failure in it. Failures of several members that are equal - type, text and remote traceback -
-    are one in `exceptions`, and print once; `failures`, `leaves` and `coords` have one of each member.
+    Its text includes the first failure. Failures of several members with equal type, text and remote traceback are one
+    in `exceptions`, and print once; `failures`, `leaves` and `coords` have one of each member.
 
     Attributes:
         partial: Results received before the failure, as a `ValueMesh`, or None.
@@ -311,7 +313,6 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         mesh: str | None = None,
         endpoint: str | None = None,
     ) -> Self:
-        """Make a group with what belongs to it."""
         self = super().__new__(cls, message, _distinct(exceptions))
         self.__dict__[FAILURES] = tuple(exceptions)
         self.partial = partial
@@ -328,28 +329,28 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         mesh: str | None = None,
         endpoint: str | None = None,
     ) -> None:
-        super().__init__(message, exceptions)  # `__new__` has kept the rest, because groups are made by it alone
+        super().__init__(message, exceptions)  # the rest is set by `__new__`, which alone makes groups
 
     @property
     def failures(self) -> tuple[Exception, ...]:
-        """One failure of each member, those that are equal, too; `exceptions` has each distinct one once."""
+        """One failure of each member, equal ones included; `exceptions` has each distinct one once."""
         found: tuple[Exception, ...] | None = self.__dict__.get(FAILURES)
         return self.exceptions if found is None else found
 
     def split(self, condition: Any, /) -> Any:
-        """Split by type or predicate, which is asked of every failure."""
+        """Split by type or predicate, applied to every failure."""
         return super(MeshErrorGroup, self._unfolded()).split(condition)
 
     def subgroup(self, condition: Any, /) -> Any:
-        """Return the part that matches a type or predicate, which is asked of every failure."""
+        """Return the part that matches a type or predicate, applied to every failure."""
         return super(MeshErrorGroup, self._unfolded()).subgroup(condition)
 
     def _unfolded(self) -> MeshErrorGroup:
-        """Return a group that holds every failure natively; itself if it does."""
+        """Return a group with every failure in `exceptions`; itself if it has them."""
         return self if len(self.exceptions) == len(self.failures) else self._around(self.failures)
 
     def folded(self) -> MeshErrorGroup:
-        """Return a group that holds equal failures once; itself if it does."""
+        """Return a group with equal failures once in `exceptions`; itself if it has them so."""
         distinct = _distinct(self.failures)
         return self if len(self.exceptions) == len(distinct) else self._around(distinct)
 
@@ -363,12 +364,12 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
     def derive(self, exceptions: Sequence[Any], /) -> MeshErrorGroup:  # type: ignore[override]  # no BaseException here
         """Return a group of the same mesh, endpoint and partial results around other exceptions."""
         is_folded = len(self.exceptions) < len(self.failures)
-        equals = self._equals() if is_folded else {}  # Python splits what a group holds natively
+        equals = self._equals() if is_folded else {}  # Python splits only `exceptions`
         found = [equal for error in exceptions for equal in equals.get(id(error), (error,))]
         return MeshErrorGroup(self.message, found, partial=self.partial, mesh=self.mesh, endpoint=self.endpoint)
 
     def _equals(self) -> dict[int, list[Exception]]:
-        """Return, by the identity of each failure that is held natively, it and those that are equal to it."""
+        """Return each set of equal failures, by the identity of the one in `exceptions`."""
         firsts: dict[object, int] = {}
         found: dict[int, list[Exception]] = {}
         for error in self.failures:
@@ -383,14 +384,14 @@ class MeshErrorGroup(ExceptionGroup[Exception], DeviceMeshError):
         return _failures_table(list(leaves(self)), self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the remote tracebacks, too: Python's own way drops every cause (E04)."""
+        """Pickle the remote tracebacks, too: the default drops every cause (E04)."""
         texts = [_remote_text(leaf) for leaf in leaves(self)]
         state = {name: value for name, value in self.__dict__.items() if name not in LOCAL_ENTRIES}
         return _rebuild_group, (type(self), self.message, self.failures, texts), state
 
 
 FAILURES = "__trimesh_failures__"
-"""Entry of a `MeshErrorGroup` with all its failures, those that are equal to others, too."""
+"""Entry of a `MeshErrorGroup` with all its failures, equal ones included."""
 
 SHORTENED = "__trimesh_shortened__"
 """Entry of an exception whose traceback has lost frames of this library; see `trimesh._wire.exceptions.tracebacks`."""
@@ -406,7 +407,7 @@ _SAME = "the same at "
 
 
 def _key(error: Exception) -> object:
-    """Return what equal failures of several members have in common; nothing is equal to an error without a place."""
+    """Return a key that equal failures of several members share; an error without a place has a key of its own."""
     where = entries_of(error).get(_ORIGIN)
     if not isinstance(where, Origin) or where.point is None or isinstance(error, BaseExceptionGroup):
         return id(error)
@@ -431,7 +432,7 @@ def _distinct(exceptions: Sequence[Exception]) -> Sequence[Exception]:
 
 
 def _note_once(error: Exception, note: str) -> None:
-    """Put a note in the place of an earlier one of its kind: a failure may be put into several groups."""
+    """Replace an earlier note of this kind: a failure may be put into several groups."""
     notes = entries_of(error).get(_NOTES)
     if isinstance(notes, list):
         notes[:] = [one for one in cast("list[object]", notes) if not (isinstance(one, str) and one.startswith(_SAME))]
@@ -455,7 +456,7 @@ def _places(errors: Sequence[Exception]) -> str:
 
 
 _PLACES_SHOWN = 8
-"""Places that a note lists where they make no range."""
+"""Maximum places that a note lists when they form no range."""
 
 
 def first_failure(exceptions: Sequence[BaseException]) -> str:
@@ -475,7 +476,7 @@ def first_failure(exceptions: Sequence[BaseException]) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return `str(error)`, or nothing if that fails: a `__str__` of the user's may."""
+    """Return `str(error)`, or an empty text if a user's `__str__` fails."""
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - as above
@@ -501,7 +502,7 @@ def _rebuild_group(
 
 
 def place_name(mesh: str, point: Mapping[str, object] | None) -> str:
-    """Return the name of a member for people and for the command line; a mesh without dimensions has one, itself.
+    """Return the name of a member, as texts and the command line spell it; without dimensions, that of its mesh.
 
     Example:
         >>> place_name("procs", {"hosts": 1, "gpus": 2})
@@ -523,7 +524,7 @@ class Origin:
         actor: Class name of the actor, or None.
         endpoint: Name of the endpoint, or None.
         host: Name of the host.
-        pid: Process id there, or None if it is not known: before a process is started, say.
+        pid: Process id there, or None if it is not known, as before a process is started.
         incarnation: 0 for the first process at this point, one more for each restart.
     """
 
@@ -552,12 +553,12 @@ def origin(error: BaseException) -> Origin | None:
     found = entries_of(error).get(_ORIGIN)
     if isinstance(found, Origin):
         return found
-    # A `MeshError` is remote by its nature, so its origin is never None; one made by hand has an empty one.
+    # A `MeshError` is always remote, so its origin is never None; one made by hand has an empty origin.
     return Origin(None, "") if isinstance(error, MeshError) else None
 
 
 def has_origin(error: BaseException) -> bool:
-    """Return whether it was noted where `error` came from."""
+    """Return whether `error` has an origin attached."""
     return isinstance(entries_of(error).get(_ORIGIN), Origin)
 
 
@@ -567,7 +568,7 @@ def set_origin(error: BaseException, where: Origin) -> None:
         entries_of(error)[_ORIGIN] = where
 
 
-# Attributes of a user's exception are set without its class, which may refuse them, as a frozen dataclass does.
+# Attributes of a user's exception are set past its class, which may refuse them, as a frozen dataclass does.
 
 _DICT: Any = BaseException.__dict__["__dict__"]
 _CAUSE: Any = BaseException.__dict__["__cause__"]

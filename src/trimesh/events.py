@@ -66,10 +66,10 @@ class Started(MemberEvent):
 
 @attrs.frozen(kw_only=True)
 class Died(MemberEvent):
-    """The member has ended without having been asked to.
+    """The member ended without being asked to.
 
     Attributes:
-        error: How: a `ProcDied`, say; None for an actor that has ended by itself without an error.
+        error: Its cause, such as a `ProcDied`; None for an actor that ended by itself without an error.
     """
 
     error: Exception | None
@@ -77,7 +77,7 @@ class Died(MemberEvent):
 
 @attrs.frozen(kw_only=True)
 class Failed(MemberEvent):
-    """A failure without a caller that the member has survived: of a broadcast, say.
+    """A failure without a caller, such as that of a broadcast, which the member survived.
 
     Attributes:
         error: The exception, as it was raised there.
@@ -115,7 +115,7 @@ class Restarting(MemberEvent):
     """The member is down, or is being taken down, and will be started again.
 
     Attributes:
-        cause: The failure that it is due to, which may be another member's.
+        cause: The failure that led to it, which may be another member's.
     """
 
     cause: Exception
@@ -139,7 +139,7 @@ class GaveUp(MemberEvent):
     """The member is not restarted any more.
 
     Attributes:
-        error: The limit that was passed, with every cause.
+        error: The limit that was reached, with every cause.
     """
 
     error: RestartLimit
@@ -147,10 +147,10 @@ class GaveUp(MemberEvent):
 
 @attrs.frozen
 class Lagged:
-    """The reader was too slow: this many records, of which this one takes the place, are lost to it.
+    """Replaces the oldest unread records, which a slow reader has lost.
 
     Attributes:
-        count: How many.
+        count: Number of lost records.
     """
 
     count: int
@@ -167,9 +167,9 @@ class Failure:
     Attributes:
         mesh: Name of the mesh of processes, or of the actors on them, that has failed.
         points: The members, in the extent of that mesh as spawned.
-        reason: The error that the policy would raise or heal: `ProcDied`, what a broadcast has raised, `RestartLimit`.
+        reason: The error that the policy would raise or heal: a `ProcDied`, a `RestartLimit`, the error of a broadcast.
         incarnation: Of the first of the members: 0 for the first one there, one more for each restart.
-        has_ended: Whether the members are gone by it; else they live on.
+        has_ended: Whether the members ended by it; else they live on.
     """
 
     mesh: str
@@ -180,7 +180,7 @@ class Failure:
 
 
 OnFailure = Callable[[Failure], bool | None]
-"""Returns True for a failure that it has handled; for any other the policy of the mesh goes on."""
+"""Handler that returns True for a failure that it handled; any other failure goes on to the policy of the mesh."""
 
 
 # ---- who is in a mesh of processes: the numbered views that `procs.membership()` yields ------------------------------
@@ -188,13 +188,13 @@ OnFailure = Callable[[Failure], bool | None]
 
 @attrs.frozen(kw_only=True)
 class Departed:
-    """A member that is in a mesh no more.
+    """A member that has left its mesh.
 
     Attributes:
         point: Its coordinates.
         incarnation: 0 for the first at this point.
-        reason: Why: `MembershipChanged` for one that `resize` has taken out, `MeshStopped` for one that was replaced,
-            else the failure by which it has ended, or is being restarted.
+        reason: `MembershipChanged` for one that `resize` took out, `MeshStopped` for one that was replaced, else the
+            failure by which it ended or is being restarted.
     """
 
     point: Point
@@ -209,11 +209,11 @@ class MembershipView:
     Points are those of the mesh, so that `exclude` takes them; the rank of a point is never another's.
 
     Attributes:
-        epoch: Number of the last change; it grows, by more than one where the reader was slower than the changes.
-        extent: Labels and sizes; places whose member is missing included.
-        members: Those that serve.
-        joined: Those of them that the view before has not shown, or has shown by another incarnation.
-        left: Those that the view before has shown and that do not serve any more, each with the reason.
+        epoch: Number of the last change; it grows by more than one when the reader was slower than the changes.
+        extent: Labels and sizes, including places whose member is missing.
+        members: Members that serve.
+        joined: Serving members that the previous view did not show, or showed with another incarnation.
+        left: Members that the previous view showed and that serve no more, each with the reason.
     """
 
     epoch: int
@@ -229,11 +229,11 @@ class MembershipView:
 class EventBuffer:
     """The newest records for one reader.
 
-    When it is full the oldest record goes: a reader that is behind wants to know how things are now.
+    When it is full, the oldest record is dropped: a late reader needs the current state.
 
     Attributes:
-        records_max: How many are kept.
-        lost: How many were lost since the reader last took one.
+        records_max: Maximum number of records.
+        lost: Number of records lost since the reader last took one.
     """
 
     def __init__(self, records_max: int) -> None:
@@ -249,7 +249,7 @@ class EventBuffer:
         self._records.append(event)
 
     def take(self) -> Event | None:
-        """Return the oldest record, `Lagged` in place of those that were lost, or None when there is none."""
+        """Return the oldest record, `Lagged` in place of lost ones, or None when there is none."""
         if self.lost:
             lagged, self.lost = Lagged(self.lost), 0
             return lagged

@@ -19,8 +19,8 @@ def table(head: Iterable[object], rows: Iterable[Iterable[object]], count: int, 
     Args:
         head: Names of the columns.
         rows: Cells of each row, which become text by `str`. No more than `ROWS_MAX` are taken.
-        count: How many rows there are; the last line says how many of them are not shown.
-        caption: Above the table.
+        count: Number of all rows; the last line counts those that are not shown.
+        caption: Text above the table.
     """
     columns = list(head)
     title = f"<caption>{_escaped(caption)}</caption>" if caption else ""

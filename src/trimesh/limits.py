@@ -13,8 +13,9 @@ from typing import Final
 FRAME_HEADER_BYTES: Final = 32
 """Fixed little-endian header of every frame: four words of 8 bytes, half a cache line."""
 FRAME_PAYLOAD_BYTES_MAX: Final = 69_632
-"""One fragment. Larger bodies are cut: a control frame waits for at most one fragment a link: 64 KiB take 20 to 60 us
-to copy or send. The 4 KiB above 64 are for what goes with a body of that size: a second frame costs 25 us a call."""
+"""Payload of one frame. Larger bodies are cut into such fragments, and a control frame waits for at most one of them on
+each link: 64 KiB take 20 to 60 us to copy or send. The 4 KiB above 64 hold the head of a message with a body of that
+size: a second frame costs 25 us a call."""
 HEAD_BYTES_MAX: Final = 49_152
 """Head (control struct) of one message; it must fit one frame beside small bodies."""
 HEAD_PAYLOAD_BYTES_MAX: Final = 16_384
@@ -26,7 +27,8 @@ MESSAGE_BYTES_MAX: Final = 1 << 36
 LINKS_MAX: Final = 1_024
 """Links of one process: a controller of the largest single host (several hundred workers), with room."""
 RING_BYTES: Final = 1 << 18
-"""One direction of a same-host link. Holds four full fragments; 256 KiB stay in the second-level cache."""
+"""Size of one direction of a same-host link: it holds four full fragments, and 256 KiB stay in the second-level
+cache."""
 RING_CONTROL_RESERVE_BYTES: Final = 1 << 14
 """Part of a ring that data may not use, so that cancels and credits still fit when data has filled it."""
 
@@ -37,14 +39,16 @@ on slow virtual ones, and at most an eighth of all time in vain."""
 SPIN_US_MAX: Final = 10_000
 """Longest spin that the native library accepts before it sleeps; Trio's own grain of time is 1 ms."""
 SPIN_CORES_MIN: Final = 2
-"""With fewer cores, by affinity or quota, spinning takes the core from the process that is awaited."""
+"""Smallest number of cores, by affinity or quota, at which a process spins: with fewer, spinning takes the core from
+the process that is awaited."""
 WAIT_HERE_SECONDS: Final = 1e-3
 """Longest wait for a message by the task itself, in place of the loop: ten times an answer that is expected soon."""
 WAITS_HERE_MAX: Final = 16
-"""Such waits of a task before the loop has its turn: a sixteenth of the cost of a turn is left, and sockets and
-signals, which a wait that is over at once does not poll, are polled within 1 ms."""
+"""Consecutive waits of a task in place of the loop (`WAIT_HERE_SECONDS`) before the loop has its turn: a sixteenth of
+the cost of a turn is left, and sockets and signals, which a wait that is over at once does not poll, are polled within
+1 ms."""
 TURNS_LEFT_OUT: Final = 4
-"""Turns of the loop after such a wait in vain before the next one: slow answers cost a fifth of an attempt each."""
+"""Turns of the loop after such a wait in vain before the next attempt: slow answers cost a fifth of an attempt each."""
 
 # ---- Bodies in shared memory and in chunks ----
 
@@ -63,13 +67,14 @@ SEGMENTS_MAX: Final = 128
 SEGMENT_FLIGHT_BYTES_MAX: Final = 1 << 24
 """Bytes in segments that one peer has not read yet; beyond it messages wait, but a single larger body passes."""
 CHUNK_FLIGHT_BYTES_MAX: Final = 1 << 22
-"""The same of chunks of larger messages: a small message that overtakes them waits for these, some 0.3 ms a MiB."""
+"""Bytes in chunks of larger messages that one peer has not read yet: a small message that overtakes them waits for
+these, some 0.3 ms a MiB."""
 
 CHUNK_BYTES: Final = 1 << 20
 """One chunk of a large message on this host: 0.2 ms of the loop of either side. Smaller ones cost more turns of the
 loop, larger ones are slower for a core's cache."""
 STREAM_CHUNK_BYTES: Final = 1 << 17
-"""The same between hosts: a small message may find half of it before it in the ring of the link."""
+"""One chunk of a large message between hosts: a small message may find half of it ahead in the ring of the link."""
 CHUNKED_BYTES_MIN: Final = 2 << 20
 """Smallest message that goes in chunks: between hosts, and on this host if most of it is `bytes`, which are copied out
 of shared memory anyway, in chunks while the sender is still copying in."""
@@ -77,8 +82,8 @@ CHUNKED_MAX: Final = 16
 """Large messages of one link under way in chunks; more wait for their turn."""
 
 KEPT_BYTES_MIN: Final = 32 << 20
-"""Smallest `bytes` received in chunks whose memory is kept for others of the same size: glibc returns it to the system
-each time; of smaller ones it keeps it."""
+"""Smallest `bytes` received in chunks whose memory is kept for others of the same size: glibc returns memory of this
+size to the system each time, and keeps smaller pieces itself."""
 KEPT_BYTES_MAX: Final = 1 << 27
 """Kept memory of one process: two of 64 MiB. New pages cost as much as the copy; more counts against a container."""
 KEPT_BYTES_SECONDS: Final = 5.0
@@ -93,7 +98,7 @@ BEAT_SECONDS: Final = 0.5
 LEASE_SECONDS: Final = 3.0
 """Silence after which a peer counts as stopped: a stopped process is known within 4 s."""
 STALL_SECONDS: Final = 5.0
-"""A Trio loop that stands still for so long, while its native thread answers, is reported as stalled."""
+"""Time without a turn after which a Trio loop, whose native thread still answers, is reported as stalled."""
 STALL_AGAIN_SECONDS: Final = 30.0
 """Interval of reports on a process that goes on stalling: its stack is 16 KiB of a log."""
 
@@ -108,7 +113,8 @@ assert FRAME_PAYLOAD_BYTES_MAX < SEGMENT_BYTES_MIN <= SEGMENT_BYTES_MAX <= SEGME
 TLS_HALF_OPEN_BYTES: Final = 1 << 16
 """Bytes from a peer that is not admitted yet: a handshake with a long chain of certificates takes a tenth of it."""
 TLS_HALF_OPEN_MS: Final = 5_000
-"""From a link's first byte until its peer is admitted: a handshake takes 2 ms on one host; hosts may be far away."""
+"""Time from a link's first byte until its peer is admitted: a handshake takes 2 ms on one host; hosts may be far
+away."""
 TLS_HALF_OPEN_MAX: Final = 64
 """Peers of one door that are not admitted yet: 100 KiB each, and as many hosts may dial in the same moment."""
 TLS_HELLO_BYTES: Final = 256
@@ -119,7 +125,8 @@ TLS_HELLO_BYTES: Final = 256
 MAILBOX_MESSAGES: Final = 128
 """Messages of one sender that wait at one actor before the sender waits."""
 MAILBOX_BYTES: Final = 8 << 20
-"""Bytes of the same; one larger message passes when nothing else waits."""
+"""Bytes of one sender that wait at one actor before the sender waits; one larger message passes when nothing else
+waits."""
 MAILBOX_REPORT_BYTES: Final = 1 << 20
 """Bytes of one sender that an actor takes before it reports them to the sender: an eighth of its mailbox."""
 SPARE_STAND_INS_MAX: Final = 64
@@ -131,8 +138,8 @@ GONE_PEERS: Final = 4_096
 """Ended processes that a process remembers, 100 bytes each, so that late messages from them, and messages and ports
 that name them, are recognised."""
 DEATHS: Final = 256
-"""Of those, the ones whose diagnosis is remembered, beside its own members: half a KiB each, and last words of up to
-`STDERR_TAIL_BYTES`. A call by an older reference learns only that the process is gone."""
+"""Ended processes among `GONE_PEERS` whose diagnosis is remembered, beside a process's own members: half a KiB each,
+and last words of up to `STDERR_TAIL_BYTES`. A call by an older reference learns only that the process is gone."""
 ENDED_ACTORS: Final = 4_096
 """Ended actors that a process remembers, 100 bytes each: late calls are refused at once, not after `SPAWN_SECONDS`."""
 EARLY_CANCELS_MAX: Final = 65_536
@@ -147,17 +154,18 @@ CANCEL_ACK_SECONDS: Final = 5.0
 """Wait for the acknowledgement of a cancel before the callee is reported as unresponsive, and, unless
 `options(abandon_after=...)` is given, before the caller goes on without it (rule C2)."""
 STALLED_ACK_SECONDS: Final = 0.25
-"""The same while all that have to acknowledge are known to be stalled: for one that was about to run again."""
+"""Wait for the acknowledgement of a cancel while all that have to acknowledge are known to be stalled: for one that was
+about to run again."""
 REASON_CHARS_MAX: Final = 1_000
 """Reason of a cancelled call; it grows by a line with each hop, and must fit a control frame."""
 REPLACEMENT_SECONDS: Final = 5.0
-"""Wait of a mesh's owner for the news of a death that a process which requests the replacement knew first: the lease of
-a stopped process, the report of its exit, and a second."""
+"""Wait of a mesh's owner, asked for a replacement, for its own news of the death, which the process that asks may learn
+first: the lease of a stopped process, the report of its exit, and a second."""
 DEADLINE_SKEW_SECONDS: Final = 0.25
-"""A remote budget may end this much before the caller's own deadline does (rule C3)."""
+"""Largest time by which a remote budget may end before the caller's own deadline (rule C3)."""
 LARGE_VALUE_BYTES: Final = 256 << 20
-"""Arguments or a result of this size are logged once for each endpoint: the copy takes 0.1 s for each member, and
-weights have ways without one."""
+"""Smallest size of arguments or a result that is logged, once for each endpoint: the copy takes 0.1 s for each member,
+and weights have ways without one."""
 
 EVENTS: Final = 1_024
 """Records that one reader of `events()` may lag behind (rule T3)."""
@@ -166,21 +174,23 @@ STREAM_WINDOW: Final = 64
 STREAM_WINDOW_MAX: Final = 65_536
 """Largest window; beyond it a slow consumer would hold memory without any use."""
 STREAM_BYTES: Final = 8 << 20
-"""Bytes of the items ahead, as of a mailbox; one larger item passes when little else is ahead."""
+"""Bytes of the items that a generator endpoint may be ahead, as of a mailbox; one larger item passes when little else
+is ahead."""
 STREAM_REPORT_BYTES: Final = 1 << 20
 """Bytes that a consumer takes from one rank before it reports them: an eighth of those that may be ahead."""
 ITEM_LEAVE_SECONDS: Final = 1.0
 """Wait of a cancelled generator endpoint for its last item to leave; a consumer drains it in 1 ms."""
 
 MAP_WINDOW: Final = 32
-"""Items of one `map` that are sent and whose results are not taken: a few for each of several members."""
+"""Items of one `map` that are sent and whose results are not taken yet: a few for each of several members."""
 MAP_UNBROKEN_ITEMS: Final = 32
 """Items that a `map` sends before it lets other tasks run: a switch costs as much as five of them."""
 MAP_UNBROKEN_SECONDS: Final = 1e-3
-"""The same for slow sources: beyond it every item is followed by a switch, since the program may be making the items
-while nothing else of it runs."""
+"""Time for which a `map` sends without letting other tasks run: with a slow source each item is then followed by a
+switch, as the program may be making the items while nothing else of it runs."""
 CALLS_PER_MESSAGE: Final = MAP_UNBROKEN_ITEMS
-"""Calls in one message: those of a `map` between two turns of Trio's loop. One more would save 3 % of a message."""
+"""Calls in one message: those that a `map` sends between two turns of Trio's loop. One more would save 3 % of a
+message."""
 CALLS_PER_MESSAGE_BYTES: Final = HEAD_PAYLOAD_BYTES_MAX
 """Bytes of the arguments of the calls in one message: as many as one call may have in its head."""
 
@@ -189,8 +199,8 @@ CALLS_PER_MESSAGE_BYTES: Final = HEAD_PAYLOAD_BYTES_MAX
 TRANSITS_PER_FRAME: Final = 512
 """Ports named in one frame: 20 KiB of numbers, which fit a head (48 KiB); a message with more has several frames."""
 EARLY_TRANSITS: Final = 65_536
-"""Transits of one channel that are taken before their sender's notice arrives: the few milliseconds between two links;
-more is a peer that makes them up."""
+"""Transits of one channel that are taken before their sender's notice arrives, within the few milliseconds between two
+links; a peer that sends more makes them up."""
 ITEM_TYPE_DEPTH: Final = 16
 """Nesting of the type of a channel's items; a peer's type is decoded one call deep for each level."""
 FLUSH_SECONDS: Final = 1.0
@@ -200,12 +210,12 @@ all must not hold up the end."""
 # ---- Deadlocks ----
 
 DEADLOCK_SEARCH_SECONDS: Final = 0.015
-"""A call that waits so long for slots whose calls all wait starts a search (rule C8). Most such waits are over in 1 ms;
-a person does not notice 15."""
+"""Wait of a call, for slots whose calls all wait, after which it starts a search (rule C8). Most such waits are over in
+1 ms; a person does not notice 15."""
 DEADLOCK_PAUSE_FACTOR: Final = 4
 """Rest after a search, in lengths of that search: searching takes a fifth of a process's time at most."""
 DEADLOCK_ANSWER_SECONDS: Final = 1.0
-"""A process that does not report its waits for so long is left out of the search, which is then repeated."""
+"""Time for a process to report its waits; one that takes longer is left out of the search, which is then repeated."""
 DEADLOCK_NODES_MAX: Final = 16_384
 """Waits in one search, and in one answer: 2 MiB. A cycle has a handful."""
 DEADLOCK_REFS_MAX: Final = 512
@@ -217,19 +227,21 @@ one: more than a person reads, and each is over with its deadline."""
 # ---- Values and errors ----
 
 BUFFER_INLINE_BYTES: Final = 4_096
-"""Smaller buffers of a value are placed at the end of the payload: copying a page is cheaper than a body of its own."""
+"""Size below which buffers of a value are placed at the end of the payload: copying a page is cheaper than a body of
+its own."""
 BYTES_ALONE_MIN: Final = HEAD_PAYLOAD_BYTES_MAX
-"""From this size on a `bytes` that is the one argument, or the result, goes beside the pickle, which would otherwise be
-a body and be copied once more (64 KiB there and back: 5 % longer). Below it a place in the head saves either side the
-20,000 instructions of a body."""
+"""Smallest `bytes`, as the one argument or the result, that goes beside the pickle, which would otherwise be a body and
+be copied once more (64 KiB there and back: 5 % longer). Below it a place in the head saves either side the 20,000
+instructions of a body."""
 BYTES_BESIDE_MIN: Final = 131_072
-"""The same of a `bytes` or `bytearray` among other arguments. To separate them costs 60,000 instructions more than
-pickling all, about as much as copying so many bytes."""
+"""Smallest `bytes` or `bytearray` among other arguments that goes beside the pickle. To separate them costs 60,000
+instructions more than pickling all, about as much as copying so many bytes."""
 HUGE_PAGES_BYTES_MIN: Final = 4 << 20
 """Smallest memory for arriving values that requests huge pages: below it most of a page would go to waste."""
 ENCODER_KEEP_BYTES: Final = 1_024
-"""After a larger pickle the encoder makes a new pickler (1 us): clearing a memo costs as much as its largest use did,
-so one long message would slow the short ones that follow (2.4 us instead of 1.1, measured)."""
+"""Largest pickle after which the encoder keeps its pickler. After a larger one it makes a new one (1 us): clearing a
+memo costs as much as its largest use did, so one long message would slow the short ones that follow (2.4 us instead of
+1.1, measured)."""
 REDUCER_CACHE_CLASSES: Final = 4_096
 """Classes whose reducer an encoder remembers; beyond it the table is emptied, so that classes made per call go."""
 DEFINITIONS_MAX: Final = 65_536
@@ -238,14 +250,15 @@ classes made anew for every call must be reported before they fill the memory.""
 DIAGNOSIS_OBJECTS: Final = 1_000
 """Objects that are tried one by one to name the part of a value that cannot be serialised."""
 DIAGNOSIS_OVERFLOWS: Final = 20
-"""Stack overflows that end that search. In Python 3.14 C code fills the whole stack before it fails: 43,000 nested
-lists, and 30 ms, each time."""
+"""Stack overflows that end the search of `DIAGNOSIS_OBJECTS`. In Python 3.14 C code fills the whole stack before it
+fails: 43,000 nested lists, and 30 ms, each time."""
 TRACEBACK_CHARS_MAX: Final = 65_536
 """Text of one remote traceback; the middle is left out beyond it."""
 EXCEPTION_CHAIN_MAX: Final = 64
 """Links of one cause or context chain, and leaves of one group, that travel; a note counts the rest."""
 EXCEPTION_RECORDS_MAX: Final = 512
-"""Exceptions that travel as one, causes, contexts and members: nested groups would multiply the bounds of each."""
+"""Exceptions that travel together as one error, with causes, contexts and members: nested groups would multiply the
+bounds of each."""
 EXCEPTION_DEPTH_MAX: Final = 8
 """Nesting of exceptions that are values of exceptions: each is decoded by itself, from a copy."""
 EXCEPTION_LEAVES_MAX: Final = 65_536
@@ -283,17 +296,17 @@ EXPORT_BYTES_MAX: Final = 4_096
 DEVICE_REASON_CHARS: Final = 1_024
 """Part of a handle that explains why no adapter reaches memory of a device: as long as the native library's text."""
 MOVER_SILENCE_MS: Final = 5_000
-"""A live process that does not answer a transfer for so long is reported as silent: longer than a lease, so that a
-stopped process is reported as such where it is watched."""
+"""Silence on a transfer after which a live process is reported: longer than a lease, so that a stopped process is
+reported as such where it is watched."""
 TCP_STRANGERS_SHARE: Final = 8
-"""Connections by `tcp` that have shown no secret may hold one in so many of a process's descriptors (`ulimit -n`): any
-user of the host can make them, and the rest is for the program's own files."""
+"""Divisor of a process's descriptors (`ulimit -n`): connections by `tcp` that have shown no secret may hold that part
+of them, as any user of the host can make them. The rest is for the program's own files."""
 
 REVOKE_SECONDS: Final = 2.0
 """Wait for running transfers when a buffer is revoked (rule N4); they check after every MiB. After that a process is
 stopped, or reads the memory in place: that memory is never used again."""
 REVOKE_POLL_SECONDS: Final = 0.001
-"""First interval of polling for their end; it doubles each time, up to a twentieth of a second."""
+"""First interval of polling for the end of those transfers; it doubles each time, up to a twentieth of a second."""
 TRANSFER_END_SECONDS: Final = 2.5
 """Wait of a transfer whose process has ended for the diagnosis: `EXIT_REPORT_SECONDS`, and half a second for processes
 that learn it from the owner."""
@@ -304,9 +317,10 @@ BATCH_TASKS: Final = 32
 LINKED_PIECE_BYTES: Final = 1 << 20
 """One message of a transfer between hosts without a common carrier: the owner copies as much in a turn of its loop."""
 LINKED_PIECES: Final = 8
-"""Such pieces under way between two processes: they fill 1 ms at 8 GB/s, and bound the owner's memory for each."""
+"""Pieces of `LINKED_PIECE_BYTES` under way between two processes: they fill 1 ms at 8 GB/s, and bound the owner's
+memory for each."""
 KEPT_PIECE_BYTES: Final = 1 << 22
-"""Copied by the Trio thread between two checkpoints from a pinned version whose publisher has ended: 0.5 ms."""
+"""Bytes that the Trio thread copies between two checkpoints from a pinned version whose publisher has ended: 0.5 ms."""
 
 # ---- Memory of CUDA devices ----
 
@@ -323,7 +337,7 @@ CUDA_TICKET_BLOCK_BYTES: Final = 1 << 16
 CUDA_POLL_SECONDS: Final = 0.000_05
 """First interval of polling a device; it doubles each time."""
 CUDA_POLL_SECONDS_MAX: Final = 0.001
-"""Longest such interval; work of more than a few milliseconds is a computation of the user's."""
+"""Longest interval of polling a device; work of more than a few milliseconds is a computation of the user's."""
 CUDA_THREADS: Final = 4
 """Threads in which one process opens and closes memory of devices, pins memory, and copies within it. They never wait,
 and are apart from those of endpoints, which may all be waiting for a transfer."""
@@ -334,59 +348,60 @@ closed: milliseconds, unless the device hangs. Memory of a copy that has not end
 # ---- Processes ----
 
 SPAWN_SECONDS: Final = 60.0
-"""From the request for a process to its first message; importing torch on a busy laptop takes 10 to 20 s."""
+"""Time from the request for a process to its first message; importing torch on a busy laptop takes 10 to 20 s."""
 SPAWNING_LOG_SECONDS: Final = 10.0
-"""A spawn that takes so long is logged once, with the state of each process that is not ready. Imports and small models
+"""Time after which a spawn is logged once, with the state of each process that is not ready. Imports and small models
 take less; a constructor that waits for a missing peer never ends."""
 SPAWNING_LOG_LINES: Final = 30
 """Lines of that log: a screen. Processes in the same state share a line."""
 GRACE_SECONDS: Final = 5.0
-"""Default of `grace`: clean-up of actors and processes."""
+"""Default of `grace`: time for the clean-up of actors and processes."""
 TERM_SECONDS: Final = 0.5
-"""From SIGTERM to SIGKILL in the stop ladder."""
+"""Time from SIGTERM to SIGKILL when a process is ended."""
 KILL_SECONDS: Final = 5.0
-"""From SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
+"""Time from SIGKILL until a process that is still there is given up as stuck in the kernel (rule Z08)."""
 SPARED_EXIT_SECONDS: Final = 5.0
-"""For the exit of a process that cleaned up in time while others used up the grace: interpreters with large libraries
-take 1 s, several at once on few cores longer. A shorter grace is the bound of this, too."""
+"""Time for the exit of a process that cleaned up in time while others used up the grace: interpreters with large
+libraries take 1 s, several at once on few cores longer. A shorter grace bounds this, too."""
 EXIT_SECONDS: Final = 10.0
-"""For blocks that a script left open, at the exit of the interpreter: twice the grace, then they are killed."""
+"""Time for blocks that a script left open, at the exit of the interpreter: twice the grace, then their processes are
+killed."""
 EXIT_REPORT_SECONDS: Final = 2.0
-"""From the loss of a link to the spawner's exit report, or the answer of others about an end: 1 ms, but 1 s where all
-cores are busy. After it the death is reported without a diagnosis."""
+"""Time from the loss of a link to the spawner's exit report, or to the answer of others about an end: 1 ms, but 1 s
+where all cores are busy. After it the death is reported without a diagnosis."""
 EXIT_REPORTS: Final = 1_024
 """Ended processes whose report the spawner and the controller remember for later requests: as many as one process can
 have links, should all be lost together."""
 STOPPING_LOG_SECONDS: Final = 2.0
-"""A block that has been stopping for this long logs once what it waits for (rule M4)."""
+"""Time after which a stopping block logs, once, what it waits for (rule M4)."""
 LEAVING_SECONDS: Final = 1.0
-"""Blocks left within so long of each other end together: those of one program are milliseconds apart."""
+"""Window in which blocks that are left end together: those of one program are left milliseconds apart."""
 FINALIZE_SECONDS: Final = 1.0
 """Wait of an ending worker for the collection of reference cycles and their finalizers: a few milliseconds, since what
 the spawner has imported is left out."""
 THREAD_SHUTDOWN_SECONDS: Final = 2.0
 """Wait of an ending worker for threads that are no daemons; an idle pool ends in a millisecond."""
 TRACKER_SECONDS: Final = 1.0
-"""For a resource tracker of `multiprocessing` to unlink the family's leftovers; it takes some milliseconds."""
+"""Time for a resource tracker of `multiprocessing` to unlink the family's leftovers; it takes some milliseconds."""
 OOM_CLAIM_SECONDS: Final = 2.0
-"""An out-of-memory kill that the kernel has counted explains a SIGKILL this much later, no more."""
+"""Longest time from an out-of-memory kill that the kernel counts to a SIGKILL that it explains."""
 SIGNAL_SECONDS: Final = 0.05
 """Interval at which a function that blocks without `await` polls signals and links."""
 FOREIGN_CONNECT_SECONDS: Final = 10.0
-"""Link between workers of two spawners, through the controller: less than 1 ms, unless a spawner is stopped."""
+"""Time to link workers of two spawners through the controller: less than 1 ms, unless a spawner is stopped."""
 
 SURVIVORS_TOLD: Final = 4
 """Errors of survivors in the note on a death; a mesh of a thousand gives the same one a thousand times."""
 SURVIVOR_CHARS: Final = 300
-"""Text of each of them."""
+"""Text of each error of a survivor in that note."""
 SUPERVISION_LOG_LINES: Final = 20
 """Log lines a second on deaths, failures and restarts that are not raised: a mesh of a thousand may die at once."""
 STDERR_TAIL_BYTES: Final = 4_096
 """Last output of a process that is kept for the error that reports its death."""
 SPMD_STDERR_TAIL_BYTES: Final = 16_384
-"""The same of the program of a rank; the traceback of a collective is several kB."""
+"""Last output of the program of a rank that is kept for its error; the traceback of a collective is several kB."""
 SPMD_VERDICT_SECONDS: Final = 5.0
-"""For the failure of a rank whose peers miss it in a collective to be known before they are ended with it; an
+"""Time for the failure of a rank whose peers miss it in a collective to be known before they are ended with it; an
 interpreter with torch takes some tenths of a second to end."""
 
 BROKER_PACKET_BYTES_MAX: Final = 65_536
@@ -428,13 +443,13 @@ PROGRAM_CLIENTS_MAX: Final = 64
 PROGRAM_ANSWERS_MAX: Final = 1_024
 """Answers waiting for a program that does not read them, one for each link it may have; then it is cut off."""
 JOIN_SECONDS: Final = 5.0
-"""For two programs to check that they fit: three records of a socket; beyond it one of them has been stopped."""
+"""Time for two programs to check that they fit: three records of a socket; beyond it one of them has been stopped."""
 JOIN_RETRY_SECONDS: Final = 0.01
 """Pause between two tries to connect while the backlog of the socket is full."""
 PROGRAM_ACCEPT_PAUSE_SECONDS: Final = 0.1
 """Pause after an accept that failed for want of descriptors: no event reports when there are some again."""
 LEAVING_CLIENTS_SECONDS: Final = 1.0
-"""For programs that are told to leave, beside the grace for their running calls: they do it in a millisecond."""
+"""Time for connected programs to leave, beside the grace for their running calls: they do it in a millisecond."""
 LEAVING_POLL_SECONDS: Final = 0.005
 """Interval at which a leaving program polls whether its calls have ended: nothing else waits for that."""
 
@@ -447,18 +462,18 @@ PUBLISHED_READERS_MAX: Final = 1_024
 PUBLISHED_TENSORS_MAX: Final = 65_536
 """Tensors of one version; state dicts have hundreds, of mixtures of experts tens of thousands."""
 PUBLISHED_COPY_BYTES_MAX: Final = 1 << 16
-"""A version of so few bytes is copied with its layout when it is pinned, and tensors that lie so close to each other in
-one transfer: to copy them once more takes less time than a second transfer."""
+"""Largest version that is copied with its layout when it is pinned, and largest range of neighbouring tensors that one
+transfer reads: to copy so many bytes once more takes less time than a second transfer."""
 PUBLISH_LOG_SECONDS: Final = 1.0
-"""A `publish` that waits so long for readers is logged: a read of a large model takes half a second."""
+"""Wait of a `publish` for readers after which it is logged: a read of a large model takes half a second."""
 UNPIN_SECONDS: Final = 1.0
 """Time for which a reader retries to release a pin: a microsecond on one host, a round trip between two. If it fails,
 the publisher does without the slot until the reader pins something there, or its process has ended."""
 UNPIN_RETRY_SECONDS: Final = 0.05
-"""Pause between two such tries: a refusal of the system, or a peer's silence, is seldom over sooner."""
+"""Pause between two tries to release a pin: a refusal of the system, or a peer's silence, is seldom over sooner."""
 UNREAD_SECONDS: Final = 30.0
-"""Versions overwritten unread for so long are reported: a reader that has begun takes its first version sooner, and
-people want to know within a minute."""
+"""Time after which versions that are overwritten unread are reported: a reader that has begun takes its first version
+sooner, and people want to know within a minute."""
 
 # ---- Pools, slots, replay buffers and stores ----
 
@@ -467,7 +482,7 @@ POOL_CONCURRENCY: Final = 16
 POOL_QUEUE: Final = 1_024
 """Requests that wait in a pool where `queue=` is left out; then callers wait to be let in."""
 POOL_QUEUE_BYTES: Final = 1 << 28
-"""Estimated bytes of the arguments of those, where `queue_bytes=` is left out."""
+"""Estimated bytes of the arguments of waiting requests of a pool, where `queue_bytes=` is left out."""
 POOL_SESSIONS: Final = 4_096
 """Sessions that a pool remembers where `sessions=` is left out: 100 bytes each, and their names."""
 POOL_TRIES: Final = 8
@@ -488,7 +503,7 @@ STORE_INLINE_BYTES: Final = 1 << 16
 """Smallest tensors, arrays and bytes that are copied straight into the memory of a store: a stream costs as much as
 some 100 KiB in a message do."""
 STORE_MAPPED_BYTES: Final = 1 << 20
-"""Smallest such memory that other processes map: mapping one costs as much as copying some 100 KiB."""
+"""Smallest memory of a store that other processes map: mapping one costs as much as copying some 100 KiB."""
 
 # ---- Certificates and tokens of hosts ----
 
@@ -498,7 +513,8 @@ and tools take for endless."""
 CERTIFICATE_VALID_SECONDS: Final = 30 * 86_400.0
 """Certificate of one incarnation: a run of weeks. Its key ends with its process, long before that."""
 CLOCK_SKEW_SECONDS: Final = 3_600.0
-"""Certificates are valid from so long ago: hosts without a common clock differ by minutes, an hour at worst."""
+"""Time before its making from which a certificate is valid: hosts without a common clock differ by minutes, an hour at
+worst."""
 CERTIFIED_MAX: Final = 65_536
 """Incarnations that one authority certifies, a number of 8 bytes each: 1,000 hosts, each replaced 64 times."""
 KEY_REQUEST_BYTES_MAX: Final = 4_096
@@ -506,15 +522,15 @@ KEY_REQUEST_BYTES_MAX: Final = 4_096
 PKI_FILE_BYTES_MAX: Final = 1 << 20
 """File of certificates or a key: a few KiB; the store of a whole system is a mistake."""
 JOIN_TOKEN_SECONDS: Final = 300.0
-"""A token is valid for 5 minutes: a person copies it to another terminal; a queued job gets it when it starts."""
+"""Validity of a token, 5 minutes: a person copies it to another terminal; a queued job gets it when it starts."""
 JOIN_TOKENS_MAX: Final = 4_096
 """Unused tokens of one door: one for each host that is about to join, and a mesh has 1,000 of them."""
 
 # ---- Multicast to the processes of other hosts ----
 
 HOST_CAST_BYTES_MIN: Final = 262_144
-"""Multicast bodies of at least this many bytes are sent once per host, into memory that its processes map; smaller ones
-are sent to each process, which saves a round trip on the host."""
+"""Smallest total of multicast bodies that are sent once per host, into memory that its processes map; smaller ones are
+sent to each process, which saves a round trip on the host."""
 HOST_CAST_BYTES: Final = 1 << 29
 """Multicast bodies that one agent keeps until all processes of its host have mapped them: eight of 64 MiB. Further ones
 go to each process by itself."""
@@ -529,7 +545,7 @@ HOST_CAST_TREE_HOSTS_MIN: Final = 3
 and needs no session between them."""
 HOST_CAST_HOP_BYTES: Final = 1 << 22
 """Bytes that could be sent while the first piece of a body passes through a host: its agent wakes up twice and holds a
-window of 256 KiB, some 1.5 ms, at 25 Gbit/s. It decides how many hosts each one feeds."""
+window of 256 KiB, some 1.5 ms, at 25 Gbit/s. The number decides how many hosts each one feeds."""
 HOST_CAST_FEED_SECONDS: Final = 2.0
 """Wait of an agent for a direct connection to one that it is to feed: a dial, its handshake, and once more. Then the
 program sends the bodies itself."""
@@ -539,7 +555,8 @@ program sends the bodies itself."""
 HOST_FRAME_HEADER_BYTES: Final = 32
 """Fixed little-endian header of every frame of a session."""
 HOST_FRAME_PAYLOAD_BYTES_MAX: Final = 65_536
-"""One frame: four TLS records. A longer one would delay a beat for longer than a slow line takes for it."""
+"""Payload of one frame of a session: four TLS records. A longer one would delay a beat for longer than a slow line
+takes for it."""
 HOST_PURPOSE_BYTES_MAX: Final = 4_096
 """Purpose of a channel, in the frame that opens it: a record of 100 bytes."""
 HOST_WINDOW_BYTES: Final = 262_144
@@ -550,78 +567,79 @@ HOST_RESEND_BYTES: Final = 8 << 20
 HOST_RESEND_RESERVE_BYTES: Final = 1 << 20
 """Reserve beyond that for windows and ends of channels, which must pass when data has filled it."""
 HOST_QUANTUM_BYTES: Final = 16_384
-"""One channel's turn: a TLS record. 100 full channels delay a small message by at most 1 ms on a line of 10 Gbit/s."""
+"""Bytes of one channel's turn: a TLS record. 100 full channels delay a small message by at most 1 ms on a line of 10
+Gbit/s."""
 HOST_FOLD_BYTES: Final = 2_048
 """Pieces of channels up to this size, whose turns follow each other, share one frame: replies without arrays. A larger
 one costs more to move than the header of a frame that it saves."""
 HOST_ACK_BYTES: Final = 1 << 20
-"""Received data that is acknowledged at once: an eighth of what the peer may keep."""
+"""Received bytes after which an acknowledgement is sent: an eighth of what the peer may keep."""
 HOST_ACK_FRAMES: Final = 64
-"""Received frames that are acknowledged at once."""
+"""Received frames after which an acknowledgement is sent."""
 HOST_CHANNELS_MAX: Final = 16_384
 """Open channels of a session: each process of one host linked to each of 128 of another one."""
 
 HOST_BEAT_SECONDS: Final = 0.5
-"""A side that has sent nothing for so long sends a beat: six fit the lease of an agent."""
+"""Time after which a side that has sent nothing sends a beat: six fit the lease of an agent."""
 AGENT_LEASE_SECONDS: Final = 3.0
-"""An agent that has received nothing for so long ends, and everything on its host with it."""
+"""Silence after which an agent ends, and everything on its host with it."""
 HOST_LEASE_SECONDS: Final = 4.0
-"""A controller gives a host up after so long a silence: later than its agent, so that everything there has ended."""
+"""Silence after which a controller gives a host up: later than its agent, so that everything there has ended."""
 HOST_UNHEARD_SECONDS: Final = 1.5
-"""A connection on which the other machine acknowledges nothing for so long is dropped and dialled anew. TCP retries at
-doubling intervals: after two short failures of a network its next try comes when the lease is over."""
+"""Time without an acknowledgement by the other machine after which a connection is dropped and dialled anew. TCP
+retries at doubling intervals: after two short failures of a network its next try comes when the lease is over."""
 HOST_DIAL_SECONDS: Final = 0.5
-"""One try of an agent to reconnect to the controller, for the same reason: a lost SYN is sent again after 1 s, then
-after 2 s. A connection is begun in one round trip."""
+"""Time for one try of an agent to reconnect to the controller. A connection is begun in one round trip, and TCP sends a
+lost SYN again only after 1 s, then after 2 s: a new try is faster."""
 HOST_REDIAL_SECONDS: Final = 0.05
-"""Pause between two such tries of which the first was refused at once: a port that is not open yet."""
+"""Pause between two such tries if the first was refused at once: a port that is not open yet."""
 FAR_LINK_LEASE_SECONDS: Final = 6.0
-"""Lease of a link to a process on another host: its session may be without a connection for so long. Four beats more,
-so that data that then arrives counts: a link must never end while the session survives."""
+"""Lease of a link to a process on another host: longer by four beats than its session may be without a connection, so
+that data that arrives then counts. A link must never end while the session survives."""
 DIRECT_LEASE_SECONDS: Final = 8.0
 """Lease of a session of two agents: ends after the controller would have given up either of them, as only the
 controller decides which hosts are lost."""
 DIRECT_DIAL_SECONDS: Final = 1.0
-"""From the first dialled address of another agent until the route through the program's host is taken: two addresses
-that do not answer. The first message to that host waits for so long."""
+"""Time from the first dialled address of another agent until the route through the program's host is taken: two
+addresses that do not answer. The first message to that host waits for so long."""
 DIRECT_RETRY_SECONDS: Final = 2.0
 """First interval of dialling an agent that is reached only through the program's host; it doubles each time."""
 DIRECT_RETRY_SECONDS_MAX: Final = 60.0
-"""Longest such interval: a packet a minute for a route that a firewall will never allow."""
+"""Longest interval of that dialling: a packet a minute for a route that a firewall will never allow."""
 DIRECT_HALF_OPEN_MAX: Final = 32
 """Connections to an agent that have proved nothing yet: half of `TLS_HALF_OPEN_MAX`, so that others through the
 program's host have room whatever strangers do."""
 DIRECT_ADDRESSES_MAX: Final = 8
 """Addresses that one agent advertises to another one: networks of a machine."""
 DIRECT_ADDRESS_CHARS_MAX: Final = 270
-"""One of them: a name of DNS has 253, a port 5."""
+"""Length of one such address: a name of DNS has 253 characters, a port 5."""
 
 # ---- Agents and doors ----
 
 HOST_JOIN_SECONDS: Final = 60.0
-"""From an agent's start until its host can start processes: ssh, an interpreter, an import over NFS, a spawner."""
+"""Time from an agent's start until its host can start processes: ssh, an interpreter, an import over NFS, a spawner."""
 HOST_STOP_SECONDS: Final = 5.0
-"""For a stopping agent to end everything on its host, by `KILL_SECONDS`, and itself; then it is killed."""
+"""Time for a stopping agent to end everything on its host, by `KILL_SECONDS`, and itself; then it is killed."""
 HOST_BYE_SECONDS: Final = 1.0
 """Wait of an ending agent until the controller has its last message: one round trip, and the queue before it."""
 AGENT_EXIT_SECONDS: Final = 2.0
-"""For the launcher to report why an agent said goodbye unasked: the message of a scheduler arrives on a connection of
-its own. Much less than links to its processes take to give up."""
+"""Time for the launcher to report why an agent said goodbye unasked: the message of a scheduler arrives on a connection
+of its own. Much less than links to its processes take to give up."""
 FAR_EXIT_REPORT_SECONDS: Final = HOST_LEASE_SECONDS + AGENT_EXIT_SECONDS + 1.0
-"""From the end of a link to a process of another host to its exit report: the lease of the host, `AGENT_EXIT_SECONDS`
-for the reason of a goodbye, and a second, so that the loss of the host is reported first."""
+"""Time from the end of a link to a process of another host to its exit report: the lease of the host,
+`AGENT_EXIT_SECONDS` for the reason of a goodbye, and a second, so that the loss of the host is reported first."""
 AGENT_WORDS_SECONDS: Final = 0.25
-"""For the last lines of an ended agent: they are there at once, unless its children hold its standard error longer. The
-loss of the host is reported after this, much sooner than its links give up."""
+"""Time for the last lines of an ended agent: they are there at once, unless its children hold its standard error
+longer. The loss of the host is reported after this, much sooner than its links give up."""
 AGENT_LINES_KEPT: Final = 20
 """Last lines of an agent, reported with its end: the end of a traceback, a message of ssh."""
 AGENT_LINE_BYTES_MAX: Final = 8_192
-"""One of those lines."""
+"""Length of one of those lines."""
 AGENT_STATE_SECONDS: Final = 5.0
 """Interval at which an agent renews its state file; readers of it count minutes."""
 DOOR_PATIENCE_SECONDS: Final = 0.5
-"""A connection to a door that has proved nothing for so long makes way for those that wait: a handshake takes two round
-trips, so this is one with the other side of the world."""
+"""Time after which a connection to a door that has proved nothing makes way for those that wait: a handshake takes two
+round trips, so this is one with the other side of the world."""
 DOOR_QUEUE_MAX: Final = 1_024
 """Connections to a door that wait for their handshake: all hosts of a job (`JOB_HOSTS_MAX`) may dial in one moment."""
 DOOR_REFUSALS_KEPT: Final = 64
@@ -640,34 +658,35 @@ assert AGENT_EXIT_SECONDS < FAR_LINK_LEASE_SECONDS
 # ---- Launchers: ssh, Slurm, Kubernetes ----
 
 SSH_CONNECT_SECONDS: Final = 20
-"""Until a host answers ssh: a name server, a jump host and the host itself, each over a slow line."""
+"""Time until a host answers ssh: a name server, a jump host and the host itself, each over a slow line."""
 SSH_STARTS_AT_ONCE: Final = 32
 """Connections in the making: an ssh server begins to refuse at 10 (MaxStartups), but each host has its own; a shared
 jump host is to be configured for it."""
 SSH_JUMPS_MAX: Final = 8
 """Jump hosts in a row that are followed to find the first one."""
 SSH_END_SECONDS: Final = 2.0
-"""For an agent to end after its lifeline was closed; then it is killed over the same connection."""
+"""Time for an agent to end after its lifeline was closed; then it is killed over the same connection."""
 
 SLURM_END_SECONDS: Final = 10.0
-"""For salloc to return an allocation: one message to Slurm's controller, which may be busy for seconds."""
+"""Time for salloc to return an allocation: one message to Slurm's controller, which may be busy for seconds."""
 SLURM_QUEUE_LOOK_SECONDS: Final = 10.0
 """Polling interval of Slurm's queue, for people who wait there: its controller has to lock the queue for each."""
 SLURM_NOTICE_SECONDS: Final = 60.0
 """Notice to the program before the time limit of a Slurm job: long enough to write tens of GB to a file system."""
 SLURM_LEAVE_SECONDS: Final = 10.0
-"""From the end of the grace of a block to the time limit of its Slurm job: agents end, and the job is returned."""
+"""Time from the end of the grace of a block to the time limit of its Slurm job: agents end, and the job is returned."""
 SLURM_LIMIT_LOOK_SECONDS: Final = 60.0
 """Polling interval of the time limit of a Slurm job, which operators change while it runs."""
 SLURM_LIMIT_LOOK_SECONDS_MIN: Final = 0.25
-"""The same when the limit is near, as Slurm counts in whole seconds."""
+"""Polling interval of that time limit when it is near, as Slurm counts in whole seconds."""
 
 KUBERNETES_CALL_SECONDS: Final = 30.0
-"""One call to an API server: half of its own limit for a call."""
+"""Time limit of one call to an API server: half of its own limit for a call."""
 KUBERNETES_CALLS_AT_ONCE: Final = 16
 """Calls about many pods at once: an API server takes some hundred of all its clients."""
 KUBERNETES_WATCH_SECONDS: Final = 300.0
-"""The API server ends a watch after so long, as its own clients request: one that broke in silence ends, too."""
+"""Length of a watch, after which the API server ends it, as its own clients request: one that broke in silence ends,
+too."""
 KUBERNETES_RETRY_SECONDS: Final = 0.5
 """Pause between two tries to reach an API server that does not answer."""
 KUBERNETES_LOOK_SECONDS: Final = 0.1
@@ -677,16 +696,17 @@ KUBERNETES_SILENT_SECONDS: Final = 120.0
 KUBERNETES_END_SECONDS: Final = 30.0
 """Time to delete the objects that a job applied: three times the grace of a pod. Remaining objects are logged."""
 POD_HURRY_SECONDS: Final = 3.0
-"""Interval of notifying a pod whose agent has not joined of its token again: its kubelet may have read too early."""
+"""Interval at which a pod whose agent has not joined is notified of its token again: its kubelet may have read too
+early."""
 POD_WAIT_SECONDS: Final = 300.0
-"""An agent of a pod waits for its token while the token's folder changes at least this often: the program makes a
-change each `POD_BEAT_SECONDS`, which reaches the pod within two minutes at worst."""
+"""Time without a change of its token's folder after which an agent of a pod gives up: the program makes a change each
+`POD_BEAT_SECONDS`, which reaches the pod within two minutes at worst."""
 POD_BEAT_SECONDS: Final = 60.0
 """Interval of those changes for waiting pods: a request to the API server a minute."""
 POD_GRACE_SECONDS: Final = 10.0
-"""From SIGTERM to SIGKILL of a pod, unless its template sets it: an agent ends its processes by `KILL_SECONDS`."""
+"""Time from SIGTERM to SIGKILL of a pod, unless its template sets it: an agent ends its processes by `KILL_SECONDS`."""
 POD_KEPT_SECONDS: Final = 600.0
-"""Finished objects that the program could not delete delete themselves after that: long enough to read their logs."""
+"""Age at which finished objects that the program could not delete delete themselves: long enough to read their logs."""
 
 assert POD_BEAT_SECONDS * 4 < POD_WAIT_SECONDS
 
@@ -696,7 +716,7 @@ COMMAND_BATCHES: Final = 2
 """Batches of lines, of `OUTPUT_BATCH_BYTES_MAX` each, that the command of a host may be ahead of the program: one shown
 and one behind it. 1,000 hosts that all write have 64 MB under way."""
 FORWARD_CHUNK_BYTES: Final = 65_536
-"""Read from a forwarded connection at once: a fragment of a link, four TLS records."""
+"""Bytes read from a forwarded connection at once: a fragment of a link, four TLS records."""
 FORWARD_CHUNKS: Final = 8
 """Chunks of one direction of a forwarded connection under way: 512 KiB let 1 ms between hosts have 500 MB/s. A reader
 that stops holds so much, and no other connection."""
@@ -704,7 +724,7 @@ FORWARD_CONNECTIONS_MAX: Final = 256
 """Open connections of one forwarded port: a browser has ten, a load test a hundred; 256 that stand still hold 256 MB in
 each process. More wait in the backlog of the system."""
 FORWARD_CONNECT_SECONDS: Final = 10.0
-"""Until a service on the host, or near it, has accepted a connection; then the one at the program is reset."""
+"""Time until a service on the host, or near it, has accepted a connection; then the one at the program is reset."""
 FORWARD_FAILURES_KEPT: Final = 16
 """Latest reasons for resets of connections of a forwarded port, kept for its program."""
 FORWARD_ACCEPT_RETRY_SECONDS: Final = 0.1
@@ -712,7 +732,8 @@ FORWARD_ACCEPT_RETRY_SECONDS: Final = 0.1
 TERMINAL_CELLS_MAX: Final = 4_096
 """Rows, and columns, of a terminal on a host: four times those of a wall of screens."""
 TERMINAL_SILENCE_SECONDS: Final = 0.25
-"""After the end of a shell whose background job still holds the terminal: the shell's own output is read by then."""
+"""Silence after the end of a shell whose background job still holds the terminal: the shell's own output is read by
+then."""
 
 # ---- Code and packages on hosts ----
 
@@ -725,63 +746,64 @@ CODE_PIECE_BYTES: Final = 4_194_304
 CODE_SCANS_MAX: Final = 5
 """Scans of a tree in which a file changes while it is sent; then the sync is refused, as such a file is no code."""
 CODE_KEPT_SECONDS: Final = 604_800.0
-"""Trees unused for a week are removed from a host, and with them contents that no other tree has."""
+"""Time unused after which a tree is removed from a host, a week, and with it contents that no other tree has."""
 CODE_TOUCH_SECONDS: Final = 3_600.0
 """Interval at which a host records that a tree is in use."""
 CODE_LOCK_RETRY_SECONDS: Final = 0.02
 """Polling interval of the lock that another job of this user holds on the folder of trees of a host."""
 CODE_DEBOUNCE_MS: Final = 100
-"""An editor or git writes several files within this; they become one version."""
+"""Window in which changes become one version: an editor or git writes several files within it."""
 CODE_WATCH_MS: Final = 1_000
 """Interval at which a thread that watches files checks whether it is still wanted."""
 ENVIRONMENT_KEPT_SECONDS: Final = 28 * 86_400.0
-"""Environments unused for four weeks are removed from a host: to make one takes minutes, and the next phase of an
-experiment comes weeks later."""
+"""Time unused after which an environment is removed from a host, four weeks: to make one takes minutes, and the next
+phase of an experiment comes weeks later."""
 ENVIRONMENT_LOCK_RETRY_SECONDS: Final = 0.1
 """Polling interval while another job of this user makes the environment: that takes seconds."""
 REQUIREMENTS_BYTES_MAX: Final = 4 << 20
-"""A file of requirements, or a lock of uv, with all hashes: a large project has 1 MB."""
+"""Size of a file of requirements, or a lock of uv, with all hashes: a large project has 1 MB."""
 REQUIREMENT_FILES_MAX: Final = 64
 """Files of requirements that include each other: one for each part of a large project."""
 UV_EXPORT_SECONDS: Final = 60.0
-"""For uv to read a lock: within 1 s; on a network file system that stands still it is given up."""
+"""Time for uv to read a lock: it takes 1 s; on a network file system that stands still it is given up."""
 INSTALL_WORDS_MAX: Final = 80
 """Characters of a line of uv or pip that are shown: one line of a terminal."""
 
 # ---- Kept jobs ----
 
 KEPT_LEASE_SECONDS_MAX: Final = 28 * 86_400.0
-"""A lease of a kept job: four weeks. The certificates of its hosts are valid for 30 days."""
+"""Longest lease of a kept job, four weeks: the certificates of its hosts are valid for 30 days."""
 KEPT_NAME_CHARS_MAX: Final = 64
-"""The name of a kept job: it is a part of the name of a file, and of a line of `trimesh job list`."""
+"""Length of the name of a kept job: it is a part of the name of a file, and of a line of `trimesh job list`."""
 KEPT_FILE_BYTES_MAX: Final = 1 << 20
-"""A state file, which has the names of all hosts: 64 KiB with 1,000 of them."""
+"""Size of a state file, which has the names of all hosts: 64 KiB with 1,000 of them."""
 KEPT_LINE_BYTES_MAX: Final = 1 << 20
 """One record between a keeper and its client, which may have the names of all hosts, too."""
 KEPT_CLIENTS_MAX: Final = 64
 """Connections to a keeper that wait to be accepted: scripts that all attach in one moment; one of them gets it."""
 KEPT_ANSWER_SECONDS: Final = 5.0
-"""Answer of a keeper: milliseconds; one that takes so long is stopped, or its machine swaps."""
+"""Time for a keeper to answer: it takes milliseconds; one that takes so long is stopped, or its machine swaps."""
 KEPT_LOOK_SECONDS: Final = 5.0
-"""Interval of reading the clock that also counts while the machine sleeps: so late a lease ends after such a sleep."""
+"""Interval of reading the clock that also counts while the machine sleeps: a lease ends at most so late after such a
+sleep."""
 KEPT_PATIENCE_SECONDS: Final = 0.5
-"""Before an attach is refused because another program has the hosts: that may have been killed at this moment, and the
-kernel is still reaping it."""
+"""Time before an attach is refused because another program has the hosts: that program may have been killed at this
+moment, and the kernel is still reaping it."""
 KEPT_CLEAN_SECONDS: Final = 15.0
 """Wait of an attach until the hosts are clean of the program before: an agent ends what runs there by `KILL_SECONDS`,
 and is killed after that."""
 KEPT_PREPARE_SECONDS: Final = 1.0
-"""From the hand-over of an agent to a program until the agent for the next one starts: by then the program has started
-its processes there, and does not share its processor with an interpreter that loads modules."""
+"""Time from the hand-over of an agent to a program until the agent for the next one starts: by then the program has
+started its processes there, and does not share its processor with an interpreter that loads modules."""
 KEPT_NOTICE_SECONDS: Final = 60.0
 """Notice to the attached program before the lease ends, as for a Slurm job; of a short lease at most half the rest."""
 KEPT_LEAVE_SECONDS: Final = 5.0
-"""From the end of the grace of an attached program to the end of the lease: agents end meanwhile."""
+"""Time from the end of the grace of an attached program to the end of the lease: agents end meanwhile."""
 KEPT_REPLACE_SECONDS: Final = 75.0
-"""For a keeper to replace a machine, by `HOST_JOIN_SECONDS`, or to report why not."""
+"""Time for a keeper to replace a machine, by `HOST_JOIN_SECONDS`, or to report why not."""
 KEPT_END_SECONDS: Final = 60.0
-"""From the end of a lease until nothing is left: schedulers take 30 s of it. Then the keeper and everything that it
-holds end by force, as after a program that was killed."""
+"""Time from the end of a lease until nothing is left: schedulers take 30 s of it. Then the keeper and everything that
+it holds end by force, as after a program that was killed."""
 
 assert KEPT_LOOK_SECONDS < KEPT_CLEAN_SECONDS < KEPT_END_SECONDS
 assert HOST_JOIN_SECONDS < KEPT_REPLACE_SECONDS
@@ -789,12 +811,13 @@ assert HOST_JOIN_SECONDS < KEPT_REPLACE_SECONDS
 # ---- Snapshots, progress and the control socket ----
 
 OBSERVE_SECONDS: Final = 1.5
-"""For the processes of a run to report their state. A free loop answers in 1 ms; the rest is for those below it, and
-for signals to those that do not answer."""
+"""Time for the processes of a run to report their state. A free loop answers in 1 ms; the rest is for processes below
+the first ones, and for signals to those that do not answer."""
 OBSERVE_LOOP_SECONDS: Final = 0.3
-"""For a Trio loop to receive a request before it counts as one that does not run: a turn takes a millisecond."""
+"""Time for a Trio loop to receive a request before it counts as one that does not run: a turn takes a millisecond."""
 OBSERVE_STATE_SECONDS: Final = 0.5
-"""For a host to report the kernel's view of a silent process: agents answer in milliseconds, and an observer waits."""
+"""Time for a host to report the kernel's view of a silent process: agents answer in milliseconds, and an observer
+waits."""
 OBSERVED_CALLS: Final = 1_024
 """Calls that one process reports, oldest first; the rest is counted."""
 OBSERVED_EVENTS: Final = 1_024
@@ -811,17 +834,18 @@ OBSERVED_RECORDS: Final = 64
 """Flight records read for one snapshot, of processes that do not answer: a fifth of a second. Where more are silent,
 the first ones show what the others do, too."""
 OBSERVED_OUTPUT_BYTES: Final = 1 << 20
-"""Newest lines that a controller keeps for observers: some ten thousand."""
+"""Newest output that a controller keeps for observers: some ten thousand lines."""
 OBSERVED_OUTPUT_LINES: Final = 10_000
-"""Lines of one answer with them."""
+"""Lines of output in one answer of a controller."""
 CONTROL_CLIENTS_MAX: Final = 16
 """Connections to one control socket at a time: people with terminals, and a page."""
 CONTROL_REQUEST_BYTES_MAX: Final = 65_536
-"""One request to a control socket."""
+"""Size of one request to a control socket."""
 CONTROL_SECONDS: Final = 10.0
-"""For one client to send its request, or to take a part of an answer; a client that hangs keeps one thread so long."""
+"""Time for one client to send its request, or to take a part of an answer; a client that hangs keeps one thread so
+long."""
 PROGRESS_SECONDS: Final = 2.0
-"""Work that takes longer shows its progress: people wonder after two seconds."""
+"""Time after which work shows its progress: people wonder after two seconds."""
 PROGRESS_DRAW_SECONDS: Final = 0.2
 """Interval of drawing a line in a terminal or a notebook: it moves, at no visible cost."""
 PROGRESS_LOG_SECONDS: Final = 10.0
@@ -834,9 +858,9 @@ RECORD_ROWS: Final = 8_192
 RECORD_NAMES_BYTES: Final = 65_536
 """Names of endpoints of actors in one flight record: some thousand. Calls of others are kept without a name."""
 RECORD_HALF_BYTES: Final = 1 << 18
-"""Each half of the log of one flight record: the states of a process for some minutes, and its events."""
+"""Size of each half of the log of one flight record: the states of a process for some minutes, and its events."""
 RECORD_FILE_BYTES_MAX: Final = 1 << 26
-"""A flight record that is read; those that are written have a megabyte."""
+"""Largest file that is read as a flight record; those that are written have a megabyte."""
 RECORD_SECONDS: Final = 1.0
 """Interval at which a process records its state: a state 1 s old is known when everything is killed."""
 RECORD_SHARE: Final = 0.005
@@ -850,7 +874,7 @@ RECORD_ERRORS_PER_SECOND: Final = 10
 RECORD_RUNS_MAX: Final = 16
 """Newest folders of ended runs that are kept for one user: 16 MB for 16 processes each."""
 RECORD_AGE_SECONDS: Final = 7 * 86_400.0
-"""Age up to which they are kept."""
+"""Age up to which folders of ended runs are kept."""
 RECORD_ENDED_MAX: Final = 256
 """Files of ended processes in the folder of a running run; the oldest are removed."""
 RECORD_FILES_MAX: Final = 8_192
@@ -860,7 +884,8 @@ TRACE_SECONDS: Final = 0.25
 TRACE_CALLS_MAX: Final = 500_000
 """Calls in one trace, some 100 MB; the rest is counted."""
 TRACE_CONTEXT_CHARS_MAX: Final = 1_024
-"""Trace context of one call or item: 55 of a traceparent, and a tracestate, of which W3C wants 512 passed on."""
+"""Trace context of one call or item: 55 characters of a traceparent, and a tracestate, of which W3C wants 512 passed
+on."""
 TRACE_LINKS_MAX: Final = 1_024
 """Senders of items linked to one span: they are remembered while it lives; the SDK keeps 128 unless configured."""
 TOP_SECONDS_MIN: Final = 0.1
@@ -873,13 +898,14 @@ AUTOPSY_CALLS: Final = 5
 # ---- Debugger ----
 
 DEBUG_WAIT_SECONDS: Final = 600.0
-"""For a terminal to attach to a held thread: time to see the message and log in; then an unattended run goes on."""
+"""Time for a terminal to attach to a held thread: enough to see the message and log in; then an unattended run goes
+on."""
 DEBUG_PAUSE_SECONDS: Final = 0.05
 """Interval of finding calls that wait for a thread that is held: a deadline that is nearer may pass."""
 DEBUG_TURN_SECONDS: Final = 0.25
 """Interval at which a main thread that is held stops waiting for messages to check whether it is still wanted."""
 DEBUG_TEXT_CHARS: Final = 16_384
-"""One message with output of a debugger: it goes by the control lane of no link, but must not hold up others."""
+"""Output of a debugger in one message: it goes by the control lane of no link, but must not hold up others."""
 DEBUG_TERMINAL_CHARS_MAX: Final = 1 << 22
 """Output waiting for one terminal: one that takes nothing (Ctrl-Z) is detached beyond it."""
 DEBUG_HOLDS_MAX: Final = 16_384
@@ -892,7 +918,7 @@ PAGE_SECONDS: Final = 1.0
 PAGE_CLIENTS_MAX: Final = 8
 """Browsers that follow the page at a time: the tabs of a few people."""
 PAGE_REQUEST_BYTES_MAX: Final = 4_096
-"""The body of one request to the page: the name of a process or call."""
+"""Body of one request to the page: the name of a process or call."""
 PAGE_HISTORY: Final = 600
 """Snapshots whose sums are kept for the charts of a page that is opened later: ten minutes."""
 PAGE_CELLS_MAX: Final = 65_536
@@ -910,7 +936,7 @@ PAGE_LINES_MAX: Final = 2_000
 PAGE_TASK_PROCS: Final = 32
 """Rows of processes in one time line: each is a flight record that is read, in some 10 ms."""
 PAGE_TASK_SECONDS: Final = 60.0
-"""The longest time line."""
+"""Length of the longest time line."""
 PAGE_TASK_BARS: Final = 400
 """Parts of a time line; short calls within one are joined, so that a row has no more bars."""
 PAGE_LATENCY_PROCS: Final = 4
@@ -921,8 +947,8 @@ PAGE_LATENCY_PROCS: Final = 4
 TENSOR_BATCH_COMMANDS: Final = 16
 """Smallest batch of commands while a task goes on issuing: a message costs some 20 us, a command 3."""
 TENSOR_BATCH_COMMANDS_MAX: Final = 128
-"""Largest batch: one of more than TENSOR_BATCH_COMMANDS ends where its operations decide, after some 60 more, so that a
-program that issues the same again sends the same batches."""
+"""Largest batch: one of more than `TENSOR_BATCH_COMMANDS` ends where its operations decide, after some 60 more, so that
+a program that issues the same again sends the same batches."""
 TENSOR_COMMANDS_AHEAD: Final = 16_384
 """Commands by which a team's slowest rank may be behind before issuing waits: seconds of work, megabytes queued."""
 TENSOR_PLANS: Final = 16_384
@@ -930,7 +956,7 @@ TENSOR_PLANS: Final = 16_384
 TENSOR_RUN_FUNCTIONS: Final = 256
 """Functions that `ProcMesh.run` remembers, so that a repeated one is not sent again: more than a program has."""
 TENSOR_TRIED_BYTES_MAX: Final = 1 << 20
-"""An operation that fails without data runs on zeros if its tensors have at most so many bytes: milliseconds."""
+"""Largest tensors of an operation that, when it fails without data, runs on zeros: milliseconds."""
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for later fetches: more are the same mistake in a loop."""
 TENSOR_PLOTTED_RANKS: Final = 64
@@ -946,11 +972,11 @@ TENSOR_SUMMED_BYTES: Final = 32 << 20
 """Partial sums that one collective adds up. The wait for the other ranks is paid once for all of them, and is small
 beside the time to send as much; the collective copies them for a moment."""
 TENSOR_STUCK_SECONDS_MAX: Final = 1.0
-"""Longest interval at which a rank that waits for an actor beside it checks whether that waits for an actor of the
-controller, which may wait for the rank; the first is SIGNAL_SECONDS. A check costs as one for deadlocks."""
+"""Longest interval at which a rank that waits for an actor beside it checks whether that actor waits for one of the
+controller, which may wait for the rank. The first interval is `SIGNAL_SECONDS`; a check costs as one for deadlocks."""
 TENSOR_DRAIN_SECONDS: Final = 10.0
-"""Leaving a block logs the state of its ranks when none has reported progress for so long: a step takes less, and a
-collective that only some ranks have called takes COLLECTIVE_SECONDS."""
+"""Time without progress of any rank after which leaving a block logs their state: a step takes less, and a collective
+that only some ranks have called takes `COLLECTIVE_SECONDS`."""
 SAFETENSORS_HEADER_BYTES: Final = 100_000_000
 """Header of a file of safetensors: the bound of the format's own library."""
 
@@ -1000,11 +1026,12 @@ RESHARD_PLANS: Final = 16
 """Kept plans of a process that reads published weights: one for each set of tensors and layout that it requests. A loop
 of RL reads two or three models."""
 RESHARD_CHUNK_BYTES: Final = 1 << 26
-"""Copied out of remote memory in one piece, in a thread: a cancel waits for that, some 20 ms."""
+"""Bytes copied out of remote memory in one piece, in a thread: a cancel waits for that, some 20 ms."""
 RESHARD_STREAM_BYTES_MIN: Final = 8 << 20
 """Smallest copy out of remote memory that is stored past the caches, which would not hold it."""
 RESHARD_ROW_BYTES_MIN: Final = 64
-"""Shorter rows, a cache line, are left to torch, which copies single elements in the order that suits them."""
+"""Shortest rows, a cache line, that are copied here: shorter ones are left to torch, which copies single elements in
+the order that suits them."""
 
 # ---- Streams of data ----
 
@@ -1016,7 +1043,7 @@ DATA_PREFETCH: Final = 2
 DATA_HELD_BATCHES_MAX: Final = 1_024
 """Pieces of batches that a loader keeps until the ranks have read them: far more than `prefetch=` requests."""
 DATA_TRIES: Final = 8
-"""Tries to read a batch as one loader after the other dies: more is no accident."""
+"""Tries to read a batch as one loader after the other dies: more deaths are no accident."""
 DATA_RETRY_SECONDS: Final = 0.05
 """Pause before a loader that has died is called again: about what its restart takes."""
 

@@ -11,7 +11,7 @@ from typing import Any, SupportsIndex
 
 
 def whole_number(value: object) -> int | None:
-    """Return `value` as an int when it is a whole number, one of numpy included; else, and for a bool, None."""
+    """Return a whole number, also one of numpy, as an int; for a bool and anything else None."""
     if type(value) is int:  # the common case; the protocol below costs 10 us to look up
         return value
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
@@ -23,7 +23,7 @@ def whole_number(value: object) -> int | None:
 
 
 def real_number(value: object) -> float | None:
-    """Return `value` as a float when it is a number, one of numpy, a decimal or a fraction included; else None."""
+    """Return a number, also one of numpy, a decimal or a fraction, as a float; for anything else None."""
     if type(value) is float:
         return value
     found = whole_number(value)
@@ -54,7 +54,7 @@ def plain_real(value: Any) -> Any:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return " (is it gpus?)" for the known name that is nearest to one that is none; empty if none is near."""
+    """Return " (is it gpus?)" with the known name nearest to a wrong one; an empty text if none is near."""
     import difflib  # noqa: PLC0415 - only wrong names need it
 
     by_lower = {one.lower(): one for one in known}

@@ -23,11 +23,11 @@ A = TypeVar("A", bound=Actor)
 def publish_as(name: str, actors: Actor, /) -> AbstractAsyncContextManager[None]:
     """Let other programs of this user on this host call some actors: `async with trimesh.publish_as("judge", judges):`.
 
-    While the block is open, `trimesh.connect(name, Class)` gives them a handle. They have what any holder of a
-    reference has: they call, slice and stream, and own nothing.
+    While the block is open, `trimesh.connect(name, Class)` gives them a handle. Like any holder of a reference, they
+    call, slice and stream, and own nothing.
 
-    When the block is left no more calls come in; those under way run to their end, for at most the setting `grace`,
-    or are cancelled if the block is left by an exception or a cancel. Later calls raise `MeshStopped` there.
+    Leaving the block refuses new calls, which raise `MeshStopped` in the other program. Calls under way run to their
+    end, for at most the setting `grace`; an exception or a cancel of the block cancels them.
 
     Args:
         name: Letters, digits, `_`, `-` and `.`; at most `limits.PUBLISHED_NAME_CHARS_MAX` (64).
@@ -43,7 +43,7 @@ def publish_as(name: str, actors: Actor, /) -> AbstractAsyncContextManager[None]
     """
     handle: object = actors
     if not isinstance(handle, ActorMesh):
-        raise TypeError(f"what is published must be a handle on actors, as spawn() returns it, got {handle!r}")
+        raise TypeError(f"publish_as takes a handle on actors, as spawn() returns it, got {handle!r}")
     return in_trio_block(_publish(checked_program_name(name), handle))
 
 
@@ -52,20 +52,20 @@ def connect(name: str, cls: type[A], /) -> AbstractAsyncContextManager[A]:
 
     Calls, streams, cancels, deadlines and errors cross as within a program: links lead straight to the processes of the
     actors. If the other program ends, calls raise `ConnectionLost`; if it leaves its `publish_as`, `MeshStopped`. If
-    this one ends, its calls over there are cancelled. The handle is for this process: it works in no worker.
+    this program ends, its calls to the other one are cancelled. The handle works in this process only, in no worker.
 
     Args:
-        name: Under which they are published.
-        cls: Their class, or one with the same endpoints: what it does not have cannot be called.
+        name: Name of the publication.
+        cls: Their class, or one with some of the same endpoints: only those of `cls` can be called.
 
     Raises:
-        ConnectError: On entering: no program of this user publishes the name, or it has another version of trimesh or
-            Python, another `pickle=`, or no such endpoints.
+        ConnectError: On entering: no program of this user publishes the name; or its version of trimesh or Python, its
+            `pickle=` or its endpoints differ.
         RuntimeError: On entering: in a worker or a simulation.
         TypeError: `cls` is no class of actors.
 
-    Blocking: entering for at most `limits.JOIN_SECONDS` (5 s). Leaving waits for calls of other tasks that are under
-        way; by an exception or a cancel it does not. Cancellable.
+    Blocking: entering for at most `limits.JOIN_SECONDS` (5 s). Leaving waits for running calls of other tasks, unless
+        an exception or a cancel leaves the block. Cancellable.
     """
     given: Any = cls
     if not (isinstance(given, type) and issubclass(given, Actor)):

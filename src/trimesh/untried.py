@@ -8,11 +8,11 @@ _said = set[str]()
 
 
 def warn_untried(what: str, how: str = "run `make test-cuda` in a checkout of trimesh on this machine") -> None:
-    """Warn that something has not run on a CUDA device yet, and say how to try it; later calls for it do nothing.
+    """Warn, once for each feature, that it has not run on a CUDA device yet, and how to try it.
 
     Args:
-        what: Its name, as the subject of a sentence.
-        how: What shows whether it works, as an order.
+        what: Name of the feature, as the subject of a sentence.
+        how: Instruction for a test of it, as an imperative.
     """
     if what in _said:
         return
