@@ -225,7 +225,7 @@ async def test_what_cannot_handle_is_refused(backend: Backend):
     async with backend.procs() as procs:
         with pytest.raises(TypeError, match="must not wait"):
             procs.on_failure(waits)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="failures are handled where the mesh is owned"):
+        with pytest.raises(RuntimeError, match="handle failures in the process that owns the mesh"):
             this_proc().on_failure(Asked())
 
 

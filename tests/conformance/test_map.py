@@ -138,7 +138,7 @@ async def test_first_failure_stops_the_map(backend: Backend):
         assert sorted(found[:3]) == [(0, 0), (1, 1), (2, 2)]
         assert kinds(caught.value) == [ValueError]
         [error] = caught.value.exceptions
-        assert "it is item 5 of workers.fail_on.map()" in error.__notes__
+        assert "raised for item 5 of workers.fail_on.map()" in error.__notes__
         assert len(trimesh.coords(error)) == 1
         assert (caught.value.mesh, caught.value.endpoint) == ("workers", "fail_on")
         assert all(running == 0 for running, _, _ in (await workers.report.call()).values())
@@ -244,7 +244,7 @@ async def test_what_cannot_work_is_refused_at_once(backend: Backend):
     """API 3."""
     async with backend.procs({"gpus": 1}) as procs:
         workers = await procs.spawn("workers", Worker)
-        with pytest.raises(TypeError, match=r"one argument, the item: .*two.*takes a tuple"):
+        with pytest.raises(TypeError, match=r"one argument, the item: .*two.*such as a tuple"):
             workers.pair.map([1])
         with pytest.raises(TypeError, match="iterate"):
             workers.square.map(3)  # type: ignore[arg-type]

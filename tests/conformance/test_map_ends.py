@@ -62,7 +62,7 @@ async def test_error_while_cancelling_is_not_masked(backend: Backend):
                 await anext(results)
         assert kinds(caught.value) == [ValueError] * 2
         for error in caught.value.exceptions:
-            assert f"it is item {error.args[0]} of workers.fail_at_the_end.map()" in error.__notes__
+            assert f"raised for item {error.args[0]} of workers.fail_at_the_end.map()" in error.__notes__
 
 
 async def test_consumer_behind_a_shield_does_not_wait_for_ever(backend: Backend):

@@ -32,7 +32,7 @@ async def test_handles_on_hosts_are_refused_in_a_sentence() -> None:
         async with job as hosts, jobs.open_door("127.0.0.1") as door, hosts.spawn_procs({"gpus": 1}) as procs:
             takers = await procs.spawn("takers", Taker)
             for value in (hosts, [hosts], hosts.slice(hosts=0)):
-                with pytest.raises(TypeError, match=r"do not travel: spawn there .*and send that mesh") as caught:
+                with pytest.raises(TypeError, match=r"cannot be sent to another process, .*: send a mesh of") as caught:
                     await takers.take.call(value)
                 assert "__reduce__" not in str(caught.value)
             with pytest.raises(TypeError, match=r"call this_host\(\) in the actor"):

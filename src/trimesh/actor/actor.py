@@ -36,7 +36,7 @@ MESH_ATTRIBUTES: Final = frozenset(
 
 
 class _NotHere:
-    """An attribute of actor classes in Ray."""
+    """An attribute that actor classes have in Ray only; reading it raises an error with the spelling used here."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -51,12 +51,11 @@ class Actor(HandleAttributes):
     """Base class of actors.
 
     A subclass has a plain `__init__`, which runs in the actor's own process, endpoints (methods marked with
-    `@endpoint`), and optionally `lifespan`, an `@asynccontextmanager` method: what comes before its `yield` is
-    set-up, what comes after it is clean-up, and background tasks belong to a nursery around the `yield`.
+    `@endpoint`), and optionally `lifespan`, an `@asynccontextmanager` method: set-up before its `yield`, clean-up
+    after it. Background tasks belong to a nursery around the `yield`.
 
-    `await procs.spawn("name", Subclass, ...)` returns a handle on all of them that looks to type checkers like the
-    subclass itself: `handle.endpoint.call(...)`, and the attributes of a mesh (`extent`, `slice`, ...; see
-    `handle_types`).
+    `await procs.spawn("name", Subclass, ...)` returns a handle on the actors of all processes. Type checkers see it as
+    an object of the subclass, with the attributes of a mesh (`extent`, `slice`, ...; see `handle_types`).
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -97,8 +96,8 @@ def _check_names(cls: type, endpoints: Mapping[str, EndpointSpec]) -> None:
     for name in endpoints:
         if name.startswith("_"):
             raise TypeError(
-                f"the name of an endpoint must not begin with an underscore, got {cls.__qualname__}.{name}: what does "
-                f"is private to its class; call it {name.strip('_') or 'step'!r}"
+                f"the name of an endpoint must not begin with an underscore, which marks a private method, got "
+                f"{cls.__qualname__}.{name}: call it {name.strip('_') or 'step'!r}"
             )
         if name in MESH_ATTRIBUTES or name == "lifespan":
             raise TypeError(
@@ -124,6 +123,6 @@ def _check_lifespan(cls: type) -> None:
     lifespan = vars(cls).get("lifespan")
     if inspect.isasyncgenfunction(lifespan) or inspect.iscoroutinefunction(lifespan):
         raise TypeError(
-            f"{cls.__qualname__}.lifespan must return an async context manager: "
-            "put @contextlib.asynccontextmanager on it"
+            f"{cls.__qualname__}.lifespan must return an async context manager, got a plain async function: "
+            "put @contextlib.asynccontextmanager above it, and a `yield` into it"
         )

@@ -19,8 +19,8 @@ from trimesh.shape.value_mesh import Shaped
 class ActorMesh(Shaped):
     """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
 
-    Type checkers see the actor class instead (`Actor` declares the mesh attributes for them). In other processes it
-    becomes a reference, which can call and be sliced but owns nothing.
+    Type checkers see the actor class instead (`Actor` declares the mesh attributes for them). Sent to another process,
+    it becomes a reference, which can call and be sliced but owns nothing.
     """
 
     def __init__(self, view: MeshView, cls: type) -> None:
@@ -37,7 +37,7 @@ class ActorMesh(Shaped):
         return type(self)(self._view.alive(), self._cls)
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the members of this view, without a message.
+        """Return counts of the members of this view, as far as this process knows them; sends no message.
 
         Raises:
             RuntimeError: No mesh is open in this Trio run.
@@ -45,10 +45,10 @@ class ActorMesh(Shaped):
         return in_trio_now(self._view.statistics)()
 
     def events(self) -> AbstractAsyncContextManager[EventStream]:
-        """Read what happens to the members of this view: `async with mesh.events() as events: async for event in ...`.
+        """Read events of the members of this view: `async with mesh.events() as events: async for event in events`.
 
-        It begins with a `Started` for each member that lives, and ends when the mesh has stopped. A reader that is
-        more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of n.
+        The events begin with a `Started` for each live member, and end when the mesh has stopped. A reader that is
+        more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of the n oldest.
 
         Raises:
             RuntimeError: This is a reference; events are read only in the process that owns the mesh.
@@ -56,12 +56,12 @@ class ActorMesh(Shaped):
         members = self._view.owner
         if not isinstance(members, ActorMembers):
             raise RuntimeError(  # noqa: TRY004 - the handle is of the right type, its use here is not
-                f"{self!r} is a reference that came from another process: events are read where the mesh is owned"
+                f"events are read in the process that owns the mesh, got {self!r} from another one: read them there"
             )
         view = self._view
 
         def sees(rank: int) -> bool:
-            return rank in view.region or view.region == view.info.whole  # the whole mesh: new members, too
+            return rank in view.region or view.region == view.info.whole  # a whole mesh has new members, too
 
         ranks = [rank for rank in members.ranks if sees(rank) and members.membership.is_live(rank)]
         return members.events.open(members.events.snapshot(ranks), sees)
@@ -92,8 +92,8 @@ class ActorMesh(Shaped):
 
 
 def is_whole(mesh: ActorMesh) -> bool:
-    """Return whether nothing is known of the end of any member of a view, as `len(mesh.alive()) == len(mesh)`."""
-    return mesh._view.is_whole()  # noqa: SLF001 - it is no method, which would hide an endpoint of that name
+    """Return whether no end of a member of a view is known here: `len(mesh.alive()) == len(mesh)`."""
+    return mesh._view.is_whole()  # noqa: SLF001 - a method would hide an endpoint of that name
 
 
 def processes_of(mesh: ActorMesh) -> list[Member]:

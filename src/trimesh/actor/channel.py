@@ -31,17 +31,17 @@ def open_channel(
     """Open a channel: every holder of its port may send, this process receives.
 
     Args:
-        item_type: What the items are. Pickled, they are checked by type checkers alone. With `pickle="off"` they travel
-            as this type says: a class, `None`, a container of such or a union; each `send` refuses what does not fit.
-        capacity: How many items of each sending process may wait for the receiver; beside it `limits.MAILBOX_BYTES`
-            bounds their size. 0 lets each `send` wait until its item has been taken.
+        item_type: Type of the items. If they are pickled, only type checkers check it. With `pickle="off"` items travel
+            by this type: a class, `None`, a container of such or a union; `send` refuses any other item.
+        capacity: Items of each sending process that may wait for the receiver; `limits.MAILBOX_BYTES` bounds their
+            size, too. With 0 each `send` waits until its item has been taken.
 
     Returns:
         A context manager that gives `(port, receiver)`; leaving it closes both.
 
     Raises:
-        TypeError, ValueError: The capacity is no number, or not a finite number from 0 up; or, on entering, nothing of
-            this type can travel with `pickle="off"`.
+        TypeError: The capacity is no whole number; or, on entering, the type cannot travel with `pickle="off"`.
+        ValueError: The capacity is negative or infinite.
 
     Example:
         async with trimesh.open_channel(int, capacity=64) as (port, receiver):
@@ -54,7 +54,7 @@ def open_channel(
     if found is None and capacity == float("inf"):
         raise ValueError("a channel must be bounded, got capacity=inf: give the number of items that may wait")
     if found is None:
-        raise TypeError(f"capacity must be a number of items, got {capacity!r}")
+        raise TypeError(f"capacity must be a whole number of items, got {capacity!r}")
     if found < 0:
         raise ValueError(f"capacity must be 0 or more, got {capacity}")
     return in_trio_block(_open(found, item_type))

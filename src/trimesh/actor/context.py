@@ -42,10 +42,10 @@ class Context(Generic[A]):
 
     @property
     def message_rank(self) -> Point:
-        """The point of this actor in the view that the message was sent to, which is what its sender sees.
+        """The point of this actor in the view that the sender of the message called; `.rank` is its number there.
 
-        `mesh.slice(gpus=slice(2, 4)).step.call()` reaches the actor at `{"gpus": 2/8}` as `{"gpus": 0/2}`; its number
-        there is `.rank`. Where no message runs it is `point`.
+        `mesh.slice(gpus=slice(2, 4)).step.call()` reaches the actor at `{"gpus": 2/8}` as `{"gpus": 0/2}`. Outside of
+        a message it is `point`.
         """
         return self.point if self._view is None else self._view.point_of(self.point)
 
@@ -59,17 +59,19 @@ class Context(Generic[A]):
 
     @property
     def actors(self) -> A:
-        """The mesh of this actor, as a reference: to call its other members, or hand it on.
+        """The mesh of this actor, as a reference: to call its other members, or to send it on.
 
-        A call to a mesh that this actor is part of waits for the actor itself, too: `exclude([context().point])`, or
-        give the endpoint slots of its own.
+        A call to all of it waits for this actor, too: use `exclude([context().point])`, or give the endpoint slots of
+        its own.
 
         Raises:
-            RuntimeError: There is none, in `setup`.
+            RuntimeError: `setup` is running, before any actor.
         """
         home = self._home
         if home.actors is None or home.cls is None:
-            raise RuntimeError("context().actors is the mesh of the running actor, and setup runs before any actor")
+            raise RuntimeError(
+                "context().actors is the mesh of the running actor, and setup runs before any: use context().procs"
+            )
         found = home.handles.get("actors")
         if found is None:
             info = home.actors
@@ -78,7 +80,7 @@ class Context(Generic[A]):
 
     @property
     def procs(self) -> ProcMesh:
-        """The mesh of the process that this runs in, as a reference; where it has none, `this_proc()`."""
+        """The mesh of this process, as a reference; `this_proc()` if it belongs to none."""
         info = self._home.procs
         found: ProcMesh | None = self._home.handles.get("procs")
         if found is None:
@@ -95,17 +97,17 @@ def context(actor: Any = None, /) -> Context[Any]:
     """Return the context of the running endpoint, `__init__`, `lifespan` or `setup`.
 
     Args:
-        actor: `self`, for type checkers: `context(self).actors` is a handle on actors of that class.
+        actor: `self`, for type checkers: `context(self).actors` then has the endpoints of its class.
 
     Raises:
         RuntimeError: The caller is not part of an actor or worker process.
-        ValueError: `actor` is another one than the one that runs.
+        ValueError: `actor` is not the running actor.
     """
     found = execution_context()
     if actor is not None and actor is not found.actor:
         raise ValueError(
-            f"context(actor) takes the actor that runs, which is {found.actor!r}, got {actor!r}: write context(self), "
-            "or context()"
+            f"context(actor) takes the running actor, which is {found.actor!r}, got {actor!r}: write context(self) or "
+            "context()"
         )
     home = found.home or OwnMeshes(None, None, None)
     view, caller = message_here()

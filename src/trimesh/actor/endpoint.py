@@ -37,12 +37,12 @@ W = TypeVar("W")
 class Endpoint(Generic[P, R]):
     """An endpoint of all members of a mesh, or of a view of one.
 
-    Every verb binds its arguments against the signature first (`TypeError`, nothing sent), then encodes them
-    (`TypeError` naming the argument). Messages of one process to one actor arrive in the order in which they were
-    sent, through every verb, and are run at most once. A full mailbox makes the sender wait, cancellably.
+    Every verb binds its arguments to the signature first (`TypeError`, nothing sent), then encodes them (`TypeError`
+    that names the argument). Messages from one process to one actor arrive in the order in which they were sent, by
+    any verb, and run at most once. A full mailbox makes the sender wait, cancellably.
     """
 
-    # No slots: a verb is made once, which a call in a loop would feel.
+    # No slots: `cached_property` keeps each verb here, so that a call in a loop makes it once.
 
     def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options = NO_OPTIONS) -> None:
         self._mesh = mesh
@@ -66,20 +66,20 @@ class Endpoint(Generic[P, R]):
         Args:
             merge: For `stream` and `map`: "fail_fast" (the default) cancels the others when one has failed; "collect"
                 lets them go on and raises all failures after the last result.
-            window: For `stream` of a generator endpoint: how many items each member may be ahead of the consumer
-                (`limits.STREAM_WINDOW`). For `map`: how many items may be under way (`limits.MAP_WINDOW`).
+            window: For `stream` of a generator endpoint: items that each member may be ahead of the consumer
+                (`limits.STREAM_WINDOW`). For `map`: items that may be under way (`limits.MAP_WINDOW`).
             retry: For `call`, `call_one`, `choose` and `map` of an idempotent endpoint: when to try again.
-            abandon_after: For all verbs with results: a caller that is cancelled, or whose deadline passes, waits at
-                most so many seconds until the members have acknowledged (`limits.CANCEL_ACK_SECONDS`); 0 for not at
-                all. Then the call is *abandoned*: the endpoint may still run, holds its slot, and may change things;
-                its result is dropped.
-            choose: For `stream`: on one member only, the one that the verb `choose` would take.
-            reply_to: For `broadcast`: gets `(point, Outcome)` of each member as it ends, exactly one, whether it has
-                returned, raised or died. Points are those of the view that is called.
-            members: "seen" (the default): those that this handle shows; one that has left its mesh since raises
-                `MembershipChanged`. "follow": those that are in the mesh when a verb is taken (`ep.call`, ...), of a
-                view of all places along the first dimension; of another view those that have not left. In another
-                process than the owner's, as far as it is known there: see `current_view`.
+            abandon_after: For all verbs with results: seconds for which a caller that is cancelled, or whose deadline
+                passes, waits for the members to acknowledge (`limits.CANCEL_ACK_SECONDS`); 0 does not wait. Then the
+                call is *abandoned*: the endpoint may still run and have effects, and holds its slot; its result is
+                dropped.
+            choose: For `stream`: run on one member only, the one that the verb `choose` would take.
+            reply_to: For `broadcast`: port that gets `(point, Outcome)` of each member, exactly one, when the member
+                has returned, raised or died. Points are those of the view that is called.
+            members: "seen" (the default) calls the members that this handle shows; one that has left its mesh raises
+                `MembershipChanged`. "follow" calls those that are in the mesh when the verb is read (`ep.call`, ...):
+                new ones, too, if the view has all places along the first dimension, else those that have not left. A
+                process that does not own the mesh may know older members: see `current_view`.
 
         Raises:
             TypeError: An option means nothing for this endpoint, or has the wrong type.
@@ -108,12 +108,12 @@ class Endpoint(Generic[P, R]):
             The results, over the extent of the view that was called; empty for an empty view.
 
         Raises:
-            MeshErrorGroup: The first failure cancelled the other ranks; all failures that happened are in it, with
-                coordinates; `.partial` holds the results received.
+            MeshErrorGroup: The first failure cancelled the other ranks. The group has all failures, with coordinates;
+                `.partial` holds the results received.
 
-        Blocking: a checkpoint, cancellable. On cancellation the endpoints are cancelled and have unwound when this
-        raises `Cancelled`, or have been abandoned: see `options(abandon_after=...)`. `call.start(...)` sends now and
-        gives a handle to await later; so with the next three verbs.
+        Blocking: a checkpoint, cancellable. A cancel cancels the endpoints; when this raises `Cancelled` they have
+        unwound, or have been abandoned: see `options(abandon_after=...)`. `call.start(...)` sends now and returns a
+        handle to await later; the next three verbs have it, too.
         """
         return CallVerb(CALL, self._mesh, self._spec, self._options)
 
@@ -160,8 +160,8 @@ class Endpoint(Generic[P, R]):
         Args:
             fn: Called in this process with the accumulated value and the next result, like `functools.reduce`.
             along: One or more dimensions of the view; without it all of them, and the bare result.
-            commutative: Whether results may be folded as they come. Else they are in the order of the view, each as
-                soon as those before it are there; what comes early is held until then.
+            commutative: Whether to fold results as they arrive. Else they are folded in the order of the view; results
+                that arrive early are held.
 
         Raises:
             ValueError: Called on an empty view, without `along`.
@@ -175,14 +175,14 @@ class Endpoint(Generic[P, R]):
     async def broadcast(self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send to every member and return once the message is queued everywhere.
 
-        There is no reply: a failure surfaces at the block that owns the mesh. The arguments may be changed again
-        when this returns.
+        There is no reply: a failure is raised by the block that owns the mesh. The arguments may be changed when this
+        returns.
 
-        With `options(reply_to=port)` every member's outcome goes to the port, through this process, and it is what a
-        member fails with that tells of it; large arguments are lent until then. It belongs to what a call that was
-        started belongs to (`call.start`), which waits for it; it has no deadline. Cancelled with its owner, or before
-        the message is queued everywhere, the members are cancelled, and of the outcomes those are sent for which the
-        channel has room. Failures of members whose outcomes no receiver can get fail the owner.
+        With `options(reply_to=port)` this process forwards each member's outcome, failures included, to the port; do
+        not change large arguments before the outcomes have come. The broadcast has no deadline, and the owner of a
+        started call (`call.start`), which waits for it. A cancel of the owner, or of this call before it returns,
+        cancels the members; then only outcomes for which the channel has room are sent. Failures that cannot be sent
+        because the receiver is closed are raised by the owner.
 
         Raises:
             trio.ClosedResourceError: The port of `reply_to` is closed.
@@ -212,9 +212,9 @@ class Endpoint(Generic[P, R]):
         are those of the view that was called. A generator endpoint is at most `window` items and
         `limits.STREAM_BYTES` bytes ahead of the consumer; it waits in its `yield`.
 
-        Leaving the block early cancels the endpoints and waits until they have unwound. A failure is raised by the
-        iteration as one `MeshErrorGroup`, after earlier values; with `options(merge="collect")` the others go
-        on first. With `options(choose=True)` one member runs it, the live one with the fewest unended calls.
+        Leaving the block early cancels the endpoints and waits until they have unwound. The iteration raises failures
+        as one `MeshErrorGroup`, after earlier values; with `options(merge="collect")` the other members finish first.
+        With `options(choose=True)` one member runs it, the live one with the fewest unended calls.
 
         Raises:
             TypeError: The arguments do not fit; nothing was sent.
@@ -230,18 +230,18 @@ class Endpoint(Generic[P, R]):
         """Run the endpoint once for each item, on the least busy members; yield results as they arrive.
 
         `async with mesh.name.map(items) as results: async for index, value in results`: each item is the one argument
-        of one call, to the live member with the fewest unended calls. `index` is the item's place in `items`. A call
-        lends its item until its result has come.
+        of one call, to the live member with the fewest unended calls. `index` is the item's place in `items`. Do not
+        change an item before its result has come.
 
-        Leaving the block early cancels what runs and waits until it has unwound. A failure stops the map and is raised
-        by the iteration as one `MeshErrorGroup`, after the results that came before it; with `options(merge="collect")`
-        the other items go on first. What `items` itself raises is in the group, too, without coordinates.
+        Leaving the block early cancels running calls and waits until they have unwound. A failure stops the map; the
+        iteration raises it in a `MeshErrorGroup`, after earlier results. With `options(merge="collect")` the other
+        items finish first. An error of `items` itself is in the group, too, without coordinates.
 
         Args:
             items: Taken one by one, in a task of the map's own, never more than `window` ahead of the results taken. A
                 generator, or async generator, is closed when the block is left before its end.
-            window: How many items may be under way (`limits.MAP_WINDOW`); as many as there are members gives each
-                member its next item when it is done with the one before.
+            window: Items that may be under way (`limits.MAP_WINDOW`). With as many as members, each member gets its
+                next item when it has finished the previous one.
 
         Raises:
             TypeError: The endpoint does not take one argument.
@@ -276,7 +276,7 @@ class Endpoint(Generic[P, R]):
 
 
 class _Following:
-    """An endpoint whose verbs mean the members that are in the mesh when they are taken."""
+    """An endpoint with `members="follow"`: reading a verb selects the members that are in the mesh then."""
 
     def __init__(self, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
         self._mesh = mesh
@@ -290,7 +290,7 @@ class _Following:
         return getattr(Endpoint[..., Any](mesh, self._spec, self._options), name)
 
     def __repr__(self) -> str:
-        return f"<endpoint {self._mesh!r}.{self._spec.name}, of those that are there>"
+        return f"<endpoint {self._mesh!r}.{self._spec.name}, of its current members>"
 
 
 class EndpointMethod(Generic[P, R, W]):
@@ -306,7 +306,7 @@ class EndpointMethod(Generic[P, R, W]):
         self.spec = spec
 
     if TYPE_CHECKING:
-        # The class stands for a handle of `trimesh.blocking`: there is no other type with the endpoints of the class.
+        # Handles of `trimesh.blocking` are typed as the class itself: no other type has its endpoints.
         @overload
         def __get__(self, instance: None, owner: type) -> blocking.Endpoint[P, R]: ...
         @overload
@@ -324,7 +324,7 @@ class EndpointMethod(Generic[P, R, W]):
 
     @__isabstractmethod__.setter
     def __isabstractmethod__(self, value: bool) -> None:
-        """Take what `abc.abstractmethod` above `@endpoint` says."""
+        """Set by `abc.abstractmethod` above `@endpoint`."""
         function: Any = self.spec.fn
         function.__isabstractmethod__ = value
 
@@ -396,13 +396,13 @@ def endpoint(
     Args:
         function: The method: a coroutine function; an async generator function, for `stream`; or a plain function,
             which runs inline on the main thread of its process (nothing else of that process runs meanwhile).
-        concurrency: How many messages may run at once: 1 shares the one slot of the actor, more is a group of its own.
-            Of a plain function that runs inline, one runs at a time.
+        concurrency: Messages that may run at once. 1 shares the one slot of the actor; more makes a group of its own.
+            A plain function that runs inline runs one message at a time.
         group: Name of a group of endpoints that share `concurrency` slots.
         thread: Run a plain function in a worker thread instead.
-        idempotent: Running it twice does no harm; only such an endpoint may be retried.
-        reply: With "later" the first parameter after `self` is a `Reply[T]`, which callers do not give: `reply.send`
-            answers the call, also after the method has returned and its slot is free.
+        idempotent: Whether running it twice does no harm; only such an endpoint may be retried.
+        reply: With "later" the first parameter after `self` is a `Reply[T]`, which callers do not pass. `reply.send`
+            answers the call, also after the method has returned and freed its slot.
 
     Raises:
         TypeError: The function, or the combination of options, cannot be an endpoint.
@@ -488,7 +488,7 @@ class _Decorator(msgspec.Struct, frozen=True):
 
     def _check_later(self, name: str, kind: EndpointKind, parameters: Sequence[inspect.Parameter]) -> None:
         if kind is EndpointKind.GENERATOR:
-            raise TypeError(f'endpoint {name} answers by its items: leave reply="later" out')
+            raise TypeError(f'endpoint {name} is a generator, which answers by its items: leave reply="later" out')
         if len(parameters) < 2 or parameters[1].kind not in _POSITIONAL:
             raise TypeError(
                 f'endpoint {name} with reply="later" must take the reply first: '

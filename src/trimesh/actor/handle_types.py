@@ -1,7 +1,7 @@
 """Mesh attributes of actor classes for type checkers; never imported at run time.
 
-To type checkers a handle of `trimesh` is an object of the actor class, and one of `trimesh.blocking` is the class
-itself: the only two types that have the endpoints of that class. So the other mesh attributes are declared for both.
+Type checkers see a handle of `trimesh` as an object of the actor class, and one of `trimesh.blocking` as the class
+itself: only these two types have the endpoints of that class. So the other mesh attributes are declared for both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     A = TypeVar("A")
 
     class Attribute(Generic[T]):
-        """An attribute that is the same for both."""
+        """An attribute with the same type on both."""
 
         def __init__(self, function: Callable[[Any], T]) -> None: ...
 
         def __get__(self, instance: object, owner: Any = None) -> T: ...
 
     class Method(Generic[P, T]):
-        """A method that is the same for both."""
+        """A method with the same type on both."""
 
         def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None: ...
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: Any) -> Any: ...
 
     class HandleType(ABCMeta):
-        """The type of actor classes, for `len` of a handle of `trimesh.blocking`."""
+        """Metaclass of actor classes, for `len` of a handle of `trimesh.blocking`."""
 
         def __len__(cls) -> int: ...
 

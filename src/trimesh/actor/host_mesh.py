@@ -56,7 +56,7 @@ mesh_kinds.register()
 
 
 class HostMesh:
-    """Machines: the one that this program runs on, a mesh of one point and no dimension, or the hosts of a job."""
+    """Hosts: this machine, as a mesh of one point without dimensions, or the hosts of a job."""
 
     def __init__(self, owned: OwnedHost | None = None, hosts: JobHosts | None = None) -> None:
         self._owned = owned
@@ -86,15 +86,16 @@ class HostMesh:
         del protocol
         if self._hosts is None:
             raise TypeError(
-                "this_host() means the machine of whoever calls it, and does not travel: call this_host() in the actor"
+                "this_host() cannot be sent to another process, as it is the machine of its caller: call this_host() "
+                "in the actor"
             )
         raise TypeError(
-            "hosts of a job are used by the program that has entered it, and do not travel: spawn there "
-            "(`hosts.spawn_procs(...)`) and send that mesh; with shared=True actors may spawn on it, too"
+            "hosts of a job cannot be sent to another process, as only the program that opened the job uses them: send "
+            "a mesh of `hosts.spawn_procs(...)`; with shared=True actors may spawn on it, too"
         )
 
     def points(self) -> Iterator[Point]:
-        """Yield the coordinates of the hosts, in this view of them."""
+        """Yield the coordinates of the hosts in this view."""
         return (Region(Extent()) if self._hosts is None else self._hosts.region).points()
 
     def slice(self, /, **selection: int | builtins.slice) -> HostMesh:
@@ -109,14 +110,14 @@ class HostMesh:
         return HostMesh(self._owned, self._hosts.part(self._hosts.region.slice(**selection)))
 
     def __getitem__(self, name: str) -> HostMesh:
-        """Return the hosts that the job has given a name: `hosts["trainers"]`.
+        """Return the hosts that the job names so: `hosts["trainers"]`.
 
         Raises:
             KeyError: There is no such name.
         """
         parts: Mapping[str, tuple[int, int]] = {} if self._hosts is None else self._hosts.parts
         if self._hosts is None or name not in parts:
-            known = ", ".join(map(repr, parts)) or "none: a job has them that was made from a mapping"
+            known = ", ".join(map(repr, parts)) or "none, as only a job made from a mapping has them"
             raise KeyError(f"no hosts are named {name!r}; names: {known}")
         start, stop = parts[name]
         return HostMesh(self._owned, self._hosts.part(self._hosts.whole.slice(hosts=slice(start, stop))))
@@ -146,47 +147,47 @@ class HostMesh:
 
         Args:
             per_host: Dimensions of the mesh: label to size.
-            name: For messages and errors.
+            name: Name of the mesh, for messages and errors.
             preload: Modules imported once, before the processes are forked; their memory is shared.
             env: Environment variables set over those of this program; or a function of the point that returns them.
             setup: Sync or async function run in each process before any actor.
-            python: Another interpreter, which is executed instead of a fork.
+            python: Path of another interpreter, which is executed instead of a fork.
             grace: Seconds for clean-up when the block is left; then the process is killed. `math.inf` waits.
             output: Destination of standard output and error: "forward" (line by line, with coordinates),
                 "inherit", "discard", or a path object: the file that all of them append to; or a function of the point
                 that returns one of these.
             supervision: Policy for the end of a process: `FailFast()`, the default, cancels the block, which raises it;
                 `Isolate()` continues without the process; `Restart(...)` restarts it.
-            pickle: "off" lets no byte be unpickled in the family: values travel by the annotations of endpoints, and
-                classes by name. Everything that is spawned below, or beside it, has it too.
-            seed: Of the random numbers in the processes: with the same one they draw the same again. None draws one.
-                Each process gets seeds of its own for `random`, numpy and torch from it, the mesh's name, its rank and
-                how often it was restarted; not meshes that are spawned inside.
+            pickle: "off" unpickles nothing in the family, the processes of one outermost block: values travel by the
+                annotations of endpoints, and classes by name. All meshes of a family have the same.
+            seed: Seed of random numbers, so that a run can be repeated. None draws one. Each process seeds `random`,
+                numpy and torch from it, the mesh's name, its rank and its number of restarts. Meshes that are spawned
+                inside do not inherit it.
             rendezvous: Set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun
                 does, and hold the port while the mesh lives: `torch.distributed.init_process_group()` finds the others.
-            bind: CPUs that each process runs on alone, among those that this one may use: "cores" gives each its share
-                of the cores, with their hardware threads; "numa" of the NUMA nodes, which several may share; a function
-                of the point and the cores (a tuple of sets of CPUs) returns a set of CPUs. None leaves them all.
-            shared: Let actors that have got a handle on this mesh, `context().procs` for one, spawn on it.
+            bind: CPUs of each process, among those of this one. "cores" gives each process its own share of the cores,
+                with their hardware threads; "numa" a share of the NUMA nodes, which several may have in common; a
+                function of the point and the cores (a tuple of sets of CPUs) returns a set of CPUs. None leaves all.
+            shared: Let actors that hold a handle on this mesh, such as `context().procs`, spawn on it.
 
         Returns:
             An object to enter (the block owns the mesh) or, on a warm host, to await (the host's block owns it).
 
         Raises:
-            ValueError: On entering, when `pickle` is not what the family has.
+            ValueError: An argument is invalid; or, on entering, `pickle` differs from that of the family.
             ConfigError: A setting is invalid.
-            MeshErrorGroup: On entering, when a process could not be started: with its coordinates, and nothing left.
+            MeshErrorGroup: On entering, a process could not be started; has its coordinates. None of them is left.
         """
         name, extent = checked_name(name), life.check_per_host(per_host)
         owned = self._owned
         if self._hosts is not None:
             if bind is not None:
-                raise ValueError("bind= is for the processes of one host so far: leave it out on the hosts of a job")
+                raise ValueError("bind= works on this host only, got the hosts of a job: leave it out there")
             if rendezvous:
                 raise ValueError(
-                    "rendezvous= is for the processes of one host; on the hosts of a job give each actor the variables "
-                    "of its rank: `await actors.join.call(trimesh.per_rank(await trimesh.spmd.env(procs)))`, where "
-                    "`join` does os.environ.update(variables) and init_process_group()"
+                    "rendezvous= is for the processes of one host, got the hosts of a job: give each actor the "
+                    "variables of its rank, `await actors.join.call(trimesh.per_rank(await trimesh.spmd.env(procs)))`, "
+                    "where `join` calls os.environ.update(variables) and init_process_group()"
                 )
             extent = self._hosts.extent_of(extent)
             owned = self._hosts.owned(owned)
@@ -230,14 +231,20 @@ class HostMesh:
     def warm(
         self, *, preload: Sequence[str] | None = None, grace: float | None = None, pickle: Pickle | None = None
     ) -> Spawning[HostMesh]:
-        """Keep the process that forks workers for many meshes.
+        """Keep the process that forks workers for all meshes of a block.
 
-        `async with this_host().warm(preload=("torch",)) as host:` imports torch once for all meshes of the block.
+        `async with this_host().warm(preload=("torch",)) as host:` imports torch once for all of them.
 
-        Meshes that are awaited on it belong to its block. `pickle` is that of `spawn_procs`.
+        Meshes that are awaited on it belong to its block. The arguments are those of `spawn_procs`.
+
+        Raises:
+            ValueError: These are the hosts of a job, or an argument is invalid.
         """
         if self._hosts is not None:
-            raise ValueError("the hosts of a job are warm as long as its block: spawn_procs() on them at once")
+            raise ValueError(
+                "warm() is for this host, got the hosts of a job, which stay warm until its block is left: "
+                "call spawn_procs() on them"
+            )
         settings = reread()
         modules = settings.preload if preload is None else checked_preload(preload)
         seconds = settings.grace if grace is None else checked_grace(grace)
@@ -249,52 +256,53 @@ class HostMesh:
                 yield HostMesh(owned)
 
         async def adopt() -> HostMesh:
-            raise RuntimeError("a warm host needs a block: write `async with this_host().warm(...) as host:`")
+            raise RuntimeError("warm() must be entered, not awaited: `async with this_host().warm(...) as host:`")
 
         return Spawning("warm()", open_, adopt)
 
     async def replace(self, point: Mapping[str, int]) -> None:
         """Replace the host at a point: `await hosts.replace({"hosts": 3})`, or the `.point` of a `HostLost`.
 
-        A spare host of the job takes the place; where none is left, an agent is started again where the lost one was.
-        A host that lives is lost by this, with the reason `replaced`, and so are the processes there; `Restart` starts
-        them again, on the new one. A lost host needs no call: the next process that is started there does the same.
+        A spare host of the job takes the place; if none is left, an agent is started on the same machine again. A live
+        host, and the processes on it, are lost with the reason `replaced`; `Restart` starts them again, on the new
+        host. A lost host needs no call: starting a process there replaces it.
 
         Raises:
             SpawnError: The job has no host for it, or the host could not be started.
             ShapeError: The point is not that of one host.
+            ValueError: This is not the mesh of a job.
 
         Blocking: a checkpoint, cancellable; at most `limits.HOST_JOIN_SECONDS`.
         """
         if self._hosts is None:
-            raise ValueError("the hosts of a job are replaced; this host is the one of the program")
+            raise ValueError("replace needs the hosts of a job, got this_host(), which runs the program itself")
         await in_trio(partial(self._hosts.replace, point))()
 
     async def grow(self, count: int) -> HostMesh:
         """Add hosts: `hosts = await hosts.grow(2)`; the new ones are `hosts.slice(hosts=slice(-2, None))`.
 
-        They follow the existing hosts and are used by spawns on the returned mesh. Meshes of processes
-        stay on the hosts that they have, and this handle shows what it has shown. A `LocalJob` starts more agents, an
-        `SSHJob` takes its spares, a `KubernetesJob` makes more pods, a `SlurmJob` takes nodes of its allocation that
-        are no hosts yet, and at an open door it waits for as many that join.
+        New hosts follow the existing ones; spawns on the returned mesh use them. Running meshes of processes, and this
+        handle, stay as they are. A `LocalJob` starts more agents, an `SSHJob` takes its spares, a `KubernetesJob`
+        makes more pods, a `SlurmJob` takes unused nodes of its allocation, and an open door waits for as many to join.
 
         Args:
             count: Number of hosts to add.
 
         Returns:
-            All hosts of the job. Names of parts are those of the hosts that they had.
+            All hosts of the job. Named parts keep the hosts that they had.
 
         Raises:
-            SpawnError: The job has no more; the text says what to do.
-            MeshErrorGroup: One of them could not be added; contains its last output. The others are released.
-            ValueError: The number is none, or too large; or this is a part of the hosts, or no job's.
+            SpawnError: The job has no more hosts; the text has the remedy.
+            MeshErrorGroup: A host could not be added; contains its last output. The others are released.
+            ValueError: `count` is not a number of hosts, or too large; or this is only a part of a job's hosts, or
+                `this_host()`.
 
-        Blocking: a checkpoint, cancellable, for as long as a queue takes; a cancel leaves nothing queued, and the job
-        as it was. One growth at a time: a second call waits for the first.
+        Blocking: a checkpoint, cancellable, for as long as a scheduler queues the request; a cancel withdraws it and
+        leaves the job unchanged. A second call waits for the first.
         """
         hosts, owned = self._hosts, self._owned
         if hosts is None or owned is None:
-            raise ValueError("the hosts of a job become more; this host is the one of the program")
+            raise ValueError("grow needs the hosts of a job, got this_host(), which is one machine: open a job")
 
         async def grow() -> JobHosts:
             with owned.block.entering():
@@ -304,13 +312,13 @@ class HostMesh:
         return HostMesh(owned, await in_trio(grow)())
 
     async def wait_notice(self) -> str:
-        """Wait until the job says that its hosts are about to end, and return why: `await hosts.wait_notice()`.
+        """Wait for the notice that the hosts of the job will end soon; return the reason: `await hosts.wait_notice()`.
 
-        A program saves then what it has, and may go on: when the grace of the block is all that is left of the limit
-        of time, the block is cancelled, and raises a `HostLost` with the reason "time limit". Only a `SlurmJob` with a
-        limit of time and a kept job ever say it.
+        Save state then; the program may go on. When only the grace of the block is left of the time limit, the block
+        is cancelled, and raises a `HostLost` with the reason "time limit". Only a `SlurmJob` with a time limit and a
+        kept job give notice; otherwise this waits for ever.
 
-        Blocking: a checkpoint, cancellable. Every caller gets it, also one that comes later.
+        Blocking: a checkpoint, cancellable. A caller that comes after the notice gets it at once.
         """
         notice = None if self._hosts is None else self._hosts.notice
         return await in_trio(_wait_for_ever if notice is None else notice.wait)()
@@ -327,29 +335,29 @@ class HostMesh:
     ) -> ValueMesh[int]:
         """Run a command on each host: `await hosts.run(["nvidia-smi", "-L"], output=print)`.
 
-        It runs below a process of its own on each host, with the environment of the host and an empty standard input.
-        None of what it starts outlives the call.
+        A process is started on each host to run it, with the environment of the host and an empty standard input.
+        Nothing that the command starts outlives the call.
 
         Args:
             command: Program and arguments. No shell reads them: write `["sh", "-c", "..."]` for one.
-            output: Gets each line of standard output and standard error, an `OutputLine` with the coordinates of its
-                host, in the task of the caller. While it does not take them the command waits in its writes; nothing is
-                lost. None reads and forgets them.
+            output: Function called in the task of the caller with each line of standard output and standard error, an
+                `OutputLine` with the coordinates of its host. While it is slow, the command waits in its writes;
+                nothing is lost. None discards the lines.
             env: Environment variables set over those of each host.
-            cwd: Where it runs; by default in the working directory of this program if the host has a folder of that
-                name, else in that of its agent.
-            check: Raise if it ends with another code than 0 on a host; it is ended on the others then.
+            cwd: Working directory; by default that of this program, or, where a host has no folder of that name, that
+                of its agent.
+            check: Raise if the command exits with another code than 0 on a host, and end it on the others.
             grace: Seconds from SIGTERM to SIGKILL, for its process group, when the call is cancelled; None takes the
                 setting.
 
         Returns:
-            Its exit codes, over these hosts; a negative one is the number of the signal that has ended it.
+            Exit codes, over these hosts; a negative one is the number of the signal that ended the command.
 
         Raises:
-            MeshErrorGroup: With the coordinates of hosts: an `OSError` where it could not be started, a
-                `subprocess.CalledProcessError` where it has failed (`check=True`), a `HostLost`.
+            MeshErrorGroup: With the coordinates of hosts: an `OSError` where the command could not be started, a
+                `subprocess.CalledProcessError` where it failed (`check=True`), a `HostLost`.
             TypeError, ValueError: An argument is wrong; nothing was started.
-            Exception: What `output` has raised; the commands have ended.
+            Exception: Error of `output`; the commands have ended.
 
         Blocking: a checkpoint, cancellable; a cancel returns when the commands have ended, at most about `grace` later.
 
@@ -368,21 +376,21 @@ class HostMesh:
     ) -> int:
         """Run a shell on one host, at this terminal: `await hosts.slice(hosts=0).shell()`.
 
-        Keys go to the host as they are, Ctrl-C too, and the size of this terminal is that of the one there. Bytes go by
-        the links of the mesh: no sshd is asked. Leave it by `exit` or Ctrl-D.
+        Keys, Ctrl-C included, go to the host unchanged; the terminal there follows the size of this one. Bytes travel
+        over the links of the mesh, without sshd. Leave it by `exit` or Ctrl-D.
 
         Args:
             command: Program and arguments, as `["htop"]`; None for the shell of the user there.
             env: Environment variables set over those of the host; `TERM` is that of this program.
-            cwd: Where it runs; None for the home of the user.
+            cwd: Working directory; None for the home of the user.
             terminal: File name of a terminal of this machine; None for that of standard input.
 
         Returns:
-            Its exit code; a negative one is the number of the signal that has ended it.
+            Exit code of the shell; a negative one is the number of the signal that ended it.
 
         Raises:
             ValueError: These are several hosts, or standard input is no terminal.
-            OSError: The terminal cannot be opened, or the shell not be started: the latter has the host's coordinates.
+            OSError: The terminal cannot be opened; or the shell cannot be started, with the host's coordinates.
             HostLost: The host was lost, in a `MeshErrorGroup`.
 
         Blocking: a checkpoint, cancellable; a cancel hangs up, and restores the terminal.
@@ -393,38 +401,38 @@ class HostMesh:
         return await in_trio(work)()
 
     def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarding]:
-        """Let a port of this machine lead to one of a host: `async with hosts.slice(hosts=0).forward(remote=8888):`.
+        """Forward a port of this machine to one of a host: `async with hosts.slice(hosts=0).forward(remote=8888):`.
 
-        Each connection to the port of 127.0.0.1 is one from the host to the service, its bytes by the links of the
-        mesh: both ways, each ended by itself, and held while they are not read. Where the host cannot connect the
-        connection is reset, and `failures` says why. Leaving the block resets open connections.
+        For each connection to the local port the host connects to the service; bytes travel over the links of the
+        mesh. Each direction ends by itself and has back-pressure. If the host cannot connect, the connection is reset,
+        and `failures` has the reason. Leaving the block resets open connections.
 
         Args:
-            local: Port on 127.0.0.1, for this machine alone; 0 lets the system choose: `as forwarded`, `.port`.
-            remote: Port of the host's 127.0.0.1, or `"name:port"` as the host sees it.
+            local: Port on 127.0.0.1 of this machine; 0 lets the system choose one, which `as forwarded` has as `.port`.
+            remote: Port of the host's 127.0.0.1, or `"name:port"` as the host resolves it.
 
         Raises:
-            ValueError: On entering: these are several hosts, or a port is none.
-            OSError: On entering, in a `MeshErrorGroup`: the local port cannot be had.
+            ValueError: On entering: these are several hosts, or a port is invalid.
+            OSError: On entering, in a `MeshErrorGroup`: the local port cannot be opened.
             MeshErrorGroup: The host was lost.
 
         Blocking: no checkpoint; entering and leaving are.
         """
 
         async def adopt() -> Forwarding:
-            raise RuntimeError("a forwarded port needs a block: write `async with host.forward(...) as forwarded:`")
+            raise RuntimeError("forward() must be entered, not awaited: `async with host.forward(...) as forwarded:`")
 
         return Spawning(f"forward(remote={remote!r})", lambda: on_hosts.forward(self, local, remote), adopt)
 
     def sync(
         self, *paths: str | os.PathLike[str], watch: bool = False, exclude: Sequence[str] = ()
     ) -> Spawning[CodeSync]:
-        """Bring code to the hosts: `async with hosts.sync("src", "configs"):`.
+        """Copy code to the hosts: `async with hosts.sync("src", "configs"):`.
 
-        Processes that are spawned on these hosts while the block is open import from there first: the folders that
-        were given, and those of files that were, are at the beginning of their `sys.path`, also before what the host
-        has installed. `trimesh.jobs.synced("configs/small.yaml")` is the path of a file there. A host keeps contents
-        in `~/.cache/trimesh/code`, so that what any job has brought before is not sent again.
+        Processes spawned on these hosts while the block is open import from the copy first: the given folders, and
+        the folders of given files, begin their `sys.path`, before packages installed there.
+        `trimesh.jobs.synced("configs/small.yaml")` is the path of a file there. A host caches contents in
+        `~/.cache/trimesh/code`; what any job has copied before is not sent again.
 
         Args:
             paths: Files and folders. Those below the working directory keep their relative path, others only their last
@@ -434,22 +442,22 @@ class HostMesh:
             exclude: Patterns of names to leave out, as `["*.pt", "runs"]`.
 
         Returns:
-            A context manager; `as synced` has `.version`, and `await synced.update()` brings changes.
+            A context manager; `as synced` has `.version`, and `await synced.update()` copies changes.
 
         Raises:
-            TypeError, ValueError: On entering, also in a `MeshErrorGroup`: there is no such path; two have one name; it
-                is more than `limits.CODE_BYTES_MAX` or `limits.CODE_FILES_MAX`; this is no host of a job.
-            RuntimeError: On entering: a block has brought code to one of these hosts, and is open.
-            MeshErrorGroup: A host was lost, or cannot write it.
+            TypeError, ValueError: On entering, also in a `MeshErrorGroup`: a path does not exist; two have one name;
+                they exceed `limits.CODE_BYTES_MAX` or `limits.CODE_FILES_MAX`; this is no host of a job.
+            RuntimeError: On entering: another open block has copied code to one of these hosts.
+            MeshErrorGroup: A host was lost, or cannot write the files.
 
         Blocking: no checkpoint; entering and leaving are.
 
-        Cost: a process on each host; a link for each file and version there; each new content crosses the network
-        once for each host.
+        Cost: a process on each host; there a hard link for each file and version; each new content is sent once to
+        each host.
         """
 
         async def adopt() -> CodeSync:
-            raise RuntimeError("code on hosts needs a block: write `async with hosts.sync(...) as synced:`")
+            raise RuntimeError("sync() must be entered, not awaited: write `async with hosts.sync(...) as synced:`")
 
         opened = partial(on_hosts.sync, self, self._hosts, paths, exclude, watch=watch)
         return Spawning(f"sync({', '.join(map(repr, paths))})", opened, adopt)
@@ -457,31 +465,31 @@ class HostMesh:
     def install(self, file: str | os.PathLike[str]) -> Spawning[Installation]:
         """Install packages on the hosts: `async with hosts.install("requirements.txt"):`, or `"uv.lock"`.
 
-        Processes that are spawned on these hosts while the block is open import from there before what the host has;
-        commands find their programs. A host makes an environment once for each content of the file, in
-        `~/.cache/trimesh/environments`, for all jobs of its user: by uv where it is found, else by venv and pip, with
-        the settings that those have there. It goes when nothing has used it for `limits.ENVIRONMENT_KEPT_SECONDS`.
+        Processes spawned on these hosts while the block is open import from there first, before packages of the host;
+        commands find their programs. A host makes one environment for each content of the file, in
+        `~/.cache/trimesh/environments`, for all jobs of its user: with uv if it is there, else with venv and pip, in
+        their configuration on that host. It is removed when unused for `limits.ENVIRONMENT_KEPT_SECONDS`.
 
         Args:
-            file: Requirements as pip takes them, with those that it takes in by `-r` and `-c`; or the lock of uv,
-                beside its `pyproject.toml`: its packages but for the project itself, which `sync` brings.
+            file: Requirements in pip's format, with files included by `-r` and `-c`; or a `uv.lock` beside its
+                `pyproject.toml`: all its packages except the project itself, which `sync` copies.
 
         Returns:
-            A context manager; `as installed` has `.made`, the number of hosts that did not have it.
+            A context manager; `as installed` has `.made`, the number of hosts that had to make the environment.
 
         Raises:
             OSError, ValueError: On entering: the file cannot be read, or names files that are only on this machine.
-            RuntimeError: On entering: another block has installed packages on one of these hosts, and is open.
-            MeshErrorGroup: On entering: it cannot be made on a host: a `SpawnError` with the last words of uv or
-                pip, and the coordinates of the host. A host was lost.
+            RuntimeError: On entering: another open block has installed packages on one of these hosts.
+            MeshErrorGroup: On entering: a host could not make it, a `SpawnError` with the last output of uv or pip and
+                the coordinates of the host; or a host was lost.
 
         Blocking: no checkpoint; entering and leaving are. A cancel stops an installation and removes it.
 
-        Cost: a process on each host; the first time what uv or pip need: seconds to minutes.
+        Cost: a process on each host; the first time uv's or pip's own time, seconds to minutes.
         """
 
         async def adopt() -> Installation:
-            raise RuntimeError("packages on hosts need a block: write `async with hosts.install(...) as installed:`")
+            raise RuntimeError("install() must be entered, not awaited: `async with hosts.install(...) as installed:`")
 
         opened = partial(on_hosts.install, self, self._hosts, file)
         return Spawning(f"install({os.fspath(file)!r})", opened, adopt)
@@ -516,7 +524,7 @@ def _checked_output(output: Any) -> Any:
 
 # ---- device mesh -----------------------------------------------------------------------------------------------------
 
-# `DeviceMesh`, a mesh of processes for tensors by one constructor, and `heal`, which makes a mesh whole again.
+# `DeviceMesh`: a mesh of processes for tensors in one constructor. `heal`: replaces its ended processes.
 
 _FOR_TENSORS: Final = ("torch", "torch.distributed.tensor")
 
@@ -524,18 +532,18 @@ _FOR_TENSORS: Final = ("torch", "torch.distributed.tensor")
 class DeviceMesh(Spawning[ProcMesh]):
     """Processes for tensors: `async with trimesh.DeviceMesh({"gpus": 4}) as mesh:` owns them, and is a `ProcMesh`.
 
-    It is `this_host().spawn_procs(...)` with torch preloaded; that has more options.
+    It is `this_host().spawn_procs(...)` with torch preloaded; that method has more options.
 
     Args:
         extent: Dimensions of the mesh: label to size.
-        name: For messages and errors.
-        hosts: Where the processes start, each host with this extent; None for this machine.
+        name: Name of the mesh, for messages and errors.
+        hosts: Hosts on which the processes start, each with this extent; None for this machine.
         preload: Modules imported once, before the processes are forked.
-        supervision: What the end of a process does; see `spawn_procs`. `heal` needs `Isolate()` or `Restart(...)`.
+        supervision: Policy for the end of a process; see `spawn_procs`. `heal` needs `Isolate()` or `Restart(...)`.
 
     Raises:
-        ShapeError: The extent is none.
-        MeshErrorGroup: On entering, when a process could not be started; a module that is not there is its cause.
+        ShapeError: The extent is invalid.
+        MeshErrorGroup: On entering, a process could not be started, or a module of `preload` is missing.
 
     Example:
         >>> async with trimesh.DeviceMesh({"dp": 2, "tp": 2}) as mesh:
@@ -553,26 +561,26 @@ class DeviceMesh(Spawning[ProcMesh]):
     ) -> None:
         host = this_host() if hosts is None else hosts
         spawning = host.spawn_procs(extent, name=name, preload=preload, supervision=supervision)
-        spawning._use()  # noqa: SLF001 - its start is that of this one
+        spawning._use()  # noqa: SLF001 - this object starts it
         super().__init__(f"DeviceMesh({dict(extent)})", spawning._open, spawning._adopt)  # noqa: SLF001
 
 
 async def heal(mesh: ProcMesh) -> ProcMesh:
-    """Start new processes in place of those of a view that have ended, with the actors that lived there.
+    """Replace the ended processes of a view by new ones, with the actors that lived there.
 
-    Handles mean the new ones from then on. Tensors of the dead are lost: those that were on them raise `ProcDied`, so
-    make them again, from the last state that you have kept.
+    Handles address the new ones from then on. Tensors on dead processes are lost, and raise `ProcDied` when used: make
+    them again from the last state that you saved.
 
     Args:
-        mesh: Processes that the caller's block owns, or a view of them. What its policy is restarting is waited for.
+        mesh: Processes that a block of this process owns, or a view of them. Restarts under way are awaited first.
 
     Returns:
         The same view.
 
     Raises:
-        MeshErrorGroup: One could not be started; then none of the new ones lives.
-        TypeError: It is no mesh of processes.
-        RuntimeError: This is a reference, or `this_proc()`, or a `FailFast` mesh.
+        MeshErrorGroup: A process could not be started; then none of the new ones lives.
+        TypeError: `mesh` is no mesh of processes.
+        RuntimeError: `mesh` is a reference, `this_proc()`, or a `FailFast` mesh.
 
     Blocking: a checkpoint, cancellable; see `ProcMesh.replace`.
 
@@ -583,7 +591,7 @@ async def heal(mesh: ProcMesh) -> ProcMesh:
         ...     await trimesh.heal(mesh)
     """
     if not isinstance(mesh, ProcMesh):
-        raise TypeError(f"heal takes a mesh of processes, got {mesh!r}: its actors come back with their processes")
+        raise TypeError(f"heal takes a mesh of processes, got {mesh!r}: actors come back with their processes")
     await mesh.settled()
     living = set(mesh.alive().points())
     await mesh.replace([point for point in mesh.points() if point not in living])

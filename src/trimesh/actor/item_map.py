@@ -71,7 +71,7 @@ class Unit(msgspec.Struct, eq=False):
         item: The item.
         rank: Rank that it was last sent to.
         errors: Errors of failed attempts.
-        tried: Ranks of failed attempts.
+        tried: Ranks of failed attempts, which the next attempt avoids.
     """
 
     index: int
@@ -111,13 +111,13 @@ class ItemMap(Results[tuple[int, R]]):
         self._is_fed = False
         # The feeder is woken for several items at once, as long as each member can have one meanwhile.
         self._refill = max(1, (self._window - len(mesh.ranks)) // 4)
-        self._room: trio.Event | None = None  # what the feeder waits for
-        self._unbroken = 0  # items that were taken in since the feeder has last let other tasks run
+        self._room: trio.Event | None = None  # set when there is room for the feeder's next item
+        self._unbroken = 0  # items read since the feeder last let other tasks run
         self._break_at = -math.inf
         self._deadline = math.inf  # of the feeder
         self._candidates: verbs.Candidates | None = None
         self._senders: dict[int, SendCall] = {}  # of its members, by rank
-        self._outstanding = 0  # items that were sent, or wait to be sent again, and whose results were not taken
+        self._outstanding = 0  # items sent, or waiting to be sent again, whose results were not taken
         self._retrying = 0
         self._lost: list[tuple[Err, Origin | None]] = []
 
@@ -126,8 +126,8 @@ class ItemMap(Results[tuple[int, R]]):
             verbs.bind(self._mesh, self._spec, (None,), {})
         except TypeError as error:
             raise TypeError(
-                f"map calls an endpoint with one argument, the item: {error}; an endpoint that needs more takes a "
-                "tuple, or a record, as its one argument"
+                f"map calls an endpoint with one argument, the item: {error}; give the endpoint one parameter, such as "
+                "a tuple or a record"
             ) from None
         # An object with only `__getitem__` (e.g. a dataset) is not an `Iterable` to isinstance, but works in a `for`.
         if not isinstance(items, Iterable | AsyncIterable) and not hasattr(type(items), "__getitem__"):
@@ -149,10 +149,10 @@ class ItemMap(Results[tuple[int, R]]):
         return showing(self._mesh.proc(), f"{self.what}.map()", total)
 
     def _describe(self, unit: Unit, error: Exception) -> None:
-        add_note(error, f"it is item {unit.index} of {self.what}.map()")
+        add_note(error, f"raised for item {unit.index} of {self.what}.map()")
 
     def _came(self, unit: Unit, value: Any) -> None:
-        """Record a result, even one that is too late to be returned."""
+        """Record a result, even one that arrives too late to be returned."""
 
     # ---- sending ---------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class ItemMap(Results[tuple[int, R]]):
         finally:
             self._calls.leave()
             self._forget_candidates()
-            items, self._items = self._items, ()  # this object is in a cycle: they must not last as long
+            items, self._items = self._items, ()  # this object is in a reference cycle, which would keep them alive
             await self._end_items(items)
 
     async def _end_items(self, items: Items) -> None:
@@ -224,7 +224,7 @@ class ItemMap(Results[tuple[int, R]]):
             self._lose(Err(error, is_raised=True), None)
 
     async def _wait_for_turn(self) -> None:
-        """Let other tasks run, and results be taken, if the next item has to wait for that."""
+        """Let other tasks run, and wait for room, if the next item has to."""
         if self._unbroken >= limits.MAP_UNBROKEN_ITEMS or self._now() >= self._break_at:
             await self._pause(checkpoint)
         while self._outstanding >= self._window:
@@ -284,7 +284,7 @@ class ItemMap(Results[tuple[int, R]]):
 
     @trio.lowlevel.enable_ki_protection
     async def _send_when_ready(self, unit: Unit) -> None:
-        """Send to the member of a unit when it is not being restarted any more, and has a link."""
+        """Wait until the member of a unit is not being restarted and has a link; send."""
         self._calls.leave()
         try:
             self._mesh.check_open()
@@ -311,7 +311,7 @@ class ItemMap(Results[tuple[int, R]]):
         """True if the consumer waits and every item read so far has become a call."""
         return self._is_waited_for and not self._retrying and (self._is_fed or self._outstanding >= self._window)
 
-    # ---- what comes ------------------------------------------------------------------------------------------
+    # ---- results ---------------------------------------------------------------------------------------------
 
     def _on_failure(self, _: SetCall) -> None:
         if self._is_fail_fast and self._retry is None:
@@ -336,7 +336,7 @@ class ItemMap(Results[tuple[int, R]]):
             return None
         try:
             value = call.proc.values.decode_result(outcome.payload, outcome.bodies, self._spec)
-        except Exception as error:  # noqa: BLE001 - it is that of the item, as `value_of` has it
+        except Exception as error:  # noqa: BLE001 - becomes the error of the item, as in `value_of`
             return self._take_result(call, broken_value(error, call.request, 0))
         ended.popleft()
         return self._take_value(call.key, value)
@@ -363,7 +363,7 @@ class ItemMap(Results[tuple[int, R]]):
                 self._calls.consumer = trio.lowlevel.current_task()
                 self._calls.is_bounded = has_deadline()
                 await self._calls.wait()
-        raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
+        raise trio.ClosedResourceError(f"the block of the results of {self.what} has been left: iterate inside it")
 
     def _has_ended(self) -> bool:
         if self._calls.is_cancelled:
@@ -374,7 +374,7 @@ class ItemMap(Results[tuple[int, R]]):
         """Process a call that ended without a value; return its result if it is still wanted."""
         [outcome] = call.collector.outcomes
         if outcome is not None and is_failure(outcome):
-            await yield_to_cancel([outcome])  # it is still among those that have ended if this raises
+            await yield_to_cancel([outcome])  # if this raises, the call is still in `ended`
             if self._retry is not None:
                 await checkpoint_if_cancelled()
         [result] = results_of(call)
@@ -426,7 +426,7 @@ class ItemMap(Results[tuple[int, R]]):
     async def _close(self, reason: str) -> None:
         self._calls.wake()
         self._scope.cancel(reason=reason)
-        # What ends the tasks is this cancel alone, so that it stays here and no failure is masked by it.
+        # Only this cancel ends the tasks, so that the nursery absorbs it and it masks no failure.
         self._tasks.cancel_scope.shield = True
         self._tasks.cancel_scope.cancel(reason=reason)
         try:
@@ -447,7 +447,7 @@ class ItemMap(Results[tuple[int, R]]):
         for call in (*self._calls.ended, *self._calls.running):
             [result] = results_of(call, cancelled=cancelled)
             if cancelled and isinstance(result, Err) and self._would_retry(call.key, result.error):
-                continue  # it would not have been an error of the map
+                continue  # a retry might have succeeded
             if isinstance(result, Err):
                 self._describe(call.key, result.error)
                 found.append(with_earlier(result.error, call.key.errors))
@@ -455,7 +455,7 @@ class ItemMap(Results[tuple[int, R]]):
 
 
 def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
-    """Return the error of the last attempt with those of the attempts before it as context, the latest first."""
+    """Return the error of the last attempt, with earlier ones as its context, the latest first, and in a note."""
     link: BaseException = error
     for previous in reversed(earlier):
         while link is not previous and (context := context_of(link)) is not None:
@@ -465,17 +465,17 @@ def with_earlier(error: Exception, earlier: Sequence[Exception]) -> Exception:
             link = previous
     if earlier:
         attempts = "; ".join(f"{type(one).__name__}: {text_of(one)}" for one in earlier)
-        add_note(error, f"it is of attempt {len(earlier) + 1}; those before it: {attempts}")
+        add_note(error, f"raised by attempt {len(earlier) + 1}; earlier attempts: {attempts}")
     return error
 
 
-# ---- the verbs with `options(retry=...)`: what failed is called again, as a new call ---------------------------------
+# ---- verbs with `options(retry=...)`: each attempt is a new call -----------------------------------------------------
 
 
 async def again_one(
     verb: verbs.VerbRow, mesh: MeshView, spec: EndpointSpec, bound: verbs.Bound, options: Options
 ) -> Any:
-    """Call one member; another attempt goes to another one where the verb has a choice and one lives."""
+    """Call one member; a further attempt prefers another live member if the verb has a choice."""
     retry = options.retry
     assert retry is not None
     errors: list[Exception] = []
@@ -541,10 +541,10 @@ class RankCalls(ItemMap[Any]):
         self.values: dict[int, Any] = {}
 
     def _check(self, items: Items) -> None:
-        """Every set of ranks will do."""
+        """Accept any ranks, also none."""
 
     def _showing(self) -> AbstractContextManager[ShownProgress]:
-        """It is a call, and no map."""
+        """Show no progress, as for any call."""
         return nullcontext(ShownProgress(self.what, 0))
 
     def _pick(self, unit: Unit) -> int:
@@ -555,10 +555,10 @@ class RankCalls(ItemMap[Any]):
         return self._bound.of_rank[unit.item] if isinstance(self._bound, Spread) else self._bound
 
     def _describe(self, unit: Unit, error: Exception) -> None:
-        """The coordinates say which rank it is."""
+        """Add no note: the error has the coordinates of its rank."""
 
     def _would_retry(self, unit: Unit, error: Exception) -> bool:
-        """Try again, too, where a survivor reports the death of a peer that the retry is for."""
+        """Retry also when a survivor's error says that a peer died, and the retry is for deaths."""
         if super()._would_retry(unit, error):
             return True
         retry, attempt = self._retry, len(unit.errors) + 1

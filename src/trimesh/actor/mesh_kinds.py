@@ -32,7 +32,7 @@ def _fields_of(info: MeshInfo) -> tuple[Any, ...]:
 
 def _put_actors_together(_: DecodeSource, region: Any, cls: Any, *fields: Any) -> ActorMesh:
     if not (isinstance(region, Region) and isinstance(cls, type) and issubclass(cls, Actor)):
-        raise ProtocolError("a handle must be a view of actors")
+        raise ProtocolError("a handle on actors must have a region and an actor class")
     info = _put_info_together(_, *fields)
     if not set(region.ranks()) <= set(info.whole.ranks()):
         raise ProtocolError("a handle must know all the members that it shows")
@@ -49,11 +49,11 @@ def _put_info_together(_: DecodeSource, *fields: Any) -> MeshInfo:
         )
         and isinstance(info.actor, str | None)
     ):
-        raise ProtocolError("a handle must name its mesh")
+        raise ProtocolError("a handle must have the numbers and the region of its mesh")
     flags = (info.is_healing, info.is_shared, info.replaces_all)
     if not (isinstance(info.name, str) and all(type(flag) is bool for flag in flags)):
-        raise ProtocolError("a handle must name its mesh")
-    members: Any = info.members  # as it came: each taken apart
+        raise ProtocolError("a handle must have the name and the flags of its mesh")
+    members: Any = info.members  # as received: a tuple of fields for each
     found = tuple(_member(*one) for one in members)
     if len(found) < info.whole.extent.nelements:
         raise ProtocolError("a handle must know all the members that it shows")

@@ -1,4 +1,4 @@
-"""Options of a call, passed besides its arguments (rule C6)."""
+"""Options of a call, passed beside its arguments (rule C6); `per_rank`; errors for misspelt names."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Retry:
     Attributes:
         max: Maximum number of retries, at least 1.
         on: Exception classes to retry after.
-        backoff: Delay before a retry: seconds, or a `Backoff`, or a function of the number of the attempt that has
-            failed (from 1) which gives seconds.
+        backoff: Delay before a retry: seconds, a `Backoff`, or a function from the number of the failed attempt (from
+            1) to seconds.
         whole: Whether `call` calls all ranks again, not only those that failed: ranks that meet in a collective need
-            it. None: where the policy of the mesh is `Restart("one_for_all")`, which restarts all of them.
+            it. None: only if the policy of the mesh is `Restart("one_for_all")`, which restarts all of them.
 
     Raises:
-        ValueError: `max` is no positive number, or `backoff` is negative.
-        TypeError: `on` are no exception classes.
+        ValueError: `max` is no positive whole number, or `backoff` is negative or no number.
+        TypeError: `on` has no exception class, or something else.
 
     Example:
         >>> Retry(2, on=(ProcDied, ConnectionError), backoff=Backoff(0.1, cap=5)).delay(2)
@@ -72,11 +72,11 @@ class Retry:
             _check_seconds(self.backoff)
 
     def wants(self, error: Exception, attempt: int) -> bool:
-        """Return whether a call is tried again that has failed at its attempt number `attempt`, from 1."""
+        """Return whether to retry a call whose attempt number `attempt`, from 1, failed with `error`."""
         return attempt <= self.max and isinstance(error, self.on)
 
     def delay(self, attempt: int, luck: float = 0.0) -> float:
-        """Return the seconds to wait after the failure of attempt number `attempt`; `luck` is for the jitter."""
+        """Return the seconds to wait after the failure of attempt number `attempt`; `luck`, 0 to 1, sets the jitter."""
         if isinstance(self.backoff, Backoff):
             return self.backoff.delay(attempt, luck)
         return _check_seconds(self.backoff(attempt)) if callable(self.backoff) else self.backoff
@@ -135,7 +135,8 @@ class Options(msgspec.Struct, frozen=True):
             raise TypeError(f"retry must be a trimesh.Retry, got {self.retry!r}")
         if spec.kind is EndpointKind.GENERATOR:
             raise TypeError(
-                f"{spec.name} is an async generator, whose items cannot be taken back: it cannot be retried"
+                f"retry= is for calls with one result, and {spec.name} is an async generator, whose items cannot be "
+                "taken back: leave it out"
             )
         if not spec.idempotent:
             raise TypeError(
@@ -147,7 +148,7 @@ class Options(msgspec.Struct, frozen=True):
         """Check that the options apply to a verb.
 
         Raises:
-            TypeError: An option is set that the verb does not have.
+            TypeError: An option is set that does not apply to the verb.
         """
         known = _OPTIONS_OF.get(verb, ())
         for option in self.__struct_fields__:
@@ -191,12 +192,12 @@ def check_window(window: Any) -> int:
     """Return `window` after checking it.
 
     Raises:
-        TypeError: It is no number.
+        TypeError: It is no whole number.
         ValueError: It is below 1 or above `limits.STREAM_WINDOW_MAX`.
     """
     found = whole_number(window)
     if found is None:
-        raise TypeError(f"window must be a number of items, got {window!r}")
+        raise TypeError(f"window must be a whole number of items, got {window!r}")
     if not 1 <= found <= limits.STREAM_WINDOW_MAX:
         raise ValueError(
             f"window must be at least 1 and at most limits.STREAM_WINDOW_MAX ({limits.STREAM_WINDOW_MAX}), got {window}"
@@ -205,9 +206,9 @@ def check_window(window: Any) -> int:
 
 
 def suggests_keywords(function: _F) -> _F:
-    """Decorate a function of many keywords: the error for an unknown one has the nearest name.
+    """Decorate a function of many keywords: its error for an unknown one suggests the nearest.
 
-    Errors have no frames of the function itself.
+    Tracebacks of its errors leave out its own frames.
     """
 
     @functools.wraps(function)
@@ -225,7 +226,7 @@ def suggests_keywords(function: _F) -> _F:
     return cast("_F", call)
 
 
-# ---- `per_rank`: an argument of which each member of a view gets its own ---------------------------------------------
+# ---- `per_rank`: an argument with a value for each member of a view --------------------------------------------------
 
 T = TypeVar("T")
 
@@ -237,7 +238,7 @@ class PerRank:
     """Placeholder of an argument until the called members are known.
 
     Attributes:
-        values: As `per_rank` takes them.
+        values: Argument of `per_rank`.
     """
 
     __slots__ = ("values",)
@@ -249,7 +250,7 @@ class PerRank:
         """Return the value of each member of a view, in its order.
 
         Raises:
-            ShapeError: There is not one for each member, or one for another.
+            ShapeError: The values are not exactly one for each member.
         """
         values, points = self.values, [*region.points()]
         if isinstance(values, ValueMesh | Mapping):
@@ -269,8 +270,8 @@ class PerRank:
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "per_rank(...) must be an argument of an endpoint by itself, got one inside of another value: "
-            "build the whole argument for each member, and give per_rank those"
+            "per_rank(...) must be a whole argument of an endpoint, got one inside another value: build the argument "
+            "of each member, and pass per_rank all of them"
         )
 
 
@@ -283,18 +284,18 @@ def per_rank(values: Sequence[T], /) -> T: ...
 @overload
 def per_rank(values: Callable[[Point], T], /) -> T: ...
 def per_rank(values: Any, /) -> Any:
-    """Give each member that is called an argument of its own: `await mesh.load.call(trimesh.per_rank(shards))`.
+    """Give each called member its own value of an argument: `await mesh.load.call(trimesh.per_rank(shards))`.
 
-    For every verb that calls members: `call`, `call_settled`, `call_one`, `choose`, `broadcast`, `stream`. What it
-    returns goes where the argument goes, by position or by keyword, beside others that all members get; for type
-    checkers it is such an argument. Each value is encoded once, for its member alone.
+    For every verb that calls members: `call`, `call_settled`, `call_one`, `choose`, `broadcast`, `stream`. Pass the
+    result in place of the argument, by position or by keyword; its type for checkers is that of one value. Each value
+    is encoded once, for its member alone.
 
     Args:
         values: One for each member of the view that is called: a `ValueMesh` or a mapping by point, a sequence in the
             order of the view, or a function of the point. Points are those of the view.
 
     Raises:
-        TypeError: It is none of these. (A wrong number of values is a `ShapeError` where the endpoint is called.)
+        TypeError: It is none of these. A wrong number of values raises a `ShapeError` when the endpoint is called.
 
     Example:
         >>> sizes = per_rank([10, 20, 30, 40])
@@ -310,7 +311,7 @@ def per_rank(values: Any, /) -> Any:
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """Arguments of which some differ between members.
+    """Arguments that differ between members.
 
     Attributes:
         of_rank: Arguments of each member, by base rank.
@@ -349,12 +350,10 @@ def _list(points: Iterable[Mapping[str, int]]) -> str:
     return ", ".join(place_name("", point) for point in points)
 
 
-# ---- misnamed --------------------------------------------------------------------------------------------------------
-
-# Errors for names that handles and actor classes do not have: misspelt ones, and those of other libraries.
+# ---- errors for names that handles and actor classes do not have: misspelt ones, and those of other libraries --------
 
 _UNEXPECTED: Final = re.compile(r"got an unexpected keyword argument '(?P<name>\w+)'$")
-"""What Python says up to 3.12; since then it has a suggestion itself, where a name is near."""
+"""Text of Python's error without a suggestion; from 3.13 on it suggests a near name itself."""
 
 _VERBS: Final = (
     "call", "call_one", "call_settled", "call_reduced", "choose", "broadcast", "broadcast_nowait", "stream", "map",

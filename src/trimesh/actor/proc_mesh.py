@@ -75,17 +75,17 @@ class MakesTensors:
     def _owned_here(self) -> OwnedProcs: ...
 
     def activate(self, *, global_tensors: bool = False) -> AbstractContextManager[None]:
-        """Return the block in which torch makes its tensors on the ranks of this view: one on each.
+        """Return a block in which torch creates tensors on the ranks of this view, one on each.
 
-        `with procs.activate(): t = torch.rand(3, 4)`. It is in force in the task that has entered it and in those that
-        it starts, and nests. Operations on tensors of a mesh need no activation.
+        `with procs.activate(): t = torch.rand(3, 4)`. It applies to the task that enters it and to tasks that this one
+        starts, and nests. Operations on tensors of a mesh need no activation.
 
         Args:
-            global_tensors: Whether they are global ones instead, as of `trimesh.replicate`: for what code makes beside
-                global tensors (a mask, the first state of an LSTM, the counters of a fused optimizer).
+            global_tensors: Create global tensors instead, as `trimesh.replicate` does: for tensors that code creates
+                beside global ones (a mask, the first state of an LSTM, the counters of a fused optimizer).
 
         Raises:
-            ShapeError: Global tensors are asked for, and ranks are missing in the extent of this view.
+            ShapeError: `global_tensors` is set, and ranks are missing in the extent of this view.
             RuntimeError: This is a reference, or `this_proc()`.
             ImportError: torch is not installed.
 
@@ -96,7 +96,7 @@ class MakesTensors:
         return on_mesh.activate(procs, self._owned_here(), self._shown, is_global=global_tensors)
 
     def rank_tensor(self, label: str) -> torch.Tensor:
-        """Return a tensor on each process of this view: its own index along a dimension, an int64 of no dimension.
+        """Return a tensor with the index of each process along a dimension of this view: int64, without dimensions.
 
         Args:
             label: A dimension of this view.
@@ -113,16 +113,16 @@ class MakesTensors:
     def run(self, function: Callable[..., R] | str, /, *args: Any, **kwargs: Any) -> R:
         """Run a function on every rank of this view, with its own part of each tensor; return its tensors.
 
-        It is `trimesh.remote(function)(...)` while this view is active, and waits for nothing; global tensors are given
-        to it by their parts (`t.local()`), which waits as `.item()` does.
+        It is `trimesh.remote(function)(...)` while this view is active, and waits for nothing. It passes the parts of
+        global tensors (`t.local()`), which waits as `.item()` does.
 
         Args:
-            function: As `trimesh.remote` takes it, and best one that is defined once: it is sent once.
+            function: Function or name, as for `trimesh.remote`. Define it once, outside of loops: it is sent once.
             *args: Tensors on these ranks, and other values.
             **kwargs: Like `args`.
 
         Raises:
-            TypeError: A tensor is not on these ranks, has gradients though it is global, or see `trimesh.remote`.
+            TypeError: A tensor is not on these ranks, or is global and has gradients; or see `trimesh.remote`.
             RuntimeError: This is a reference.
 
         Blocking: no checkpoint.
@@ -133,8 +133,8 @@ class MakesTensors:
     def process_group(self, dims: str | Sequence[str]) -> ProcessGroup:
         """Return an argument for remote functions that becomes a `torch.distributed.ProcessGroup` on each rank.
 
-        Its members are the ranks, of those that the function runs on, that differ in these dimensions only. The
-        function needs a `propagate`: it cannot be tried out where there is no group.
+        Its members are the ranks of the function's view that differ in these dimensions only. The function needs a
+        `propagate`, because it cannot be tried without the group.
 
         Args:
             dims: A dimension of this view, or several.
@@ -149,13 +149,12 @@ class MakesTensors:
     def device_mesh(self) -> RanksDeviceMesh:
         """Return an argument for remote functions that becomes a `torch.distributed.device_mesh.DeviceMesh`.
 
-        It has the labels and sizes of this view, whose ranks the function runs on, and their process groups. The global
-        tensors that the function is given are `DTensor`s on it, and the `DTensor`s on it that it returns are global
-        tensors.
+        It has the labels, sizes and process groups of this view, on whose ranks the function runs. Global tensors
+        arrive in the function as `DTensor`s on it; `DTensor`s on it that the function returns become global tensors.
 
         Raises:
-            TypeError: Of the function: it runs on a view with other labels.
-            ShapeError: Of the function: ranks are missing in the view.
+            TypeError: When the function is called: it runs on a view with other labels.
+            ShapeError: When the function is called: ranks are missing in the view.
 
         Blocking: no checkpoint; ranks connect when they use it first.
         """
@@ -194,21 +193,20 @@ class ProcMesh(MakesTensors, Shaped):
         """Spawn an actor in every process of this mesh, or view.
 
         Args:
-            name: Of the actor mesh, for messages and errors.
+            name: Name of the actor mesh, for messages and errors.
             cls: A subclass of `Actor`; `cls(*args, **kwargs)` is called in each process.
-            *args: For its `__init__`.
-            **kwargs: For its `__init__`.
+            *args: Arguments of its `__init__`.
+            **kwargs: Like `args`.
 
         Returns:
-            An object to await (the processes' block owns the actors) or enter (that block does). Ready means:
-            `__init__` ran and `lifespan` is entered, on every rank.
+            An object to await (the processes' block owns the actors) or to enter (its own block does). The handle is
+            ready when `__init__` has run and `lifespan` is entered on every rank.
 
         Raises:
-            TypeError: `cls` is no actor class, or the arguments do not fit its `__init__`, or the name is no string.
+            TypeError: `cls` is no actor class, the arguments do not fit its `__init__`, or the name is no string.
             ValueError: The name is empty or too long.
             RuntimeError: This is a reference, and its owner does not share the processes (`spawn_procs(shared=True)`).
-                Where it does, `async with` owns the actors, in a block of the process that spawns; to await it is
-                refused.
+                A shared reference can be entered by `async with`, in a block of this process, but not awaited.
         """
         self._check_spawning()
         name = checked_name(name)
@@ -234,28 +232,28 @@ class ProcMesh(MakesTensors, Shaped):
         return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
 
     async def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> A:
-        """Return the one actor of this name on these processes; spawn it where there is none.
+        """Return the one actor of this name on these processes; spawn it if there is none.
 
         Any process of the family that has a handle may call this, also concurrently: all get the same actor. It lives
         in the first process of the first caller's view and belongs to the processes' block. When it has ended for
         good, the next call spawns another one.
 
         Args:
-            name: Of the actor; one mesh of processes has one of each name.
+            name: Name of the actor, unique on the mesh of processes.
             cls: A subclass of `Actor`; `cls(*args, **kwargs)` is called with the first caller's arguments; those of
                 later callers are ignored.
-            *args: For its `__init__`.
-            **kwargs: For its `__init__`.
+            *args: Arguments of its `__init__`.
+            **kwargs: Like `args`.
 
         Returns:
             A handle on a mesh of this one actor, without dimensions.
 
         Raises:
-            TypeError: The actor of this name is of another class; or the arguments do not fit.
+            TypeError: The actor of this name has another class, or the arguments do not fit.
             MeshErrorGroup: It could not be spawned.
             RuntimeError: This is a reference, and its owner does not share the processes.
 
-        Blocking: a checkpoint, cancellable; a spawn that is cancelled is made by the next who waits for it.
+        Blocking: a checkpoint, cancellable. If the caller that spawns is cancelled, the next waiting one spawns.
         """
         self._check_spawning()
         name = checked_name(name)
@@ -265,14 +263,14 @@ class ProcMesh(MakesTensors, Shaped):
             plan = life.BorrowPlan(self._shared_by, self._shown, None, name, actor, args, kwargs)
             info = await in_trio(life.get_borrowed)(plan)
             return cast("A", handle_on(info, actor, None))
-        self._own_members("actors have names on a mesh that spawn_procs has made")
+        self._own_members("get_or_spawn needs a mesh of spawn_procs")
         members = await in_trio(self._owned_here().named.get)(self._shown, name, actor, args, kwargs)
         return cast("A", handle_on(members.info, actor, members))
 
     def _check_spawning(self) -> None:
         if self._shared_by is None:
             self._check_owned(
-                "actors are spawned by the block that owns the processes, or by others where that has written "
+                "actors are spawned by the process that owns the block, or by others if it calls "
                 "spawn_procs(..., shared=True)"
             )
 
@@ -285,35 +283,35 @@ class ProcMesh(MakesTensors, Shaped):
         return self._seen(self._shown.exclude_ranks(dead))
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the processes of this view, without a message.
+        """Return counts of the processes of this view, as far as this process knows them; sends no message.
 
         Raises:
             RuntimeError: This is a reference, or no mesh is open in this Trio run.
         """
-        self._check_owned("statistics of processes are known where they are owned")
+        self._check_owned("read statistics of processes in the process that owns them")
         return in_trio_now(statistics_of_procs)(self.name, self._owned, self._shown)
 
     def supervised(self, policy: Policy) -> Self:
         """Return the same processes, with another policy for the actor meshes that are spawned on them.
 
-        `procs.supervised(Restart(on=(ActorFailed,))).spawn(...)` makes an actor that has failed anew, in its process.
-        What the end of a process does stays the policy of the processes.
+        `procs.supervised(Restart(on=(ActorFailed,))).spawn(...)` makes a failed actor again, in its process. The end of
+        a process still follows the policy of the processes.
 
         Raises:
-            TypeError: `policy` is none.
+            TypeError: `policy` is no policy.
         """
         return type(self)(self._owned, self._shown, is_reference=self._is_reference, policy=checked_policy(policy))
 
     def events(self) -> AbstractAsyncContextManager[EventStream]:
-        """Read what happens to the processes of this view: `async with procs.events() as events: async for ...`.
+        """Read events of the processes of this view: `async with procs.events() as events: async for ...`.
 
-        It begins with a `Started` for each process that lives, and ends when the mesh has stopped. A reader that is
-        more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of n.
+        The events begin with a `Started` for each live process, and end when the mesh has stopped. A reader that is
+        more than `limits.EVENTS` records behind gets one `Lagged(n)` in place of the n oldest.
 
         Raises:
             RuntimeError: This is a reference, or `this_proc()`.
         """
-        members = self._own_members("events are read where the mesh is owned")
+        members = self._own_members("read events in the process that owns the mesh")
         ranks = [rank for rank in members.whole.ranks() if self._sees(rank) and members.is_live(rank)]
         return members.events.open(members.events.snapshot(ranks), self._sees)
 
@@ -328,41 +326,40 @@ class ProcMesh(MakesTensors, Shaped):
     def on_failure(self, handler: OnFailure) -> AbstractAsyncContextManager[None]:
         """Call a handler for each failure before the policy: `async with procs.on_failure(handler):`.
 
-        `handler(failure)` is called once for each failure of processes of this view, and for each of actors on them
-        that has no caller, in their order, as it is recorded and before any call hears of it. It returns True for one
-        that it has handled: then the block goes on, nothing is restarted, and ended members are gone until
-        `replace`. Else the next handler outside of it is asked, then the policy of the mesh. It must not wait: start
-        what does in a nursery.
+        `handler(failure)` is called once, in order, for each failure of processes of this view and each failure without
+        a caller of actors on them, when it is recorded and before any call raises it. If it returns True, the failure
+        is handled: the block goes on, nothing is restarted, and ended members are gone until `replace`. Else the next
+        outer handler decides, and last the policy of the mesh. It must not wait: start waiting work in a nursery.
 
         Args:
-            handler: A plain function of a `Failure`. What it raises cancels the body and is raised by this block, in
-                an `ExceptionGroup`; the failure is not handled then.
+            handler: A plain function of a `Failure`. Its exceptions cancel the body and are raised by this block, in an
+                `ExceptionGroup`; the failure is not handled then.
 
         Raises:
             TypeError: `handler` is no plain function.
             RuntimeError: This is a reference, or `this_proc()`.
         """
-        members = self._own_members("failures are handled where the mesh is owned")
+        members = self._own_members("handle failures in the process that owns the mesh")
         check_handler(handler)
         return in_trio_block(members.failures.open(handler, self._sees))
 
     async def replace(self, points: Iterable[Mapping[str, int]]) -> None:
-        """Start new processes in place of some, dead or alive, with the actors that lived there.
+        """Replace processes, dead or alive, by new ones with the actors that lived there.
 
-        The new ones have the next incarnation; every handle means them from now on. Living ones are taken down first,
-        in good order: their unended calls raise `MeshStopped`. It counts as no failure of a policy.
+        The new processes have the next incarnation; every handle addresses them from now on. Live ones are stopped
+        first, with clean-up; their unended calls raise `MeshStopped`. Policies do not count a replacement as a failure.
 
         Args:
             points: Points of the mesh (`trimesh.coords(error)`), or mappings in the labels of this view.
 
         Raises:
-            MeshErrorGroup: One could not be started; then none of them lives.
+            MeshErrorGroup: A process could not be started; then none of the new ones lives.
             ShapeError: A point is not one of this mesh.
-            RuntimeError: This is a reference, or `this_proc()`, or a `FailFast` mesh, which has no actors to give back.
+            RuntimeError: This is a reference, `this_proc()`, or a `FailFast` mesh, which ends with its first member.
 
         Blocking: a checkpoint, cancellable; on cancellation none of the new ones lives.
         """
-        members = self._own_members("processes are replaced by the block that owns them")
+        members = self._own_members("replace processes in the process that owns them")
         if not members.is_healing:
             raise RuntimeError(
                 f"replace needs a mesh that outlives the death of a member, and the policy of {self!r} is FailFast: "
@@ -374,31 +371,31 @@ class ProcMesh(MakesTensors, Shaped):
     async def resize(self, /, **sizes: int) -> Self:
         """Grow or shrink this mesh along its first dimension: `procs = await procs.resize(replica=6)`.
 
-        Ranks stay what they are. New processes come after those that there are, with the actors of each mesh that was
-        spawned on a view of the whole dimension, made as the first ones were. To shrink takes out the last ones:
-        calls that are made from then on raise `MembershipChanged`, those that run there are cancelled and raise it,
-        too, actors clean up and their processes exit. A place that is taken again has the next incarnation.
+        Ranks do not change. New processes are added at the end, with the actors of each mesh that was spawned on a view
+        of the whole dimension, made with the same arguments. Shrinking removes the last processes: new calls to them
+        raise `MembershipChanged`, running ones are cancelled and raise it, too; actors clean up and the processes exit.
+        A new process at a removed place has the next incarnation.
 
-        Handles show what they have shown; `trimesh.current_view(actors)` shows who has come.
+        Handles keep their members; `trimesh.current_view(actors)` returns one with the new members.
 
         Args:
-            **sizes: The first dimension of the mesh, and how many places it is to have: at least 1.
+            **sizes: The first dimension of the mesh and its new size, at least 1.
 
         Returns:
-            A handle on all of the mesh as it is then.
+            A handle on the whole mesh after the change.
 
         Raises:
-            MeshErrorGroup: A new process, or an actor there, could not be started: the mesh is as it was.
-            ShapeError: The dimension is not the first one of the mesh, or the size is none, or too large.
-            RuntimeError: This is a reference, or `this_proc()`; or the mesh cannot change: it is `FailFast`, lies on
+            MeshErrorGroup: A new process, or an actor there, could not be started; the mesh is unchanged.
+            ShapeError: The dimension is not the first one of the mesh, or the size is invalid or too large.
+            RuntimeError: This is a reference, or `this_proc()`; or the mesh cannot change: it is `FailFast`, is on
                 several hosts, is bound to cores, or has tensors or a rendezvous for `torch.distributed`.
 
-        Blocking: a checkpoint, cancellable; a cancel leaves the mesh as it was while it grows, and ends those that
-        leave at once while it shrinks. One change at a time: a second call waits for the first.
+        Blocking: a checkpoint, cancellable. While the mesh grows, a cancel leaves it unchanged; while it shrinks, a
+        cancel ends the leaving processes at once. A second call waits for the first.
 
-        Cost: a process start for each new one, one after the other; as the actors' own start takes.
+        Cost: a process start for each new one, one after the other, and the start of its actors.
         """
-        members = self._own_members("processes are started and ended by the block that owns them")
+        members = self._own_members("resize a mesh in the process that owns it")
         if len(sizes) != 1:
             raise ShapeError(f"resize takes one dimension and its new size, as in resize(replica=6), got {sizes!r}")
         [(label, size)] = Extent(sizes).items()
@@ -408,20 +405,20 @@ class ProcMesh(MakesTensors, Shaped):
     def membership(self) -> AbstractAsyncContextManager[AsyncIterator[MembershipView]]:
         """Read the members of this mesh: `async with procs.membership() as views: async for view in views: ...`.
 
-        Each `MembershipView` has a number, the extent, the members that serve, who has joined and who has left since
-        the one before, and why. The first shows all as they are; the views end when the mesh has stopped. A reader that
-        is slower than the changes gets several as one.
+        Each `MembershipView` has a number, the extent, the serving members, and those that joined or left since the
+        previous view, with reasons. The first has all current members; the views end when the mesh has stopped. A slow
+        reader gets several changes in one view.
 
         Raises:
             RuntimeError: This is a reference, or `this_proc()`.
         """
-        return self._own_members("who is in a mesh is known where it is owned").views.open()
+        return self._own_members("read the membership in the process that owns the mesh").views.open()
 
     async def kill(self, points: Iterable[Mapping[str, int]]) -> None:
         """Kill some processes by SIGKILL, without clean-up; return when their deaths are known.
 
-        Each is a `ProcDied` with `.by == "kill"`, a death as any other to the policy: `FailFast` fails
-        the block, `Restart` starts another one. A member that has ended is left as it is.
+        Each death is a `ProcDied` with `.by == "kill"`. The policy treats it like any other: `FailFast` fails the
+        block, `Restart` starts a new process. Members that have ended already are skipped.
 
         Args:
             points: Points of the mesh (`trimesh.coords(error)`), or mappings in the labels of this view.
@@ -432,48 +429,48 @@ class ProcMesh(MakesTensors, Shaped):
 
         Blocking: a checkpoint, cancellable; killed processes stay killed.
         """
-        members = self._own_members("processes are killed by the block that owns them")
+        members = self._own_members("kill processes in the process that owns them")
         kept = self._shown.exclude(points)
         await in_trio(kill_wanted)([members.members[rank] for rank in self._shown.ranks() if rank not in kept])
 
     async def stop(self, *, grace: float | None = None) -> None:
-        """End all processes of this mesh now, rather than when its block is left.
+        """End all processes of this mesh now, before its block is left.
 
-        As leaving does it: no new messages, those that were accepted from here run to their end, actors clean up, the
-        last spawned first, and their processes exit. Later calls raise `MeshStopped`. The block goes on. A second call
-        waits for the first.
+        It does what leaving the block does: new messages are refused, those accepted from this process run to their
+        end, actors clean up, last spawned first, and the processes exit. Later calls raise `MeshStopped`. The block
+        itself goes on. A second call waits for the first.
 
         Args:
             grace: Seconds for clean-up; None for that of the mesh.
 
         Raises:
-            MeshErrorGroup: Clean-up has failed, or took longer than `grace`: then a `ProcDied` with `.by == "grace"`.
-            ValueError: `grace` is negative or no number, or this view does not show all of the mesh: `kill` ends some.
+            MeshErrorGroup: Clean-up failed, or took longer than `grace`: then a `ProcDied` with `.by == "grace"`.
+            ValueError: `grace` is negative or no number, or this is a view of a part of the mesh: use `kill`.
             RuntimeError: This is a reference, or `this_proc()`, or the block has begun to stop.
 
-        Blocking: a checkpoint, cancellable; on cancellation accepted messages are cancelled and all has been ended.
+        Blocking: a checkpoint, cancellable; a cancel cancels accepted messages, and returns when all has ended.
         """
-        self._own_members("processes are stopped by the block that owns them")
+        self._own_members("stop processes in the process that owns them")
         owned = self._owned_here()
         if not self._is_whole:
             raise ValueError(f"stop ends a whole mesh, and {self!r} shows a part: kill(points) ends some processes")
         await in_trio(life.stop_procs)(owned, None if grace is None else checked_grace(grace))
 
     async def settled(self) -> None:
-        """Wait until no process of this view is being restarted, or about to be, as far as its policy heals it.
+        """Wait until the policy is not restarting any process of this view, nor about to.
 
-        State of the replaced members is lost, also tensors; create new ones in `with procs.activate():`.
+        The state of replaced members is lost, tensors included; create new ones in `with procs.activate():`.
 
         Raises:
             RuntimeError: This is a reference, or `this_proc()`.
 
         Blocking: a checkpoint, cancellable.
         """
-        members = self._own_members("processes are restarted by the block that owns them")
+        members = self._own_members("wait for restarts in the process that owns the processes")
         await in_trio(members.settled)(self._shown.ranks())
 
     def owned_view(self, rule: str) -> tuple[OwnedProcs, Region]:
-        """Return the processes and the part of them that this shows; for packages above.
+        """Return the processes and the region of them in this view, for packages above.
 
         Raises:
             RuntimeError: This is a reference; the text states the rule.
@@ -486,12 +483,12 @@ class ProcMesh(MakesTensors, Shaped):
 
     def _check_owned(self, rule: str) -> None:
         if self._is_reference:
-            raise RuntimeError(f"{self!r} is a reference that came from another process: {rule}")
+            raise RuntimeError(f"{self!r} came from another process, so it is only a reference: {rule}")
 
     def _own_members(self, rule: str) -> ProcMembers:
         self._check_owned(rule)
         if self._owned is None or self._owned.members is None:
-            raise RuntimeError(f"this_proc() is this very process, which has no owner here: {rule}")
+            raise RuntimeError(f"this_proc() is this process itself, which has no owner here: {rule}")
         return self._owned.members
 
     def _region(self) -> Region:
@@ -521,7 +518,7 @@ class ProcMesh(MakesTensors, Shaped):
 
 
 class _Reference(ProcMesh):
-    """A process mesh that came from another process: it shows its shape and owns nothing."""
+    """A process mesh that came from another process: it has a shape and owns nothing."""
 
     def __init__(self, info: MeshInfo, region: Region, policy: Policy | None = None) -> None:
         super().__init__(None, region, is_reference=True, policy=policy)
@@ -548,26 +545,26 @@ def refer_procs(info: MeshInfo, region: Region) -> ProcMesh:
     return _Reference(info, region)
 
 
-# ---- `current_view`: a mesh as it is now, whatever part of it a handle shows -----------------------------------------
+# ---- `current_view`: the whole mesh as it is now, from a handle on any part of it ------------------------------------
 
 M = TypeVar("M")
 
 
 async def current_view(mesh: M) -> M:
-    """Return a handle on all of a mesh as it is now: `engines = await trimesh.current_view(engines)`.
+    """Return a handle on the whole mesh as it is now: `engines = await trimesh.current_view(engines)`.
 
-    Handles show what they have shown when they were made; after `procs.resize` this gives one that shows who has come
-    and does not show who has left. Members that have died stay in it, as `alive()` says.
+    Handles keep the members that they were made with. After `procs.resize` this returns one with the new members and
+    without those that left. Dead members stay in it; `alive()` leaves them out.
 
     Args:
-        mesh: Actors, or processes that a block of this process owns; what it shows of them says nothing here.
+        mesh: Actors, or processes that a block of this process owns; any view of them.
 
     Raises:
         TypeError: It is no mesh.
         MeshError: Its owner, another process, has ended, or has stopped it.
-        RuntimeError: It is a reference on processes that came from another process.
+        RuntimeError: It is a reference to processes of another process.
 
-    Blocking: a checkpoint, cancellable; of actors of another process a question to the owner.
+    Blocking: a checkpoint, cancellable; for actors of another process, one request to the owner.
     """
     return cast("M", await in_trio(_current)(mesh))
 
@@ -575,7 +572,7 @@ async def current_view(mesh: M) -> M:
 async def _current(mesh: Any) -> Any:
     await trio.lowlevel.checkpoint()
     if isinstance(mesh, ProcMesh):
-        owned, _ = mesh.owned_view("what it is now is known where it is owned")
+        owned, _ = mesh.owned_view("call current_view in the process that owns it")
         return mesh._seen(owned.whole)  # noqa: SLF001 - of handles
     if not isinstance(mesh, ActorMesh):
         raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")

@@ -1,4 +1,4 @@
-"""`call_reduced`: folds the replies of all members into one, or into one for each point of the other dimensions."""
+"""Replies used as they arrive: folded by `call_reduced`, or sent to a port by `broadcast` with `reply_to=`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Fold = Callable[[Any, Any], Any]
 
 
 def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: bool) -> VerbRow:
-    """Return what `call_reduced` does with one function.
+    """Return the verb `call_reduced` for one function, which folds the results of all members, or along dimensions.
 
     Raises:
-        TypeError: It is no function, or `along` no name of a dimension.
+        TypeError: `fn` is not callable, or `along` has something else than names.
     """
     if not callable(fn):
-        raise TypeError(f"call_reduced takes a function of two answers, got {fn!r}: write call_reduced(operator.add)")
+        raise TypeError(f"call_reduced takes a function of two results, got {fn!r}: write call_reduced(operator.add)")
     dims = (along,) if isinstance(along, str) else along
     if dims is not None and not all(isinstance(dim, str) for dim in dims):
         raise TypeError(f"call_reduced takes along= one or more names of dimensions, got {along!r}")
@@ -48,7 +48,7 @@ def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: b
         return folding.result()
 
     def conclude(results: Sequence[Result], mesh: MeshView, spec: EndpointSpec) -> Any:
-        folding = Folding(mesh, fn, dims, commutative=True)  # here they are in order
+        folding = Folding(mesh, fn, dims, commutative=True)  # these results are in order already
         for index, value in enumerate(verbs.values_of(results, mesh, spec).values()):
             folding.take(index, value)
         return folding.result()
@@ -61,7 +61,7 @@ def reducing_verb(fn: Fold, along: str | Sequence[str] | None, *, commutative: b
 
 
 def check(mesh: MeshView, along: Sequence[str] | None) -> None:
-    """Refuse what cannot be reduced.
+    """Check that the results of a view can be folded along these dimensions.
 
     Raises:
         ShapeError: A dimension is not one of the view.
@@ -71,20 +71,19 @@ def check(mesh: MeshView, along: Sequence[str] | None) -> None:
     for dim in along or ():
         if dim not in extent:
             known = ", ".join(map(str, extent)) or "none"
-            raise ShapeError(f"call_reduced along= takes dimensions of {mesh!r}, got {dim!r}: it has {known}")
+            raise ShapeError(f"call_reduced takes along= dimensions of {mesh!r}, got {dim!r}; its dimensions: {known}")
     if along is None and not mesh.ranks:
         raise ValueError(f"call_reduced needs a mesh of at least one member, got the empty view {mesh!r}")
 
 
 class Folding:
-    """The answers so far.
+    """Accumulated values: one, or one for each point of the dimensions that remain.
 
     Args:
         mesh: The view that is called.
-        fn: Called with the accumulated value and the next reply.
-        along: Dimensions that are folded away; None for all, and a bare result.
-        commutative: Whether answers are folded as they come; else in the order of the view, each as soon as those
-            before it are there.
+        fn: Function of the accumulated value and the next result.
+        along: Dimensions to fold away; None for all of them, with a bare result.
+        commutative: Fold results as they arrive; else in the order of the view, holding early ones.
 
     Raises:
         ShapeError: A dimension is not one of the view.
@@ -107,7 +106,7 @@ class Folding:
         self._folded: dict[int, Any] = {}
 
     def take(self, index: int, value: Any) -> None:
-        """Take the answer of the member at an index of the view."""
+        """Fold, or hold, the result of the member at an index of the view."""
         place = self._place_of[index]
         if not self._is_ordered:
             self._fold(place, value)
@@ -121,7 +120,7 @@ class Folding:
         self._folded[place] = self._fn(self._folded[place], value) if place in self._folded else value
 
     def result(self) -> Any:
-        """Return what all of them come to."""
+        """Return the folded value, or a `ValueMesh` of them over the remaining dimensions."""
         if self._is_bare:
             return self._folded[0]
         missing = set(range(self._extent.nelements)) - self._folded.keys()
@@ -129,7 +128,7 @@ class Folding:
         return ValueMesh(Region(self._extent).exclude_ranks(missing), values)
 
 
-# ---- `broadcast` with `options(reply_to=port)`: every outcome goes to a port, as it comes (docs/design/calls.md) -----
+# ---- `broadcast` with `options(reply_to=port)`: forwards every outcome to a port (docs/design/calls.md) --------------
 
 
 async def broadcast(
@@ -146,7 +145,7 @@ async def broadcast(
         raise
     assert work.finish is not None
     work.finish = partial(_finish, work.finish, replies)
-    work.drop()  # no task awaits it, so that its error is the owner's
+    work.drop()  # no task awaits it, so its owner raises its error
     if replies.sent.is_set():
         await trio.lowlevel.checkpoint()
         return
@@ -165,10 +164,10 @@ async def _finish(finish: Callable[[], Awaitable[None]], replies: _Replies) -> N
 
 
 class _Replies:
-    """The port that gets the outcomes of one broadcast.
+    """Sends the outcomes of one broadcast to its port; keeps failures that no receiver can get.
 
     Attributes:
-        sent: Set once the message is queued everywhere, or will not be.
+        sent: Set once the message is queued everywhere, or can no longer be.
     """
 
     def __init__(self, port: Port[Any], what: str, points: Sequence[Point]) -> None:
@@ -180,7 +179,7 @@ class _Replies:
         self._is_broken = False
 
     async def put(self, index: int, result: Result) -> None:
-        """Send the outcome of one member; wait for room."""
+        """Send the outcome of one member, waiting for room in the channel."""
         if not self._is_broken:
             try:
                 await self._port.send((self._points[index], verbs.outcome_of(result)))
@@ -191,7 +190,7 @@ class _Replies:
         self._lose(result)
 
     def put_nowait(self, index: int, result: Result) -> None:
-        """Send the outcome of one member if there is room."""
+        """Send the outcome of one member if the channel has room; else drop it."""
         with suppress(trio.WouldBlock, trio.BrokenResourceError):
             self._port.send_nowait((self._points[index], verbs.outcome_of(result)))
 
@@ -200,7 +199,7 @@ class _Replies:
             self._lost.append(result.error)
 
     def check(self) -> None:
-        """Raise the errors that no receiver has got."""
+        """Raise the failures that could not be sent."""
         if self._lost:
             raise MeshErrorGroup(f"{self._what} failed, and the receiver of its replies is closed", self._lost)
 
@@ -210,7 +209,7 @@ class _Replies:
 
 
 class _Broadcast(msgspec.Struct, frozen=True):
-    """A broadcast whose arguments have been bound; see `UnsentCall`."""
+    """A broadcast with bound arguments, not sent yet; an `UnsentCall`."""
 
     mesh: MeshView
     spec: EndpointSpec
@@ -218,7 +217,7 @@ class _Broadcast(msgspec.Struct, frozen=True):
     replies: _Replies
 
     def begin(self, addressees: Addressees, deadline: float) -> Callable[[], Awaitable[None]]:
-        """See `UnsentCall`; a broadcast has no deadline."""
+        """Send; `deadline` is ignored, as a broadcast has none."""
         del deadline
         proc, info, targets = addressees
         request = verbs.request_to(self.mesh, info, self.spec, self.bound, self.mesh.ranks)

@@ -37,9 +37,9 @@ T = TypeVar("T")
 class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
     """Results of many messages, one at a time: `async with ... as results: async for key, value in results`.
 
-    Leaving the block early, by whatever way, cancels what still runs and waits until it has unwound (S04). A failure is
-    raised by the iteration as one `MeshErrorGroup`, after earlier results (S05), and passes through the block as it
-    is; if the body has left by then, the block raises it.
+    Leaving the block early, in any way, cancels running calls and waits until they have unwound (S04). The iteration
+    raises failures as one `MeshErrorGroup`, after earlier results (S05), which passes through the block unchanged. The
+    block raises failures that the iteration has not raised.
 
     Use it once. One task at a time may iterate.
     """
@@ -50,7 +50,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         self._state = "new"
         self._is_over = False
         self._is_waited_for = False
-        self._taken: list[T] = []  # by a step outside of Trio that was cancelled just then
+        self._taken: list[T] = []  # results put back by a step outside of Trio that was cancelled at that moment
 
     @property
     def what(self) -> str:
@@ -59,7 +59,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     @trio.lowlevel.enable_ki_protection
     async def _enter(self) -> Self:
-        """Send.
+        """Send the messages.
 
         Raises:
             RuntimeError: It was entered before.
@@ -67,7 +67,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
             TypeError: An argument cannot be serialised; nothing was sent.
         """
         if self._state != "new":
-            raise RuntimeError(f"the results of one {self.what} can be entered once: call the verb again")
+            raise RuntimeError(f"results of {self.what} can be entered once: call the verb again")
         self._state = "left"
         await self._open()
         self._state = "open"
@@ -80,7 +80,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         """Return the next result.
 
         Raises:
-            StopAsyncIteration: There is none.
+            StopAsyncIteration: There are no more.
             MeshErrorGroup: Members have failed; raised once, after the results.
             trio.BusyResourceError: Another task is waiting for a result.
             trio.ClosedResourceError: The block has been left.
@@ -116,23 +116,23 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
     async def _advance_otherwise(self) -> T:
         """Return a result that was put back, or raise why there is none."""
         if self._state == "new":
-            raise RuntimeError(f"write `async with ... as results` around the iteration over results of {self.what}")
+            raise RuntimeError(f"results of {self.what} must be entered first: write `async with ... as results:`")
         await trio.lowlevel.checkpoint()
         if self._state == "left":
-            raise trio.ClosedResourceError(f"the block around the results of {self.what} has been left")
+            raise trio.ClosedResourceError(f"the block of the results of {self.what} has been left: iterate inside it")
         if self._taken:
             return self._taken.pop(0)
         if self._is_over:
             raise StopAsyncIteration
-        raise trio.BusyResourceError(f"two tasks must not wait for the next result of one {self.what}")
+        raise trio.BusyResourceError(f"another task waits for a result of this {self.what}: iterate in one task")
 
     @trio.lowlevel.enable_ki_protection
     async def _leave(self, error: BaseException | None) -> None:
         """End the calls and raise failures that the iteration has not raised.
 
         Raises:
-            MeshErrorGroup: Those failures, beside the error of the body if it has raised another one.
-            BaseExceptionGroup: The same beside a `KeyboardInterrupt` or the like of the body.
+            MeshErrorGroup: Those failures, and the body's own error, if any.
+            BaseExceptionGroup: Those failures, and the body's `KeyboardInterrupt` or other base exception.
         """
         self._state = "left"
         cancelled, rest = split_cancelled(error)
@@ -174,7 +174,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     @abstractmethod
     async def _next(self) -> T | None:
-        """Return the next result, or None when there will be none; a checkpoint."""
+        """Wait for the next result; None when there are no more. A checkpoint."""
 
     @abstractmethod
     async def _close(self, reason: str) -> None:
@@ -186,10 +186,10 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     @abstractmethod
     def _failures(self, *, cancelled: bool) -> list[Exception]:
-        """Return the errors; when the consumer is cancelled only those that endpoints have raised."""
+        """Return the errors; if the consumer is cancelled, only those that endpoints raised."""
 
 
-# ---- `stream`: the results of all members as they come, one or, from a generator endpoint, many of each --------------
+# ---- `stream`: results of all members as they arrive, one of each, or many from a generator endpoint -----------------
 
 R = TypeVar("R")
 

@@ -1,4 +1,4 @@
-"""Return type of `spawn` and `spawn_procs`: awaiting adopts the mesh, entering owns it (rule M1)."""
+"""`Spawning`, which `spawn` and `spawn_procs` return: await it or enter it (rule M1); checks of their arguments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def checked_grace(grace: float) -> float:
     """Return seconds for clean-up; `math.inf` waits for ever.
 
     Raises:
-        ValueError: It is negative, or no number.
+        ValueError: It is negative, or not a number.
     """
     found = real_number(grace)
     if found is None or not found >= 0:
@@ -94,10 +94,10 @@ def checked_preload(preload: Any) -> tuple[str, ...]:
 
 
 def checked_seed(seed: Any) -> int | None:
-    """Return the seed of what processes draw by chance.
+    """Return the seed of the random numbers of processes.
 
     Raises:
-        ValueError: It is no whole number of 64 bits.
+        ValueError: It is not a whole number from 0 to `SEED_MAX`.
     """
     found = whole_number(seed)
     if seed is not None and (found is None or not 0 <= found <= SEED_MAX):
@@ -112,24 +112,24 @@ def checked_pickle(pickle: Any) -> bool | None:
         ValueError: It is neither "on" nor "off" nor None.
     """
     if pickle not in (None, "on", "off"):
-        raise ValueError(f'pickle must be "on" or "off", or left out for that of the family, got {pickle!r}')
+        raise ValueError(f'pickle must be "on" or "off", or left out to follow the family, got {pickle!r}')
     return None if pickle is None else pickle == "on"
 
 
 def checked_class(cls: Any) -> type[Actor]:
-    """Return a class of actors; without its parameters, for one such as `Box[int]`.
+    """Return an actor class; for `Box[int]` the class `Box`.
 
     Raises:
-        TypeError: It is none, or it is abstract.
+        TypeError: It is no actor class, or it is abstract.
     """
     origin = get_origin(cls)
     if isinstance(origin, type) and issubclass(origin, Actor):
-        cls = origin  # of Box[int]: what the parameters say is for type checkers
+        cls = origin  # the parameters of Box[int] are for type checkers
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         if isinstance(cls, Actor):
             name = type(cls).__qualname__
             raise TypeError(
-                f"spawn takes the class of the actors, which it makes in their processes, got an object of {name}: "
+                f"spawn takes a class, of which it makes the actors in their processes, got an object of {name}: "
                 f'write spawn("name", {name}, ...) with the arguments of its __init__'
             )
         remedy = f": write `class {cls.__name__}(trimesh.Actor):`" if isinstance(cls, type) else ""
@@ -152,12 +152,12 @@ def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, A
         signature_of(cls).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"{cls.__qualname__}{signature_of(cls)}: {error}") from None
-    except ValueError:  # a class without a signature; its __init__ will say
+    except ValueError:  # a class without a signature: its __init__ checks the arguments
         return
 
 
 def place_of_user() -> str:
-    """Return the line that has called this library."""
+    """Return the file and line of the user's code that called this library."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001 - for the warning
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("trimesh."):
         frame = frame.f_back
@@ -167,8 +167,8 @@ def place_of_user() -> str:
 class Spawning(TrioBlock[T], Generic[T]):
     """A mesh that has not been started.
 
-    `async with spawning as mesh:` makes the block the owner. `mesh = await spawning` hands ownership to the block of
-    the mesh that it is spawned on. Nothing starts before, and each can be done once.
+    `async with spawning as mesh:` starts it, and the block owns it. `mesh = await spawning` starts it, and the block of
+    the mesh that it is spawned on owns it. Only one of them can be done, once.
     """
 
     def __init__(self, what: str, open_: Open[T], adopt: Adopt[T]) -> None:
@@ -192,8 +192,8 @@ class Spawning(TrioBlock[T], Generic[T]):
         def __enter__(self) -> Any:
             self._is_reported = True
             raise TypeError(
-                f"{self._what} is entered by `async with`, got `with`: write `async with` in an async function that "
-                "trio.run runs, or use trimesh.blocking, whose meshes are entered by `with`"
+                f"{self._what} must be entered by `async with`, got `with`: write `async with` in an async function "
+                "that trio.run runs, or use trimesh.blocking, whose meshes are entered by `with`"
             )
 
         def __exit__(self, *_: object) -> None: ...
@@ -216,7 +216,7 @@ class Spawning(TrioBlock[T], Generic[T]):
         return await self._entered.__aexit__(type(error), error, error.__traceback__)
 
     def __getattr__(self, name: str) -> Any:
-        self._is_reported = True  # the error says what the warning would
+        self._is_reported = True  # this error replaces the warning of `__del__`
         raise AttributeError(
             f"{self._what} has not been started, so it has no {name!r}: write `mesh = await ...` or "
             "`async with ... as mesh:` first"
@@ -242,7 +242,7 @@ def handle_on(info: MeshInfo, cls: type[Actor], owner: Stoppable | None) -> Any:
 
 
 def borrowing(plan: BorrowPlan, cls: type[Actor], what: str) -> Spawning[Any]:
-    """Return what spawns on processes that another process shares."""
+    """Return the start of actors on processes that another process shares."""
 
     @asynccontextmanager
     async def open_() -> AsyncGenerator[Any, None]:

@@ -1,4 +1,4 @@
-"""`StartedCall`: a call that has been sent and is awaited later."""
+"""Verbs with a result, and `StartedCall`: a call that is sent now and awaited later."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StartedCall(Generic[T]):
     """A running call; `await` returns the result of the verb or raises its error.
 
     It may be awaited several times and by several tasks. A cancel of an awaiting task ends the wait, not the call. An
-    error that was not awaited fails the owner of the call once the handle is dropped or the owner ends.
+    error that no task awaited fails the owner of the call when the handle is dropped or the owner ends.
 
     Raises, when awaited:
         RemoteCancelled: It was cancelled by `cancel`, by the deadline of the task that started it, or with its owner.
@@ -66,7 +66,7 @@ class StartedCall(Generic[T]):
 
     @property
     def was_cut(self) -> bool:
-        """True if `cancel`, its deadline or the end of its owner ended the call; `await` raises that."""
+        """True if `cancel`, its deadline or its owner's end cancelled it; `await` then raises `RemoteCancelled`."""
         return self._work.cut_reason is not None
 
     def cancel(self, reason: str = "") -> None:
@@ -113,14 +113,14 @@ class StartedCall(Generic[T]):
 
 
 class UnsentCall(Protocol):
-    """A call whose arguments have been bound, and which has not been sent."""
+    """A call with bound arguments that has not been sent."""
 
     def begin(self, addressees: Addressees, deadline: float) -> Callable[[], Awaitable[Any]]:
         """Send; return a function that waits for the outcome."""
         ...
 
     async def refuse(self) -> Any:
-        """Conclude a call that cannot be sent because the mesh's block has been left."""
+        """Raise or return the verb's result for a mesh whose block has been left, without sending."""
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ def start(
     nursery: trio.Nursery | None,
     place: Site[Any] | None,
 ) -> StartedCall[Any]:
-    """See `CallVerb.start` and `CallVerb.start_in`; `place` is where code of asyncio that starts it is in Trio."""
+    """Start a call for `CallVerb.start` or `start_in`; `place` is the site in Trio of asyncio code that starts it."""
     ranks = verb.ranks(mesh, ())
     task, deadline = _starter(place)
     work = make_work(mesh, spec, deadline, nursery)
@@ -175,7 +175,7 @@ def start(
 
 
 def _starter(place: Site[Any] | None) -> tuple[trio.lowlevel.Task | None, float]:
-    """Return the task of Trio that starts a call, or that waits for the code which does, and its deadline."""
+    """Return the Trio task that starts a call, or that waits for asyncio code that does, and its deadline."""
     if place is not None:
         return place.keeper, place.deadline
     if not trio.lowlevel.in_trio_task():
@@ -189,7 +189,7 @@ def _starter(place: Site[Any] | None) -> tuple[trio.lowlevel.Task | None, float]
 def make_work(
     mesh: MeshView, spec: EndpointSpec, deadline: float = math.inf, nursery: trio.Nursery | None = None
 ) -> StartedWork:
-    """Make the task of a call to a mesh, which belongs to its owner.
+    """Make the task of a call to a mesh, in the owner of the call.
 
     Raises:
         RuntimeError: The owner has ended, or there is none.
@@ -211,7 +211,7 @@ def send(
     addressees = mesh.targets(ranks)
     if addressees is not None:
         work.finish = sending.begin(addressees, deadline)
-        addressees[0].transport.flush()  # what runs next here may be long
+        addressees[0].transport.flush()  # the caller may compute for long before its next checkpoint
     elif mesh.is_open:
         membership = mesh.membership(current_proc())
         work.finish = partial(_send_in_turn, sending, mesh, ranks, membership, membership.join_line())
@@ -238,7 +238,7 @@ async def _refuse_later(sending: UnsentCall) -> Any:
 
 
 def _owner_of(mesh: MeshView) -> Owner:
-    """Return the owner of a call to a mesh: the block that owns the mesh, or else the calling actor."""
+    """Return the owner of a call: the block of the mesh if it is here, else the calling actor, else the outer block."""
     if isinstance(mesh.owner, ActorMembers):
         return mesh.owner.block.started
     cell = find_cell()
@@ -248,23 +248,21 @@ def _owner_of(mesh: MeshView) -> Owner:
     if proc.blocks:
         return proc.blocks[0].started
     raise RuntimeError(
-        f"a call must be started where a block or an actor owns it, got a call to {mesh!r} in neither: "
+        f"a started call needs a block or an actor to own it, got a call to {mesh!r} in neither: "
         "write .start_in(nursery, ...)"
     )
 
 
-# ---- in task group ---------------------------------------------------------------------------------------------------
-
-# Started calls as tasks of a task group of asyncio: it waits for them, an error fails it, its cancel cancels them.
+# ---- started calls as tasks of an asyncio task group, which waits for them, fails with them and cancels them ---------
 
 
 def check_group(group: object) -> None:
     """Check that an object is a task group.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is something else.
     """
-    import asyncio  # noqa: PLC0415 - who gives a group of it has it
+    import asyncio  # noqa: PLC0415 - a caller with a group has imported it
 
     if not isinstance(group, asyncio.TaskGroup):
         raise TypeError(f"start_in takes a trio.Nursery or an asyncio.TaskGroup, got {group!r}")
@@ -295,7 +293,7 @@ async def _wait(call: StartedCall[Any]) -> None:
         except asyncio.CancelledError as error:
             cancelled = cancelled or error
             call.cancel("its task group was cancelled")
-            continue  # what runs over there has to unwind first
+            continue  # wait until the remote endpoint has unwound
         except RemoteCancelled:
             if not call.was_cut:
                 raise
@@ -304,7 +302,7 @@ async def _wait(call: StartedCall[Any]) -> None:
         return
 
 
-# ---- the verbs that wait for results, as objects: called they wait, `start` sends now and waits later ----------------
+# ---- verbs that wait for results, as objects: calling one waits, its `start` does not --------------------------------
 
 P = ParamSpec("P")
 
@@ -329,7 +327,7 @@ class CallVerb(Generic[P, T]):
     __slots__ = ("_mesh", "_options", "_spec", "_text", "_verb")
 
     def __init__(self, verb: VerbRow, mesh: MeshView, spec: EndpointSpec, options: Options) -> None:
-        self._text = ""  # made once: Trio asks for it each time that a task is started by it
+        self._text = ""  # made once: Trio reads it for each task that runs this verb
         self._verb = verb
         self._mesh = mesh
         self._spec = spec
@@ -351,19 +349,19 @@ class CallVerb(Generic[P, T]):
         return result
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> StartedCall[T]:
-        """Send now; return a handle to await the result by.
+        """Send now; return a handle to await later.
 
-        The call belongs to the block that owns the mesh; of a handle that came from elsewhere, to the actor that calls
-        (or, in the controller, to its outermost block). A block that is left waits for it, or cancels it when it is
-        left by an error or a cancel; an actor that stops cancels it. Its deadline is that of the running task now, and
-        a cancel of the endpoint that runs now cancels it. In asyncio that is the deadline of `trimesh.aio.fail_after`,
-        of the endpoint, or of what runs the loop; `asyncio.timeout`, and deadlines of the task that has started the
-        running one, do not count.
+        The block that owns the mesh owns the call. If the handle came from another process, the calling actor owns it
+        or, in the controller, the outermost block. Leaving a block waits for the call, or cancels it if an error or a
+        cancel leaves the block; an actor that stops cancels it. The call has the current deadline of the running task,
+        and a cancel of the running endpoint cancels it. In asyncio the deadline is that of `trimesh.aio.fail_after`,
+        of the endpoint, or of the code that runs the loop; `asyncio.timeout`, and deadlines of a parent task, do not
+        count.
 
-        An error is raised where the handle is awaited. If no task has awaited it, it fails the owner: as soon as the
-        handle is gone, at the latest when the owner ends.
+        Awaiting the handle raises the error of the call. An error that no task awaited fails the owner when the handle
+        is dropped, at the latest when the owner ends.
 
-        Messages leave in the order in which they were started; those of `options(retry=...)` in none.
+        Calls are sent in the order in which they are started, except those with `options(retry=...)`.
 
         Raises:
             TypeError: The arguments do not fit, or cannot be serialised; nothing was sent.
@@ -377,9 +375,9 @@ class CallVerb(Generic[P, T]):
     def start_in(
         self, nursery: trio.Nursery | asyncio.TaskGroup, /, *args: P.args, **kwargs: P.kwargs
     ) -> StartedCall[T]:
-        """Send now, as a task of `nursery`, in asyncio of a task group; see `start`.
+        """Send now, as a task of a nursery or of an asyncio task group; see `start`.
 
-        It waits for the call, its cancel cancels it, and an error fails it at once, as that of any task.
+        As for any task, the nursery waits for the call, its cancel cancels it, and an error fails it at once.
         """
         if isinstance(nursery, trio.Nursery):
             return self._start(nursery, args, kwargs)
@@ -391,15 +389,15 @@ class CallVerb(Generic[P, T]):
     def from_thread(self, /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Call from a thread, and wait there for the result: `mesh.add.call.from_thread(1)`.
 
-        For any thread of any process of the program but the one of Trio: that of an endpoint with `thread=True`, whose
-        deadline and cancel the call has; one that you have started; one of an executor of asyncio.
-        `trimesh.from_thread.run` does the same with a function of yours.
+        For any thread of the program except Trio's: the thread of an endpoint with `thread=True`, whose deadline and
+        cancel apply to the call; your own thread; one of an asyncio executor. `trimesh.from_thread.run` does the same
+        with any function.
 
         Raises:
-            RuntimeError: The caller is in a Trio task, or a plain endpoint without `thread=True`, which it would stop;
-                or no mesh is open in this process.
-            trimesh.blocking.Cancelled: The process ends, or the time limit around it is over.
-            BaseException: What the verb raises.
+            RuntimeError: The caller is a Trio task, or a plain endpoint without `thread=True`, whose loop it would
+                block; or no mesh is open in this process.
+            trimesh.blocking.Cancelled: The process ends, or the time limit around the call is over.
+            BaseException: Error of the verb.
 
         Blocking: the thread, until the result is there. It costs two switches between threads more than `await`.
         """
@@ -426,7 +424,7 @@ class CallVerb(Generic[P, T]):
         return self._text
 
 
-# Python warns of a coroutine that was never awaited by this name, and shows the line that has made it.
+# Python's warning for a coroutine that was never awaited shows this name and the line that made it.
 vars(CallVerb)["__call__"].__qualname__ = "call of an endpoint (write `await mesh.endpoint.call(...)`)"
 
 CALL: Final = VerbRow("call", verbs.all_ranks, verbs.values_of, verbs.run, item_map.again_all, fail_fast=True)

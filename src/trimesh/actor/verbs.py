@@ -37,10 +37,10 @@ class VerbRow(msgspec.Struct, frozen=True):
 
     Attributes:
         name: Name of the verb.
-        ranks: Choose the members to call; those of the second argument only if there are no others.
+        ranks: Choose the members to call; avoid those of the second argument if there are others.
         conclude: Turn the results of these ranks into the verb's return value or error.
         run: Send, and wait for the outcome: `run` below, except for `call_reduced`.
-        again: The same with `options(retry=)`; None if the verb has no retries.
+        again: Do so with `options(retry=)`; None if the verb has no retries.
         fail_fast: Whether the first failure cancels the other ranks.
         errors_win: Whether an error of an endpoint wins over a cancel of the caller.
     """
@@ -125,7 +125,7 @@ def chosen_rank(mesh: MeshView, avoid: Collection[int]) -> Sequence[int]:
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
-    """Return the least loaded member that lives, one that is not in `avoid` if there is any.
+    """Return the least loaded live member, if possible one that is not in `avoid`.
 
     Raises:
         ValueError: The view is empty.
@@ -135,12 +135,12 @@ def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
 
 
 class Candidates:
-    """Members of a view that can accept a call now. They are valid until the running task waits for anything.
+    """Members of a view that can accept a call now; valid until the running task waits for anything.
 
     Attributes:
         mesh: The view.
         proc: The calling process.
-        alive: The ranks that live; if none does, those that will.
+        alive: Live ranks; if there are none, those that are being restarted.
     """
 
     __slots__ = ("_ready", "alive", "mesh", "proc")
@@ -152,7 +152,7 @@ class Candidates:
         self._ready: dict[int, tuple[Target, Request] | None] = {}
 
     def pick(self, avoid: Collection[int] = ()) -> int:
-        """Return the least loaded member, one that is not in `avoid` if there is any."""
+        """Return the least loaded member, if possible one that is not in `avoid`."""
         if len(self.alive) == 1:
             rank = self.alive[0]
             self.mesh.turn[0] = rank + 1
@@ -161,7 +161,7 @@ class Candidates:
         return self.mesh.least_loaded(self.proc, some or self.alive)
 
     def ready(self, rank: int, spec: EndpointSpec, options: Options) -> tuple[Target, Request] | None:
-        """Return a member that lives and has a link, and what calls of an endpoint share but their arguments; or None.
+        """Return a live, linked member, and the request without arguments that its calls share; else None.
 
         See `MeshView.targets`.
         """
@@ -188,7 +188,7 @@ def candidates_of(mesh: MeshView, verb: str) -> Candidates:
     proc = mesh.proc()
     alive = mesh.candidates(proc, ranks)
     if not alive:
-        raise MeshStopped(f"{verb} needs a live member, and all {len(ranks)} of {mesh!r} have ended")
+        raise MeshStopped(f"{verb} needs a live member, and all {len(ranks)} of {mesh!r} have ended: spawn new ones")
     return Candidates(mesh, proc, alive)
 
 
@@ -218,10 +218,10 @@ def broadcast_nowait(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwa
 
 
 def _ended_targets(mesh: MeshView, ranks: Sequence[int]) -> Addressees:
-    """Return members some of which have ended for good.
+    """Return members of which some have ended for good, so that the call can report them.
 
     Raises:
-        trio.WouldBlock: A member is being restarted or gets a link, or calls that were started come first.
+        trio.WouldBlock: A member is being restarted or linked, or earlier started calls wait to be sent.
     """
     addressees = mesh.any_targets(current_proc(), ranks)
     membership = mesh.membership(addressees[0])
@@ -243,8 +243,8 @@ def bind(mesh: MeshView, spec: EndpointSpec, args: Args, kwargs: Kwargs, *, stre
         streams: Whether the verb is `stream`.
 
     Raises:
-        TypeError: They do not fit, or only `stream` can call the endpoint; the text names it.
-        ShapeError: The per-member arguments do not fit the view.
+        TypeError: The arguments do not fit, or only `stream` can call the endpoint.
+        ShapeError: The values of a `per_rank` do not fit the view.
     """
     if spec.kind is GENERATOR and not streams:
         raise TypeError(
@@ -280,7 +280,7 @@ def refusals(mesh: MeshView, spec: EndpointSpec, ranks: Sequence[int]) -> list[R
 async def prepare(
     mesh: MeshView, spec: EndpointSpec, bound: Bound, ranks: Sequence[int], options: Options = NO_OPTIONS
 ) -> tuple[Proc, Sequence[Target], Request]:
-    """Return what a message to some ranks of an open mesh needs, links to them included."""
+    """Link to some ranks of an open mesh; return the sender, the receivers and the request."""
     proc, info, targets = mesh.targets(ranks) or await mesh.reach(ranks)
     return proc, targets, request_to(mesh, info, spec, bound, ranks, options)
 
@@ -310,7 +310,7 @@ def request_to(
 
 
 class Origins(msgspec.Struct, frozen=True, eq=False):
-    """The coordinates of the ranks of a view. A closure would be five objects for the garbage collector to look at."""
+    """The coordinates of the ranks of a view. A closure would be five objects for the garbage collector to trace."""
 
     info: MeshInfo
     ranks: Sequence[int]
@@ -357,7 +357,7 @@ def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -
     )
 
 
-# ---- what one rank of `call_settled` came to -------------------------------------------------------------------------
+# ---- outcome of one rank of `call_settled` ---------------------------------------------------------------------------
 
 T = TypeVar("T")
 

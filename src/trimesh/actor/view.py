@@ -87,11 +87,11 @@ class MeshView:
 
     @property
     def is_open(self) -> bool:
-        """True until the owning block begins to stop; then no messages may be sent."""
+        """True until the owning block begins to stop; after that no messages may be sent."""
         return self.owner is None or not self.owner.is_stopping
 
     def check_open(self) -> None:
-        """Refuse to send once the owning block has begun to stop.
+        """Check that the owning block has not begun to stop.
 
         Raises:
             MeshStopped: It has.
@@ -102,13 +102,13 @@ class MeshView:
     @property
     def closed_text(self) -> str:
         """Reason why no messages may be sent once the mesh is closed."""
-        return f"{self!r} takes no messages: the block that owns it is being left, or has been; call it inside of that"
+        return f"{self!r} takes no messages: the block that owns it is being left, or has been; call it in that block"
 
     def targets(self, ranks: Sequence[int]) -> Addressees | None:
         """Return the members of `ranks` as receivers if a message can be sent to all of them now.
 
-        None: the mesh is not open, a member does not live or has no link, or calls that were started come first. See
-        `reach`.
+        None: the mesh is not open, a member is not alive or not linked, or earlier started calls wait to be sent; then
+        use `reach`.
         """
         owner = self.owner
         if owner is not None and owner.is_stopping:
@@ -127,16 +127,16 @@ class MeshView:
         return proc, membership.info, targets
 
     def any_targets(self, proc: Proc, ranks: Sequence[int]) -> Addressees:
-        """Return the members of `ranks`, whether or not they live and have a link."""
+        """Return the members of `ranks`, also those that are not alive or not linked."""
         membership = self.membership(proc)
         return proc, membership.info, [membership.target(rank) for rank in ranks]
 
     async def reach(self, ranks: Sequence[int], place: object = None) -> Addressees:
-        """Return the members of `ranks` when none is being restarted, and all have a link or are gone for good.
+        """Wait until no member of `ranks` is being restarted, and all have a link or are gone for good; return them.
 
         Args:
-            ranks: Of the members.
-            place: Of the caller among calls that were started and wait for that; without one it waits for all of them.
+            ranks: Base ranks of the members.
+            place: The caller's place among started calls that wait to be sent; None waits for all of them.
         """
         proc = current_proc()
         await self._settle(proc, ranks, place)
@@ -165,17 +165,17 @@ class MeshView:
         if membership.line is not None:
             await (membership.line.wait_empty() if place is None else membership.line.wait_turn(place))
         tried: set[Peer] = set()
-        while True:  # who lives where may change in each wait
+        while True:  # members may be replaced during each wait
             await membership.settle(ranks)
             strangers = [peer for rank in ranks for peer in [membership.peer(rank)] if proc.is_stranger(peer)]
-            if tried.issuperset(strangers):  # those that are left cannot be linked to now, as their `no_link` says
+            if tried.issuperset(strangers):  # the rest cannot be linked to now; their `no_link` has the reason
                 return
             assert proc.family is not None
             await proc.family.try_to_connect([peer for peer in strangers if peer not in tried])
             tried.update(strangers)
 
     def candidates(self, proc: Proc, ranks: Sequence[int]) -> Sequence[int]:
-        """Return the ranks that `choose` may take: those that live, or else those that will."""
+        """Return the ranks that `choose` may take: live ones, or else those that are being restarted."""
         membership = self.membership(proc)
         living = membership.living(ranks)
         return living or [rank for rank in ranks if membership.may_return(rank)]
@@ -197,12 +197,12 @@ class MeshView:
         return self.seen(self.region.exclude_ranks(rank for rank in self.ranks if not membership.is_live(rank)))
 
     def is_whole(self) -> bool:
-        """Return whether nothing is known of the end of any member."""
+        """Return whether no end of a member is known here."""
         proc, ranks = find_proc(), self.ranks
         return proc is not None and len(self.membership(proc).living(ranks)) == len(ranks)
 
     def statistics(self) -> MeshStatistics:
-        """Return what this process knows of the members in the region.
+        """Return counts of the members in the region, as far as this process knows them.
 
         Raises:
             RuntimeError: No mesh is open in this Trio run.
@@ -219,7 +219,7 @@ class MeshView:
     def least_loaded(self, proc: Proc, ranks: Sequence[int]) -> int:
         """Return the rank with the fewest unended calls of this process; among equals, the next in turn.
 
-        Calls that were given up count until their end is known. Members that are stalled come last.
+        Abandoned calls count until their end is known. Stalled members come last.
         """
         if len(ranks) == 1:
             self.turn[0] = ranks[0] + 1
@@ -251,7 +251,7 @@ class MeshView:
 
 
 def statistics_of_procs(name: str, owned: OwnedProcs | None, shown: Region) -> MeshStatistics:
-    """Return what this process knows of the processes of a view; see `ProcMesh.statistics`."""
+    """Return counts of the processes of a view; see `ProcMesh.statistics`."""
     proc = current_proc()
     members = None if owned is None else owned.members
     if members is None:
