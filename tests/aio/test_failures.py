@@ -272,7 +272,7 @@ def test_handle_of_a_block_that_was_left_is_refused(run):
             with pytest.raises(MeshStopped):
                 await probe.note.call_one("too late")
         with (
-            pytest.raises(RuntimeError, match="no block is open in this loop")
+            pytest.raises(RuntimeError, match="in a loop without an open block")
             if run.__name__ != "run_in_thread"
             else (pytest.raises(MeshStopped))
         ):

@@ -326,7 +326,7 @@ def test_block_is_entered_once(run):
 
 async def test_open_trio_is_for_asyncio():
     """K04: what has no meaning in Trio says so; meshes are the same there."""
-    with pytest.raises(RuntimeError, match="must be used in tasks of asyncio"):
+    with pytest.raises(RuntimeError, match="must be used in a task of asyncio"):
         async with trimesh.aio.open_trio():
             pass
     async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:

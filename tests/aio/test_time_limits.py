@@ -210,7 +210,7 @@ def test_cancel_of_the_task_wins(run) -> None:
 @rows("seconds", [-1.0, math.nan, -math.inf])
 def test_limit_is_at_least_zero(seconds: float) -> None:
     for function in (fail_after, move_on_after):
-        with pytest.raises(ValueError, match="must be seconds, at least 0"):
+        with pytest.raises(ValueError, match="must be a number of seconds >= 0"):
             function(seconds)
 
 

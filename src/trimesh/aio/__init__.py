@@ -1,7 +1,7 @@
-"""Meshes in asyncio programs: the asyncio loop drives Trio, or a Trio run already exists in the thread.
+"""Meshes in asyncio programs: the asyncio loop drives Trio, or uses a Trio run that exists already.
 
-`async with trimesh.aio.spawn_procs({"gpus": 4}) as procs:` gives the same objects as in Trio. Their coroutines work in
-the tasks of this loop: a cancel of the asyncio task cancels the work, and a cancel in Trio cancels the task.
+`async with trimesh.aio.spawn_procs({"gpus": 4}) as procs:` gives the same objects as in Trio. Await their coroutines in
+tasks of this loop: a cancel of the asyncio task cancels the work in Trio, and a cancel in Trio cancels the task.
 
 `async with trimesh.aio.fail_after(5):` is a deadline that travels with the calls of its body.
 
@@ -26,6 +26,6 @@ __all__ = [
 ]
 
 spawn_procs = this_host().spawn_procs
-"""`this_host().spawn_procs`; see there."""
+"""See `HostMesh.spawn_procs`."""
 
 watch_tasks()

@@ -53,18 +53,18 @@ _loop_of_actor: ContextVar[MainLoop | LoopThread] = ContextVar("trimesh_aio_loop
 class Actor(actor.Actor):
     """Base class of actors whose code runs in asyncio: engines, clients and servers that need a running loop.
 
-    A subclass is written as one of `trimesh.Actor`, and handles on it look the same. Its `__init__`, `lifespan`,
-    endpoints and generator endpoints run in tasks of one asyncio loop, which all such actors of a process share, on the
-    main thread; a plain `def` endpoint runs on that loop, too, and `thread=True` in a worker thread. What they await of
-    meshes works there as `trimesh.aio` says.
+    A subclass is written like one of `trimesh.Actor`, and its handles are used alike. Its `__init__`, `lifespan` and
+    endpoints run in tasks of one asyncio loop on the main thread, which all such actors of a process share. A plain
+    `def` endpoint runs on that loop, too, or in a worker thread with `thread=True`. Operations on meshes can be awaited
+    there, as with `trimesh.aio`.
 
-    Code that blocks the loop stops links and other actors of the process meanwhile. `class Engine(trimesh.aio.Actor,
-    own_thread=True)` gives actors of such classes a loop in a thread of their own, beside Trio's. Subclasses inherit
-    it. In the controller (`this_proc()`) the loop is always in a thread.
+    Code that blocks the loop blocks the links and other actors of the process. `class Engine(trimesh.aio.Actor,
+    own_thread=True)` gives actors of such classes a loop in a thread of their own; subclasses inherit it. In the
+    controller (`this_proc()`) the loop is always in a thread.
 
     A cancel or a deadline of the caller cancels the task of the endpoint, once, and the caller waits until it has
-    ended. What `yield`s is ahead of its consumer as in Trio. Tasks that the actor has started and left behind are
-    cancelled and waited for when it ends. `setup=` of the processes may set the event loop policy (uvloop).
+    ended. A generator endpoint is ahead of its consumer as in Trio. When the actor ends, tasks that it started and left
+    running are cancelled and awaited. `setup=` of the processes may set the event loop policy (uvloop).
 
     Cost: a call takes 1.3 to 1.8 times as long as with `trimesh.Actor`, and two thread switches more with
     `own_thread=True`.
@@ -81,7 +81,7 @@ class Actor(actor.Actor):
 
 
 def _on_loop(spec: EndpointSpec) -> EndpointSpec:
-    """Return what runs an endpoint on the loop of its actor."""
+    """Return the spec of an endpoint with a function that runs it on the loop of its actor."""
     function, name = spec.fn, f"{spec.name}()"
     if spec.kind is EndpointKind.THREAD:
         return spec
@@ -116,7 +116,7 @@ def _in_a_task(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
 async def _live(
     cls: type[Actor], make: Callable[[], Any], made: Callable[[Any], None]
 ) -> AsyncGenerator[ServeSlot | None, None]:
-    """Make an actor and be in its `lifespan`, both in asyncio; see `actors.life.Live`."""
+    """Make an actor and hold its `lifespan` open, both in asyncio; see `actors.life.Live`."""
     loop = await _lease(own_thread=cls._own_thread)
     tasks: Tasks = set()
     tasks_of_actor.set(tasks)
@@ -124,7 +124,7 @@ async def _live(
     try:
         actor = await run_in_asyncio(loop, _in_a_task(make), "__init__()")
         made(actor)
-        del make  # it has the arguments, which are the actor's own from here on
+        del make  # it refers to the arguments, which only the actor should keep alive
         async with block_in_asyncio(loop, lifespan_of(actor), "lifespan"):
             del actor
             yield loop.serve_slot if isinstance(loop, MainLoop) else None
@@ -138,23 +138,23 @@ async def _live(
 
 
 async def _lease(*, own_thread: bool) -> MainLoop | LoopThread:
-    """Use the loop that an actor of the running process is to have. Release it.
+    """Lease the loop for an actor of this process: the main one, or that of a thread. The caller releases it.
 
     Raises:
-        RuntimeError: The process is ending, or is a simulated one.
+        RuntimeError: The process is ending, or is simulated.
     """
     proc = current_proc()
     if proc.is_simulated:
         raise RuntimeError(
-            "an actor in a simulation must be one of Trio, got one of trimesh.aio.Actor, whose loop has a clock of its "
-            'own: test it over real processes, `@pytest.mark.mesh_backend("proc")`, or call what it computes from an '
-            "actor of Trio"
+            "an actor in a simulation must be a trimesh.Actor, got a trimesh.aio.Actor, whose loop has a clock of its "
+            'own: test it over real processes, `@pytest.mark.mesh_backend("proc")`, or move its code into a '
+            "trimesh.Actor"
         )
     return (None if own_thread else await lease_main_loop(proc)) or await lease_thread(proc)
 
 
 async def _end(tasks: Tasks) -> None:
-    """Cancel the tasks that an actor has left behind, and wait for them; what they raise is asyncio's to log."""
+    """Cancel the tasks that an actor left running, and wait for them; asyncio logs their errors."""
     while others := tasks - {asyncio.current_task()}:
         for task in others:
             task.cancel("its actor has ended")
@@ -168,11 +168,11 @@ setattr(Actor, LIVE, classmethod(_live))
 
 
 class LoopThread:
-    """The loop, and the thread that it runs in.
+    """An asyncio loop and the thread that it runs in.
 
     Attributes:
-        run: The Trio run of the process as the loop sees it; there once it runs.
-        works: What waits in Trio for a task of the loop.
+        run: The loop's interface to the Trio run of the process; set once the loop runs.
+        works: Work for which Trio tasks wait; it fails if the loop ends by itself.
     """
 
     def __init__(self) -> None:
@@ -194,7 +194,7 @@ class LoopThread:
         return self._unused.is_set() or self._ended.is_set()
 
     async def release(self) -> None:
-        """Stop to use it; the last one ends it and waits for that, whatever cancels come meanwhile."""
+        """Give the lease back; the last user ends the loop and waits for its end, shielded."""
         self._users -= 1
         if not self._users:
             self._unused.set()
@@ -212,7 +212,7 @@ class LoopThread:
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self) -> None:
-        """Run the thread until the last user has gone, or the links of the process are served no more."""
+        """Run the thread until the last user releases it, or the process stops serving its links."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._wait_thread, trio.lowlevel.current_trio_token())
             try:
@@ -223,13 +223,13 @@ class LoopThread:
                     self._tell_stop()
 
     async def _wait_thread(self, token: trio.lowlevel.TrioToken) -> None:
-        context = contextvars.Context()  # the actor that comes first is not the one that all tasks belong to
+        context = contextvars.Context()  # tasks of the loop must not belong to the first actor
         try:
             with trio.CancelScope(shield=True):
-                # Its own limiter: it would take one of the threads that the program counts on for all its life.
+                # Its own limiter, because the thread would occupy a slot of the default one all its life.
                 limiter = trio.CapacityLimiter(1)
                 await trio.to_thread.run_sync(lambda: context.run(self._run_loop, token), limiter=limiter)
-        except BaseException as error:  # noqa: BLE001 - told to the actors, which fail by it
+        except BaseException as error:  # noqa: BLE001 - actors fail with it
             self._error = error
         self._is_running = False
         self._ended.set()
@@ -241,7 +241,7 @@ class LoopThread:
     def _runs(self, run: TrioRun) -> None:
         self.run, self._is_running = run, True
         self._started.set()
-        if self._unused.is_set():  # it was never waited for
+        if self._unused.is_set():  # its only user was cancelled before it ran
             self._tell_stop()
 
     def _tell_stop(self) -> None:
@@ -264,7 +264,9 @@ class LoopThread:
 
 
 async def lease_thread(proc: Proc) -> LoopThread:
-    """Use the loop in a thread of the running process, in one of its Trio tasks; the first one starts it. Release it.
+    """Lease the loop in a thread of this process, for one of its Trio tasks; the first lease starts it.
+
+    The caller releases it.
 
     Raises:
         RuntimeError: The process is ending.
@@ -273,7 +275,7 @@ async def lease_thread(proc: Proc) -> LoopThread:
     if thread is None or thread.has_ended:
         thread = proc.above[LoopThread] = LoopThread()
         if not proc.serve(thread._serve):  # noqa: SLF001 - its own module
-            raise RuntimeError("an actor cannot begin in a process that is ending")
+            raise RuntimeError("actors must be spawned before their process begins to end, got one after that")
     thread._users += 1  # noqa: SLF001 - the same
     try:
         await thread._wait_started()  # noqa: SLF001 - the same
@@ -291,7 +293,7 @@ async def lease_thread(proc: Proc) -> LoopThread:
 Steps = Generator[float, Any, None]
 
 ASKED: Final = frozenset(("io_manager", "get_events"))
-"""Names that `trio.run` has to use: without them it would never call `MainLoop.get_events`."""
+"""Names that the code of `trio.run` must use; otherwise it would never call `MainLoop.get_events`."""
 
 
 class MainLoop:
@@ -303,7 +305,7 @@ class MainLoop:
 
     Attributes:
         run: The Trio run of the loop; set once it serves.
-        works: Registry of what fails when the loop ends by itself.
+        works: Work that fails if the loop ends by itself.
         ended: Set when the loop has ended and `trio.run` waits by itself again.
     """
 
@@ -330,22 +332,22 @@ class MainLoop:
         return self._users == 0 or self.ended.is_set()
 
     def open(self) -> None:
-        """Have the run driven by the loop, as soon as this turn of it is over."""
+        """Let the loop drive the Trio run, as soon as the current turn is over."""
         self._users = 1
         self._runner.io_manager = self
 
     async def wait_started(self) -> None:
-        """Wait until it takes work."""
+        """Wait until it accepts work."""
         await self._started.wait()
         if not self._is_running:
             raise self.broken()
 
     def share(self) -> None:
-        """Use it, too."""
+        """Add a user."""
         self._users += 1
 
     async def release(self) -> None:
-        """Stop to use it; the last one ends it and waits for that, whatever cancels come meanwhile."""
+        """Give the lease back; the last user ends the loop and waits for its end, shielded."""
         self._users -= 1
         if not self._users:
             if self._stop is not None:
@@ -363,10 +365,10 @@ class MainLoop:
     # ---- in place of the io manager ----------------------------------------------------------------------------
 
     def get_events(self, timeout: float) -> Any:
-        """Run the loop until the last actor has gone; return that there may be events."""
-        del timeout  # the loop waits itself
+        """Run the loop until the last actor has released it; return that there may be events."""
+        del timeout  # the loop has its own
         self._runner.io_manager = self._io_manager
-        # Who sets `signal.set_wakeup_fd` for the loop, as `add_signal_handler` does, does not put Trio's back.
+        # asyncio's `add_signal_handler` sets `signal.set_wakeup_fd` for the loop, and does not restore Trio's.
         wakeup = signal.set_wakeup_fd(-1)
         signal.set_wakeup_fd(wakeup)
         library = self._names.library
@@ -399,14 +401,14 @@ class MainLoop:
                 driver.start()
             try:
                 loop.run_until_complete(_with_generators_of_trio(trio_hooks, self._serve(loop)))
-            except BaseException as error:  # noqa: BLE001 - told to the actors, which fail by it
+            except BaseException as error:  # noqa: BLE001 - actors fail with it
                 self._error = error
             self._is_running = False
             if not over:
                 self._fail_works()
             finishing = loop.create_task(_with_generators_of_trio(trio_hooks, _finish(loop)))
-            while not finishing.done():  # what stops the loop may do so again
-                with suppress(BaseException):  # the first error is the one that is told
+            while not finishing.done():  # the loop may be stopped again
+                with suppress(BaseException):  # only the first error is reported
                     loop.run_until_complete(finishing)
             if not over:
                 self._fail_works()
@@ -433,19 +435,19 @@ class MainLoop:
             assert run is not None
             self.run, self._is_running = run, True
             self._started.set()
-            if not self._users:  # it was never waited for
+            if not self._users:  # its only user was cancelled before it ran
                 self._stop.set()
             await self._stop.wait()
 
 
 async def _with_generators_of_trio(trio_hooks: Any, work: Coroutine[Any, Any, None]) -> None:
-    """Do `work`, and let Trio end the async generators of its tasks, as it does in a run that waits itself."""
+    """Do `work` with hooks by which Trio finalizes async generators of its tasks, and asyncio those of its own."""
     asyncio_hooks: Any = sys.get_asyncgen_hooks()
-    ours: set[int] = set()  # of asyncio
+    ours: set[int] = set()  # ids of generators of asyncio tasks
 
     def first(generator: Any) -> None:
         if trio.lowlevel.in_trio_task():
-            ours.discard(id(generator))  # the id may be that of a generator that has run to its end
+            ours.discard(id(generator))  # an ended generator may have had the same id
             trio_hooks.firstiter(generator)
         else:
             ours.add(id(generator))
@@ -458,7 +460,7 @@ async def _with_generators_of_trio(trio_hooks: Any, work: Coroutine[Any, Any, No
         else:
             trio_hooks.finalizer(generator)
 
-    sys.set_asyncgen_hooks(first, last)  # until the loop stops, which puts back what it has found
+    sys.set_asyncgen_hooks(first, last)  # until the loop stops, which restores the earlier hooks
     await work
 
 
@@ -467,7 +469,7 @@ async def _finish(loop: asyncio.AbstractEventLoop) -> None:
     await _end_tasks(loop)
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
-    await _end_tasks(loop)  # that Trio has started meanwhile
+    await _end_tasks(loop)  # tasks that Trio started meanwhile
 
 
 async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
@@ -478,7 +480,7 @@ async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def find_steps() -> Steps | None:
-    """Return the turns of the running run, if `trio.run` makes them: then a loop can do it instead."""
+    """Return the generator of the running Trio run, if `trio.run` drives it: then a loop can drive it instead."""
     if NAMES is None or not hasattr(NAMES.context, "runner"):
         return None
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - its documented name
@@ -492,7 +494,7 @@ def find_steps() -> Steps | None:
 
 
 async def lease_main_loop(proc: Proc) -> MainLoop | None:
-    """Use the loop that drives the run of a worker; None where none can. Release it."""
+    """Lease the loop that drives the Trio run of a worker; None where none can. The caller releases it."""
     while (here := cast("MainLoop | None", proc.above.get(MainLoop))) is not None and here.has_ended:
         if here.ended.is_set():
             del proc.above[MainLoop]

@@ -40,12 +40,12 @@ class AsyncioWork(Generic[T]):
     """Work in asyncio for one Trio task.
 
     Args:
-        loop: It does it.
-        work: What; called in a task of the loop, with the context variables of the caller.
-        name: What errors call it.
+        loop: The loop that runs the work.
+        work: Function called in a task of the loop, with the context variables of the caller.
+        name: Name of the work, for errors.
 
     Attributes:
-        on_end: Called in Trio when it has ended.
+        on_end: Called in Trio when the work has ended.
     """
 
     def __init__(self, loop: LoopThread | MainLoop, work: Callable[[AsyncioWork[T]], Awaitable[T]], name: str) -> None:
@@ -67,16 +67,16 @@ class AsyncioWork(Generic[T]):
 
     @property
     def asyncio_task(self) -> asyncio.Task[None] | None:
-        """The task that does it, for watchers; None before it has begun."""
+        """The asyncio task of the work, for introspection; None before it has begun."""
         return self._task
 
     # ---- Trio's side -----------------------------------------------------------------------------------------
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Begin it.
+        """Begin the work.
 
         Args:
-            nursery: Of what it awaits in Trio; the caller's own, open until the work has ended.
+            nursery: Nursery of the caller for operations that the work awaits in Trio; open until the work has ended.
         """
         self._site.work_in(nursery)
         self._loop.works.add(self)
@@ -84,11 +84,11 @@ class AsyncioWork(Generic[T]):
             self.fail(self._loop.broken())
 
     async def wait_done(self) -> T:
-        """Wait until it has ended; return what it has come to.
+        """Wait until the work has ended; return its result.
 
         Raises:
-            trio.Cancelled: It was cancelled while it was waited for, and has unwound.
-            BaseException: What it has raised.
+            trio.Cancelled: The waiting task was cancelled, and the work has unwound.
+            BaseException: Error of the work.
         """
         __tracebackhide__ = True
         while not self._is_done:
@@ -105,9 +105,9 @@ class AsyncioWork(Generic[T]):
             self._error = None  # no cycle of an error, its traceback and this object
 
     async def wait_item(self) -> tuple[Any] | None:
-        """Wait for the next item that it hands over; None when it has ended.
+        """Wait for the next item that the work hands over; None when it has ended.
 
-        It goes on after `go_on`.
+        The work continues after `go_on`.
         """
         while self._item is _NO_ITEM and not self._is_done:
             await self._wait()
@@ -115,14 +115,14 @@ class AsyncioWork(Generic[T]):
         return None if item is _NO_ITEM else (item,)
 
     def go_on(self, error: BaseException | None = None) -> None:
-        """Let work that has handed something over go on; raise `error` there, if there is one."""
+        """Let the work continue after it has handed an item over; raise `error` there if it is given."""
         self._run.tell(lambda: self._answer(error))
 
     async def unwind(self) -> None:
-        """Cancel it and wait for its end; an item that it hands over all the same is dropped.
+        """Cancel the work and wait for its end; drop items that it still hands over.
 
         Raises:
-            BaseException: What it has raised instead of the cancel.
+            BaseException: An error that the work raised instead of its cancel.
         """
         with trio.CancelScope(shield=True):
             while not self._is_done:
@@ -134,7 +134,7 @@ class AsyncioWork(Generic[T]):
             raise error
 
     async def _wait(self) -> None:
-        """Wait for a change. A cancel goes to the asyncio task, whose end is then waited for."""
+        """Wait for a change. A cancel is passed to the asyncio task, and the wait goes on."""
         self._waiter = trio.lowlevel.current_task()
 
         def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
@@ -148,7 +148,7 @@ class AsyncioWork(Generic[T]):
         self._run.tell(self._cancel_task)
 
     def fail(self, error: BaseException) -> None:
-        """End the wait with an error: the loop has ended without a word about the work."""
+        """End the wait with an error, because the loop has ended without reporting the work's end."""
         if not self._is_done:
             self._error = error
             self._ended()
@@ -174,24 +174,24 @@ class AsyncioWork(Generic[T]):
     # ---- asyncio's side --------------------------------------------------------------------------------------
 
     async def hand_over(self, item: Any) -> None:
-        """Give the Trio task something, and wait until it says to go on; see `go_on`.
+        """Give the Trio task an item, and wait for `go_on`.
 
         Raises:
-            BaseException: The one that the Trio task has for it.
+            BaseException: The argument of `go_on`.
         """
         self._holding = self._run.loop.create_future()
         self._run.post(lambda: self._got(item))
         await self._holding
 
     def _begin(self) -> None:
-        # Not by the factory of the loop: an eager one would run code of asyncio here, in a turn of Trio.
+        # Not by the loop's task factory: an eager one would run asyncio code here, in a turn of Trio.
         self._task = start_task(self._run.loop, self._live(), context=self._context)
         self._task.add_done_callback(self._report)
         self._site.task = self._task
         self._site.is_open = True
 
     def _cancel_task(self) -> None:
-        if self._task is not None:  # else the loop has ended by itself
+        if self._task is not None:  # None if the loop has ended by itself
             self._task.cancel(f"{self._name} was cancelled")
 
     async def _live(self) -> None:
@@ -199,8 +199,8 @@ class AsyncioWork(Generic[T]):
         site_variable.set(self._site)
         try:
             self._value = await self._work(self)
-        except BaseException as raised:  # noqa: BLE001 - it is the Trio task's to raise
-            if not self._is_done:  # else the loop is ending by itself, and this is only what comes of that
+        except BaseException as raised:  # noqa: BLE001 - the Trio task raises it
+            if not self._is_done:  # else the loop is ending by itself, and this is a follow-on error
                 self._error = raised
 
     def _report(self, task: asyncio.Task[None]) -> None:
@@ -224,28 +224,26 @@ def cancelled_by_itself(name: str) -> RuntimeError:
     """Return the error of work that has raised `CancelledError` without a cancel (NA-4)."""
     return RuntimeError(
         f"{name} must not raise asyncio.CancelledError unless it was cancelled, and it was not: "
-        "catch that of the task that it has cancelled and awaits"
+        "catch the error where it awaits a task that it has cancelled itself"
     )
 
 
-# ---- in asyncio ------------------------------------------------------------------------------------------------------
-
-# What a Trio task has done in asyncio, by its shape: a call, the items of a generator, a block around a body.
+# ---- forms of work in asyncio for a Trio task: a call, the items of a generator, a block around a body ---------------
 
 _MISSING: Final = object()
 
 
 async def run_in_asyncio(loop: LoopThread | MainLoop, work: Callable[[], Awaitable[T]], name: str) -> T:
-    """Have `work` done in a task of the loop and return its result.
+    """Run `work` in a task of the loop and return its result.
 
     Args:
         loop: The loop.
-        work: What; its context variables are those of the caller.
-        name: What errors call it.
+        work: Function to call, with the context variables of the caller.
+        name: Name of the work, for errors.
 
     Raises:
         trio.Cancelled: The Trio task was cancelled, and the work has unwound.
-        BaseException: What the work has raised.
+        BaseException: Error of the work.
     """
     __tracebackhide__ = True
     one = AsyncioWork[T](loop, lambda _: work(), name)
@@ -268,7 +266,7 @@ async def items_from_asyncio(
 ) -> AsyncGenerator[T, None]:
     """Yield the items of an async generator that runs in one task of the loop.
 
-    An exception raised at a `yield` here is raised at the `yield` there; a cancel cancels the task.
+    An exception raised at a `yield` here is raised at its `yield`; a cancel cancels the task.
     """
     __tracebackhide__ = True
     one = AsyncioWork[None](loop, lambda work: _advance(generate(), work), name)
@@ -302,11 +300,11 @@ async def items_from_asyncio(
 async def block_in_asyncio(
     loop: LoopThread | MainLoop, block: AbstractAsyncContextManager[Any], name: str
 ) -> AsyncGenerator[None, None]:
-    """A block of asyncio, entered and left in one task of the loop, around a body in Trio.
+    """Hold an asyncio block open around a body in Trio; one task of the loop enters and leaves the block.
 
-    What the body raises goes through the block; a cancel cancels its task. When the block ends by itself, by an error
-    of a task group in it, say, the body is cancelled, and the error raised. Context variables that entering sets are
-    set for the body, too.
+    Errors of the body pass through the block; a cancel cancels its task. If the block ends by itself, as by an error of
+    a task group in it, the body is cancelled, and the error raised. Context variables that entering sets are set for
+    the body, too.
     """
     one = AsyncioWork[None](loop, lambda work: _hold(block, work), name)
     error: BaseException | None = None
@@ -368,18 +366,18 @@ async def _advance(generator: AsyncGenerator[Any, None], work: AsyncioWork[None]
             step = generator.__anext__()
 
 
-# ---- the tasks of asyncio that the code of an actor starts, and how the end of their loop is told --------------------
+# ---- asyncio tasks that the code of an actor starts; the error for an ended loop -------------------------------------
 
 Tasks = set["asyncio.Task[Any]"]
 
 tasks_of_actor: ContextVar[Tasks | None] = ContextVar("trimesh_aio_tasks", default=None)
-"""The tasks of asyncio that the code of the running actor has started, and that have not ended."""
+"""Unended asyncio tasks that the code of the running actor started."""
 
 
 def start_task(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any] | Generator[Any, None, Any], **options: Any
 ) -> asyncio.Task[Any]:
-    """Start a task as asyncio does, and note to which actor it belongs."""
+    """Start a task as asyncio does, and register it with its actor."""
     task = asyncio.Task(cast("Coroutine[Any, Any, Any]", coroutine), loop=loop, **options)
     context = options.get("context")
     tasks = tasks_of_actor.get() if context is None else context.get(tasks_of_actor)

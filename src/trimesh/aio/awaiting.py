@@ -19,10 +19,10 @@ from trimesh.aio.slots import AsyncioSlot
 
 
 class AsyncioTasks:
-    """Tasks of asyncio that do the work of tasks of Trio. A task of them has `get_coro` and `get_name`."""
+    """Asyncio tasks that do the work of Trio tasks, for introspection."""
 
     def awaited_by(self, task: asyncio.Task[Any]) -> Sequence[asyncio.Task[Any]]:
-        """Return the tasks that all have to end before one goes on: it awaits one, a gather, or a group of them."""
+        """Return the tasks that must all end before `task` continues: it awaits a task, a gather or a task group."""
         future = getattr(task, "_fut_waiter", None)
         if future is None:
             return ()
@@ -75,7 +75,7 @@ _LEAVES_GROUP: Final = frozenset(
     for name in ("__aexit__", "_aexit")
     if (method := getattr(asyncio.TaskGroup, name, None)) is not None
 )
-_WAITS: Final = _code_of(getattr(asyncio_tasks, "_wait", asyncio.wait))  # which `asyncio.wait` awaits
+_WAITS: Final = _code_of(getattr(asyncio_tasks, "_wait", asyncio.wait))  # `asyncio.wait` awaits `_wait`
 
 
 def _task_of_work(frame: FrameType) -> Any:
@@ -83,7 +83,7 @@ def _task_of_work(frame: FrameType) -> Any:
 
 
 def watch_tasks() -> None:
-    """Let watchers see the tasks of asyncio."""
+    """Register asyncio tasks with the introspection of Trio tasks."""
     hidden_awaits.update(
         {
             _code_of(StandIn.steps): lambda frame: frame.f_locals.get("coroutine"),

@@ -1,6 +1,6 @@
-"""Blocks whose body runs in an asyncio task, and whose owner is a Trio task of its own.
+"""Blocks with their body in an asyncio task, held open by a Trio task.
 
-It is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the asyncio task that entered it is cancelled once;
+Each is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, the asyncio task that entered it is cancelled once;
 leaving withdraws that request, as `asyncio.TaskGroup` does, so that only cancels from elsewhere remain.
 """
 
@@ -43,9 +43,9 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
     """A block of Trio for a body in asyncio; used once.
 
     Args:
-        enter: Enters the block, in Trio.
-        leave: Leaves it, in the same task; gets what the body has raised, returns whether that is settled.
-        token: Of the Trio run, if it is one of another thread.
+        enter: Function that enters the block, in Trio.
+        leave: Function that leaves it, in the same task; takes the error of the body, returns whether to suppress it.
+        token: Token of the Trio run, if it is in another thread.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             RuntimeError: It was entered before.
         """
         if self._is_used:
-            raise RuntimeError("a block can be entered once: make another one")
+            raise RuntimeError("a block can be entered once, got a second `async with`: make another one")
         self._is_used = True
         run = self._run = await lease(self._token)
         try:
@@ -101,7 +101,7 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
         """Leave the block.
 
         Raises:
-            BaseException: What the block raises; the cancel of the task otherwise.
+            BaseException: Error of the block; else the cancel of the task.
         """
         if site_variable.get() is self._site:
             site_variable.set(self._site.parent)
@@ -114,7 +114,7 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             await self._run.release()
 
     async def _leave(self, error: BaseException | None) -> bool:
-        """Let the block be left; return whether it has swallowed what the body has raised."""
+        """Let Trio leave the block; return whether it suppressed the error of the body."""
         crossing = self._crossing
         self._site.is_open = False
         is_ours = self._has_one_cancel()
@@ -140,7 +140,7 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             del crossing, error, cancelled  # no cycle of an error, its traceback and this frame
 
     async def _enter_within(self, limit: TimeLimit, enter: Callable[[], Awaitable[T]]) -> T:
-        """Enter the block, in Trio, until a deadline. From then on the cancel of the owner is enough."""
+        """Enter the block, in Trio, within a time limit. Afterwards the limit cancels the owner task instead."""
         self._enter_block = enter  # no cycle
         scope = self._crossing.scope
         scope.deadline = limit.deadline_in_trio()
@@ -149,17 +149,17 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
         return value
 
     async def _cancelled_in_trio(self) -> asyncio.CancelledError:
-        """Return what a cancel of the block from Trio's side is for the owner."""
+        """Return the error by which the owner sees a cancel of the block from Trio's side."""
         if self._limit is not None and self._crossing.scope.cancelled_caught:
             return await self._limit.cut()
         return await cancelled_in_trio(self._site)
 
     def _has_one_cancel(self) -> bool:
-        """Tell whether the cancel of the owner is the only one since the block was entered."""
+        """Return whether our cancel of the owner is its only one since the block was entered."""
         return self._has_cancelled_owner and self._owner.cancelling() - 1 <= self._cancels_before
 
     def _abandon(self) -> None:
-        """Leave without waiting: the coroutine of the body is being closed, so there is nothing to wait in."""
+        """Leave without waiting: the coroutine of the body is being closed and cannot await."""
         self._site.is_open = False
         self._crossing.cancel()
         self._let_go()
@@ -188,10 +188,10 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
 
 # ---- crossing --------------------------------------------------------------------------------------------------------
 
-# One piece of work that an asyncio task has done in Trio, and waits for; see `_runtime.tasks.crossing`.
+# Work in Trio for which an asyncio task waits; see `_runtime.tasks.crossing`.
 #
-# An error that the work raises wins over a cancel of the task, as it does in `asyncio.TaskGroup`. A cancel that comes
-# from Trio's side is `asyncio.CancelledError` here.
+# An error of the work wins over a cancel of the task, as in `asyncio.TaskGroup`. A cancel from Trio's side arrives as
+# `asyncio.CancelledError`.
 
 
 class Crossing(crossing.Crossing[T, TrioRun]):
@@ -207,7 +207,7 @@ class Crossing(crossing.Crossing[T, TrioRun]):
     async def wait(
         self, until: Callable[[], bool], is_known: Callable[[], bool] | None = None
     ) -> asyncio.CancelledError | None:
-        """Wait until a condition holds; return the first cancel that arrived meanwhile: it has cancelled the work.
+        """Wait until a condition holds; return the first cancel that arrived meanwhile, which cancelled the work.
 
         Args:
             until: The condition, evaluated after each change.
@@ -237,7 +237,7 @@ class Crossing(crossing.Crossing[T, TrioRun]):
 async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:
     """Return the asyncio form of a cancel from Trio, for the task whose work at `site` was cancelled.
 
-    If Trio cancels that task, too, it is that cancel: a second one would interrupt its clean-up.
+    If Trio cancels that task, too, return that cancel: a second one would interrupt its clean-up.
     """
     if isinstance(site, TaskSite) and site.is_here:
         try:
@@ -250,16 +250,16 @@ async def cancelled_in_trio(site: Site[TrioRun]) -> asyncio.CancelledError:
 async def run_in_trio(
     site: Site[TrioRun], work: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None = None
 ) -> T:
-    """Have `work` done at `site` and return its result.
+    """Run `work` at `site` and return its result.
 
     Args:
-        site: Where.
-        work: What.
-        put_back: Given, in Trio, a result that the task does not get, because it was cancelled.
+        site: Site in Trio.
+        work: Function to call there.
+        put_back: Called in Trio with a result that the task does not get, because it was cancelled.
 
     Raises:
         asyncio.CancelledError: The task was cancelled, or the block that it is in.
-        Exception: What the work has raised.
+        Exception: Error of the work.
     """
     crossing = Crossing[T](site)
     crossing.start(work)
@@ -280,20 +280,20 @@ async def run_in_trio(
         del crossing, cancelled  # no cycle of an error, its traceback and this frame
 
 
-# ---- the portal between the tasks of asyncio and Trio, and the block that keeps it running ---------------------------
+# ---- the portal from asyncio tasks to Trio, and the block that keeps Trio running ------------------------------------
 
 P = ParamSpec("P")
 
 
 class AsyncioPortal:
-    """Brings the work of asyncio tasks to the Trio run of their loop; see `foreign.Portal`."""
+    """Runs work of asyncio tasks in the Trio run of their loop; see `foreign.Portal`."""
 
     def run(self, function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Run a coroutine function in Trio, inside the innermost block that the running task is in."""
         return self.take(partial(function, *args, **kwargs), None)
 
     def take(self, step: Callable[[], Awaitable[T]], put_back: Callable[[T], None] | None) -> Coroutine[Any, Any, T]:
-        """Run a step in Trio; what it has taken for a task that is cancelled is put back."""
+        """Run a step in Trio; put its result back if the task is cancelled."""
         limit = current_limit()
         return self._start(step, put_back) if limit is None else self._within(limit, step, put_back)
 
@@ -328,8 +328,8 @@ class AsyncioPortal:
         token = find_token()
         if token is None:
             raise RuntimeError(
-                "a mesh handle works only in the asyncio loop, or Trio run, whose block owns its processes, and no "
-                "block is open in this loop: write `async with trimesh.aio.spawn_procs(...) as procs:`"
+                "a mesh handle works only in the asyncio loop, or Trio run, whose block owns its processes, got one in "
+                "a loop without an open block: write `async with trimesh.aio.spawn_procs(...) as procs:`"
             )
         async with open_trio(trio_token=token):
             return await self.take(work, put_back)
@@ -342,7 +342,7 @@ class AsyncioPortal:
         return Body(enter, leave)
 
     def run_now(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function that does not wait; in the thread of Trio, where the running loop uses a Trio run."""
+        """Run a function that does not wait, in Trio's thread if the running loop uses a Trio run."""
         call = partial(function, *args, **kwargs)
         try:
             run = find_run(asyncio.get_running_loop())
@@ -355,7 +355,7 @@ class AsyncioPortal:
         return call() if token is None else trio.from_thread.run_sync(call, trio_token=token)
 
     def place(self) -> Site[TrioRun] | None:
-        """Return where in Trio the work of the running task of asyncio is done."""
+        """Return the site in Trio for work of the running asyncio task."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -369,13 +369,13 @@ class AsyncioPortal:
 def open_trio(*, trio_token: trio.lowlevel.TrioToken | None = None) -> AbstractAsyncContextManager[None]:
     """Use one Trio run for all meshes of the block: `async with trimesh.aio.open_trio():`.
 
-    The blocks of meshes do so themselves. Around several that follow each other it saves starting Trio anew; and
-    it lets a loop in a thread of its own use meshes of a Trio program.
+    Each block of a mesh does so itself. Around several in a row this saves starting Trio again; and it lets a loop in
+    a thread of its own use meshes of a Trio program.
 
     Args:
-        trio_token: Of a Trio run in another thread. Without it, it is the run that this thread has already (the
-            program has made Trio a guest of its loop itself), or the one that has started this thread
-            (`trio.to_thread.run_sync(asyncio.run, ...)`), else a guest of the running loop.
+        trio_token: Token of a Trio run in another thread. If left out: the run that this thread has (the program made
+            Trio a guest of its loop), or the one that started this thread (`trio.to_thread.run_sync(asyncio.run,
+            ...)`), else a new guest of the running loop.
     """
     return Body(_do_nothing, _settle_nothing, trio_token)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # ---- private names of Trio that drivers and stand-ins need, looked up once -------------------------------------------
 
-# Where a release of Trio lacks one, `NAMES` is None. Then Trio is an ordinary guest, which waits in a thread, and Trio
+# If a release of Trio lacks one, `NAMES` is None. Then Trio is an ordinary guest, which waits in a thread, and Trio
 # tasks do the work of asyncio tasks.
 
 RUN: Final[dict[str, tuple[str, ...]]] = {
@@ -153,9 +153,9 @@ class LoopDriver:
 
     Attributes:
         is_ticking: Whether a turn of Trio is running.
-        descriptor: The loop's epoll descriptor, or -1 where that is not known.
+        descriptor: The loop's epoll descriptor, or -1 if it is not known.
         around: Hooks around each wait of the loop; None while no transport is served.
-        must_settle: Whether asyncio's side has to call `settle_soon` after it has sent something.
+        must_settle: Whether asyncio's side must call `settle_soon` after sending.
     """
 
     descriptor = -1
@@ -179,14 +179,14 @@ class LoopDriver:
         self._idle_at = math.inf
 
     def start(self) -> None:
-        """Take the run over, between two of its turns."""
+        """Start driving the run, between two of its turns."""
         self.loop.add_reader(self._epoll_fd, self._readable)
         # Trio need not wake the loop: tasks become runnable in this thread only, and `runq` is read before a wait.
         self._runner.guest_tick_scheduled = True
         loop_wait.set(self)
 
     def stop(self) -> None:
-        """Give the run back, between two of its turns."""
+        """Stop driving the run, between two of its turns."""
         self.loop.remove_reader(self._epoll_fd)
         if not self._is_over:
             loop_wait.set(None)
@@ -199,7 +199,7 @@ class LoopDriver:
         """Flush and arm the transport soon: an asyncio task has sent something, or waits."""
 
     def waiting(self) -> int:
-        """Return how many callbacks of the loop can run."""
+        """Return the number of callbacks of the loop that can run now."""
         return _MANY
 
     def is_quiet(self, seconds: float) -> bool:
@@ -281,7 +281,7 @@ class SelectorDriver(LoopDriver):
         return len(self._loop._ready)
 
     def _seconds_to_timer(self) -> float:
-        """Return the seconds until the loop's next timer, which tasks of Trio may have set since the loop read it."""
+        """Return the seconds until the loop's next timer; Trio tasks may have set one since the loop read it."""
         timers = self._loop._scheduled
         return timers[0].when() - self._loop.time() if timers else math.inf
 
@@ -372,7 +372,7 @@ class CallbackDriver(LoopDriver):
 
 
 WAIT_CODE: Final = SelectorDriver._select.__code__
-"""The frame in which a loop sleeps: an exception that a signal handler raises there breaks nothing of the run."""
+"""Code of the frame in which a loop sleeps: a signal handler may raise there without breaking the Trio run."""
 
 
 def driver_for(
@@ -382,15 +382,15 @@ def driver_for(
     finished: Callable[[outcome.Outcome[Any]], object],
 ) -> LoopDriver:
     selector = getattr(loop, "_selector", None)
-    can_be_asked = all(hasattr(loop, name) for name in LOOP) and hasattr(selector, "fileno")
-    # The type says whether `select` can be set: a selector that wraps another shows the `__dict__` of that.
+    has_names = all(hasattr(loop, name) for name in LOOP) and hasattr(selector, "fileno")
+    # Only the type shows whether `select` can be set: a selector that wraps another has the `__dict__` of that one.
     takes_attributes = type(selector).__dictoffset__ != 0
-    kind = SelectorDriver if can_be_asked and takes_attributes else CallbackDriver
+    kind = SelectorDriver if has_names and takes_attributes else CallbackDriver
     return kind(loop, runner, steps, finished)
 
 
 LOOP: Final = ("_selector", "_ready", "_scheduled", "_stopping")
-"""Attributes of asyncio's loops that are not public."""
+"""Private attributes of asyncio's loops that `SelectorDriver` uses."""
 
 
 def adopt_guest(
@@ -400,7 +400,7 @@ def adopt_guest(
 
     Args:
         loop: The host loop.
-        driven: Called with the driver. Never called where Trio lacks a name that drivers need.
+        driven: Called with the driver; not called if Trio lacks a name that drivers need.
     """
     taken: list[LoopDriver] = []
 

@@ -1,8 +1,8 @@
-r"""Sites: where in Trio each part of an asyncio program runs; stand-ins: Trio tasks that an asyncio task steps.
+r"""Sites: places in Trio where parts of an asyncio program run; stand-ins: Trio tasks that asyncio tasks step.
 
 A stand-in is a parked Trio task in the nursery of a block, under the block's cancel scopes and deadlines. An asyncio
-task steps a Trio coroutine while the stand-in is Trio's current task. Work that does not wait costs no turn of Trio and
-no task switch. Work that waits makes the stand-in wait.
+task steps a Trio coroutine while the stand-in counts as Trio's current task. Work that does not wait costs no turn of
+Trio and no task switch. Work that waits makes the stand-in wait.
 
     idle --perform()--> working <--> waiting in Trio
                        \-----------------------> idle, or over
@@ -45,7 +45,7 @@ _names: Final[Any] = NAMES
 
 
 class _Nothing:
-    """Outcome of a wait without a result. It can be used again and again, which an `outcome.Value` cannot."""
+    """Outcome of a wait without a result; reusable, which an `outcome.Value` is not."""
 
     def unwrap(self) -> None:
         """Return None."""
@@ -162,7 +162,8 @@ class StandIn:
                 elif type(trap) is AsyncioWait:
                     yield from self._wait_for_task(trap, scope)
                 else:
-                    step, sent = coroutine.throw, TypeError(f"Trio cannot wait for {trap!r}: it is of another library")
+                    text = f"code that runs in Trio must await operations of Trio, got {trap!r} of another library"
+                    step, sent = coroutine.throw, TypeError(text)
         finally:
             self.coroutine = before
             del coroutine, step, sent, before  # no cycle of an error, its traceback and this frame
@@ -190,7 +191,7 @@ class StandIn:
 
     def _wait_for_task(self, wait: AsyncioWait, scope: trio.CancelScope | None) -> Generator[Any, Any, None]:
         """Wait until an asyncio task has ended."""
-        if self.task._abort_func is None:  # else work of that very task waits here already, begun in its first step
+        if self.task._abort_func is None:  # else the task already waits in Trio, since its first step
             self.abort_by(wait.abort)
         while not wait.task.done():
             try:
@@ -230,7 +231,7 @@ class StandIn:
         cancelled: asyncio.CancelledError | None = None
         in_trio = error = None
         try:
-            if getattr(asyncio.current_task(), "_must_cancel", False):  # then nothing is begun
+            if getattr(asyncio.current_task(), "_must_cancel", False):  # raise the cancel before any work begins
                 yield
             try:
                 value: T = yield from self.steps(_coroutine_of(work()), context, scope, aborting)
@@ -259,7 +260,7 @@ class StandIn:
 
 
 def as_task(task: trio.lowlevel.Task, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function, which does not wait, as a Trio task, in code of asyncio."""
+    """Call a function that does not wait, from asyncio code, with `task` as the current Trio task."""
     context = _names.context
     before = getattr(context, "task", None)
     context.task = task
@@ -273,7 +274,7 @@ def as_task(task: trio.lowlevel.Task, function: Callable[P, T], /, *args: P.args
 
 
 def outside_trio(task: trio.lowlevel.Task, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a function of asyncio in the steps of a Trio task, outside of that task."""
+    """Call an asyncio function from a step of a Trio task, with no current Trio task."""
     here, libraries = _names.context.__dict__, _names.library.__dict__
     library, libraries["name"] = libraries["name"], None
     del here["task"]
@@ -362,7 +363,7 @@ class SpareStandIn(StandIn):
             woken_elsewhere.pop(self.task, None)
 
     async def _finish_rest(self, sent: outcome.Outcome[Any]) -> None:
-        """Run the rest of abandoned work; drop its error: the task that would get it is gone."""
+        """Run the rest of abandoned work; drop its error, because the task that would get it is gone."""
         try:
             await go_on(self._rest, sent)
         except BaseException as error:  # noqa: BLE001 - as said above
@@ -409,7 +410,7 @@ class SpareStandIn(StandIn):
             self.end()
 
     def end(self) -> None:
-        """End it. It has no work."""
+        """End the stand-in, which is idle."""
         self._is_over = True
         if self.can_work:  # else its cancel is under way
             trio.lowlevel.reschedule(self.task)
@@ -418,7 +419,7 @@ class SpareStandIn(StandIn):
         self._rest = coroutine
         del woken_elsewhere[self.task]
         self.scope.cancel(reason="the asyncio task is gone")
-        if self._sent is not None:  # what it has waited for had come
+        if self._sent is not None:  # the result of its wait has arrived already
             sent, self._sent = self._sent, None
             trio.lowlevel.reschedule(self.task, sent)
 
@@ -438,7 +439,7 @@ class AsyncioSite(Site["TrioRun"]):
         self.spare: list[SpareStandIn] = []
 
     def stand_in(self) -> SpareStandIn | SlotCall[Any] | None:
-        """Return a stand-in for the running asyncio task; None where a Trio task has to do the work."""
+        """Return a stand-in for the running asyncio task; None if a new Trio task has to do the work."""
         while self.spare:
             stand_in = self.spare.pop()
             if stand_in.can_work:

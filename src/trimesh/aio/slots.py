@@ -51,7 +51,7 @@ class AsyncioSlot(StandIn):
 
     Args:
         run: The Trio run of the loop.
-        works: Registry of what fails when the loop ends by itself.
+        works: Registry of work that fails if the loop ends by itself.
 
     Attributes:
         steps_task: The asyncio task that steps it.
@@ -87,7 +87,7 @@ class AsyncioSlot(StandIn):
         result: outcome.Outcome[None] = outcome.Value(None)
         try:
             await stepped(self.steps(coroutine, self.task.context))
-        except BaseException as error:  # noqa: BLE001 - it is the Trio task's to raise
+        except BaseException as error:  # noqa: BLE001 - the Trio task raises it
             result = outcome.Error(error)
         finally:
             del coroutine
@@ -104,7 +104,7 @@ class AsyncioSlot(StandIn):
 
         Raises:
             trio.Cancelled: The call was cancelled, and the work has unwound.
-            BaseException: What the work has raised.
+            BaseException: Error of the work.
         """
         __tracebackhide__ = True
         call: SlotCall[T] = SlotCall(self, name)  # a class with its parameter costs more than the object
@@ -129,7 +129,7 @@ class SlotCall(TaskSite, Generic[T]):
         name: Name of the endpoint for errors.
 
     Attributes:
-        is_waited_for: Whether the slot waits for the asyncio task: its first step has not ended the call.
+        is_waited_for: Whether the slot waits for the asyncio task, because its first step did not end the call.
     """
 
     def __init__(self, slot: AsyncioSlot, name: str) -> None:
@@ -161,7 +161,7 @@ class SlotCall(TaskSite, Generic[T]):
         __tracebackhide__ = True
         self.is_open = False
         if self._manager is not None:
-            with suppress(trio.Cancelled):  # by the cancel of the call, of which more is said below
+            with suppress(trio.Cancelled):  # the cancel of the call, which `_cut` raises below
                 await self._manager.__aexit__(None, None, None)
         result, self._result = self._result, None
         try:
@@ -184,17 +184,17 @@ class SlotCall(TaskSite, Generic[T]):
 
     async def _live(self, work: Callable[[], Awaitable[T]]) -> None:
         __tracebackhide__ = True
-        if self.task is None:  # it runs already, while it is made
+        if self.task is None:  # the eager first step runs before `begin` has the task
             self.task = asyncio.current_task()
         self.is_open = True
         try:
             self._result = outcome.Value(await work())
-        except BaseException as raised:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as raised:  # noqa: BLE001 - raised in the caller
             self._result = outcome.Error(raised)
 
     @property
     def nursery(self) -> trio.Nursery | None:
-        """Nursery of blocks and other work that needs a Trio task; opened when it is first needed."""
+        """Nursery of blocks and other work that needs a Trio task; opened on first use."""
         if self._manager is None:
             self._manager = trio.open_nursery()
             self._nursery = as_task(self._slot.task, _first_result, self._manager.__aenter__())
@@ -257,7 +257,7 @@ def _refuse(_: object) -> trio.lowlevel.Abort:
 # ---- eager start of asyncio tasks: most calls end in their first step, and then need no turn of the loop -------------
 
 TASKS: Final = ("_enter_task", "_leave_task")
-"""Functions of asyncio that not every release has."""
+"""Private functions of asyncio that not every release has."""
 
 _HAS_TASKS: Final = all(hasattr(asyncio_tasks, name) for name in TASKS)
 
@@ -292,7 +292,7 @@ class _Begun(Coroutine[Any, Any, None]):
         future, self.waits_for = self.waits_for, None
         if future is None or future.done():
             return self._coroutine.throw(error, *rest)
-        future.cancel(*error.args)  # the message, by which libraries know their cancels
+        future.cancel(*error.args)  # libraries recognise their cancels by the message
         return future
 
     def close(self) -> None:
@@ -314,7 +314,7 @@ def _start_at_once(
     begun = _Begun(coroutine)
     task = asyncio.Task(begun, loop=loop, context=context)
     ready: Any = getattr(loop, "_ready", None) if _HAS_TASKS else None
-    if not ready:  # a loop of another kind: it runs the first step in its turn
+    if not ready:  # another kind of loop, which runs the first step in a later turn
         return task
     first = ready.pop()
     asyncio_tasks._leave_task(loop, running)
@@ -322,7 +322,7 @@ def _start_at_once(
     try:
         begun.waits_for = context.run(coroutine.send, None)
     except StopIteration:
-        future: Any = asyncio.Future  # of which a task has this, but under the name of an error
+        future: Any = asyncio.Future  # `Task.set_result` raises; the base class does it
         future.set_result(task, None)
     else:
         ready.append(first)

@@ -26,7 +26,7 @@ from trimesh.aio.trio_run import TrioRun, running_loop
 T = TypeVar("T")
 
 _limits: Final[dict[asyncio.Task[Any], TimeLimit]] = {}
-"""The open limit of each task that ends first."""
+"""The open limit with the earliest deadline, by task."""
 
 
 class TimeOver(BaseException):
@@ -44,7 +44,7 @@ class TimeLimit:
 
     def __init__(self, seconds: float) -> None:
         if not seconds >= 0:
-            raise ValueError(f"a time limit must be seconds, at least 0, got {seconds!r}")
+            raise ValueError(f"a time limit must be a number of seconds >= 0, got {seconds!r}")
         self.seconds = seconds
         self.deadline = math.inf
         self.cancelled_caught = False
@@ -62,7 +62,7 @@ class TimeLimit:
             RuntimeError: The caller is no task of asyncio, or the limit was entered before.
         """
         if self._task is not None:
-            raise RuntimeError("a time limit can be entered once: make another one")
+            raise RuntimeError("a time limit can be entered once, got a second `async with`: make another one")
         if trio.lowlevel.in_trio_task():
             raise RuntimeError(
                 "a time limit of trimesh.aio must be entered in a task of asyncio, got one of Trio: write "
@@ -71,7 +71,10 @@ class TimeLimit:
         loop = running_loop()
         task = asyncio.current_task()
         if task is None:
-            raise RuntimeError("a time limit must be entered in a task of asyncio, got code of its loop in none")
+            raise RuntimeError(
+                "a time limit must be entered in a task of asyncio, got code outside of one: enter it in a coroutine "
+                "that a task runs"
+            )
         self._task = task
         self._cancels_before = task.cancelling()
         self.deadline = time.monotonic() + self.seconds
@@ -96,7 +99,7 @@ class TimeLimit:
         return None
 
     def _catches(self, error: BaseException | None) -> bool:
-        """Close the limit; return whether what the body has raised is its cancel."""
+        """Close the limit; return whether the error of the body is the limit's cancel."""
         task = self._task
         assert task is not None
         self._is_open = False
@@ -111,7 +114,7 @@ class TimeLimit:
         return self.cancelled_caught
 
     def expire(self) -> bool:
-        """Cancel the task, once; return whether that was now."""
+        """Cancel the task if the limit has not done so yet; return whether it did now."""
         if self._has_cancelled or not self._is_open:
             return False
         assert self._task is not None
@@ -120,13 +123,13 @@ class TimeLimit:
         return True
 
     async def cut(self) -> asyncio.CancelledError:
-        """Return the cancel of the running task, whose work in Trio the deadline has ended."""
+        """Return the cancel of the running task after the deadline has ended its work in Trio."""
         if self.expire():
             try:
                 await asyncio.get_running_loop().create_future()
             except asyncio.CancelledError as error:
                 return error
-        return asyncio.CancelledError(self._text)  # the timer was first, and the work has had its cancel
+        return asyncio.CancelledError(self._text)  # the timer was first, and its cancel has been delivered to the work
 
     @property
     def _text(self) -> str:
@@ -191,33 +194,34 @@ def current_limit() -> TimeLimit | None:
 def fail_after(seconds: float) -> TimeLimit:
     """Cancel the body after some seconds, and raise `TimeoutError`: `async with trimesh.aio.fail_after(5): ...`.
 
-    As `asyncio.timeout`, it cuts whatever the task awaits. In addition, the time that is left travels with each call:
-    endpoints have the deadline of the block, and their own calls do. So do blocks and streams that are opened in it,
-    and calls that are started in it, wherever they are awaited. Of nested limits the earliest holds.
+    Like `asyncio.timeout`, it cancels whatever the task awaits. In addition, the remaining time travels with each call:
+    endpoints, and their own calls, have the deadline of the block. So have blocks, streams and calls that are opened or
+    started in it, wherever they are awaited. Of nested limits the earliest applies.
 
-    It holds in the task that has entered it. A task that the body starts is cancelled with it if the body waits for it,
-    in `gather` or a task group; its calls have no deadline, so start them (`mesh.step.call.start()`), or enter a limit
-    there. In an endpoint of `trimesh.aio.Actor` the deadline of the caller holds, too. A mesh need not be open, and one
-    that an exit stack keeps open after the block is limited only while it starts.
+    It applies to the task that entered it. A task that the body starts is cancelled with the body if the body awaits
+    it, in `gather` or a task group, but its calls have no deadline: start calls in the body (`mesh.step.call.start()`),
+    or enter a limit in that task. In an endpoint of `trimesh.aio.Actor` the caller's deadline applies, too. No mesh
+    needs to be open. A mesh that an exit stack keeps open after the block is limited only while it starts.
 
     Args:
-        seconds: How long the block may take, at least 0; `math.inf` for no limit.
+        seconds: Time limit of the block, at least 0; `math.inf` for none.
 
     Raises:
         ValueError: `seconds` is negative, or not a number.
         RuntimeError: On entering: the caller is no task of asyncio, or the limit was entered before.
-        TimeoutError: On leaving: the body was cut. An error of the body is raised instead, and another cancel of the
-            task wins. A body that has ended in time, or has settled the cancel, raises nothing.
+        TimeoutError: On leaving: the limit cancelled the body. An error of the body is raised instead, and another
+            cancel of the task wins. A body that caught the cancel raises nothing.
 
-    Blocking: entering and leaving, never. A call that is cut is waited for until its endpoints have unwound, as after
-    any cancel. Where nothing expires it costs a timer of the loop, and a scope of Trio for each call.
+    Blocking: entering and leaving, never. A cancelled call waits until its endpoints have unwound, as after any cancel.
+
+    Cost: a timer of the loop, and a cancel scope of Trio for each call.
     """
     return TimeLimit(seconds)
 
 
 def move_on_after(seconds: float) -> QuietTimeLimit:
-    """As `fail_after`, but go on after the block: `async with trimesh.aio.move_on_after(5) as limit: ...`.
+    """Like `fail_after`, but continue after the block: `async with trimesh.aio.move_on_after(5) as limit: ...`.
 
-    `limit.cancelled_caught` tells whether the body was cut.
+    `limit.cancelled_caught` is True if the limit cancelled the body.
     """
     return QuietTimeLimit(seconds)

@@ -35,16 +35,16 @@ from trimesh.errors import TrimeshInternalError
 
 @attrs.define(eq=False)
 class TrioRun(ABC):
-    """One Trio run as an asyncio loop sees it; all but `_serve` is called in the thread of that loop.
+    """One Trio run as an asyncio loop sees it; all methods but `_serve` are called in the thread of that loop.
 
     Attributes:
-        loop: Whose tasks use it.
+        loop: The loop whose tasks use it.
         root: The outermost site.
-        users: Open blocks.
-        is_ending: Whether the last has been left.
-        waiting: What waits for work in Trio.
-        token: Of the run, once it serves.
-        driver: What makes its turns, if that is a callback of the loop; None where a thread waits for it.
+        users: Number of open blocks.
+        is_ending: Whether the last block has been left.
+        waiting: Waits for work in Trio, which fail if the run ends by itself.
+        token: Token of the run, once it serves.
+        driver: Driver of its turns in the loop; None if it runs by itself or waits in a thread.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -76,14 +76,14 @@ class TrioRun(ABC):
 
     @abstractmethod
     def tell(self, function: Callable[[], object]) -> bool:
-        """Call `function` in the thread of asyncio; return whether its loop is still there. For Trio's side."""
+        """Call `function` in the thread of asyncio; return False if its loop is closed. Called from Trio's side."""
 
     @abstractmethod
     def run_now(self, function: Callable[[], Any]) -> Any:
         """Call `function`, which does not wait, in the thread of Trio; return its result."""
 
     async def wait_serving(self) -> None:
-        """Wait until it takes work."""
+        """Wait until the run accepts work."""
         await self._serving.wait()
         if self._error is not None:
             raise _broken(self._error)
@@ -93,11 +93,11 @@ class TrioRun(ABC):
         await self._ended.wait()
 
     async def release(self) -> None:
-        """Stop to use it; the last one ends it.
+        """Give the lease back; the last user ends the run and waits for its end.
 
         Raises:
-            KeyboardInterrupt: Trio has got a Ctrl-C meanwhile.
-            TrimeshInternalError: It has broken down.
+            KeyboardInterrupt: Trio received a Ctrl-C meanwhile.
+            TrimeshInternalError: The run ended by an error.
         """
         self.give_up()
         if self.users > 0:
@@ -116,7 +116,7 @@ class TrioRun(ABC):
             raise cancelled
 
     def give_up(self) -> None:
-        """Stop to use it, without waiting for its end."""
+        """Give the lease back without waiting for the end of the run."""
         self.users -= 1
         if self.users == 0:
             self.is_ending = True
@@ -126,7 +126,7 @@ class TrioRun(ABC):
 
     @trio.lowlevel.enable_ki_protection
     async def _serve(self) -> None:
-        """Hold the nursery of the outermost work open until the last user has gone."""
+        """Hold the nursery of the outermost site open until the last user has released it."""
         interrupt: KeyboardInterrupt | None = None
         is_cut = False
         async with trio.open_nursery() as nursery:
@@ -164,7 +164,7 @@ class TrioRun(ABC):
         self._serving.set()
 
     def _closed(self, result: outcome.Outcome[None]) -> None:
-        """Take the end of the run."""
+        """Handle the end of the run."""
         self.root.is_open = False
         if isinstance(result, outcome.Error):
             self._error = result.error
@@ -180,7 +180,7 @@ class TrioRun(ABC):
 
 @attrs.define(eq=False)
 class Guest(TrioRun):
-    """A guest of the asyncio loop, in its thread: each calls the other directly."""
+    """A guest of the asyncio loop, in its thread: both sides call each other directly."""
 
     _guard: InterruptGuard | None = None
     _bell: SignalBell | None = None
@@ -194,7 +194,7 @@ class Guest(TrioRun):
             run_sync_soon_not_threadsafe=adopt_guest(self.loop, self._driven),
             done_callback=self._finished,
             host_uses_signal_set_wakeup_fd=True,  # by the bell, or by asyncio itself
-            restrict_keyboard_interrupt_to_checkpoints=True,  # the tasks of asyncio are not Trio's to interrupt
+            restrict_keyboard_interrupt_to_checkpoints=True,  # Trio must not interrupt asyncio tasks
         )
 
     def give_up(self) -> None:
@@ -226,7 +226,7 @@ class Guest(TrioRun):
 
 
 class Local(TrioRun):
-    """The run that this thread has already: the program has made Trio a guest of its loop itself."""
+    """The run of this thread: the program has made Trio a guest of its loop itself."""
 
     def _launch(self) -> None:
         wait = loop_wait.get()
@@ -271,13 +271,13 @@ _runs: Final[dict[asyncio.AbstractEventLoop, TrioRun]] = {}
 
 
 def find_run(loop: asyncio.AbstractEventLoop) -> TrioRun | None:
-    """Return the run that a loop uses, if it takes work."""
+    """Return the run that a loop uses, if it accepts work."""
     run = _runs.get(loop)
     return run if run is not None and run.root.is_open else None
 
 
 def find_token() -> trio.lowlevel.TrioToken | None:
-    """Return the token of the Trio run that has started this thread, if one has."""
+    """Return the token of the Trio run that started this thread; None if none did."""
     if is_thread_of_parent():
         return None
     try:
@@ -287,11 +287,11 @@ def find_token() -> trio.lowlevel.TrioToken | None:
 
 
 async def lease(token: trio.lowlevel.TrioToken | None = None) -> TrioRun:
-    """Use the Trio run of the running loop; the first user starts it. Who leases it releases it.
+    """Lease the Trio run of the running loop; the first lease starts it. The caller releases it.
 
     Args:
-        token: Of a run in another thread. Without it, it is the run that this thread has already, or the one that
-            has started this thread, else a guest of the loop.
+        token: Token of a run in another thread. None: the run that this thread has, or the one that started this
+            thread, else a new guest of the loop.
     """
     loop = running_loop()
     while (run := _runs.get(loop)) is not None and run.is_ending:
@@ -321,7 +321,8 @@ def running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError(
-            "trimesh.aio must be used in tasks of asyncio (and meshes in those of Trio, too), and this code is in none"
+            "trimesh.aio must be used in a task of asyncio, got code outside of one: run it by asyncio.run(...), or "
+            "use trimesh in trio.run(...), or trimesh.blocking"
         ) from None
 
 
@@ -333,10 +334,10 @@ def _choose(loop: asyncio.AbstractEventLoop, token: trio.lowlevel.TrioToken | No
 
 
 def _run_beside(function: Callable[[], Any], token: trio.lowlevel.TrioToken | None) -> Any:
-    """Call a function in the thread of Trio, which is this one, between two of its ticks."""
+    """Call a function in the thread of Trio, which is this one, between two of its turns."""
     result = function()
     if token is not None:
-        token.run_sync_soon(_nothing, idempotent=True)  # a tick, which flushes sent messages
+        token.run_sync_soon(_nothing, idempotent=True)  # a turn of Trio, which flushes sent messages
     return result
 
 
@@ -354,23 +355,23 @@ def _nothing() -> None:
 
 # ---- Ctrl-C in an asyncio program whose loop has Trio as its guest ---------------------------------------------------
 
-# `asyncio.run` handles SIGINT by cancelling the main task, so blocks are left as they should be. The second time its
-# handler raises `KeyboardInterrupt` wherever the program is, and that may be in the middle of Trio, which does not
-# survive it. So its handler is kept from that.
+# `asyncio.run` handles the first SIGINT by cancelling the main task, which leaves blocks in order. On the second its
+# handler raises `KeyboardInterrupt` wherever the program is. In the middle of Trio that would break the run, so the
+# guard below prevents it there.
 
 _TRIO: Final = ("trio.", "trimesh.")
 _NO_DESCRIPTOR: Final = -1
-"""As the descriptor that signals are written to: there is none."""
+"""Value of `signal.set_wakeup_fd` for none."""
 
 
 class InterruptGuard:
-    """The handler of `asyncio.run`, which raises once, and only where that breaks nothing.
+    """Wraps the SIGINT handler of `asyncio.run`: raises `KeyboardInterrupt` once, and only where that breaks nothing.
 
-    Not in the middle of Trio, and not between two callbacks of asyncio: it would lose the one that is about to run, and
-    with it the task that this one wakes; `asyncio.run` then waits for ever for the end of that task.
+    It does not raise in the middle of Trio, nor between two callbacks of asyncio: there the next callback, and the task
+    that it wakes, would be lost, and `asyncio.run` would wait for ever for the end of that task.
 
     Args:
-        handler: Of `asyncio.run`.
+        handler: The handler of `asyncio.run`.
 
     Attributes:
         is_armed: Whether it may raise now.
@@ -388,13 +389,13 @@ class InterruptGuard:
             self._handler(signum, frame)
         except KeyboardInterrupt:
             if self.is_armed and not self._has_raised and _breaks_nothing(frame):
-                self._has_raised = True  # the loop ends by this one, and another one would break its end
+                self._has_raised = True  # this one ends the loop; another one would break its clean-up
                 if self._is_trio_over:
                     self._put_back()
                 raise
 
     def take_off(self) -> None:
-        """Take it off as soon as it may be: Trio has ended, but the main task can still be left asleep for ever."""
+        """Remove the guard as soon as possible: after Trio's end it may still have to wake a sleeping main task."""
         if self._has_raised or self._main_task.done():
             self._put_back()
             return
@@ -402,7 +403,7 @@ class InterruptGuard:
         self._main_task.add_done_callback(self._put_back)
 
     def serve_again(self) -> None:
-        """Guard another run of Trio before it has been taken off."""
+        """Guard another Trio run, before the guard has been removed."""
         self._is_trio_over = False
 
     @property
@@ -410,7 +411,7 @@ class InterruptGuard:
         return cast("asyncio.Task[Any]", self._handler.keywords["main_task"])
 
     def _put_back(self, _: object = None) -> None:
-        """Put the handler of `asyncio.run` back, or Python's own where that run is over, which could not do so."""
+        """Restore the handler of `asyncio.run`, or Python's own if that run is over and could not do so itself."""
         current: Any = signal.getsignal(signal.SIGINT)
         if current is self:
             is_over = self._has_raised or self._main_task.done()
@@ -418,7 +419,7 @@ class InterruptGuard:
 
 
 def guard_interrupts() -> InterruptGuard | None:
-    """Put a guard around the handler of `asyncio.run`, where that is in place; one that is still there serves again."""
+    """Put a guard around the handler of `asyncio.run`, if that is installed; reuse a guard that is still there."""
     current: Any = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread():
         return None
@@ -433,10 +434,10 @@ def guard_interrupts() -> InterruptGuard | None:
 
 
 class SignalBell:
-    """Has every signal wake an asyncio loop.
+    """Lets every signal wake an asyncio loop.
 
-    Python runs the handler of a signal between two instructions of the main thread. One that comes just before the loop
-    goes to sleep would wait until something else wakes it; asyncio sees to that only for `loop.add_signal_handler`.
+    Python runs signal handlers between two instructions of the main thread. A signal that arrives just before the loop
+    sleeps would wait until something else wakes it; asyncio prevents that only for `loop.add_signal_handler`.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -453,7 +454,7 @@ class SignalBell:
                 pass
 
     def take_off(self) -> None:
-        """Undo it, unless others have taken the signals over meanwhile."""
+        """Remove the bell, unless other code has replaced the wakeup descriptor meanwhile."""
         current = signal.set_wakeup_fd(_NO_DESCRIPTOR)
         if current not in (_NO_DESCRIPTOR, self._sender.fileno()):
             signal.set_wakeup_fd(current, warn_on_full_buffer=False)
@@ -463,7 +464,7 @@ class SignalBell:
 
 
 def hang_bell(loop: asyncio.AbstractEventLoop) -> SignalBell | None:
-    """Have signals wake `loop`, if it runs in the main thread and nothing is woken by them yet."""
+    """Let signals wake `loop`, if it runs in the main thread and no wakeup descriptor is set yet."""
     if threading.current_thread() is not threading.main_thread():
         return None
     current = signal.set_wakeup_fd(_NO_DESCRIPTOR)
@@ -479,9 +480,9 @@ def _is_of_asyncio(handler: Any) -> bool:
 
 
 def _breaks_nothing(frame: FrameType | None) -> bool:
-    """Tell whether an exception may be raised in a frame: in code of the user, or while the loop sleeps."""
+    """Return whether an exception may be raised in a frame: in the user's code, or while the loop sleeps."""
     if frame is not None and _module(frame).startswith("asyncio."):
-        return False  # a callback that is lost there may be the next tick of Trio
+        return False  # a callback that is lost there may be the next turn of Trio
     while frame is not None:
         if frame.f_code is not WAIT_CODE and _module(frame).startswith(_TRIO):
             return False
