@@ -1,7 +1,7 @@
-"""Blocking meshes for plain scripts and notebooks: names and errors of `trimesh`, without `await`.
+"""Blocking meshes for plain scripts and notebooks: the names and errors of `trimesh`, without `await`.
 
-`with trimesh.blocking.spawn_procs({"gpus": 4}) as procs:` starts Trio in a thread of its own; each call waits for its
-result, or returns a future (`.submit`). Ctrl-C cancels the call being waited for, on the remote side too.
+`with trimesh.blocking.spawn_procs({"gpus": 4}) as procs:` starts Trio in a thread of its own. Each call waits for its
+result, or returns a future (`.submit`). Ctrl-C cancels the waiting call, on the remote side, too.
 """
 
 from trimesh.blocking.calls import (
@@ -58,4 +58,4 @@ __all__ = [
 ]
 
 spawn_procs = this_host().spawn_procs
-"""`this_host().spawn_procs`; see there."""
+"""See `HostMesh.spawn_procs`."""

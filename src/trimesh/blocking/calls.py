@@ -41,7 +41,7 @@ class MembershipViews(Each[MembershipView]):
 
 
 class ClosedByBlock(ABC):
-    """Something that is closed, and closed as well by the end of a `with` block around it."""
+    """An object that `close`, or the end of a `with` block, closes."""
 
     @abstractmethod
     def close(self, /) -> None:
@@ -59,10 +59,10 @@ class ClosedByBlock(ABC):
 
 
 class FacedObject(Generic[ObjectT]):
-    """An object of `trimesh` without `await`. Sent to an actor it is that object."""
+    """Blocking form of an object of `trimesh`. Sent to an actor it arrives as that object."""
 
     def __init_subclass__(cls) -> None:
-        """Shorten tracebacks of all its methods: a cell of a notebook has no block that does."""
+        """Shorten the tracebacks of all methods: in notebook cells no block does that."""
         for name, method in list(vars(cls).items()):
             if isinstance(method, FunctionType) and not name.startswith("_"):
                 setattr(cls, name, shortens_tracebacks(method))
@@ -89,8 +89,8 @@ class FacedObject(Generic[ObjectT]):
 
 # ---- methods of the objects inside: `kill = waits(proc_mesh.ProcMesh.kill)` ------------------------------------------
 
-# Signature and docstring are those of the method that is given. In a generic class, methods whose types have parameters
-# of the class are written out instead: pyright takes such parameters for Any in the calls below.
+# Signature and docstring come from the given method. In a generic class, methods with parameters of the class in their
+# types are written out instead, because pyright replaces such parameters by Any in the calls below.
 
 
 class Attribute(Generic[ObjectT, T]):
@@ -103,26 +103,26 @@ class Attribute(Generic[ObjectT, T]):
         return cast("T", self) if instance is None else self._read(instance._inner)  # noqa: SLF001
 
     def __set__(self, instance: object, value: Never) -> None:
-        raise AttributeError("attributes of handles cannot be set")
+        raise AttributeError("attributes of handles cannot be set: keep the value in a variable")
 
 
 def waits(method: Callable[Concatenate[Any, P], Awaitable[T]]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that waits for an async one of the object inside."""
+    """Return a method that calls an async method of the object inside, and waits for its result."""
     return mirrored(method, lambda self, call: wait(call, self._home))
 
 
 def calls_in_trio(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that calls a plain one in the thread of Trio."""
+    """Return a method that calls a plain method of the object inside, in the thread of Trio."""
     return mirrored(method, lambda self, call: wait_now(call, self._home))
 
 
 def calls_here(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Return a method that calls a plain one in this thread."""
+    """Return a method that calls a plain method of the object inside, in the caller's thread."""
     return mirrored(method, lambda _, call: call())
 
 
 def returns_face(method: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[S, P], S]:
-    """Return a method that returns the result of another in the class of its object: a view, a clone."""
+    """Return a method that wraps the result of another, such as a view or a clone, in its own class."""
 
     @wraps(method)
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +141,7 @@ def enters(
 def mirrored(
     method: Callable[Concatenate[Any, P], Any], act: Callable[[FacedObject[Any], partial[Any]], T]
 ) -> Callable[Concatenate[Any, P], T]:
-    """Return a method with the name and docstring of another; `act` gets the object, and a call of the one inside."""
+    """Return a method with the name and docstring of another; `act` gets the object and the call of the inner one."""
     name = method.__name__
 
     @wraps(method)
@@ -153,7 +153,7 @@ def mirrored(
 
 
 class FacedHandle(FacedObject[InnerT]):
-    """A mesh without `await`. Sent to an actor it is the handle of `trimesh`."""
+    """Blocking form of a mesh. Sent to an actor it arrives as a handle of `trimesh`."""
 
     name = Attribute[Any, str](lambda mesh: str(mesh.name))
     extent = Attribute[Shaped, Extent](lambda mesh: mesh.extent)
@@ -172,13 +172,13 @@ class FacedHandle(FacedObject[InnerT]):
         return len(self._inner)
 
     def events(self) -> AbstractContextManager[EventStream]:
-        """Read what happens to the members: `with mesh.events() as events: for event in events`."""
+        """Read events of the members: `with mesh.events() as events: for event in events`."""
         mesh: Any = self._inner
         body = body_of(mesh.events(), f"the events of {self.name}", self._home)
         return FacedBody(body, lambda events: EventStream(events, self._home))
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: the members that live. A block that has failed is told by the next call."""
+        """Return a table of the live members for notebooks. It does not raise the failure of a block; calls do."""
 
         async def show() -> str:
             return self._inner._repr_html_()
@@ -187,7 +187,7 @@ class FacedHandle(FacedObject[InnerT]):
 
 
 def itself(value: T) -> T:
-    """Return what it is given: what a message puts an object together by that stands for another one."""
+    """Return the argument: messages rebuild a blocking object by it, as the object inside."""
     return value
 
 
@@ -196,34 +196,34 @@ def _is_faced(value: Any) -> TypeGuard[FacedObject[Any]]:
 
 
 def inner_of(value: Any) -> Any:
-    """Return what an argument of a call stands for, if it stands for something of `trimesh`."""
+    """Return the object inside a blocking one; any other value as it is."""
     return value._inner if _is_faced(value) else value  # noqa: SLF001
 
 
 def home_of(value: Any) -> AnyBody | None:
-    """Return the block that a handle belongs to, if it is one of this library."""
+    """Return the block that a blocking handle belongs to; None for any other value."""
     return value._home if _is_faced(value) else None  # noqa: SLF001
 
 
 def bound(function: Callable[..., T], args: Iterable[Any], kwargs: Mapping[str, Any]) -> partial[T]:
-    """Return a call with what its arguments stand for."""
+    """Return a call with the objects inside its blocking arguments."""
     return partial(function, *map(inner_of, args), **{name: inner_of(value) for name, value in kwargs.items()})
 
 
-# ---- what sends and receives -----------------------------------------------------------------------------------------
+# ---- endpoints, channels and buffers ---------------------------------------------------------------------------------
 
 R = TypeVar("R")
 
 
 class Verb(Generic[P, T]):
-    """A verb with a result: a call waits for it, `submit` returns a future of it.
+    """A verb with a result: a call waits for it, `submit` returns a future.
 
     It raises the errors of the verb of `trimesh`, and also:
 
     Raises:
         Cancelled: The time limit around it expired, or the block was cancelled; the call was cancelled.
-        KeyboardInterrupt: Ctrl-C came, in the main thread; the call was cancelled, on the remote side too.
-        RuntimeError: The caller is in a Trio task, or in a process that was forked.
+        KeyboardInterrupt: Ctrl-C, in the main thread; the call was cancelled, on the remote side, too.
+        RuntimeError: The caller is a Trio task, or in a forked process.
     """
 
     __slots__ = ("_home", "_verb")
@@ -238,9 +238,9 @@ class Verb(Generic[P, T]):
         return wait(self._work(args, kwargs), self._home)
 
     def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Call, and return a `concurrent.futures.Future` of the result: `cancel()` cancels the call, remote side too.
+        """Call, and return a `concurrent.futures.Future`; its `cancel()` cancels the call, on the remote side, too.
 
-        A block that is left waits for it. Ctrl-C ends the wait of `result()`, not the call.
+        Leaving the block waits for the call. Ctrl-C ends the wait of `result()`, not the call.
         """
         return submit(self._work(args, kwargs), self._home)
 
@@ -249,7 +249,7 @@ class Verb(Generic[P, T]):
 
 
 class Endpoint(Generic[P, R]):
-    """An endpoint of all members of a mesh, or of a view of one; see `trimesh.Endpoint` for what each verb does."""
+    """An endpoint of all members of a mesh, or of a view of one; `trimesh.Endpoint` describes each verb."""
 
     __slots__ = ("_home", "_inner")
 
@@ -287,7 +287,7 @@ class Endpoint(Generic[P, R]):
 
     @property
     def call_settled(self) -> Verb[P, ValueMesh[Outcome[R]]]:
-        """Run the endpoint on every member and return what each came to."""
+        """Run the endpoint on every member and return each outcome."""
         return Verb(self._inner.call_settled, self._home)
 
     @property
@@ -326,7 +326,7 @@ class Endpoint(Generic[P, R]):
         wait_now(bound(self._inner.broadcast_nowait, args, kwargs), self._home)
 
     def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Iterator[tuple[Point, R]]]:
-        """Run the endpoint on every member: `with ... as results: for point, value in results`, as they come.
+        """Run the endpoint on every member: `with ... as results: for point, value in results`, as they arrive.
 
         Leaving the block early cancels the endpoints and waits until they have unwound.
         """
@@ -335,11 +335,11 @@ class Endpoint(Generic[P, R]):
     def map(
         self, items: Iterable[Any], *, window: int | None = None
     ) -> AbstractContextManager[Iterator[tuple[int, R]]]:
-        """Run the endpoint once for each item: `with ... as results: for index, value in results`, as they come.
+        """Run the endpoint once for each item: `with ... as results: for index, value in results`, as they arrive.
 
         Args:
-            items: Taken one by one, in the thread of Trio: the next one must be at hand, and must not wait for calls.
-            window: How many items may be under way; see `trimesh.Endpoint.map`.
+            items: Iterated in the thread of Trio, so that taking an item must not block, nor wait for calls.
+            window: Items that may be under way; see `trimesh.Endpoint.map`.
         """
         return self._results(self._inner.map(_inner_items(items), window=window))
 
@@ -367,9 +367,9 @@ def _inner_items(items: Iterable[Any]) -> Generator[Any, None, None]:
 
 
 class Port(FacedObject["channels.Port[T]"], ClosedByBlock, Generic[T]):
-    """The sending end of a channel; see `trimesh.Port`. Sent to an actor it is that.
+    """The sending end of a channel; see `trimesh.Port`. Sent to an actor it arrives as one.
 
-    Waits end as those of calls do: by `Cancelled`, or by Ctrl-C, and nothing was sent then.
+    A wait that `Cancelled` or Ctrl-C ends has sent nothing.
     """
 
     capacity = Attribute["channels.Port[Any]", int](lambda port: port.capacity)
@@ -381,11 +381,11 @@ class Port(FacedObject["channels.Port[T]"], ClosedByBlock, Generic[T]):
         self._wait(self._inner.send, value)
 
     def send_nowait(self, value: T) -> None:
-        """Send an item now; `trio.WouldBlock` says that there is no room. See `trimesh.Port.send_nowait`."""
+        """Send an item now; raise `trio.WouldBlock` if there is no room. See `trimesh.Port.send_nowait`."""
         self._now(bound(self._inner.send_nowait, (value,), {}))
 
     def __reduce__(self) -> Any:
-        """Let messages carry the port itself, which they count; nothing else may."""
+        """Reduce to the port inside, which only messages can carry, because they count ports."""
         return itself, (self._inner,)
 
 
@@ -397,7 +397,7 @@ class Receiver(Each[T], ClosedByBlock):
         self._inner = inner
 
     def receive(self) -> T:
-        """Return the next item; wait for it. One that comes together with a Ctrl-C is not lost.
+        """Wait for the next item and return it. An item that arrives together with a Ctrl-C is not lost.
 
         Raises:
             trio.EndOfChannel: No port is left, and everything that was sent has been received.
@@ -409,7 +409,7 @@ class Receiver(Each[T], ClosedByBlock):
             raise trio.EndOfChannel from None
 
     def receive_nowait(self) -> T:
-        """Return the next item, which must have come already; `trio.WouldBlock` says that none has."""
+        """Return the next item; raise `trio.WouldBlock` if none has arrived."""
         return self.take_kept() if self.has_kept else wait_now(self._inner.receive_nowait, self._home)
 
     def close(self) -> None:
@@ -435,8 +435,7 @@ def open_channel(
 ) -> AbstractContextManager[tuple[Port[Any], Receiver[Any]]]:
     """Open a channel: `with tb.open_channel(int, capacity=64) as (port, receiver):`.
 
-    Whoever is given its port may send, this process receives; leaving the block closes both. See
-    `trimesh.open_channel`.
+    Every holder of the port may send, this process receives; leaving the block closes both. See `trimesh.open_channel`.
     """
     opening = cast("Any", channel.open_channel)(item_type, capacity=capacity)
     body: Any = body_of(opening, "a channel")

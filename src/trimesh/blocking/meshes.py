@@ -50,9 +50,9 @@ ObjectT = TypeVar("ObjectT")
 class Spawning(Generic[T]):
     """A mesh that has not been started.
 
-    `with spawning as mesh:` makes the block the owner. `mesh = spawning.open()` owns it until `mesh.close()`, over the
-    cells of a notebook, say. `mesh = spawning.adopt()` hands it to the block of the mesh that it is spawned on.
-    Nothing starts before, and each can be done once.
+    `with spawning as mesh:` starts it until the end of the block. `mesh = spawning.open()` starts it until
+    `mesh.close()`, as over the cells of a notebook. `mesh = spawning.adopt()` starts it in the block of the mesh that
+    it is spawned on. Only one of them can be done, once.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Spawning(Generic[T]):
 
     @shortens_tracebacks
     def open(self) -> T:
-        """Start it, until `close()`. If it is still open at the exit of the interpreter, it is closed then and logged.
+        """Start it until `close()`. If it is still open at the exit of the interpreter, it is closed then, and logged.
 
-        A failure that ends it is raised by the calls under way, else by the next call, else by `close()`.
+        A failure that ends it is raised by running calls, else by the next call, else by `close()`.
         """
         return self._enter(keep=True)
 
@@ -107,14 +107,14 @@ class Spawning(Generic[T]):
 
     @shortens_tracebacks
     def close(self) -> None:
-        """Close it: stop and join everything that it owns, in order. A second call does nothing.
+        """Stop and join everything that it owns, in order. A second call does nothing.
 
         Raises:
             MeshErrorGroup: Failures that no call has raised.
             RuntimeError: It was not opened, or something opened inside it is still open.
         """
         if self._body is None:
-            raise RuntimeError(f"{self._what} was not opened, so there is nothing to close")
+            raise RuntimeError(f"close() needs a mesh that is open, got {self._what}, not started: call open() first")
         self._body.close()
 
     def _use(self) -> Callable[[], spawning.Spawning[Any]]:
@@ -146,7 +146,7 @@ class Spawning(Generic[T]):
 def starts(
     method: Callable[Concatenate[Any, P], spawning.Spawning[Any]], face: Callable[[Any, AnyBody | None], T]
 ) -> Callable[Concatenate[Any, P], Spawning[T]]:
-    """Return a method that returns what starts a mesh, which then gets a form without `await`."""
+    """Return a blocking form of a method that returns a `Spawning`; `face` makes the blocking form of its mesh."""
 
     def start(self: FacedObject[Any], call: partial[Any]) -> Spawning[T]:
         what = f"{method.__name__}({', '.join(map(repr, call.args))})"
@@ -156,25 +156,28 @@ def starts(
 
 
 class _Opened(FacedObject[ObjectT]):
-    """A handle on what `open` may have started."""
+    """A handle that `open` may have returned."""
 
     def close(self) -> None:
-        """Close it: stop and join everything that it owns, in order. A second call does nothing.
+        """Stop and join everything that it owns, in order. A second call does nothing.
 
         Raises:
             MeshErrorGroup: Failures that no call has raised.
-            RuntimeError: Something opened on it is still open, or a `with` block owns it.
+            RuntimeError: It did not come from `open()`, or something opened on it is still open.
         """
         if self._home is None or self._home.owns is not self._inner:
-            raise RuntimeError(f"{self!r} has no block of its own: close what it belongs to, or shows a part of")
+            raise RuntimeError(
+                f"close() is for a handle that open() returned, got {self!r}, which has no block of its own: close the "
+                "mesh that it is on, or a part of"
+            )
         self._home.close()
 
 
 class ActorMesh(FacedHandle[actor_mesh.ActorMesh]):
     """All actors of one `spawn`, or a view of some: `mesh.<endpoint>.<verb>(...)`.
 
-    To type checkers it is `type[...]` of the actor class: its endpoints have blocking verbs on the class, and those
-    of `trimesh` on an object.
+    Type checkers see it as the actor class itself: endpoints have blocking verbs on the class, and those of `trimesh`
+    on its objects.
     """
 
     def __getattr__(self, name: str) -> Endpoint[..., Any]:
@@ -188,7 +191,7 @@ class ActorMesh(FacedHandle[actor_mesh.ActorMesh]):
 class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
     """A mesh of processes, or a view of some of them.
 
-    Beside `spawn` and `spawning`, which start actors, its methods are those of `trimesh.ProcMesh`.
+    `spawn` and `spawning` start actors; the other methods are those of `trimesh.ProcMesh`.
     """
 
     def spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> type[A]:
@@ -199,7 +202,7 @@ class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
         return self.spawning(name, cls, *args, **kwargs).adopt()
 
     def spawning(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> Spawning[type[A]]:
-        """Return what spawns actors that have a block of their own: `with procs.spawning("name", Cls) as mesh:`."""
+        """Prepare actors with a block of their own: `with procs.spawning("name", Cls) as mesh:`."""
         make = bound(self._inner.spawn, (name, cls, *args), kwargs)
         return Spawning(f"spawn({name!r}, {getattr(cls, '__qualname__', cls)})", make, _actors, self._home)
 
@@ -208,7 +211,7 @@ class ProcMesh(_Opened[proc_mesh.ProcMesh], FacedHandle[proc_mesh.ProcMesh]):
         return cast("type[A]", _actors(self._wait(self._inner.get_or_spawn, name, cls, *args, **kwargs), self._home))
 
     def membership(self) -> AbstractContextManager[MembershipViews]:
-        """Read who is in this mesh: `with procs.membership() as views: for view in views: ...`."""
+        """Read the members of this mesh: `with procs.membership() as views: for view in views: ...`."""
         body = body_of(self._inner.membership(), f"the members of {self.name}", self._home)
         return FacedBody(body, lambda views: MembershipViews(views, self._home))
 
@@ -235,11 +238,11 @@ class Synced(FacedObject["CodeSync"]):
 
 
 class HostMesh(_Opened[host_mesh.HostMesh]):
-    """The machine that this program runs on, or the hosts of a job: `trimesh.HostMesh` without `await`.
+    """This machine, or the hosts of a job: the blocking form of `trimesh.HostMesh`.
 
-    What starts something is entered by `with`, or opened: `with this_host().spawn_procs({"gpus": 4}) as procs:`, or
-    `.open()`. On a warm host `.adopt()` gives processes to the host's block. The `output` of `run` is called in the
-    thread of Trio, which must not wait.
+    Enter its methods that start something by `with`, as `with this_host().spawn_procs({"gpus": 4}) as procs:`, or call
+    `.open()` on their result. On a warm host `.adopt()` gives processes to the host's block. The `output` of `run` is
+    called in the thread of Trio, and must not wait.
     """
 
     extent = Attribute[host_mesh.HostMesh, Extent](lambda hosts: hosts.extent)
@@ -247,7 +250,7 @@ class HostMesh(_Opened[host_mesh.HostMesh]):
     points = calls_here(host_mesh.HostMesh.points)
     slice = returns_face(calls_here(host_mesh.HostMesh.slice))
     spawn_procs = starts(host_mesh.HostMesh.spawn_procs, ProcMesh)
-    warm = starts(host_mesh.HostMesh.warm, lambda host, home: HostMesh(host, home))  # noqa: PLW0108 - not there yet
+    warm = starts(host_mesh.HostMesh.warm, lambda host, home: HostMesh(host, home))  # noqa: PLW0108 - the class is not defined yet
     replace = waits(host_mesh.HostMesh.replace)
     grow = returns_face(waits(host_mesh.HostMesh.grow))
     wait_notice = waits(host_mesh.HostMesh.wait_notice)
@@ -260,11 +263,11 @@ class HostMesh(_Opened[host_mesh.HostMesh]):
         return len(self._inner)
 
     def __getitem__(self, name: str) -> HostMesh:
-        """Return the hosts that the job has given a name; see `trimesh.HostMesh.__getitem__`."""
+        """Return the hosts that the job names so; see `trimesh.HostMesh.__getitem__`."""
         return self._seen(self._inner[name])
 
     def forward(self, *, local: int = 0, remote: int | str) -> Spawning[Forwarding]:
-        """Let a port of this machine lead to one of a host: `with hosts.slice(hosts=0).forward(remote=8888):`.
+        """Forward a port of this machine to one of a host: `with hosts.slice(hosts=0).forward(remote=8888):`.
 
         See `trimesh.HostMesh.forward`.
         """
@@ -283,7 +286,7 @@ def this_proc() -> ProcMesh:
 
 
 def current_view(mesh: M) -> M:
-    """Return a handle on all of a mesh as it is now; see `trimesh.current_view`."""
+    """Return a handle on the whole mesh as it is now; see `trimesh.current_view`."""
     if not isinstance(mesh, FacedHandle):
         raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")
     handle = cast("FacedHandle[Any]", mesh)
@@ -322,12 +325,12 @@ def face(handle: buffer.RDMABuffer) -> RDMABuffer: ...
 @overload
 def face(handle: A) -> type[A]: ...
 def face(handle: Any) -> Any:
-    """Return the form without `await` of a handle of `trimesh`: one that an endpoint has returned, or was given.
+    """Return the blocking form of a handle of `trimesh`, such as one that an endpoint returned or received.
 
-    A handle is one on a mesh, the port of a channel, or a buffer.
+    A handle is a mesh, the port of a channel, or a buffer.
 
-    In an endpoint with `thread=True` it is how the actor calls others: `tb.face(self.peers).step.call(1)`. Such a call
-    has the deadline of the endpoint, and is cancelled with it.
+    By it an endpoint with `thread=True` calls other actors: `tb.face(self.peers).step.call(1)`. Such a call has the
+    deadline of the endpoint, and is cancelled with it.
 
     Raises:
         TypeError: It is none of these.

@@ -54,9 +54,9 @@ class PoolVerb(Verb[P, T]):
     __slots__ = ()
 
     def submit(self, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[T]:
-        """Make a request, and return a future of its result. It belongs to the block of the pool, which waits for it.
+        """Make a request and return its future. The block of the pool owns the request and waits for it.
 
-        In a pause it waits for the end of the pause, so it must not belong to that.
+        A request made in a pause waits for its end, so the block of the pause must not wait for the request.
         """
         return submit(self._work(args, kwargs), self._home, at_home=True)
 
@@ -64,8 +64,8 @@ class PoolVerb(Verb[P, T]):
 class Pool(FacedObject["service.Pool[A]"], Generic[A]):
     """Replicas of an actor behind one name; see `trimesh.service.Pool`.
 
-    `pool.generate(prompt)` runs the endpoint `generate` on one replica and waits for its result, `pool.generate.submit`
-    returns a future of it. `pool[Generator.generate]` is the same with its types. Sent to an actor it is the pool of
+    `pool.generate(prompt)` runs the endpoint `generate` on one replica and waits for its result; `pool.generate.submit`
+    returns a future. `pool[Generator.generate]` is the same verb with types. Sent to an actor it arrives as the pool of
     `trimesh.service`.
     """
 
@@ -77,7 +77,7 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
     statistics = calls_in_trio(service.Pool[Any].statistics)
 
     def session(self, name: str) -> AbstractContextManager[PoolSession[A]]:
-        """Send requests to one replica while it lives: `with pool.session("conversation-7") as chat:`."""
+        """Send requests to the same replica while it lives: `with pool.session("conversation-7") as chat:`."""
         body = body_of(self._inner.session(name), f"a session of {self._inner!r}", self._home)
         return FacedBody(body, lambda session: PoolSession(session, self._home))
 
@@ -85,14 +85,14 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
     def map(self) -> PoolMaps:
         """Run an endpoint once for each item: `with pool.map.generate(prompts) as results:`.
 
-        `for index, value in results` gives results as they come; see `trimesh.service.Pool.map`.
+        `for index, value in results` yields results as they arrive; see `trimesh.service.Pool.map`.
         """
         return PoolMaps(self._inner, self._home)
 
     def rolling(self, at_most: int = 1) -> AbstractContextManager[Iterator[type[A]]]:
         """Take one replica after the other out of service: `with pool.rolling() as replicas: for replica in replicas`.
 
-        Each is the mesh of one replica, without `await`; see `trimesh.service.Pool.rolling`.
+        Each is the blocking mesh of one replica; see `trimesh.service.Pool.rolling`.
         """
         home = self._home
 
@@ -103,7 +103,7 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
         return FacedBody(body, lambda replicas: map(show, Each(replicas, home)))
 
     def __getitem__(self, endpoint: Endpoint[P, R]) -> PoolVerb[P, R]:
-        """Return an endpoint with its types: `pool[Generator.generate](prompt)`."""
+        """Return the verb of an endpoint with its types: `pool[Generator.generate](prompt)`."""
         return PoolVerb(self._inner[endpoint], self._home)
 
     def __getattr__(self, name: str) -> PoolVerb[..., Any]:
@@ -149,7 +149,7 @@ class PoolMapVerb(Generic[R]):
         """See `Pool.map`.
 
         Args:
-            items: Taken one by one, in the thread of Trio: the next one must be at hand, and must not wait for calls.
+            items: Iterated in the thread of Trio, so that taking an item must not block, nor wait for calls.
             window: Items that may be under way (`limits.MAP_WINDOW`).
         """
         body = body_of(self._inner(map(inner_of, items), window=window), "the results of a pool", self._home)
@@ -157,7 +157,7 @@ class PoolMapVerb(Generic[R]):
 
 
 class Slots(FacedObject["service.Slots"]):
-    """Permission to begin work that can still be used when it is ready; see `trimesh.service.Slots`."""
+    """Permits for work that will not be too stale when it is used; see `trimesh.service.Slots`."""
 
     lease = enters(service.Slots.lease, "a lease of slots")
     advance = waits(service.Slots.advance)
@@ -179,7 +179,7 @@ class ReplayBuffer(FacedObject["service.ReplayBuffer[T]"], Generic[T]):
         return self._wait(self._inner.take, count, max_age=max_age)
 
     def taking(self, count: int, *, max_age: int | None = None) -> AbstractContextManager[list[T]]:
-        """Like `take`, but consumed when the body ends well: `with buffer.taking(64) as batch:`."""
+        """Like `take`, but consume the items when the body ends without error: `with buffer.taking(64) as batch:`."""
         return body_of(self._inner.taking(count, max_age=max_age), "a batch of a replay buffer", self._home)
 
     def sample(self, count: int, *, max_age: int | None = None, by: By = "uniform") -> list[T]:
@@ -220,7 +220,7 @@ def open_pool(
 ) -> AbstractContextManager[Pool[A]]:
     """Put the actors of a mesh behind one name.
 
-    `with open_pool(generators, along="replica") as pool: text = pool.generate(prompt)`. A route of yours is called in
+    `with open_pool(generators, along="replica") as pool: text = pool.generate(prompt)`. A `route` function is called in
     the thread of Trio. See `trimesh.service.open_pool` for arguments and errors.
     """
     inner = inner_of(mesh)
@@ -261,7 +261,7 @@ def open_replay(
     spill: str | os.PathLike[str] | None = None,
     spill_bytes: int = limits.REPLAY_SPILL_BYTES,
 ) -> AbstractContextManager[ReplayBuffer[Any]]:
-    """Store work between those that make it and those that train.
+    """Store work between its producers and the trainers.
 
     `with open_replay(capacity=10_000) as buffer:`, inside of the block of a mesh. See
     `trimesh.service.open_replay` for arguments and errors.
@@ -284,7 +284,7 @@ def open_replay(
 def open_store(
     procs: ProcMesh | None = None, *, capacity_bytes: int = limits.STORE_BYTES, retain: int = 1
 ) -> AbstractContextManager[Store]:
-    """Keep values by key, beside those that make and use them.
+    """Keep values by key, near their producers and users.
 
     `with open_store(procs) as store:`, inside of the block of a mesh. See `trimesh.service.open_store` for arguments
     and errors.
@@ -303,13 +303,13 @@ def face(handle: service.ReplayBuffer[T]) -> ReplayBuffer[T]: ...
 @overload
 def face(handle: service.Store) -> Store: ...
 def face(handle: Any) -> Any:
-    """Return the form without `await` of a handle of `trimesh.service`: one that an endpoint was given, say.
+    """Return the blocking form of a handle of `trimesh.service`, such as one that an endpoint received.
 
     In an endpoint with `thread=True`: `face(self.pool).generate(prompt)`. The call has the deadline of the endpoint,
     and is cancelled with it.
 
     Raises:
-        TypeError: It is no such handle.
+        TypeError: It is another object.
     """
     match handle:
         case FacedObject():
@@ -326,6 +326,6 @@ def face(handle: Any) -> Any:
             return Store(handle)
         case _:
             raise TypeError(
-                f"this face takes a pool, slots, a replay buffer or a store, got {handle!r}: for meshes write "
+                f"service.face takes a pool, slots, a replay buffer or a store, got {handle!r}: for meshes write "
                 "trimesh.blocking.face(mesh)"
             )

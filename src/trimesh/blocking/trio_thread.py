@@ -1,4 +1,4 @@
-"""Trio run that does the work of threads: in a thread of its own, or the run that started the calling thread.
+"""Trio run for the work of threads: in a thread of its own, or the run that started the calling thread.
 
 TT-1 a program has at most one such thread; it starts with the first block and ends with the last.
 TT-2 leaving the last block waits until that thread has ended.
@@ -37,14 +37,14 @@ _log = logging.getLogger("trimesh")
 
 
 class ThreadRun(ABC):
-    """One Trio run, as the threads see that use it.
+    """One Trio run, as seen by threads that use it.
 
     Attributes:
         root: The outermost site.
-        users: Open blocks and waits outside of blocks.
-        waiting: What waits for work in it.
-        bodies: Blocks that are open, in the order in which they were entered.
-        is_forgotten: Whether this process was forked from the one that has it.
+        users: Number of open blocks and of waits outside of blocks.
+        waiting: Waits for work in it, which fail if the run ends by itself.
+        bodies: Open blocks, in the order in which they were entered.
+        is_forgotten: Whether the run is in the process that this one was forked from.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class ThreadRun(ABC):
         self._token.run_sync_soon(function)
 
     def tell(self, function: Callable[[], object]) -> bool:
-        """Call `function` at once: threads have no place where they hear, but wait for what it sets."""
+        """Call `function` at once, in Trio's thread: it sets something for which the other thread waits."""
         function()
         return True
 
@@ -103,7 +103,7 @@ class ThreadRun(ABC):
 
     @abstractmethod
     def ended(self) -> None:
-        """Let it end: the last user has gone."""
+        """Let the run end, after its last release."""
 
     def _let_end(self) -> None:
         with suppress(trio.RunFinishedError):
@@ -114,7 +114,7 @@ class OwnThread(ThreadRun):
     """A run in a thread of its own."""
 
     def launch(self) -> None:
-        # A daemon: else the interpreter would wait for it before the blocks that are open can be closed at its exit.
+        # A daemon: otherwise the interpreter would wait for it at exit, before open blocks can be closed.
         self._thread = threading.Thread(target=self._run, name="trimesh.blocking", daemon=True)
         self._thread.start()
         self._served.wait()
@@ -136,13 +136,13 @@ class OwnThread(ThreadRun):
     def ended(self) -> None:
         """See `ThreadRun.ended`; waits until the thread has ended."""
         self._let_end()
-        if threading.current_thread() is not self._thread:  # a future's last one is
+        if threading.current_thread() is not self._thread:  # it is when a future releases the run last
             self._thread.join()
             self.check()
 
 
 class ThreadOfTask(ThreadRun):
-    """The run that has started this thread: of an actor's endpoint that runs in one, say."""
+    """The run that started this thread, as for an endpoint with `thread=True`."""
 
     def __init__(self, token: trio.lowlevel.TrioToken) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class ThreadOfTask(ThreadRun):
     def _start(self) -> None:
         proc = find_proc()
         if proc is not None and proc.family is not None and proc.family.root is not None:
-            proc.actors.start_soon(self._serve_in_task)  # of a worker: calls end while links still bring their answers
+            proc.actors.start_soon(self._serve_in_task)  # in a worker calls must end before links are closed
         else:
             trio.lowlevel.spawn_system_task(self._serve_in_task)
 
@@ -180,7 +180,7 @@ _of_tasks: dict[trio.lowlevel.TrioToken, ThreadOfTask] = {}
 
 
 def find_token() -> trio.lowlevel.TrioToken | None:
-    """Return the token of the Trio run that has started this thread, if one has."""
+    """Return the token of the Trio run that started this thread; None if none did."""
     if is_thread_of_parent():
         return None
     try:
@@ -190,21 +190,21 @@ def find_token() -> trio.lowlevel.TrioToken | None:
 
 
 def check_thread() -> None:
-    """Refuse a caller that must not wait.
+    """Check that the caller may block.
 
     Raises:
-        RuntimeError: It is in Trio, which it would stop.
+        RuntimeError: It is in a Trio task, whose loop it would block.
     """
     if trio.lowlevel.in_trio_task():
         raise RuntimeError(
-            "trimesh.blocking must not be used in a Trio task, which it would stop, nor in what such a task calls "
-            "(a plain endpoint, a callback of a future): write `await` with the handles of `trimesh`, or make the "
-            "endpoint one with thread=True"
+            "trimesh.blocking must not be used in a Trio task, whose loop it would block, nor in functions that such a "
+            "task calls (a plain endpoint, a callback of a future): await the handles of `trimesh`, or mark the "
+            "endpoint with thread=True"
         )
 
 
 def lease() -> ThreadRun:
-    """Use the Trio run of this thread; the first user starts it. Who leases it releases it."""
+    """Lease the Trio run of this thread; the first lease starts it. The caller releases it."""
     global _own  # noqa: PLW0603 - one for the process
     token = find_token()
     with _lock:
@@ -223,25 +223,25 @@ def lease() -> ThreadRun:
 
 
 def _only_run() -> trio.lowlevel.TrioToken | None:
-    """Return the Trio run of this process in which meshes are open, for a thread that no such run has started.
+    """Return the one Trio run of this process with open meshes, for a thread that no run started; None if none has any.
 
     Raises:
-        RuntimeError: There are several, and nothing says which is meant.
+        RuntimeError: There are several.
     """
     runs = runs_with_meshes()
     if len(runs) > 1:
         raise RuntimeError(
-            f"this thread was started by none of the {len(runs)} Trio runs of this process in which meshes are open, "
-            "and they have different meshes: start it by trio.to_thread.run_sync in the one that is meant"
+            f"a thread must be started by the Trio run whose meshes it uses if several have meshes, got one that none "
+            f"of the {len(runs)} runs started: start it by trio.to_thread.run_sync in the right one"
         )
     return runs[0] if runs else None
 
 
 def release(run: ThreadRun) -> None:
-    """Stop to use a run; the last user ends it.
+    """Release a run; the last release ends it.
 
     Raises:
-        TrimeshInternalError: It has broken down.
+        TrimeshInternalError: The run ended by an error.
     """
     global _own  # noqa: PLW0603
     with _lock:
@@ -252,11 +252,11 @@ def release(run: ThreadRun) -> None:
             _own = None
         for token in [token for token, one in _of_tasks.items() if one is run]:
             del _of_tasks[token]
-        run.ended()  # who leases meanwhile waits, so that there is one thread at a time
+        run.ended()  # under the lock, so that a new lease waits and there is one thread at a time
 
 
 def _forget() -> None:
-    """In a process that was just forked: the thread of its parent is not here."""
+    """Drop all runs in a process that was just forked, which does not have its parent's threads."""
     global _own, _lock
     for run in itertools.chain([_own] if _own is not None else [], _of_tasks.values()):
         run.is_forgotten = True
@@ -273,13 +273,13 @@ def _broken(error: BaseException | None) -> BaseException:
     return broken
 
 
-# ---- the end of the interpreter: blocks that are still open are closed -----------------------------------------------
+# ---- exit of the interpreter: closes blocks that are still open ------------------------------------------------------
 
 _runs: Final[weakref.WeakSet[ThreadRun]] = weakref.WeakSet()
 
 
 def close_at_exit(run: ThreadRun) -> None:
-    """Have the blocks of a run closed at the exit of the interpreter."""
+    """Close the blocks of a run at the exit of the interpreter."""
     if not _runs:
         atexit.unregister(_close_all)
         atexit.register(_close_all)  # again, so that it runs before handlers of later imports
@@ -300,11 +300,11 @@ def _close_all() -> None:
             )
             try:
                 is_over = body.close_until(deadline)
-            except BaseException:  # noqa: BLE001 - the interpreter ends, whatever it is
-                _log.exception("closing %s has failed", body.what)
+            except BaseException:  # noqa: BLE001 - the interpreter ends in any case
+                _log.exception("failed to close %s", body.what)
             else:
                 if not is_over:
-                    _log.warning("%s did not end in time: its processes are killed by the end of this one", body.what)
+                    _log.warning("%s did not end in time: the end of this process kills its processes", body.what)
 
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class InterruptGuard:
 
     Attributes:
         has_come: True after a Ctrl-C.
-        on_interrupt: Cancels the work being waited for.
+        on_interrupt: Cancels the work that the thread waits for.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Work that a thread has done in Trio: choice of the run and the block; blocks whose body runs in the thread.
+"""Work in Trio for a thread that waits: choice of the run and the block; blocks with their body in the thread.
 
-A body is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, waits of its body end by `Cancelled`; the block is
-left, and raises its failures, when the body ends. A block that was opened has no such end: it is left at once, and its
-failures are raised by the calls under way, else by the next call, else by `close`.
+A body is a `HeldBlock` (BD-1, BD-2). When Trio cancels the block, waits in its body raise `Cancelled`; the block is
+left, and raises its failures, when the body ends. A block of `open()` has no body: it is left at once, and running
+calls raise its failures, else the next call, else `close`.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def current_limit() -> TimeLimit | None:
 
 
 class TimeLimit:
-    """A block in which waits end at a deadline, and which raises `TimeoutError` then; used once.
+    """A block whose waits end at a deadline, and which then raises `TimeoutError`; used once.
 
     Attributes:
-        deadline: When, as `time.monotonic()` tells it.
-        cancelled_caught: Whether a wait was ended by it.
+        deadline: Its end, on the clock of `time.monotonic()`.
+        cancelled_caught: Whether it ended a wait.
     """
 
     def __init__(self, seconds: float) -> None:
         if not seconds >= 0:
-            raise ValueError(f"a time limit must be seconds, at least 0, got {seconds!r}")
+            raise ValueError(f"a time limit must be a number of seconds >= 0, got {seconds!r}")
         self.seconds = seconds
         self.deadline = math.inf
         self.cancelled_caught = False
@@ -82,7 +82,7 @@ class TimeLimit:
         """End.
 
         Raises:
-            TimeoutError: A wait was ended.
+            TimeoutError: The limit ended a wait.
         """
         if self._catches(error):
             raise TimeoutError(f"the time limit of {self.seconds:g} s is over") from None
@@ -95,7 +95,7 @@ class TimeLimit:
 
 
 class QuietTimeLimit(TimeLimit):
-    """A block in which waits end at a deadline, after which the program goes on behind it; used once."""
+    """A block whose waits end at a deadline, and after which the program then continues; used once."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -104,16 +104,16 @@ class QuietTimeLimit(TimeLimit):
 
 
 def fail_after(seconds: float) -> TimeLimit:
-    """Let waits of a block end after some seconds with `TimeoutError`: `with trimesh.blocking.fail_after(5): ...`.
+    """Cancel waits of a block after some seconds, and raise `TimeoutError`: `with trimesh.blocking.fail_after(5): ...`.
 
-    Calls are cancelled, remote side too, and have unwound when it is raised. The time that is left travels with each
-    call. Code that waits for nothing of trimesh is not interrupted.
+    Calls are cancelled, on the remote side, too, and have unwound when it is raised. The remaining time travels with
+    each call. Code that waits for nothing of trimesh is not interrupted.
     """
     return TimeLimit(seconds)
 
 
 def move_on_after(seconds: float) -> QuietTimeLimit:
-    """As `fail_after`, but go on after the block; `limit.cancelled_caught` tells whether the time was over."""
+    """Like `fail_after`, but continue after the block; `limit.cancelled_caught` is True if the limit ended a wait."""
     return QuietTimeLimit(seconds)
 
 
@@ -121,7 +121,7 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
     """Work in Trio within the time limit of its caller.
 
     Attributes:
-        limit: That limit.
+        limit: The time limit; None for none.
     """
 
     def __init__(self, site: Site[ThreadRun]) -> None:
@@ -130,7 +130,7 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
         self._news: queue.SimpleQueue[None] = queue.SimpleQueue()  # a signal handler may put into it
 
     def start(self, work: Callable[[], Awaitable[T]]) -> None:
-        """Begin the work; see the base."""
+        """Begin the work, with the time limit as a deadline."""
 
         async def work_in_time() -> T:
             if self.limit is not None:
@@ -149,19 +149,19 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
         self._news.put(None)
 
     def wait(self, guard: InterruptGuard, until: Callable[[], bool], deadline: float = math.inf) -> None:
-        """Wait until something is so, or a moment has come; Ctrl-C cancels the work meanwhile.
+        """Wait until a condition holds or a deadline passes; Ctrl-C cancels the work meanwhile.
 
         Args:
-            guard: Is on.
-            until: Asked whenever something has changed.
-            deadline: As `time.monotonic()` tells it.
+            guard: Guard of the caller, which is on.
+            until: The condition, evaluated after each change.
+            deadline: Deadline on the clock of `time.monotonic()`.
 
         Raises:
-            BaseException: What a signal handler of the program has raised; the work has ended then.
+            BaseException: Error of a signal handler of the program, raised when the work has ended.
         """
         before, guard.on_interrupt = guard.on_interrupt, self._interrupt
         if guard.has_come:
-            self._interrupt()  # it came after the start of the work
+            self._interrupt()  # the Ctrl-C came before this wait
         raised: BaseException | None = None
         try:
             while not until() and time.monotonic() < deadline:
@@ -182,10 +182,10 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
         self.cancel("Ctrl-C")
 
     def result(self) -> T:
-        """Return the result of the work, which has ended.
+        """Return the result of the ended work.
 
         Raises:
-            Cancelled: A cancel has ended it.
+            Cancelled: A cancel ended it.
             BaseException: The error of the work.
         """
         try:
@@ -198,19 +198,19 @@ class Crossing(crossing.Crossing[T, ThreadRun]):
             del self  # no cycle of an error, its traceback and this frame
 
     def cancelled(self) -> Cancelled:
-        """Return what a cancel of the work is to the thread."""
+        """Return the error by which the thread sees a cancel of the work."""
         limit = self.limit
-        # The block around it may have the same deadline, and be first to hear of it.
+        # The block around it may have the same deadline, and expire first.
         if limit is not None and (self.scope.cancelled_caught or time.monotonic() >= limit.deadline):
             return Cancelled("the time limit around it is over", limit)
         return Cancelled("the block around it was cancelled")
 
 
 class FutureCrossing(Crossing[T]):
-    """Work in Trio that a future stands for.
+    """Work in Trio with a future.
 
     Attributes:
-        future: Has its result, in the thread of Trio first.
+        future: Its future, which is set in the thread of Trio.
     """
 
     def __init__(self, site: Site[ThreadRun]) -> None:
@@ -223,10 +223,10 @@ class FutureCrossing(Crossing[T]):
 
 
 class CallFuture(concurrent.futures.Future[T]):
-    """The result of a call that is under way; see `concurrent.futures.Future`.
+    """The future of a running call; see `concurrent.futures.Future`.
 
-    `cancel` cancels the call, remote side too; the future is done when that has unwound: cancelled, or with the error
-    that the endpoint has raised meanwhile. Callbacks run in the thread of Trio: they must not wait for calls.
+    `cancel` cancels the call, on the remote side, too. The future is done when the endpoint has unwound: cancelled, or
+    with the error that the endpoint raised meanwhile. Callbacks run in the thread of Trio, and must not wait for calls.
     """
 
     def __init__(self, crossing: FutureCrossing[T]) -> None:
@@ -238,14 +238,14 @@ class CallFuture(concurrent.futures.Future[T]):
         return not self.done()
 
     def cancel(self) -> bool:
-        """Ask the call to end; return whether it had not ended yet. `result()` waits until it has."""
+        """Cancel the call; return False if it has ended already. `result()` waits until it has unwound."""
         if self.done():
             return False
         self._crossing.cancel("the future was cancelled")
         return True
 
     def settle(self) -> None:
-        """Take the result of the work, which has ended."""
+        """Set the future's outcome from the ended work."""
         work = self._crossing
         if work.error is not None:
             self.set_exception(work.error)
@@ -260,7 +260,7 @@ _innermost: ContextVar[AnyBody | None] = ContextVar("trimesh_blocking_body", def
 
 
 class _Ended(Crossing[None]):
-    """The crossing of a block, which tells it of its end."""
+    """The crossing of a block, which closes it when the work has ended."""
 
     def __init__(self, site: Site[ThreadRun], body: AnyBody) -> None:
         super().__init__(site)
@@ -276,17 +276,17 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
     """A block of Trio for a body in a thread; used once.
 
     Args:
-        enter: Enters the block, in Trio.
-        leave: Leaves it, in the same task; takes the error of the body, returns whether it is handled.
-        what: The block, for messages.
+        enter: Function that enters the block, in Trio.
+        leave: Function that leaves it, in the same task; takes the error of the body, returns whether to suppress it.
+        what: Name of the block, for messages.
         home: The block of the mesh that it is made on.
 
     Attributes:
-        what: The block, for messages.
+        what: Name of the block, for messages.
         is_open: Whether it accepts work.
         around: The block around it.
         owns: The mesh that it was entered for.
-        is_kept: Whether it is open until it is closed, rather than as long as a `with`.
+        is_kept: Whether it stays open until `close`, not until the end of a `with`.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
 
     @property
     def site(self) -> Site[ThreadRun]:
-        """Return the site that does the work of its body."""
+        """The site for work of its body."""
         return self._site
 
     def __enter__(self) -> T:
@@ -330,15 +330,16 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
         """Enter the block.
 
         Args:
-            keep: Whether it is to be open until `close`.
+            keep: Keep it open until `close`.
 
         Raises:
-            Cancelled: The time is over, or the block around it was cancelled; nothing of the block is left.
-            KeyboardInterrupt: Ctrl-C came; nothing of the block is left.
+            Cancelled: The time limit expired, or the block around it was cancelled; nothing of the block is left.
+            KeyboardInterrupt: Ctrl-C; nothing of the block is left.
+            RuntimeError: It was entered before, or the caller is a Trio task.
         """
         check_thread()
         if self._run is not None:
-            raise RuntimeError(f"{self.what} can be entered once: make another one")
+            raise RuntimeError(f"{self.what} can be entered once, got a second `with`: make another one")
         self.is_kept = keep
         try:
             with InterruptGuard() as guard:
@@ -373,10 +374,10 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
             raise crossing.cancelled()
 
     def leave(self, error: BaseException | None) -> bool:
-        """Leave the block; return whether it has swallowed what the body has raised.
+        """Leave the block; return whether it suppressed the error of the body.
 
         Raises:
-            BaseException: What the block raises.
+            BaseException: Error of the block.
         """
         if _innermost.get() is self:
             _innermost.set(self.around)
@@ -393,25 +394,25 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
             raise
 
     def close(self) -> None:
-        """Leave a block that was opened.
+        """Leave a block that stays open until `close`.
 
         Raises:
-            RuntimeError: A block that was opened inside of it is still open, or this one belongs to a `with`.
+            RuntimeError: A block that was opened inside it is still open, or a `with` owns this one.
         """
         if not self.is_kept:
-            raise RuntimeError(f"{self.what} belongs to its `with` block, which ends it: leave that, or open() it")
+            raise RuntimeError(f"close() is for a mesh of open(), got {self.what} of a `with` block: leave that block")
         inner = self.inner()
         if inner:
-            raise RuntimeError(f"close first what was opened inside: {inner[0].what} is open in {self.what}")
+            raise RuntimeError(f"close first what was opened inside: {inner[0].what} is still open in {self.what}")
         self.leave(None)
 
     def inner(self) -> list[AnyBody]:
-        """Return the blocks that are open inside of this one, the last first."""
+        """Return the open blocks inside this one, the last first."""
         bodies = [] if self._run is None else self._run.bodies
         return [body for body in reversed(bodies) if body.around is self]
 
     def close_until(self, deadline: float) -> bool:
-        """Leave the block at the exit of the interpreter; return whether it was left by a moment."""
+        """Leave the block at the exit of the interpreter; return whether it was left before the deadline."""
         with InterruptGuard() as guard:
             self._let_go()
             self._crossing.wait(guard, lambda: self._crossing.is_done, deadline)
@@ -453,12 +454,12 @@ class Body(HeldBlock[T, Site[ThreadRun]], AbstractContextManager[T, "bool | None
             release(self._run)
 
     def check_failed(self, guard: InterruptGuard, ended: Crossing[Any] | None = None) -> None:
-        """Raise the failure of an opened block that ends by itself, unless it was raised before.
+        """Raise the failure of a block of `open()` that ends by itself, unless it was raised before.
 
         Args:
-            guard: Is on.
-            ended: Work that has just ended. If the block has cancelled it, the block is failing, and the thread may
-                hear of that before `_tell_cancel` says so.
+            guard: Guard of the caller, which is on.
+            ended: Work that has just ended. If the block cancelled it, the block is failing, though `_tell_cancel` may
+                not have run yet.
         """
         if not self.is_kept or self._is_over:
             return
@@ -488,7 +489,7 @@ AnyBody = Body[Any]
 
 
 def _is_interrupt_alone(error: BaseException | None) -> bool:
-    """Tell whether a group has nothing but `KeyboardInterrupt` in it: a script raises that bare."""
+    """Return whether a group has nothing but `KeyboardInterrupt` in it, which a script should raise bare."""
     if not isinstance(error, BaseExceptionGroup):
         return False
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -496,7 +497,7 @@ def _is_interrupt_alone(error: BaseException | None) -> bool:
 
 
 def innermost(run: ThreadRun | None = None) -> AnyBody | None:
-    """Return the innermost open `with` block of this library that the running code is in."""
+    """Return the innermost open `with` block of `trimesh.blocking` around the running code."""
     body = _innermost.get()
     while body is not None and not (body.is_open and (run is None or body.site.run is run)):
         body = body.around
@@ -504,7 +505,7 @@ def innermost(run: ThreadRun | None = None) -> AnyBody | None:
 
 
 class FacedBody(AbstractContextManager[FaceT], Generic[T, FaceT]):
-    """A `with` block of a thread whose value has another face here."""
+    """A `with` block of a thread that gives the blocking form of its value."""
 
     def __init__(self, body: Body[T], face: Callable[[T], FaceT]) -> None:
         self._body = body
@@ -543,9 +544,9 @@ def run(function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwarg
 
     Raises:
         Cancelled: The time limit around it expired, or the block was cancelled.
-        KeyboardInterrupt: Ctrl-C came, in the main thread; the work was cancelled and has ended.
-        RuntimeError: The caller is in a Trio task.
-        BaseException: Any error of the function.
+        KeyboardInterrupt: Ctrl-C, in the main thread; the work was cancelled and has ended.
+        RuntimeError: The caller is a Trio task.
+        BaseException: Error of the function.
     """
     return wait(partial(function, *args, **kwargs))
 
@@ -553,12 +554,12 @@ def run(function: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwarg
 def wait(
     work: Callable[[], Awaitable[T]], home: AnyBody | None = None, put_back: Callable[[T], None] | None = None
 ) -> T:
-    """Have work done in Trio, and wait for it.
+    """Run work in Trio, and wait for its result.
 
     Args:
-        work: What.
-        home: The block of the mesh that it is for: where it is done if the running code is in no block.
-        put_back: Given a result that the caller does not get, because of a Ctrl-C.
+        work: Function to call.
+        home: The block of the mesh that it is for, in which it runs if the running code is in no block.
+        put_back: Called with a result that the caller does not get, because of a Ctrl-C.
     """
     check_thread()
     with InterruptGuard() as guard:
@@ -586,7 +587,7 @@ def wait(
 
 
 def wait_now(function: Callable[[], T], home: AnyBody | None = None) -> T:
-    """Have something done in Trio that does not wait."""
+    """Call a function that does not wait in Trio, and return its result."""
 
     async def call() -> T:
         return function()
@@ -595,12 +596,12 @@ def wait_now(function: Callable[[], T], home: AnyBody | None = None) -> T:
 
 
 def submit(work: Callable[[], Awaitable[T]], home: AnyBody | None = None, *, at_home: bool = False) -> CallFuture[T]:
-    """Have work done in Trio; return its future. A block that is left waits for it.
+    """Start work in Trio; return its future. Leaving the block waits for it.
 
     Args:
-        work: What.
+        work: Function to call.
         home: The block of the mesh that it is for.
-        at_home: Whether it belongs to that block even where the running code is in another one inside of it.
+        at_home: Whether that block owns it even if the running code is in another block inside it.
     """
     check_thread()
     with InterruptGuard() as guard:
@@ -615,7 +616,7 @@ def submit(work: Callable[[], Awaitable[T]], home: AnyBody | None = None, *, at_
 
 
 def enter(block: AbstractAsyncContextManager[T]) -> AbstractContextManager[T]:
-    """Make an async context manager of Trio one of this thread: `with tb.enter(buffer.map()) as view:`."""
+    """Return a context manager for `with` from an async one of Trio: `with tb.enter(buffer.map()) as view:`."""
     return body_of(block, repr(block))
 
 
@@ -623,7 +624,7 @@ class Each(Iterator[T]):
     """The items of an async iterator of Trio.
 
     Args:
-        items: That iterator.
+        items: The async iterator.
         home: The block of the mesh that it belongs to.
     """
 
@@ -638,12 +639,12 @@ class Each(Iterator[T]):
         return bool(self._taken)
 
     def take_kept(self) -> T:
-        """Return that item."""
+        """Return the item that `has_kept` is about."""
         found: T = self._taken.pop()
         return found
 
     def __next__(self) -> T:
-        """Wait for the next item; one that comes together with a Ctrl-C is not lost."""
+        """Wait for the next item; an item that arrives together with a Ctrl-C is not lost."""
         found = self._taken.pop() if self._taken else wait(self._step, self._home, self._taken.append)
         if found is _END:
             raise StopIteration
@@ -662,8 +663,8 @@ def _find_body(home: AnyBody | None) -> AnyBody | None:
         body = home
     if body is not None and body.site.run.is_forgotten:
         raise RuntimeError(
-            "this process was forked from the one that has the block, and shares nothing of it: open a block here, or "
-            "use the handles where they were made"
+            "handles work in the process whose block owns them, got them in a process that was forked from it: open a "
+            "block here, or use the handles there"
         )
     return body
 
@@ -677,10 +678,10 @@ def _find_site(body: AnyBody | None) -> tuple[Site[ThreadRun], ThreadRun | None]
 
 
 async def _within(limit: TimeLimit | None, work: Callable[[], Awaitable[T]]) -> T:
-    """Do work of a thread that Trio has started.
+    """Do work of a thread that Trio started.
 
     Raises:
-        Cancelled: The time limit that it is in is over, and the work has unwound.
+        Cancelled: The time limit around it expired, and the work has unwound.
     """
     if limit is None:
         return await work()
