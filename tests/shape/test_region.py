@@ -207,9 +207,9 @@ def test_region_slice_that_selects_nothing_keeps_its_labels():
         ({"gpu": 0}, r"Extent\(gpus=4\) has no dimension 'gpu' \(is it gpus\?\); its labels are: 'gpus'"),
         ({"gpus": 4}, "'gpus' has size 4, so gpus=4 is outside of it"),
         ({"gpus": -5}, "'gpus' has size 4, so gpus=-5 is outside of it"),
-        ({"gpus": "0"}, r"'gpus' \(size 4\) is sliced by an index such as gpus=2 or a slice .*, got '0'"),
-        ({"gpus": [0, 1]}, r"is sliced by an index .*, got \[0, 1\]"),
-        ({"gpus": True}, "is sliced by an index .*, got True"),
+        ({"gpus": "0"}, r"'gpus' \(size 4\) must be sliced by an index such as gpus=2 or a slice .*, got '0'"),
+        ({"gpus": [0, 1]}, r"must be sliced by an index .*, got \[0, 1\]"),
+        ({"gpus": True}, "must be sliced by an index .*, got True"),
         (
             {"gpus": slice(0, 4, 0)},
             r"'gpus' \(size 4\) cannot be sliced by slice\(0, 4, 0\): slice step cannot be zero",

@@ -42,7 +42,7 @@ async def test_failure_behind_a_lost_peer_is_the_one_that_is_told(autojump_clock
     [error] = caught.value.exceptions
     assert isinstance(error, ScriptFailed)
     assert error.stderr_tail == "ValueError"
-    assert error.__notes__[0].startswith("ranks that failed since a peer was gone")
+    assert error.__notes__[0].startswith("ranks that failed because a peer was gone")
     assert trio.current_time() == 2
 
 

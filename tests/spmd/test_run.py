@@ -79,7 +79,7 @@ async def test_function_gives_its_results() -> None:
         [error] = failures(caught.value)
         assert isinstance(error, LookupError)
         assert "in fail_on" in "".join(getattr(error, "__notes__", []))
-        with pytest.raises(TypeError, match="arguments of a script must be strings, got 3: write '3'"):
+        with pytest.raises(TypeError, match="arguments of a script must be strings or paths, got 3: write '3'"):
             await trimesh.spmd.run(procs, PLAIN, 3)
 
 

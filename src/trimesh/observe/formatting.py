@@ -1,6 +1,6 @@
-"""Log formatters that add the coordinates of the code that logs.
+"""Log formatters that add the coordinates of the logging code; snapshots as text for Prometheus.
 
-You install them:
+To install them:
 
     handler.setFormatter(observe.LogFormatter())        # 12:00:01 INFO trainers[gpus=3].step train: loss 0.4
     handler.setFormatter(observe.JsonLogFormatter())    # one JSON object a line
@@ -27,10 +27,10 @@ _OWN: Final = frozenset({"member", "mesh", "point", "endpoint", "incarnation"})
 
 
 class Coordinates(logging.Filter):
-    """Lets every record through, and adds where it was made.
+    """Passes every record and adds the coordinates of the code that made it.
 
     Attributes of the record: `member` (`mesh[label=0].endpoint`, or "-" outside of actors), `mesh`, `point` (a dict),
-    `endpoint`, `incarnation`. Give it to a handler, not to a logger: filters of loggers do not see records of others.
+    `endpoint`, `incarnation`. Add it to a handler: a filter of a logger does not get records of child loggers.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -40,7 +40,7 @@ class Coordinates(logging.Filter):
 
 
 def add_coordinates(record: logging.LogRecord) -> None:
-    """Add to a record where the running code is, unless it has that."""
+    """Add the coordinates of the running code to a record, unless it has some."""
     if hasattr(record, "member"):
         return
     place = caller_here()
@@ -65,8 +65,8 @@ class LogFormatter(logging.Formatter):
     """Formats records as text with coordinates.
 
     Args:
-        fmt: As of `logging.Formatter`, with the attributes of `Coordinates` besides.
-        datefmt: As of `logging.Formatter`.
+        fmt: Format of `logging.Formatter`, which may use the attributes of `Coordinates`, too.
+        datefmt: Format of times, as for `logging.Formatter`.
     """
 
     def __init__(self, fmt: str | None = None, datefmt: str | None = None) -> None:
@@ -79,9 +79,9 @@ class LogFormatter(logging.Formatter):
 
 
 class JsonLogFormatter(logging.Formatter):
-    """Formats records as one JSON object a line: time, level, logger, message, coordinates, pid, what `extra` has.
+    """Formats records as one JSON object a line: time, level, logger, message, coordinates, pid, fields of `extra`.
 
-    A value of `extra` that JSON does not know is written as its `repr`.
+    A value of `extra` that JSON cannot encode is written as its `repr`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -103,7 +103,7 @@ class JsonLogFormatter(logging.Formatter):
         return msgspec.json.encode(said, enc_hook=repr).decode()
 
 
-# ---- a snapshot as text that Prometheus reads: base units, and no label whose values grow with ranks -----------------
+# ---- a snapshot as text for Prometheus: base units, and no label with a value for each rank --------------------------
 
 
 def prometheus_text(snapshot: RunSnapshot) -> str:
@@ -127,19 +127,19 @@ def _lines(seen: RunSnapshot) -> Iterator[str]:
     oldest = max((call.age for call in seen.calls), default=0.0)
     yield from _one("trimesh_oldest_call_age_seconds", "gauge", "Age of the oldest call under way.", oldest)
     stalled = max((proc.stalled_seconds for proc in seen.procs), default=0.0)
-    yield from _one("trimesh_loop_stall_seconds", "gauge", "For how long the most stalled loop has not run.", stalled)
+    yield from _one("trimesh_loop_stall_seconds", "gauge", "Longest time for which a loop has not run.", stalled)
     memory = sum(proc.memory_bytes for proc in seen.procs)
     yield from _one("trimesh_resident_memory_bytes", "gauge", "Resident memory of all processes.", memory)
     sent = sum(link.bytes_sent for link in seen.links)
-    yield from _one("trimesh_link_sent_bytes_total", "counter", "Bytes sent by links that are open.", sent)
+    yield from _one("trimesh_link_sent_bytes_total", "counter", "Bytes sent over open links.", sent)
     messages = sum(link.messages_sent for link in seen.links)
-    yield from _one("trimesh_link_sent_messages_total", "counter", "Messages sent by links that are open.", messages)
+    yield from _one("trimesh_link_sent_messages_total", "counter", "Messages sent over open links.", messages)
     waiting = sum(link.queued_bytes for link in seen.links)
     yield from _one("trimesh_link_queued_bytes", "gauge", "Bytes that wait because a peer is slow.", waiting)
     granted = sum(grant.nbytes for grant in seen.grants)
     yield from _one("trimesh_granted_memory_bytes", "gauge", "Memory that other processes may reach.", granted)
     kinds = Counter(event.kind for event in seen.events)
-    yield from _family("trimesh_recent_events", "gauge", "Events that are kept, by kind.", "kind", kinds)
+    yield from _family("trimesh_recent_events", "gauge", "Kept events by kind.", "kind", kinds)
 
 
 def _one(name: str, kind: str, text: str, value: float) -> Iterator[str]:

@@ -32,19 +32,19 @@ _ENDS: Final = ("Died", "Failed", "GaveUp", "Unacknowledged")
 _MENDED: Final = ("Restarted", "Started")
 _GROWN: Final = 3
 _GROWN_BYTES: Final = 64 << 20
-"""Of its mesh the process counts that has three times the memory of the others, and so much more."""
+"""A process has grown if it has `_GROWN` times the usual memory of its mesh, and at least so many bytes more."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """Root cause of a run's death or hang.
 
     Attributes:
-        kind: "died" (a member), "raised" (an error has left the outermost block), "deadlock", "stuck" (a process whose
-            loop did not run), "pinned" (a reader that kept a version, for whose room a `publish` waited), "left behind"
-            (members that have not come out of a call, or have alone), "memory" (a process with far more than the
-            others), "waiting" (what all others waited for), "unread" (versions that were published, and that no process
-            has read), "stopped" (by Ctrl-C, while nothing of that was seen), or "none".
-        name: The culprit: a process or actor, as `ps` shows it; empty for none.
+        kind: "died" (a member), "raised" (an error left the outermost block), "deadlock", "stuck" (the loop of a
+            process did not run), "pinned" (a reader kept a version whose room a `publish` waited for), "left behind"
+            (few members have not come out of a call, or only few have), "memory" (a process had far more than the
+            others), "waiting" (a call that the others waited for), "unread" (no process has read the published
+            versions), "stopped" (by Ctrl-C, without any other cause), or "none".
+        name: The culprit, a process or actor, as `ps` shows it; empty for none.
         call: Its call: `mesh[label=0].endpoint`; empty if unknown.
         text: Description in one sentence.
         at: Source line, if known.
@@ -131,7 +131,7 @@ def name_of(name: flight.CallName | None) -> str:
 
 
 def _raised(records: RunRecords, left_by: str) -> Cause:
-    """Find the call that has raised the error first: those that have called it raise the same one after it."""
+    """Find the call that raised the error first: its callers raise the same one after it."""
     found = list[tuple[flight.RaisedError, flight.FlightCall, str]]()
     for proc_id, one in records.flights.items():
         numbers = {record.number: record for record in one.records if isinstance(record, flight.RaisedError)}
@@ -141,7 +141,7 @@ def _raised(records: RunRecords, left_by: str) -> Cause:
                 found.append((record, call, one.head.proc.name or proc_id))
     if found:
         record, call, name = min(found, key=lambda one: one[0].at)
-        text = f"{name_of(call.name)} has raised {record.text}, and that has left the outermost block"
+        text = f"{name_of(call.name)} raised {record.text}, which left the outermost block"
         return Cause(kind="raised", name=name, call=name_of(call.name), text=text, at=record.line)
     root = records.root
     lines = [] if root is None else [one.line for one in root.records if isinstance(one, flight.LeftBlock)]
@@ -169,7 +169,7 @@ def _deadlock(snapshot: RunSnapshot) -> Cause | None:
 def _stuck(
     records: RunRecords, snapshot: RunSnapshot, events: Sequence[flight.SeenEvent], states: Mapping[str, str]
 ) -> Cause | None:
-    """Find the processes that did not run; where some are in one call to many, and others are not, those come later."""
+    """Find the processes that did not run; members left behind in a call to many take precedence."""
     stuck = [proc_id for proc_id, state in states.items() if state == "stuck"]
     if not stuck:
         return None
@@ -211,7 +211,7 @@ def _pinned(snapshot: RunSnapshot) -> Cause | None:
 
 
 def _left_behind(records: RunRecords, snapshot: RunSnapshot) -> Cause | None:
-    """Find, of a call to many members, the few that have not come out of it, or the few that have."""
+    """Find the few members that have not come out of a call to many, or the few that have (CU-2)."""
     under_way = {call.id: call for call in snapshot.calls if call.state in ("running", "waiting", "queued", "sent")}
     best: tuple[float, Cause] | None = None
     for ends in _shared_calls(records):
@@ -240,7 +240,7 @@ def _left_behind(records: RunRecords, snapshot: RunSnapshot) -> Cause | None:
 
 
 def _shared_calls(records: RunRecords) -> Iterator[dict[str, int]]:
-    """Yield, for each call to several members, how it has ended, by its id at each of them."""
+    """Yield, for each call to several members, its outcome by its id at each of them."""
     found = defaultdict[tuple[int, int], dict[str, int]](dict)
     for proc_id, one in records.flights.items():
         for call in one.calls:
@@ -259,7 +259,7 @@ def _member(records: RunRecords, call_id: str) -> str:
 
 
 def _grown(records: RunRecords) -> Cause | None:
-    """Find the process that had far more memory than the others of its mesh when it last looked."""
+    """Find the process that had far more memory than the others of its mesh in its last snapshot."""
     seen = defaultdict[str, dict[str, int]](dict)
     for one in records.flights.values():
         views = [record.view.proc.memory_bytes for record in one.records if isinstance(record, flight.SeenView)]
@@ -275,7 +275,7 @@ def _grown(records: RunRecords) -> Cause | None:
 
 
 def _unread(snapshot: RunSnapshot) -> Cause | None:
-    """Find the publisher whose versions no process has read, for longest."""
+    """Find the publisher whose versions have been unread for longest."""
     one = max(unread_versions(snapshot), key=lambda one: one.seconds, default=None)
     if one is None:
         return None
@@ -285,7 +285,7 @@ def _unread(snapshot: RunSnapshot) -> Cause | None:
 
 
 def _waited_for(snapshot: RunSnapshot) -> Cause | None:
-    """Find the call that most others waited for, or else a publisher that is not read, or the oldest call (CU-3)."""
+    """Find the call that most others waited for, else a publisher whose versions are unread, else the oldest call."""
     one = next((one for one in WaitGraph(snapshot).culprits() if one.call.state != "sending"), None)
     unread = None if one is not None and one.waiters else _unread(snapshot)
     if one is None or unread is not None or one.call.age < limits.STALL_SECONDS:
@@ -299,7 +299,7 @@ def _waited_for(snapshot: RunSnapshot) -> Cause | None:
 # ---- post mortem -----------------------------------------------------------------------------------------------------
 
 _END_SECONDS: Final = 1.0
-"""In which all processes of a run that is killed end."""
+"""Time in which all processes of a killed run end."""
 
 OUTCOMES: Final = {
     flight.RUNNING: "running",
@@ -313,7 +313,7 @@ class LastCall(msgspec.Struct, frozen=True, kw_only=True):
     """Call that a dead process had begun.
 
     Attributes:
-        id: As `CallRow.id`; empty for a broadcast.
+        id: Same as `CallRow.id`; empty for a broadcast.
         name: `mesh[label=0].endpoint`.
         at: Unix time of its arrival.
         outcome: "running", "returned", "raised", "cancelled".
@@ -333,8 +333,8 @@ class DeadProc(msgspec.Struct, frozen=True, kw_only=True):
     """One process of a run that has died.
 
     Attributes:
-        id, parent, name, mesh, point, incarnation, pid, host: As those of a `ProcRow`.
-        state: "ended" in good order; "dead", as its owner has noticed; "stuck", which did not run any more; "cut off"
+        id, parent, name, mesh, point, incarnation, pid, host: Same as in `ProcRow`.
+        state: "ended" without error; "dead", as its owner noticed; "stuck", if its loop had stopped running; "cut off"
             by the end of the run; "running", if the run continues.
         began_at, last_at: Unix times of its start and of its last sign of life.
         silent_seconds: Seconds from its last sign of life to the end of the run.
@@ -371,9 +371,9 @@ class Autopsy(msgspec.Struct, frozen=True, kw_only=True):
         error: That error.
         begun_at, last_at: Unix times of its start and of the last sign of life.
         cause: Its root cause, as far as can be determined.
-        procs: Its processes; those that have ended otherwise than well come first.
-        events: What happened to members, oldest first.
-        snapshot: Its calls and actors as they were at the end.
+        procs: Its processes; those that failed come first.
+        events: Events of members, oldest first.
+        snapshot: Its calls and actors at the end.
         unreadable: Files that could not be read, and why.
     """
 
@@ -419,7 +419,7 @@ def examine(records: RunRecords) -> Autopsy:
     left_by = "" if left is None else left.error
     ended_calls = _ended_calls(records)
     views = [_view_at_end(one, proc_id, last_at, procs[proc_id].state) for proc_id, one in records.flights.items()]
-    if not left_by.startswith("KeyboardInterrupt"):  # then all calls were cancelled, and what they did is asked for
+    if not left_by.startswith("KeyboardInterrupt"):  # Ctrl-C cancelled all calls; readers want to know what they did
         views = [_without(view, procs[view.proc.id].state, ended_calls) for view in views]
     snapshot = merge(views, last_at)
     states = {

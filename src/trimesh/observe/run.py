@@ -38,12 +38,12 @@ class _Connection:
 
 
 class ObservedRun(_Connection):
-    """A running program, as another one sees it. A context manager: leaving it ends the connection, not the run.
+    """Connection to a running program of this user. A context manager: leaving it ends the connection, not the run.
 
-    Nothing here needs Trio; every method blocks the calling thread until the answer has come.
+    No method needs Trio; each blocks the calling thread until the answer arrives.
 
     Attributes:
-        pid: Of its controller.
+        pid: Process id of its controller.
     """
 
     def __init__(self, client: RunClient) -> None:
@@ -51,14 +51,14 @@ class ObservedRun(_Connection):
         self.pid = client.pid
 
     def snapshot(self, *, seconds: float = 0.0, rows_max: int = limits.OBSERVED_ROWS) -> RunSnapshot:
-        """Return what all processes of the run do.
+        """Return a snapshot of all processes of the run.
 
         Args:
-            seconds: For which processes may take to answer; 0.0 for the usual bound.
-            rows_max: Rows of a table.
+            seconds: Time limit for answers of processes; 0.0 for the usual one.
+            rows_max: Maximum rows of a table.
 
         Raises:
-            ConnectError: It has ended, or does not answer.
+            ConnectError: The run has ended, or does not answer.
         """
         answer = self._client.ask(observed.ControlRequest(kind="views", seconds=seconds))
         return merge(with_records(answer.views), time.time(), by=answer.by, rows_max=rows_max)
@@ -94,7 +94,7 @@ class ObservedRun(_Connection):
         self._client.ask(observed.ControlRequest(kind="kill", target=proc_id))
 
     def cancel(self, call_id: str) -> None:
-        """Have a call cancelled where it runs or waits; its caller gets a `RemoteCancelled`.
+        """Cancel a call where it runs or waits; its caller gets a `RemoteCancelled`.
 
         Args:
             call_id: `CallRow.id` of a call to a process that the controller owns, or to the controller.
@@ -105,7 +105,7 @@ class ObservedRun(_Connection):
         self._client.ask(observed.ControlRequest(kind="cancel", target=call_id))
 
     def holds(self) -> Sequence[observed.HoldRow]:
-        """Return the threads that wait for a debugger, or have one, the oldest first.
+        """Return the threads that are held for a debugger, the oldest first.
 
         Raises:
             ConnectError: The run does not answer.
@@ -119,13 +119,13 @@ class ObservedRun(_Connection):
             hold_id: `HoldRow.id`.
 
         Raises:
-            ConnectError: It has ended, another terminal debugs in this run, or the run does not answer.
+            ConnectError: The thread has gone on, another terminal is attached in this run, or the run does not answer.
         """
         self._client.ask(observed.ControlRequest(kind="attach", target=hold_id))
         return DebugTerminal(self._client)
 
     def stop(self) -> None:
-        """Do to the run what a Ctrl-C does.
+        """Interrupt the run, as Ctrl-C does.
 
         Raises:
             ConnectError: The run does not answer.
@@ -134,15 +134,15 @@ class ObservedRun(_Connection):
 
 
 class DebugTerminal(_Connection):
-    """The terminal of one thread that is held. A context manager: leaving it, or `close`, lets the thread go on.
+    """The terminal of one held thread. A context manager: leaving it, or `close`, lets the thread go on.
 
-    Every method blocks; `hear` may be called in another thread than the others.
+    Every method blocks; `hear` may run in another thread than the others.
     """
 
     def hear(self) -> tuple[str, str] | None:
-        """Wait for the next message of the debugger; return None when the run has ended.
+        """Wait for the next message of the debugger: a kind and a text; return None when the run has ended.
 
-        "output" and text; "prompt", when it waits for a line, and its text; "ended" and why.
+        Kinds are "output"; "prompt", when it waits for a line; and "ended", with the reason.
         """
         heard = self._client.hear()
         return None if heard is None else (heard.said, heard.text)
@@ -151,7 +151,7 @@ class DebugTerminal(_Connection):
         """Answer a prompt.
 
         Args:
-            line: Without its end.
+            line: The line, without a line break.
 
         Raises:
             ConnectError: The run has ended.
@@ -160,7 +160,7 @@ class DebugTerminal(_Connection):
 
 
 def runs() -> list[ObservedRun]:
-    """Return the running programs of this user on this machine that can be asked; to be closed.
+    """Return the running programs of this user on this machine that accept connections. Close each of them.
 
     Raises:
         ConnectError: Their folder belongs to another user, or others may enter it.
@@ -176,7 +176,7 @@ def find_run(pid: int | None = None) -> ObservedRun:
     """Return a running program of this user on this machine.
 
     Args:
-        pid: Of its controller; None for the only one there is.
+        pid: Process id of its controller; None for the only run.
 
     Raises:
         ConnectError: There is none, or more than one.
@@ -187,7 +187,7 @@ def find_run(pid: int | None = None) -> ObservedRun:
         if not chosen:
             known = ", ".join(str(one.pid) for one in found) or "none"
             _close(found)
-            raise ConnectError(f"no run of this user has process {pid} as its controller; there are: {known}")
+            raise ConnectError(f"no run of this user has process {pid} as its controller; their controllers: {known}")
     else:
         chosen = found
         if len(found) != 1:
@@ -196,8 +196,8 @@ def find_run(pid: int | None = None) -> ObservedRun:
             if not known:
                 raise ConnectError("no run of this user has an open block on this machine")
             raise ConnectError(
-                f"one run is expected, and {len(found)} of this user are there; name one by the pid of its controller, "
-                f"--pid {found[0].pid} on the command line, find_run({found[0].pid}) in Python: {known}"
+                f"a run must be named by the pid of its controller if there are several, got none of {known}: write "
+                f"--pid {found[0].pid} on the command line, find_run({found[0].pid}) in Python"
             )
     _close([one for one in found if one is not chosen[0]])
     return chosen[0]
@@ -212,11 +212,11 @@ def _close(some: Sequence[ObservedRun]) -> None:
 
 
 async def snapshot(*, seconds: float = limits.OBSERVE_SECONDS, rows_max: int = limits.OBSERVED_ROWS) -> RunSnapshot:
-    """Return a snapshot of this process and all that it owns.
+    """Return a snapshot of this process and all processes that it owns.
 
     In a controller that is the whole run; in an actor, its process and those below it. All are queried in parallel. A
     process whose Trio loop does not run is queried by a signal and shown as "stuck", with its stack. One in which C
-    code holds the GIL is shown as "silent", with its stack, too.
+    code holds the GIL is shown as "silent", also with its stack.
 
     Args:
         seconds: Time limit for the answers.
@@ -239,11 +239,11 @@ async def _snapshot(seconds: float, rows_max: int) -> RunSnapshot:
 
 
 async def watch(*, every: float = 1.0, rows_max: int = limits.OBSERVED_ROWS) -> AsyncGenerator[RunSnapshot, None]:
-    """Yield snapshots again and again, the first at once.
+    """Yield snapshots at an interval, the first at once.
 
     Args:
-        every: Seconds between two.
-        rows_max: As of `snapshot`.
+        every: Interval in seconds.
+        rows_max: See `snapshot`.
 
     Raises:
         RuntimeError: No mesh is open here.

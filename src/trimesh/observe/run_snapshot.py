@@ -36,18 +36,18 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: Grows when a field is removed or changes its meaning.
         taken_at: Unix time.
-        job: The run itself; None when its controller was not asked.
+        job: The run itself; None when its controller was not queried.
         by: "loop"; or "thread", when the Trio loop of the controller does not run.
         hosts: Its machines.
-        procs: Its processes; those that do not run as they should come first.
+        procs: Its processes; those with problems come first.
         actors: Its actors, the longest mailbox first.
         calls: Calls under way, oldest first.
         links: Connections between processes, the one with most bytes waiting first.
         grants: Memory that others may reach, the largest first.
-        publications: Versions of tensors that are published; those whose `publish` waits come first.
-        events: What happened to members, oldest first.
-        failures: Those of the events that are failures, the first one first.
-        cut: How many rows were left out, by table.
+        publications: Published versions of tensors; those whose `publish` waits come first.
+        events: Events of members, oldest first.
+        failures: The events that are failures, oldest first.
+        cut: Number of omitted rows, by table.
     """
 
     version: int = VERSION
@@ -74,8 +74,8 @@ def merge(
     Args:
         views: Report of each process.
         taken_at: Unix time.
-        by: As `RunSnapshot.by`.
-        rows_max: Rows of a table.
+        by: See `RunSnapshot.by`.
+        rows_max: Maximum rows of a table.
     """
     cut = dict[str, int]()
     for view in views:
@@ -139,7 +139,7 @@ def _procs(views: Sequence[observed.ProcView], events: Sequence[observed.EventRo
 
 
 def _lost(child: observed.ProcRow) -> observed.ProcRow:
-    """A process that has said nothing, although its owner takes it for running."""
+    """Mark a process as silent that sent no report although its owner reports it as running."""
     return msgspec.structs.replace(child, state="silent") if child.state == "running" else child
 
 
@@ -150,7 +150,7 @@ def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow
     return msgspec.structs.replace(
         child,
         state=state,
-        stack="" if state == "held" else said.stack,  # it is that of the debugger
+        stack="" if state == "held" else said.stack,  # the stack of a held thread is that of the debugger
         kernel_state=said.kernel_state if state == "silent" else "",
         memory_bytes=said.memory_bytes or child.memory_bytes,
         record=said.record or child.record,
@@ -201,7 +201,7 @@ def _calls(views: Sequence[observed.ProcView], procs: dict[str, observed.ProcRow
 
 
 def _explained(call: observed.CallRow, procs: dict[str, observed.ProcRow]) -> observed.CallRow:
-    """Say of a call, if it is not known where it runs, where the main thread of its process is that does not go on."""
+    """Give a call without a known line the line at which the main thread of its stuck process is."""
     proc = procs.get(call.proc)
     if call.at or proc is None or proc.state in _FINE or call.state in ("sending", "queued"):
         return call
@@ -213,14 +213,12 @@ def _first_line(stack: str) -> str:
 
 
 def program_line(stack: str) -> str:
-    """Return the innermost line of a stack that is of a program, or else of a package that it has called."""
+    """Return the innermost line of a stack in the program's own code, or else in a package that it called."""
     lines = [line.strip() for line in stack.splitlines() if line.strip().startswith("File ")]
     return program_frame(lines, package_of_line) or ""
 
 
-# ---- unanswered ------------------------------------------------------------------------------------------------------
-
-# Processes that do not answer, completed from their flight records: actors, memory, where the record is.
+# ---- silent processes, completed from their flight records: actors, memory, path of the record -----------------------
 
 _ALIVE = ("running", "stopped", "held", "exiting")
 
@@ -231,23 +229,23 @@ def unanswered(views: Sequence[observed.ProcView]) -> dict[str, observed.ProcRow
     Args:
         views: Reports of all processes of a run.
     """
-    answered = {view.proc.id for view in views if view.proc.pid}  # an owner gives no more than the stack
+    answered = {view.proc.id for view in views if view.proc.pid}  # no pid: the owner's, with a stack only
     children = {child.id: child for view in views for child in view.children}
     found = [child for child in children.values() if child.record and child.state in _ALIVE]
     return {child.id: child for child in found if child.id not in answered}
 
 
 def with_records(views: Sequence[observed.ProcView]) -> list[observed.ProcView]:
-    """Return the views with what the flight records of silent processes add.
+    """Return the views, completed from the flight records of silent processes.
 
-    Blocking: some milliseconds for each process that has not answered.
+    Blocking: some milliseconds for each silent process.
     """
     found = list(views)
     places = {view.proc.id: index for index, view in enumerate(found)}
     for proc_id, child in list(unanswered(views).items())[: limits.OBSERVED_RECORDS]:
         try:
             record = read_record(child.record)
-        except ValueError:  # it is on another host, or gone
+        except ValueError:  # the record is on another host, or gone
             continue
         seen = next((one.view for one in reversed(record.records) if isinstance(one, flight.SeenView)), None)
         at = places.get(proc_id)
@@ -263,7 +261,7 @@ def with_records(views: Sequence[observed.ProcView]) -> list[observed.ProcView]:
 
 
 def _actors(proc_id: str, record: flight.Flight, seen: observed.ProcView | None) -> tuple[observed.ActorRow, ...]:
-    """Return the actors that were there at the last look, and those called since: calls are written at once."""
+    """Return the actors of the last recorded state, and those called since: calls are recorded at once."""
     rows = {} if seen is None else {actor.name: msgspec.structs.replace(actor, running=0) for actor in seen.actors}
     for call in record.calls:
         if call.name is None or not call.name.mesh:
@@ -276,7 +274,7 @@ def _actors(proc_id: str, record: flight.Flight, seen: observed.ProcView | None)
     return tuple(rows.values())
 
 
-# ---- stacks of a snapshot: of main threads that do not run their loop, and of calls; equal ones are one --------------
+# ---- stacks of a snapshot, of stuck main threads and of calls; equal ones are merged ---------------------------------
 
 
 class SharedStack(msgspec.Struct, frozen=True):
@@ -294,11 +292,11 @@ class SharedStack(msgspec.Struct, frozen=True):
 
 
 def shared_stacks(snapshot: RunSnapshot, name: str = "") -> Sequence[SharedStack]:
-    """Return the stacks of a run, those that the fewest members have first: who is alone differs from the rest.
+    """Return the stacks of a run, those of the fewest members first: a lone member differs from the rest.
 
     Args:
-        snapshot: The run.
-        name: Of one process or actor; empty for all.
+        snapshot: Snapshot of the run.
+        name: Name of one process or actor; empty for all.
     """
     names = {proc.id: proc.name for proc in snapshot.procs}
     found = dict[tuple[str, tuple[str, ...]], list[str]]()
@@ -313,15 +311,15 @@ def shared_stacks(snapshot: RunSnapshot, name: str = "") -> Sequence[SharedStack
     return sorted(rows, key=lambda row: (row.what != "main thread", len(row.members)))
 
 
-# ---- what each process of a run did between two snapshots of it ------------------------------------------------------
+# ---- activity of each process of a run between two snapshots ---------------------------------------------------------
 
 
 class ProcActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, and what it did for a while.
+    """Activity of one process between two snapshots.
 
     Attributes:
-        proc: The process, as the later snapshot has it.
-        received, sent: Messages a second, over all its links. What went before the first snapshot is not in them.
+        proc: The process, as in the later snapshot.
+        received, sent: Messages a second between the snapshots, over all its links.
         nbytes: Bytes a second, both ways.
         queued, running: Calls that wait in mailboxes of its actors, and that run there.
         oldest: Age of the oldest call to it that is under way, in seconds; 0.0 without one.
@@ -337,11 +335,11 @@ class ProcActivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> list[ProcActivity]:
-    """Return what each process did between two snapshots, in the order of the later one.
+    """Return the activity of each process between two snapshots, in the order of the later one.
 
     Args:
-        later: The newer one.
-        earlier: The older one; without it nothing is known of rates.
+        later: The newer snapshot.
+        earlier: The older one; without it all rates are 0.
     """
     now, before = _counted(later), Counter[tuple[str, str]]() if earlier is None else _counted(earlier)
     seconds = 0.0 if earlier is None else later.taken_at - earlier.taken_at
@@ -353,7 +351,7 @@ def activity_between(later: RunSnapshot, earlier: RunSnapshot | None = None) -> 
         oldest[call.proc] = max(oldest[call.proc], call.age)
 
     def rate(proc: str, what: str) -> float:
-        """A link that has gone took its counts with it."""
+        """Return a rate, at least 0: the counts of a closed link are missing in the later snapshot."""
         return max(0, now[proc, what] - before[proc, what]) / seconds if seconds > 0 else 0.0
 
     return [
@@ -394,7 +392,7 @@ class RunRecords(msgspec.Struct, frozen=True):
         folder: Their folder.
         flights: Contents of each, by `ProcRow.id`.
         unreadable: Files that are no flight records, and why.
-        is_running: Whether the run goes on.
+        is_running: Whether the run is alive.
     """
 
     folder: Path
@@ -417,11 +415,11 @@ def recorded_runs() -> list[RunFolder]:
     try:
         return run_folders()
     except OSError as error:
-        raise ConnectError(f"flight records of this user cannot be looked for: {error}") from error
+        raise ConnectError(f"flight records of this user cannot be listed: {error}") from error
 
 
 def read_records(folder: Path) -> RunRecords:
-    """Return what the processes of a run have left.
+    """Read the flight records in the folder of a run.
 
     Raises:
         ConnectError: The folder cannot be read, or has no flight record.
@@ -446,10 +444,10 @@ def read_records(folder: Path) -> RunRecords:
 
 
 def read_record(path: str | Path) -> flight.Flight:
-    """Return what one process has left, or has written so far: the file is `ProcRow.record`.
+    """Read the flight record of one process, dead or alive: the file is `ProcRow.record`.
 
     Raises:
-        ValueError: It is on another host, is none, or cannot be read.
+        ValueError: The file is on another host, is no flight record, or cannot be read.
     """
     if not path:
         raise ValueError("this process keeps no flight record")
@@ -469,11 +467,11 @@ def _is_alive(folder: RunFolder) -> bool:
 
 
 def find_records(where: str = "", pid: int | None = None) -> RunRecords:
-    """Return what the newest run has left that does not go on, or a given one.
+    """Return the flight records of the newest dead run, or of a given one.
 
     Args:
-        where: The folder of a run; empty for one of this user on this machine.
-        pid: Of its controller; it may go on.
+        where: The folder of a run; empty for a run of this user on this machine.
+        pid: Process id of its controller; then the run may be alive.
 
     Raises:
         ConnectError: There is none.
@@ -484,5 +482,5 @@ def find_records(where: str = "", pid: int | None = None) -> RunRecords:
         if pid not in (None, folder.pid) or (pid is None and _is_alive(folder)):
             continue
         return read_records(folder.path)
-    whose = "no run that has ended otherwise than well" if pid is None else f"no run of process {pid}"
+    whose = "no failed run" if pid is None else f"no run of process {pid}"
     raise ConnectError(f"{whose} has left flight records on this machine; a run that ends well removes its own")

@@ -20,14 +20,14 @@ from trimesh.observe.post_mortem import OUTCOMES, name_of
 from trimesh.observe.run_snapshot import RunRecords
 
 _SLACK_SECONDS: Final = 1e-6
-"""By which times of two calls may err: Unix times are kept to a quarter of a microsecond, and are sums of such."""
+"""Largest error between times of two calls: they are sums of Unix times rounded to a quarter of a microsecond."""
 
 
 class Timeline:
-    """The calls of a run, as they are read.
+    """The calls of a run, collected from repeated readings of its flight records.
 
     Attributes:
-        count: Calls that are kept.
+        count: Number of kept calls.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Timeline:
                 }
 
     def _ordered(self) -> list[tuple[str, flight.FlightHead]]:
-        """Return whose records there are: the controller first, then by mesh and coordinates."""
+        """Return the heads of the records: the controller's first, then by mesh and coordinates."""
 
         def place(item: tuple[str, flight.FlightHead]) -> tuple[bool, str, list[int], int]:
             proc = item[1].proc
@@ -162,7 +162,7 @@ class Timeline:
             }
 
     def missing(self, since: float) -> int:
-        """Return how many calls of the time from `since` are not there: written over before they were read, mostly."""
+        """Return the number of missing calls since a Unix time: most were overwritten before they were read."""
         found = 0
         for proc_id, calls in self._calls.items():
             first = min((number for number, call in calls.items() if call.at >= since), default=None)

@@ -22,12 +22,12 @@ from trimesh.observe.run_snapshot import RunSnapshot
 
 
 class Culprit(msgspec.Struct, frozen=True):
-    """A call that others wait for and that itself waits for no call; or one that waits for itself.
+    """A root cause of waits: a call that waits for no other call, or one that waits for itself.
 
     Attributes:
-        call: It.
-        waiters: How many calls wait for it, directly or not.
-        cycle: The ids of the calls of a circle, from this one on; empty when it is in none.
+        call: The call.
+        waiters: Number of calls that wait for it, directly or not.
+        cycle: Ids of the calls of its cycle, from this one on; empty if it is in none.
     """
 
     call: observed.CallRow
@@ -53,7 +53,7 @@ class WaitGraph:
         for call in snapshot.calls:
             if call.state in ("running", "waiting"):
                 holders.setdefault(call.name, []).append(call.id)
-        for call in snapshot.calls:  # room in a mailbox is made by the calls that its actor runs
+        for call in snapshot.calls:  # a full mailbox gets room when a running call of its actor ends
             if call.state == "sending":
                 self.waits_for[call.id] = tuple(holders.get(call.name, ()))
         self.waits_for = {call_id: others for call_id, others in self.waits_for.items() if others}
@@ -81,7 +81,7 @@ class WaitGraph:
         return sorted(found, key=lambda one: (not one.cycle, -one.waiters, -one.call.age))
 
     def _cycle(self, start: str) -> tuple[str, ...]:
-        """Return the ids of a circle through a call, from it on; empty if there is none."""
+        """Return the ids of a cycle through a call, from it on; empty if there is none."""
         before = dict[str, str]()
         todo = list(self.waits_for.get(start, ()))
         before.update(dict.fromkeys(todo, start))
@@ -102,7 +102,7 @@ class WaitGraph:
         return (start, *reversed(way[1:]))
 
     def tree(self) -> Iterator[tuple[int, observed.CallRow, bool]]:
-        """Yield depth, call, and whether it was shown before, for all calls involved; waiters come first."""
+        """Yield depth, call, and whether it was yielded before, for all calls that wait or are waited for."""
         shown = set[str]()
         roots = [call for call in self.roots() if call.id in self.waits_for]
         for root in [*roots, *(call for call in self.calls.values() if call.id in self.waits_for)]:
@@ -129,25 +129,23 @@ def _reached(start: str, edges: Mapping[str, Sequence[str]]) -> set[str]:
     return seen
 
 
-# ---- publishing ------------------------------------------------------------------------------------------------------
-
-# Publications of a snapshot that do not go on as they should: versions that readers keep, versions without readers.
+# ---- publications with problems: versions that readers keep, versions without readers --------------------------------
 
 _Group = tuple[str, str, int]
 
 
 class KeptVersions(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions that readers keep, so that their memory is not written to.
+    """Versions whose memory cannot be reused because readers keep them pinned.
 
     Attributes:
-        holders: Names of the processes that have pinned them.
-        publishers: Names of the actors, or else processes, that have published them.
+        holders: Names of the processes that pin them.
+        publishers: Names of the actors, or else processes, that published them.
         versions: Their numbers.
         latest: The latest version.
-        kept, slots: How many of the slots of one publisher they take.
-        seconds: Since a `publish` has found the first of them in its way.
+        kept, slots: Slots of one publisher that they take, and that it has.
+        seconds: Time since the first of them blocked a `publish`.
         is_waiting: Whether a `publish` waits for them.
-        call: The oldest call that runs in a process that has pinned them; None if none does.
+        call: The oldest running call in a process that pins them; None if there is none.
     """
 
     holders: tuple[str, ...]
@@ -162,14 +160,14 @@ class KeptVersions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreadVersions(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions that were published and written over, and that no process has read.
+    """Versions that were published and overwritten without any process reading them.
 
     Attributes:
-        publishers: Names of the actors, or else processes, that have published them.
-        count: How many, since a reader has let one go.
-        seconds: Since the first of them was published.
+        publishers: Names of the actors, or else processes, that published them.
+        count: Number of them, since a reader last released a version.
+        seconds: Time since the first of them was published.
         latest: The latest version.
-        readers: Names of the processes that have read earlier ones, and live.
+        readers: Names of live processes that read earlier versions.
         nbytes: Memory of the publications.
     """
 
@@ -182,7 +180,7 @@ class UnreadVersions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def kept_versions(seen: RunSnapshot) -> list[KeptVersions]:
-    """Return the versions that are in the way of a `publish`; those for which one waits come first (UV-1)."""
+    """Return the versions that block a `publish`; those for which one waits come first (UV-1)."""
     procs = {proc.id: proc for proc in seen.procs}
     groups = defaultdict[tuple[_Group, tuple[str, ...]], list[observed.PublicationRow]](list)
     for row in seen.publications:
@@ -210,7 +208,7 @@ def kept_versions(seen: RunSnapshot) -> list[KeptVersions]:
 
 
 def unread_versions(seen: RunSnapshot) -> list[UnreadVersions]:
-    """Return the publications whose versions have not been read for long, those of one mesh as one (UV-2)."""
+    """Return publications whose versions have been unread for long, those of one mesh as one (UV-2)."""
     procs = {proc.id: proc for proc in seen.procs}
     groups = defaultdict[_Group, list[observed.PublicationRow]](list)
     for row in seen.publications:
@@ -241,6 +239,6 @@ def _group(row: observed.PublicationRow, procs: dict[str, observed.ProcRow]) -> 
 
 
 def _name(proc_id: str, procs: dict[str, observed.ProcRow]) -> str:
-    """Return how a process is called; a reader may be of another program."""
+    """Return the name of a process, or its id: a reader may be of another program."""
     proc = procs.get(proc_id)
     return f"process {proc_id}" if proc is None else proc.name

@@ -6,20 +6,20 @@
 
 The last label varies fastest. `Extent()` has no dimension and one point, of rank 0.
 
-An extent that is written down has sizes of at least 1. A view that selects nothing has a dimension of size 0; only
-`Region` makes such extents, and they have no points.
+An extent that users make has sizes of at least 1. A view that selects nothing has a dimension of size 0; only `Region`
+makes such extents, and they have no points.
 
 `Point`: one place in an extent.
 
-A point is the mapping of its coordinates and compares equal to the plain one. It also knows where it lies:
+A point is the mapping of its coordinates and compares equal to a plain one. It also has:
 
-    extent     the sizes its coordinates are read in, so `{'gpus': 2/4}`
+    extent     the sizes that its coordinates belong to, so `{'gpus': 2/4}`
     rank       its row-major number in that extent
-    mesh       the key of the mesh it is a member of, or None for mere coordinates
-    base_rank  its rank in that mesh as spawned, whatever view it was seen through; None for mere coordinates
+    mesh       the key of the mesh that it is a member of; None for a point of no mesh
+    base_rank  its rank in that mesh as spawned, in any view; None for a point of no mesh
 
-A view that begins at the third of four members has a point `{'gpus': 0/2}` with rank 0 and base rank 2. It is
-by (mesh, base_rank) that `Region.exclude` takes a member on any view.
+A view that begins at the third of four members has a point `{'gpus': 0/2}` with rank 0 and base rank 2.
+`Region.exclude` finds members by (mesh, base_rank), so it takes points of any view.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def check_size(label: str, size: object) -> int:
 class Extent(Mapping[str, int]):
     """Labelled sizes: an immutable, hashable, ordered mapping of label to size.
 
-    Beside a plain mapping, an extent is equal when labels and sizes are; two extents must also have the same order,
-    for ranks depend on it.
+    An extent equals a plain mapping with the same labels and sizes. Two extents must also have the same order, because
+    ranks depend on it.
 
     Attributes:
         labels: Names of the dimensions, the slowest first.
@@ -105,7 +105,7 @@ class Extent(Mapping[str, int]):
 
     @classmethod
     def of_view(cls, labels: Sequence[str], sizes: Sequence[int]) -> Self:
-        """Make the extent of a view: a size may be 0. Labels and sizes have been checked by the caller."""
+        """Make the extent of a view, of which a size may be 0. The caller has checked labels and sizes."""
         self = cls.__new__(cls)
         self._set(labels, sizes)
         return self
@@ -178,7 +178,7 @@ class Extent(Mapping[str, int]):
         return rank
 
     def point(self, rank: int) -> Point:
-        """Return the point of rank `rank`: mere coordinates, of no mesh.
+        """Return the point of rank `rank`, of no mesh.
 
         Raises:
             ShapeError: `rank` is not in 0 .. nelements - 1.
@@ -244,14 +244,14 @@ class Extent(Mapping[str, int]):
 class Point(Mapping[str, int]):
     """One place in an extent: an immutable, hashable mapping of label to index.
 
-    Beside a plain mapping, a point is equal when the coordinates are. Two points are equal when they have the same
-    coordinates in the same extent and are the same member of the same mesh, or both of none.
+    A point equals a plain mapping with the same coordinates. Two points are equal when they have the same coordinates
+    in the same extent and are the same member of the same mesh, or both of none.
 
     Attributes:
         rank: Row-major number in `extent`.
-        extent: Sizes that the coordinates are read in.
+        extent: Sizes that the coordinates belong to.
         mesh: Key of the mesh that this is a member of, or None.
-        base_rank: Rank in the mesh as spawned, or None for mere coordinates.
+        base_rank: Rank in the mesh as spawned, or None for a point of no mesh.
 
     Raises:
         ShapeError: `rank` is not in the extent.

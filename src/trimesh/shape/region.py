@@ -1,19 +1,19 @@
-"""`Region`: a view of a mesh: which members, in which order, under which labels.
+"""`Region`: a view of a mesh: its members, their order and labels.
 
-A region holds two things beside each other:
+A region has two parts:
 
-    extent   how the view looks to its user: labels and sizes
+    extent   labels and sizes of the view
     table    for each point of that extent, in row-major order, its *base rank*: the rank in the mesh as spawned
 
-so every view is a table of the same few lines, whatever it was made by:
+So all views are alike, whatever made them:
 
     Region(Extent(hosts=2, gpus=4))     table  0 1 2 3 4 5 6 7     extent  hosts=2, gpus=4
       .slice(gpus=slice(1, 3))          table    1 2     5 6       extent  hosts=2, gpus=2
       .flatten("ranks")                 table    1 2     5 6       extent  ranks=4
       .exclude([{"ranks": 3}])          table    1 2     5 6       extent  ranks=4, without base rank 6
 
-A table in arithmetic progression is a `range`, so the common views hash and pickle in a few bytes; any other is a
-tuple. Strides were not kept instead, because most compositions (flatten of a slice) have none, and meshes are small
+A table in arithmetic progression is a `range`, so common views hash fast and pickle in a few bytes; any other is a
+tuple. Strides would not do instead: most compositions (flatten of a slice) have none. Meshes are small
 (`limits.LINKS_MAX`).
 
 Invariants:
@@ -98,7 +98,7 @@ class Region:
 
     @property
     def table(self) -> range | tuple[int, ...]:
-        """The base rank of each point of the extent, in row-major order, of missing members, too."""
+        """The base rank of each point of the extent, in row-major order, missing members included."""
         return self._table
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class Region:
         return len(self._table) - len(self._excluded)
 
     def __contains__(self, base_rank: object) -> bool:
-        """Tell whether the member of this base rank is in the view."""
+        """Return whether the member of this base rank is in the view."""
         return base_rank in self._table and base_rank not in self._excluded
 
     def ranks(self) -> Sequence[int]:
@@ -206,7 +206,7 @@ class Region:
 
         Args:
             parts: For each dimension to split, its new labels, the slowest first; and the size of each new label. One
-                size for each split may be left out: it is what the others leave.
+                size of each split may be left out: it follows from the others.
 
         Raises:
             ShapeError: There is no such dimension, a label clashes, or the sizes do not divide.
@@ -233,8 +233,8 @@ class Region:
         """Take members out; the others keep their ranks, and the extent its sizes.
 
         Args:
-            points: A `Point` that is a member of this mesh is taken by its base rank, whatever view it was seen
-                through; any other mapping is read in the labels of this view. Missing members stay missing.
+            points: A `Point` of this mesh, from any view, is found by its base rank; any other mapping has the labels
+                of this view. Missing members stay missing.
 
         Raises:
             ShapeError: A point is of another mesh, or is not in this view.
@@ -251,11 +251,11 @@ class Region:
         return self.exclude_ranks(map(self._base_rank_of, points))
 
     def exclude_ranks(self, base_ranks: Iterable[int]) -> Region:
-        """Take members out by their base ranks; those that are not in the view are left out silently."""
+        """Take members out by their base ranks; ranks that are not in the view are ignored."""
         return attrs.evolve(self, excluded=self._excluded.union(rank for rank in base_ranks if rank in self._table))
 
     def spans(self, label: str) -> bool:
-        """Tell whether the view shows every place along `label`, the slowest dimension of the mesh, in the same way.
+        """Return whether the view selects the same members at every place of `label`, the mesh's slowest dimension.
 
         Example:
             >>> whole = Region(Extent(replica=3, gpus=2))
@@ -292,13 +292,13 @@ class Region:
         return attrs.evolve(self, base=base, extent=extent, table=table, excluded=self._excluded.intersection(table))
 
     def following(self, now: Region) -> Region:
-        """Return this view of the mesh as it is now.
+        """Return this view on the current mesh.
 
-        A view that spans the first dimension shows all places that there are along it; any other one those of its
-        members that are there.
+        A view that spans the first dimension gets all current places along it; any other view keeps those of its
+        members that are still in the mesh.
 
         Args:
-            now: All of the mesh, which may have another size along that dimension than when this view was made.
+            now: The whole mesh now, whose first dimension may have another size than when this view was made.
 
         Example:
             >>> before, now = Region(Extent(replica=4)), Region(Extent(replica=2))
@@ -334,18 +334,18 @@ class Region:
         return f"Region({', '.join(inside)})"
 
 
-# ---- what slice, flatten, split and rename do to an extent. `Region` applies it to the ranks -------------------------
+# ---- slice, flatten, split and rename of an extent; `Region` applies them to the ranks -------------------------------
 
-# Each function takes the extent of a view and returns the one of the new view; only `select` also changes which points
-# there are, and says so as row-major ranks in the old extent.
+# Each function takes the extent of a view and returns that of the new view. Only `select` changes the set of points: it
+# also returns their row-major ranks in the old extent.
 
 
 def select(extent: Extent, selection: Mapping[str, int | slice]) -> tuple[Extent, list[int]]:
     """Select along dimensions.
 
     Args:
-        extent: What to select from.
-        selection: Label to index (the dimension goes) or to slice (it stays).
+        extent: Extent to select from.
+        selection: Label to index (removes the dimension) or to slice (keeps it).
 
     Returns:
         The new extent, and for each of its points the rank in the old one.
@@ -371,7 +371,7 @@ def select(extent: Extent, selection: Mapping[str, int | slice]) -> tuple[Extent
 def _slice_index(extent: Extent, label: str, chosen: object) -> int:
     if whole_number(chosen) is None:
         raise ShapeError(
-            f"{label!r} (size {extent.size(label)}) is sliced by an index such as {label}=2 or a slice such as "
+            f"{label!r} (size {extent.size(label)}) must be sliced by an index such as {label}=2 or a slice such as "
             f"{label}=slice(0, 2), got {chosen!r}"
         )
     return extent.index(label, chosen)
@@ -394,10 +394,10 @@ def flatten(extent: Extent, label: str) -> Extent:
 
 
 def rename(extent: Extent, labels: Mapping[str, str]) -> Extent:
-    """Return the extent with other labels, exchanged at once, so that two can swap.
+    """Return the extent with other labels, replaced at the same time, so that two can swap.
 
     Args:
-        extent: What to rename.
+        extent: Extent to rename.
         labels: Old label to new label.
 
     Raises:
@@ -415,7 +415,7 @@ def split(extent: Extent, parts: Mapping[str, Sequence[str] | int]) -> Extent:
     """Return the extent with some dimensions split into several.
 
     Args:
-        extent: What to split.
+        extent: Extent to split.
         parts: Label to its new labels, and new label to its size. One size for each split may be left out.
 
     Raises:
@@ -427,7 +427,7 @@ def split(extent: Extent, parts: Mapping[str, Sequence[str] | int]) -> Extent:
         if isinstance(part, tuple | list):
             splits[label] = [check_label(name) for name in part]
             if not part:
-                raise ShapeError(f"{label!r} (size {extent.size(label)}) cannot be split into no dimension")
+                raise ShapeError(f"{label!r} (size {extent.size(label)}) cannot be split into no dimension: name two")
         elif whole_number(part) is None:
             raise ShapeError(
                 f"split takes new labels such as hosts=('dp', 'pp') and their sizes such as pp=2, got {label}={part!r}"

@@ -1,4 +1,4 @@
-"""`ValueMesh`: one value for each member of a view."""
+"""`ValueMesh`: one value for each member of a view. `Shaped`: base of mesh handles. Names of views."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ T_co = TypeVar("T_co", covariant=True)
 U = TypeVar("U")
 
 _REPR_VALUES_MAX = 8
-"""Values that a repr shows; a mesh of a thousand tensors must not fill the terminal."""
+"""Maximum values in a repr: a mesh of a thousand tensors must not fill the terminal."""
 
 
 @attrs.frozen(repr=False)
 class ValueMesh(Generic[T_co]):
     """One value for each member of a view: what a mesh call returns. Immutable.
 
-    Points have the coordinates of the view that was called. Two are equal when they lie over the same view and the
-    values are equal; one is hashable when its values are.
+    Points have the coordinates of the view that was called. Two are equal when they have the same view and equal
+    values; one is hashable when its values are.
 
     Attributes:
         region: The view.
@@ -90,8 +90,8 @@ class ValueMesh(Generic[T_co]):
         """Return the value of one member.
 
         Args:
-            ranks: None: a member is named by its coordinates, or `values[rank]`.
-            coords: Index along every dimension; none where there is one value.
+            ranks: Must be empty: name a member by its coordinates, or write `values[rank]`.
+            coords: Index along every dimension; may be left out if there is only one value.
 
         Raises:
             ShapeError: A label is missing or unknown, an index is outside its dimension, or the member is missing.
@@ -145,7 +145,7 @@ class ValueMesh(Generic[T_co]):
             ShapeError: A dimension has that name.
         """
         if value in self.extent:
-            raise ShapeError(f"the value needs a column of its own, and {value!r} is a dimension: name another one")
+            raise ShapeError(f"to_table needs a column for the value, and {value!r} is a dimension: give another name")
         return [{**point, value: one} for point, one in self.items()]
 
     def map(self, function: Callable[[T_co], U]) -> ValueMesh[U]:
@@ -169,7 +169,7 @@ class ValueMesh(Generic[T_co]):
         return table((*self.extent, "value"), rows, len(self._values))
 
 
-# ---- what all mesh handles have in common: their shape, and views of a part of them ----------------------------------
+# ---- base of mesh handles: their shape, and views of a part of them --------------------------------------------------
 
 
 class Shaped(ABC):
@@ -243,7 +243,7 @@ class Shaped(ABC):
         return self._seen(self._region().exclude(points))
 
     def _repr_html_(self) -> str:
-        """Return a table for notebooks: each member, and whether it lives as far as is known here."""
+        """Return a table for notebooks: each member, and whether it is known to have ended."""
         from trimesh.html_table import table  # noqa: PLC0415 - only notebooks ask
 
         region = self._region()
@@ -253,7 +253,7 @@ class Shaped(ABC):
         return table((*region.extent, "state"), rows, len(region), repr(self))
 
 
-# ---- a line that a command on a host has written ---------------------------------------------------------------------
+# ---- a line that a command on a host wrote ---------------------------------------------------------------------------
 
 
 @attrs.frozen
@@ -263,9 +263,9 @@ class OutputLine:
     Attributes:
         point: Coordinates of the host, in the mesh of hosts that the command runs on.
         host: Name of the host.
-        stream: Where the command has written it.
-        text: Without its newline. Bytes that are no UTF-8 are replaced. A line of more than
-            `limits.OUTPUT_LINE_BYTES_MAX` bytes comes as several.
+        stream: Stream that the command wrote it to.
+        text: The line without its newline. Bytes that are not UTF-8 are replaced. A line of more than
+            `limits.OUTPUT_LINE_BYTES_MAX` bytes arrives as several.
     """
 
     point: Point
@@ -286,8 +286,8 @@ def view_name(mesh: str, whole: Region, seen: Region) -> str:
 
     Args:
         mesh: Name of the mesh.
-        whole: All of it.
-        seen: The part.
+        whole: The whole mesh.
+        seen: The part of it.
 
     Example:
         >>> from trimesh.shape.extent import Extent

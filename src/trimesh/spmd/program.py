@@ -86,8 +86,8 @@ async def run(
         The exit codes, all 0, or the results of the function.
 
     Raises:
-        MeshErrorGroup: A rank has failed: `ScriptFailed` with its traceback, or the exception of the function. The
-            others were ended. Ranks that failed because a peer was gone are listed in a note on that peer's failure.
+        MeshErrorGroup: A rank failed: `ScriptFailed` with its traceback, or the exception of the function. The others
+            were ended. Ranks that failed because a peer was gone are listed in a note on that peer's failure.
         TypeError: The function or its arguments cannot be pickled; an argument of a script is not a string.
         RuntimeError: `procs` is a reference; only the block that owns processes can spawn on them.
 
@@ -144,7 +144,7 @@ async def launchers_on(
 def _arguments(args: Sequence[Any]) -> list[str]:
     for one in args:
         if not isinstance(one, str | os.PathLike):
-            raise TypeError(f"arguments of a script must be strings, got {one!r}: write {str(one)!r}")
+            raise TypeError(f"arguments of a script must be strings or paths, got {one!r}: write {str(one)!r}")
     return [os.fspath(one) for one in args]
 
 
@@ -159,7 +159,7 @@ async def run_together(ranks: Sequence[Callable[[], Awaitable[R]]], name: str) -
         name: Name of the mesh, for the error.
 
     Raises:
-        MeshErrorGroup: Some have failed; the others were cancelled.
+        MeshErrorGroup: Some ranks failed; the others were cancelled.
     """
     results: dict[int, R] = {}
     failures: list[Exception] = []
@@ -171,35 +171,35 @@ async def run_together(ranks: Sequence[Callable[[], Awaitable[R]]], name: str) -
                 results[rank] = await work()
             except Exception as error:  # noqa: BLE001 - raised below, with the others
                 failures.append(error)
-                if _is_consequence(error):
+                if _is_follow_on(error):
                     scope.deadline = min(scope.deadline, trio.current_time() + limits.SPMD_VERDICT_SECONDS)
                 else:
-                    scope.cancel(reason="another rank has failed")
+                    scope.cancel(reason="another rank failed")
 
         for rank, work in enumerate(ranks):
             nursery.start_soon(run, rank, work)
     if failures:
-        raise MeshErrorGroup(f"{name} failed", _told(failures), mesh=name)
+        raise MeshErrorGroup(f"{name} failed", _root_causes(failures), mesh=name)
     return [results[rank] for rank in range(len(ranks))]
 
 
-def _is_consequence(error: Exception) -> bool:
+def _is_follow_on(error: Exception) -> bool:
     return all(
         text_says_peer_is_gone(leaf.stderr_tail) if isinstance(leaf, ScriptFailed) else says_peer_is_gone(leaf)
         for leaf in leaves(error)
     )
 
 
-def _told(failures: Sequence[Exception]) -> list[Exception]:
+def _root_causes(failures: Sequence[Exception]) -> list[Exception]:
     """Return the root causes, with a note that lists the follow-on errors; without a root cause, all failures."""
-    causes = [error for error in failures if not _is_consequence(error)]
+    causes = [error for error in failures if not _is_follow_on(error)]
     others = [error for error in failures if error not in causes]
     if not causes:
         return others
     if others:
         places = [origin(leaf) for error in others for leaf in leaves(error)]
         where = ", ".join(place_name(one.mesh, one.point) for one in places if one is not None)
-        add_note(causes[0], f"ranks that failed since a peer was gone: {where}")
+        add_note(causes[0], f"ranks that failed because a peer was gone: {where}")
     return causes
 
 
@@ -307,7 +307,7 @@ class SPMDActor(Actor):
         """Run a function in a separate interpreter; `trimesh.spmd.child` has the formats of `work` and the result.
 
         Raises:
-            ScriptFailed: The child has ended without a result.
+            ScriptFailed: The child ended without a result.
             BaseException: Raised by the function.
         """
         reader, writer = os.pipe()
@@ -355,7 +355,7 @@ class SPMDActor(Actor):
 
 
 def _defaults(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a program before `env` is added: defaults, then this process's."""
+    """Return the environment of a program before `env` is added: defaults, and that of this process over them."""
     defaults = {"PYTHONUNBUFFERED": "1"}  # lines appear when they are printed
     if env.get("LOCAL_WORLD_SIZE", "1") != "1":
         defaults["OMP_NUM_THREADS"] = "1"  # as torchrun: each rank would take all cores
@@ -407,7 +407,7 @@ async def _read(reader: int, into: bytearray) -> None:
 
 
 class ScriptFailed(MeshError):
-    """The program of a rank has failed.
+    """The program of a rank failed.
 
     Attributes:
         program: The script, module or function.
