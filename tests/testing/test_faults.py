@@ -375,11 +375,11 @@ async def test_wrong_plans_are_refused_when_they_are_made(mesh, faults):
         faults.kill({"tpus": 0})
     with pytest.raises(AttributeError, match="no endpoint 'stepp'"):
         faults.at(w.stepp)
-    with pytest.raises(TypeError, match="planned for an endpoint"):
+    with pytest.raises(TypeError, match="needs an endpoint of a mesh"):
         faults.at(Worker.step)
     with pytest.raises(ValueError, match="sigkill"):
         faults.kill({"gpus": 0}, how="politely")
-    with pytest.raises(ValueError, match="counts from 1"):
+    with pytest.raises(ValueError, match="must be a whole number from 1"):
         faults.at(w.step, nth=0)
     with pytest.raises(ValueError, match="at most 1"):
         faults.link("controller", mesh).drop(1.5)

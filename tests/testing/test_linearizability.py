@@ -272,7 +272,7 @@ def test_failure_is_shown_as_a_table():
         "      2.000000  |         -> 1",
         "      2.500000  |                 read()",
         "      3.000000  |                 -> 0  <--",
-        "the operations before it are explained by the order a write(1) unknown, b read() -> 1; the state is then 1",
+        "an order that explains the operations before it: a write(1) unknown, b read() -> 1; the state is then 1",
     ]
     assert caught.value.culprit is operations[2]
 

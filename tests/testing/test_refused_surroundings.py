@@ -146,6 +146,6 @@ async def test_actor_of_asyncio_is_refused_in_words(mesh):
         await mesh.spawn("engines", Engine)
     for leaf in trimesh.leaves(caught.value):
         assert isinstance(leaf, RuntimeError)
-        assert "must be one of Trio" in str(leaf)
+        assert "must be a trimesh.Actor" in str(leaf)
     program = await mesh.spawn("programs", Program)
     assert len(program.alive()) == 2

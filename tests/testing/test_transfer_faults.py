@@ -150,9 +150,9 @@ async def test_wrong_plans_of_transfers_are_refused(mesh, faults):
         faults.transfer({"gpus": 2})
     with pytest.raises(TypeError, match="members are named"):
         faults.transfer("everybody")
-    with pytest.raises(ValueError, match="nth counts from 1"):
+    with pytest.raises(ValueError, match="nth must be a whole number from 1"):
         faults.transfer(mesh, nth=0)
-    with pytest.raises(ValueError, match="times counts from 1"):
+    with pytest.raises(ValueError, match="times must be a whole number from 1"):
         faults.transfer(mesh, times=0)
     with pytest.raises(ValueError, match="seconds"):
         faults.transfer(mesh).delays(0)

@@ -28,8 +28,8 @@ from trimesh.errors import place_name
 class History:
     """The operations of one run, with the times at which they began and ended; simulated or over real processes.
 
-    It stays in the process of the test: clocks of other processes cannot be compared. Record around the calls that the
-    test makes; a client that is an actor is called for each of its operations.
+    It stays in the process of the test, because clocks of other processes cannot be compared. Record around the calls
+    that the test makes; to let an actor be a client, call it for each of its operations.
 
     Example:
         ```python
@@ -80,8 +80,8 @@ class History:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a History stays in the process that records it, as clocks of others cannot be compared with its own: "
-            "record around the calls that the test makes"
+            "a History cannot be sent to another process, whose clock cannot be compared with this one's: record "
+            "around the calls that the test makes"
         )
 
 
@@ -100,21 +100,21 @@ class Recorded:
         self.operation = operation
 
     def ok(self, result: Any = None) -> None:
-        """Record that it has happened, with its result."""
+        """Record that it happened, with its result."""
         self._end("ok", result)
 
     def fail(self) -> None:
-        """Record that it has surely not happened, and never will: it was refused."""
+        """Record that it has not happened and never will, because it was refused."""
         self._end("fail", None)
 
     def unknown(self) -> None:
-        """Record that it is unknown: it may have happened, or may happen at any later time."""
+        """Record an unknown outcome: it may have happened, or may happen at any later time."""
         self._end("unknown", None)
 
     def _end(self, status: Status, result: Any) -> None:
         begun = self.operation
         if begun.end is not None:
-            raise RuntimeError(f"an operation ends once; {begun} has ended before this {status}")
+            raise RuntimeError(f"an operation ends once, got {status} after {begun}: record one outcome of each")
         moment = self._history._now()  # noqa: SLF001 - it counts the events for its parts
         self.operation = Operation(begun.client, begun.call, begun.begin, status, result, moment)
 
@@ -135,8 +135,8 @@ def table(operations: Sequence[Operation], marked: Operation | None = None) -> I
     """Yield the lines of a table of operations; a client with several at one time has several columns.
 
     Args:
-        operations: What to show; of long ones the last `limits.HISTORY_ROWS` events.
-        marked: The one whose end gets an arrow.
+        operations: Operations to show; of a long history the last `limits.HISTORY_ROWS` events.
+        marked: The operation whose end gets an arrow.
     """
     columns = _columns(operations)
     names = [client_text(client) for client, _ in columns]
@@ -166,7 +166,7 @@ def table(operations: Sequence[Operation], marked: Operation | None = None) -> I
 
 
 def _columns(operations: Sequence[Operation]) -> list[tuple[Hashable, list[Operation]]]:
-    """Return clients in the order in which they came, each with operations of which no two overlap."""
+    """Return clients in order of their first operation, each with operations that do not overlap."""
     lanes: dict[Hashable, list[list[Operation]]] = {}
     for operation in sorted(operations, key=lambda one: one.begin):
         own = lanes.setdefault(operation.client, [])
@@ -194,7 +194,7 @@ Call = tuple[Any, ...]
 """Name of an operation and its arguments, as `("write", "x", 3)`."""
 
 Moment = tuple[float, int]
-"""Seconds, and which of the events of that time it was; two events with equal moments happened in any order."""
+"""Seconds, and the number of the event, which orders events of the same time."""
 
 Status = Literal["ok", "fail", "unknown"]
 
@@ -207,8 +207,8 @@ class Operation:
         client: Its client, as a point or a name; one client may have several under way.
         call: Name and arguments.
         begin: Time of its begin.
-        status: "ok": it has happened, and `result` came back. "fail": it has not happened, and never will. "unknown":
-            it may have happened, or may yet, at any time after `begin`.
+        status: "ok": it happened, and returned `result`. "fail": it has not happened, and never will. "unknown": it may
+            have happened, or may still, at any time after `begin`.
         result: The value returned.
         end: Time at which the outcome was recorded; None while it is under way.
     """
@@ -238,16 +238,14 @@ def call_text(call: Call) -> str:
     return f"{call[0]}({', '.join(map(repr, call[1:]))})"
 
 
-# ---- linearizability -------------------------------------------------------------------------------------------------
-
-# Whether a history is linearizable: one order explains all results, and no operation moves past one before it. PURE.
+# ---- linearizability: one order explains all results, and no operation moves past one that ended before it. PURE -----
 
 _END: Final = 0
 """Number of the entry before the first, which is also the one after the last."""
 
 
 class UndecidedError(RuntimeError):
-    """The search has looked at `limits.LINEARIZATION_STATES_MAX` states, and does not know yet."""
+    """The search visited `limits.LINEARIZATION_STATES_MAX` states without a result."""
 
 
 class NotLinearizable(AssertionError):
@@ -274,12 +272,12 @@ class NotLinearizable(AssertionError):
 
     def __str__(self) -> str:
         of = "" if self.key is None else f" of {self.key!r}"
-        taken = ", ".join(map(str, self.order[-limits.HISTORY_ROWS :])) or "of none"
+        taken = ", ".join(map(str, self.order[-limits.HISTORY_ROWS :])) or "(none)"
         return "\n".join(
             [
                 f"not linearizable: no order of the operations{of} explains {self.culprit}",
                 *table(self.prefix, self.culprit),
-                f"the operations before it are explained by the order {taken}; the state is then {self.state!r}",
+                f"an order that explains the operations before it: {taken}; the state is then {self.state!r}",
             ]
         )
 
@@ -289,10 +287,10 @@ def check_linearizable(operations: Iterable[Operation], model: Model) -> None:
 
     Args:
         operations: Operations of one history, in any sequence.
-        model: What the object does when one operation happens after the other.
+        model: Sequential model of the object.
 
     Raises:
-        NotLinearizable: There is no such order. The text shows the shortest beginning of the history that fails.
+        NotLinearizable: There is no such order. The text shows the shortest prefix of the history that fails.
         UndecidedError: The check did not finish within `limits.LINEARIZATION_STATES_MAX` states.
         TypeError: The model's states have no hash, or its `step` returns something else than a pair or None.
 
@@ -309,7 +307,7 @@ def check_linearizable(operations: Iterable[Operation], model: Model) -> None:
 
 
 def _failure(key: Hashable, operations: Sequence[Operation], model: Model) -> NotLinearizable:
-    """Find the shortest beginning that fails: if one does, all longer ones do."""
+    """Find the shortest prefix that fails: if one does, all longer ones do."""
     ended = sorted((one for one in operations if one.status == "ok"), key=_end)
     explained, failing = 0, len(ended)  # operations that have returned
     while failing - explained > 1:
@@ -332,7 +330,7 @@ def _end(operation: Operation) -> Moment:
 
 
 def _until(operations: Iterable[Operation], moment: Moment) -> list[Operation]:
-    """Return the history up to a moment: what ends later is under way."""
+    """Return the history up to a moment: operations that end later are under way."""
     begun = (operation for operation in operations if operation.begin <= moment)
     return [
         one if one.end is None or one.end <= moment else attrs.evolve(one, status="unknown", result=None, end=None)
@@ -359,7 +357,7 @@ class _Search:
         events = [(operation.begin, 0, number) for number, operation in enumerate(operations)]
         events += [(_end(one), 1, number) for number, one in enumerate(operations) if self._must[number]]
         events.sort()
-        # A ring of entries, 0 is its beginning and its end: taken operations leave it, and can return to their place.
+        # A ring of entries, in which 0 is beginning and end. Taken operations leave it, and can return to their place.
         size = len(events) + 1
         self._next = [*range(1, size), _END]
         self._before = [size - 1, *range(size - 1)]
@@ -371,7 +369,7 @@ class _Search:
         self._twin = self._twins(events)
 
     def _twins(self, events: Iterable[tuple[Moment, int, int]]) -> dict[int, int]:
-        """Return, for an unknown operation, an earlier one that asks the same: it may as well be taken first."""
+        """Return, for each unknown operation, an earlier one with an equal call, which can be taken first."""
         last: list[int] = []
         twins: dict[int, int] = {}
         for _, _, number in events:
@@ -390,7 +388,7 @@ class _Search:
         """Return numbers of operations in an order that explains all of them, or None.
 
         Raises:
-            UndecidedError: It takes too many states.
+            UndecidedError: The search visits too many states.
         """
         left = sum(self._must)
         done = 0
@@ -429,26 +427,29 @@ class _Search:
         if answer is None:
             return None
         if not _is_pair(answer):
-            raise TypeError(f"the step of a model returns (state, result) or None; for {operation.call!r}: {answer!r}")
+            raise TypeError(
+                f"the step of a model must return (state, result) or None, got {answer!r} for {operation.call!r}"
+            )
         state, result = answer
         if self._must[number]:
             return (state, result) if result == operation.result else None
-        return None if state == self.state else (state, result)  # unknown, and changes nothing: it explains nothing
+        return None if state == self.state else (state, result)  # an unknown operation without effect explains nothing
 
     @staticmethod
     def _has_met(met: set[tuple[int, Any]], pair: tuple[int, Any]) -> bool:
-        """Return whether this was met before, and remember it."""
+        """Return whether this pair was met before, and remember it."""
         before = len(met)
         try:
             met.add(pair)
         except TypeError as error:
             raise TypeError(
-                f"the state of a model needs a hash, as tuples and frozensets have; got {pair[1]!r}"
+                f"the state of a model must be hashable, got {pair[1]!r}: use tuples and frozensets"
             ) from error
         if len(met) > limits.LINEARIZATION_STATES_MAX:
             raise UndecidedError(
-                f"a history is looked at in at most {limits.LINEARIZATION_STATES_MAX:,} states "
-                "(limits.LINEARIZATION_STATES_MAX): let fewer operations overlap or be unknown, or give the model a key"
+                f"the check of a history visits at most {limits.LINEARIZATION_STATES_MAX:,} states "
+                "(limits.LINEARIZATION_STATES_MAX), and this one needs more: let fewer operations overlap or be "
+                "unknown, or give the model a key"
             )
         return len(met) == before
 
@@ -463,12 +464,12 @@ class _Search:
             self._before[self._next[entry]] = entry
 
 
-# ---- what an object does when one operation happens after the other: the measure of a history. PURE ------------------
+# ---- sequential models, to which histories are compared. PURE --------------------------------------------------------
 
 # state, call  --step-->  next state, result        or None: the call cannot happen in this state
 
 State = Any
-"""Of a model; it must have a hash, as numbers, strings, tuples and frozensets do."""
+"""State of a model; it must be hashable, as numbers, strings, tuples and frozensets are."""
 
 Step = Callable[[State, Call], "tuple[State, Any] | None"]
 
@@ -479,10 +480,10 @@ class Model:
 
     Attributes:
         initial: State before the first operation.
-        step: `step(state, call)` gives the next state and the result, or None where the call cannot happen. A call is a
+        step: `step(state, call)` returns the next state and the result, or None if the call cannot happen. A call is a
             tuple of the operation's name and its arguments: `match call: case ("add", n): return state + n, state + n`.
-        key: What a call is about, or None. Objects of different keys are independent, each begins with `initial`, and
-            each is checked by itself, which is much faster.
+        key: Function from a call to the key of its object, or None. Objects of different keys are independent: each
+            begins with `initial`, and is checked by itself, which is much faster.
 
     Example:
         >>> def step(state, call):
@@ -500,31 +501,32 @@ class Model:
     key: Callable[[Call], Hashable] | None = None
 
     def keyed(self) -> Model:
-        """Return the model of many such objects; the first argument of each call says which: `("write", "x", 3)`."""
+        """Return the model of many such objects; the first argument of a call is its key: `("write", "x", 3)`."""
         step = self.step
         return Model(self.initial, lambda state, call: step(state, (call[0], *call[2:])), lambda call: call[1])
 
     @classmethod
     def register(cls, initial: Any = None) -> Model:
-        """A value: `read()` returns it, `write(value)` returns None, `cas(old, new)` whether it was `old`."""
+        """Return the model of a value: `read()` gives it, `write(value)` None, `cas(old, new)` whether it was `old`."""
         return cls(initial, _register)
 
     @classmethod
     def counter(cls, initial: float = 0) -> Model:
-        """A number: `read()` and `add(n)` return it; what `add` returns holds the new number."""
+        """Return the model of a number: `read()` returns it, `add(n)` the new number."""
         return cls(initial, _counter)
 
     @classmethod
     def set(cls) -> Model:
-        """A set, each value by itself: `add(value)` and `discard(value)` return whether it changed, `has(value)` so.
+        """Return the model of a set: `add(value)` and `discard(value)` return whether they changed it.
 
-        Calls about the whole set, as its size, need a model of their own: values are checked one by one.
+        `has(value)` returns whether the value is in it. Each value is checked by itself, so calls about the whole set,
+        such as its size, need another model.
         """
         return cls(initial=False, step=_one_value, key=lambda call: call[1])
 
     @classmethod
     def queue(cls) -> Model:
-        """First in, first out: `put(value)` returns None, `get()` the oldest, and cannot happen when there is none."""
+        """Return the model of a FIFO queue: `put(value)` returns None, `get()` the oldest value, once there is one."""
         return cls((), _queue)
 
 
@@ -573,4 +575,4 @@ def _queue(state: Any, call: Call) -> tuple[Any, Any] | None:
 
 
 def _unknown(call: Call, known: str) -> ValueError:
-    return ValueError(f"this model has the operations {known}; the history has {call!r}: write a Model of your own")
+    return ValueError(f"this model has the operations {known}, got {call!r}: write a Model of your own")

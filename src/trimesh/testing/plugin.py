@@ -1,7 +1,7 @@
 """The pytest plugin: `@simulate`, the marker `mesh_backend`, the fixtures of a mesh test, and the zombie guard.
 
-pytest finds it by its entry point; in a checkout, `-p trimesh.testing.plugin` loads it. It lives beside pytest-trio: a
-mesh test is run here, whatever mode pytest-trio is in.
+pytest finds it by its entry point; in a checkout, `-p trimesh.testing.plugin` loads it. It works beside pytest-trio:
+mesh tests run here, in any mode of pytest-trio.
 """
 
 from __future__ import annotations
@@ -49,26 +49,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--mesh-seed", type=read_seed, metavar="SEED", help="run this seed only")
     group.addoption("--mesh-seeds", type=int, metavar="N", help="number of seeds of every simulated test")
     group.addoption(
-        "--mesh-first-seed", type=read_seed, default=0, metavar="SEED", help='begin here, or at a "fresh" one'
+        "--mesh-first-seed", type=read_seed, default=0, metavar="SEED", help='first seed, or "fresh" to draw one'
     )
-    group.addoption("--mesh-seconds", type=float, metavar="S", help="run as many seeds as fit, each test the same time")
+    group.addoption("--mesh-seconds", type=float, metavar="S", help="time shared by all tests, each for many seeds")
     group.addoption(
-        "--mesh-fresh-seconds", type=float, metavar="S", help="after the others as many fresh seeds as fit, likewise"
+        "--mesh-fresh-seconds", type=float, metavar="S", help="time shared likewise for fresh seeds, after the others"
     )
-    group.addoption("--mesh-fresh-seed", type=read_seed, metavar="SEED", help="where those begin; drawn unless given")
-    group.addoption("--mesh-trace", metavar="FILE", help="write the trace of the last run, or of the one that failed")
+    group.addoption("--mesh-fresh-seed", type=read_seed, metavar="SEED", help="first fresh seed; drawn unless given")
+    group.addoption("--mesh-trace", metavar="FILE", help="write the trace of the last run, or of the failed one")
     group.addoption("--mesh-leave-out", default="", metavar="KEYS", help="run without these faults and steps")
-    parser.addini("mesh_zombie_guard", "which tests are guarded: all, mesh (default), off", default="mesh")
+    parser.addini("mesh_zombie_guard", "guarded tests: all, mesh (default), off", default="mesh")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", 'mesh_backend(*names): run on "sim", "proc", "net"; by default on the first two')
     config.addinivalue_line("markers", "real: starts real processes")
-    config.addinivalue_line("markers", f"{SEEDED.name}: runs in simulation, under seeds; what does is marked by itself")
+    config.addinivalue_line("markers", f"{SEEDED.name}: runs in simulation, under seeds; set automatically")
     if config.option.mesh_fresh_seconds and config.option.mesh_fresh_seed is None:
-        config.option.mesh_fresh_seed = read_seed(FRESH)  # a worker of xdist is given the one that is drawn here
+        config.option.mesh_fresh_seed = read_seed(FRESH)  # drawn here once, and passed to workers of xdist
     if config.getini("mesh_zombie_guard") not in _GUARDED:
-        raise pytest.UsageError(f"mesh_zombie_guard must be one of {', '.join(_GUARDED)}")
+        value = config.getini("mesh_zombie_guard")
+        raise pytest.UsageError(f"mesh_zombie_guard must be one of {', '.join(_GUARDED)}, got {value!r}")
 
 
 def simulated_of(item: pytest.Function) -> Simulated | None:
@@ -81,7 +82,7 @@ def _backends_of(marked: pytest.Mark) -> tuple[str, ...]:
     names = tuple(marked.args) or _BACKENDS_DEFAULT
     unknown = [name for name in names if name not in BACKENDS]
     if unknown:
-        raise pytest.UsageError(f"mesh_backend takes {', '.join(BACKENDS)}; got {', '.join(map(repr, unknown))}")
+        raise pytest.UsageError(f"mesh_backend takes {', '.join(BACKENDS)}, got {', '.join(map(repr, unknown))}")
     return names
 
 
@@ -92,7 +93,7 @@ def _marks_of(backend: str) -> list[pytest.MarkDecorator]:
 
 
 def _backend_of(item: pytest.Function) -> str:
-    """Return the name of the back end of a mesh test; pytest drops a fixture that no argument asks for."""
+    """Return the back end of a mesh test from its parameters: pytest drops a fixture that no argument names."""
     params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
     return str(params.get("mesh_backend_name", "sim"))
 
@@ -110,7 +111,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Remember the bodies of mesh tests, before another plugin wraps them; mark those that run under seeds."""
+    """Keep the bodies of mesh tests, before another plugin wraps them; mark those that run under seeds."""
     for item in items:
         if not isinstance(item, pytest.Function):
             continue
@@ -122,7 +123,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Settle the seeds of every test, now that it is known how many of them share the time."""
+    """Plan the seeds of every test, which divide the given time among them."""
     config = session.config
     option = cast("Callable[[str], Any]", config.getoption)
     seeded = sum(item.get_closest_marker(SEEDED.name) is not None for item in session.items)
@@ -139,19 +140,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def plan_of(item: pytest.Item) -> SeedPlan:
-    """Return the seeds that a test is to run under."""
+    """Return the seeds of a test."""
     return item.config.stash[_PLAN]
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Say where the seeds begin when that was not chosen."""
+    """Report the first seeds if they are not 0."""
     first, fresh = config.getoption("--mesh-first-seed"), config.getoption("--mesh-fresh-seed")
     lines = [f"mesh: first seed {first:#x}"] if first else []
     return [*lines, f"mesh: fresh seeds from {fresh:#x} on"] if fresh else lines
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Say how much was run under seeds."""
+    """Report the number of tests and runs under seeds."""
     reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
     first = int(config.getoption("--mesh-first-seed") or 0)
     properties = (getattr(report, "user_properties", ()) for report in reports)
@@ -190,7 +191,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Put the first failure of a group into the line of the short summary, which has room for little else."""
+    """Show the first failure of a group in its line of the short summary."""
     report = yield
     error: object = None if call.excinfo is None else call.excinfo.value
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -202,7 +203,7 @@ def pytest_runtest_makereport(
 
 
 def _is_of_mesh(error: BaseExceptionGroup[BaseException]) -> bool:
-    """Return whether a member of a mesh has failed, in any test."""
+    """Return whether the failure came from a member of a mesh, in any test."""
     return isinstance(error, MeshErrorGroup) or any(has_origin(leaf) for leaf in leaves(error))
 
 
@@ -210,15 +211,15 @@ def _is_of_mesh(error: BaseExceptionGroup[BaseException]) -> bool:
 
 
 class Provided:
-    """Stands for a fixture that each run of a mesh test fills in anew."""
+    """Placeholder of a fixture that each run of a mesh test fills in anew."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
         raise AttributeError(
-            f"the fixture {self._name!r} exists inside a test under @trimesh.testing.simulate, or marked mesh_backend, "
-            f"and in no other fixture; it was asked for {attribute!r}"
+            f"the fixture {self._name!r} exists only inside a test under @trimesh.testing.simulate or marked "
+            f"mesh_backend, not in other fixtures; got a read of {attribute!r} elsewhere: read it in the test"
         )
 
 
@@ -248,7 +249,7 @@ def fault_log() -> Any:
 
 @pytest.fixture
 def chaos() -> Any:
-    """Faults by chance: `trimesh.testing.Chaos`."""
+    """Random faults: `trimesh.testing.Chaos`."""
     return Provided("chaos")
 
 

@@ -24,15 +24,15 @@ from trimesh.testing.real.run import run_net, run_real
 from trimesh.testing.simulated.oracles import STEPS_MAX
 from trimesh.testing.simulated.seeded_run import SeededOptions, SeededOutcome, run_once
 
-# ---- `@simulate`: one test, many seeds, each in a world of its own ---------------------------------------------------
+# ---- `@simulate`: one test, many seeds, each in its own simulation ---------------------------------------------------
 
 F = TypeVar("F", bound=Callable[..., Awaitable[None]])
 
 OPTIONS: Final = "__trimesh_simulate__"
-"""Attribute of a test function that `simulate` has decorated."""
+"""Attribute of test functions that `simulate` decorated."""
 
 SEEDS_DEFAULT: Final = 20
-"""Seeds of a test that does not say how many: enough to see a race that every tenth schedule has."""
+"""Default number of seeds of a test: enough to see a race that every tenth schedule has."""
 
 
 @attrs.frozen
@@ -59,21 +59,21 @@ def simulate(
     steps_max: int = STEPS_MAX,
     **spawn: Any,
 ) -> Callable[[F], F]:
-    """Run an async test under many seeds, each in a simulated mesh of its own, as one test item.
+    """Run an async test under many seeds, each in its own simulated mesh, as one test item.
 
-    A seed decides everything that is drawn: the order of tasks, ids, how long messages are under way, faults by chance.
-    A failure names its seed and the command that repeats it: `pytest path::test --mesh-seed=0x2a`.
+    A seed decides everything random: the order of tasks, ids, delays of messages, random faults. A failure states its
+    seed and the command that repeats it: `pytest path::test --mesh-seed=0x2a`.
 
     Args:
-        seeds: How many; 0, 1, 2, ... `--mesh-seeds` overrides it.
-        hosts: How many hosts there are in the fixture `host_mesh`, on which `mesh` is spawned; 0 for this one alone.
+        seeds: Number of seeds, from 0 on. `--mesh-seeds` overrides it.
+        hosts: Number of hosts of the fixture `host_mesh`, on which `mesh` is spawned; 0 for this host alone.
         per_host: Extent of the fixture `mesh` on each host; by default `{"gpus": 2}`.
-        sometimes: Names given to `chaos.sometimes` of which each must be reached under some seed.
+        sometimes: Names given to `chaos.sometimes`, each of which some seed must reach.
         steps_max: Steps of tasks after which a run counts as hanging (`HangError`).
         **spawn: Further arguments of `spawn_procs` for the fixture `mesh`: grace, supervision, setup.
 
-    The test may ask for the fixtures `mesh`, `host_mesh`, `faults`, `fault_log` and `chaos`, and for those of pytest.
-    It needs the plugin `trimesh.testing.plugin`, which an installed trimesh brings.
+    The test may use the fixtures `mesh`, `host_mesh`, `faults`, `fault_log` and `chaos`, and those of pytest. It needs
+    the plugin `trimesh.testing.plugin`, which an installed trimesh registers.
 
     Raises:
         TypeError: The test is no coroutine function.
@@ -82,42 +82,42 @@ def simulate(
     if seeds < 1:
         raise ValueError(f"simulate needs at least one seed, got seeds={seeds!r}")
     if not 0 <= hosts <= limits.JOB_HOSTS_MAX:
-        raise ValueError(f"hosts= is a number from 0 to {limits.JOB_HOSTS_MAX}, got {hosts!r}")
+        raise ValueError(f"hosts= must be a number from 0 to {limits.JOB_HOSTS_MAX}, got {hosts!r}")
     simulated = Simulated(
         seeds, tuple(sometimes), SeededOptions(dict(per_host or {"gpus": 2}), spawn, steps_max, hosts)
     )
 
     def decorate(test: F) -> F:
         if not inspect.iscoroutinefunction(cast("Any", test)):
-            raise TypeError(f"simulate decorates an async test, got {test!r}")
+            raise TypeError(f"simulate must decorate an async test, got {test!r}: write `async def`")
         setattr(test, OPTIONS, simulated)
         return test
 
     return decorate
 
 
-# ---- which seeds a test runs under, as the command line says it; how many runs came of it ----------------------------
+# ---- seeds of a test, by the command line; report of the runs --------------------------------------------------------
 
 SEEDED: Final = pytest.mark.mesh_seeded
-"""Marks what runs under seeds; as a property of a report, the number of its runs."""
+"""Marks tests that run under seeds; as a property of a report, the number of its runs."""
 
 FRESH: Final = "fresh"
-"""As `--mesh-first-seed`: begin where no run has begun before."""
+"""Value of `--mesh-first-seed` that draws a new first seed."""
 
 FRESH_BITS: Final = 32
-"""Of a first seed that is drawn: short enough to be typed, and no two runs of a year begin at the same."""
+"""Bits of a drawn first seed: short enough to type, and no two runs of a year begin at the same."""
 
 
 REAL_SEEDS: Final = 3
-"""Seeds of a test over real processes whose faults a seed decides: its mesh takes a quarter of a second to start."""
+"""Default seeds of a test over real processes with random faults: its mesh takes a quarter of a second to start."""
 
 NETWORK_SEEDS: Final = 1
-"""The same over hosts in network namespaces, which take seconds to start."""
+"""Default seeds of such a test over hosts in network namespaces, which take seconds to start."""
 
 
 REAL_JITTERS: Final = (0.001, 0.01, 0.05)
-"""Seconds that a message between real processes may be under way; which of them a run has, its seed decides. The first
-seed leaves links as they are, so that a test without chance is the same by default."""
+"""Longest delays of messages between real processes, in seconds; the seed of a run selects one. Seed 0 delays none, so
+that a test without random faults is the same by default."""
 
 
 @attrs.frozen
@@ -125,12 +125,12 @@ class SeedPlan:
     """The seeds of every seeded test of a session.
 
     Attributes:
-        only: The only one, or None.
-        first: Where to begin.
-        count: How many instead of what a test says, or None.
-        seconds: How long to go on with the next ones, in each test, instead of counting them; None to count.
-        fresh_first: Where seeds that were never run begin.
-        fresh_seconds: How long to go on with those, in each test, after the others.
+        only: The only seed, or None.
+        first: The first seed.
+        count: Number of seeds, in place of the test's own; or None.
+        seconds: Time for seeds in each test, in place of a number; None to count them.
+        fresh_first: First of the seeds that were never run.
+        fresh_seconds: Time for those in each test, after the others.
     """
 
     only: int | None = None
@@ -141,7 +141,7 @@ class SeedPlan:
     fresh_seconds: float = 0.0
 
     def seeds(self, asked: int) -> Iterator[int]:
-        """Yield the seeds of a test that asks for so many; the first of them in any case."""
+        """Yield the seeds of a test that requests `asked` of them; at least one."""
         if self.only is not None:
             yield self.only
             return
@@ -158,7 +158,7 @@ class SeedPlan:
         return self.only is not None or self.count is not None
 
     def real_seeds(self, asked: int, most: int) -> Iterator[int]:
-        """Yield the seeds of a test over real processes that asks for so many: those of the command line, or few."""
+        """Yield the seeds of a test over real processes: those of the command line, else `asked`, at most `most`."""
         if self.only is not None:
             yield self.only
         else:
@@ -174,12 +174,12 @@ def _seeds_for(seconds: float, first: int) -> Iterator[int]:
 
 
 def real_jitter(seed: int) -> float:
-    """Return by how much messages between real processes may be late under a seed."""
+    """Return the longest delay of messages between real processes under a seed, in seconds."""
     return stream(seed, "jitter").choice(REAL_JITTERS) if seed else 0.0
 
 
 def read_seed(text: str) -> int:
-    """Return the seed that a text names: `42`, `0x2a`; `fresh` draws one.
+    """Return the seed of a text such as `42` or `0x2a`; `fresh` draws one.
 
     Raises:
         ValueError: It is no number.
@@ -188,7 +188,7 @@ def read_seed(text: str) -> int:
 
 
 def runs_told(properties: Iterable[Iterable[tuple[str, object]]], first: int, fresh: int | None = None) -> str:
-    """Say how many tests were run under how many seeds, by the properties of their reports; "" for none."""
+    """Return a summary of tests and seeds from the properties of their reports; "" for none."""
     counts = [value for one in properties for name, value in one if name == SEEDED.name and isinstance(value, int)]
     if not counts:
         return ""
@@ -201,7 +201,7 @@ def runs_told(properties: Iterable[Iterable[tuple[str, object]]], first: int, fr
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 SHRINK_RUNS: Final = 64
-"""Runs that are spent on finding the faults that a failure needs, and as many on its steps: a second or so each."""
+"""Maximum runs to find the faults that a failure needs, and as many for its steps: a second or so each."""
 
 STEP_CHARS: Final = 120
 """Text of one step in a report; the rest of its repr is cut off."""
@@ -261,7 +261,7 @@ class ItemRun:
 
 
 class NeverFired(AssertionError):
-    """A fault that happens by chance did so under no seed."""
+    """A random fault happened under no seed."""
 
 
 class NeverReached(AssertionError):
@@ -283,7 +283,7 @@ def run_simulated(run: ItemRun) -> None:
             raise outcome.error
         fired.update({str(one.fault): one.fired for one in outcome.simulation.plan.planned if not one.is_chance})
         reached.update(outcome.reached)
-    # Fewer seeds than the test asks for, or others, prove nothing of what some of them must reach.
+    # Fewer seeds than the test's own, or other ones, need not reach what some of them must.
     if run.seeds_asked > 1 and run.ran.issuperset(range(run.seeds_asked)) and not run.settings.left_out:
         _check_never(fired, reached, len(run.ran))
 
@@ -291,21 +291,25 @@ def run_simulated(run: ItemRun) -> None:
 def _check_never(fired: Mapping[str, int], reached: Mapping[str, int], seeds: int) -> None:
     never = [fault for fault, count in fired.items() if not count]
     if never:
-        raise NeverFired(f"planned by chance, and not hit under any of {seeds} seeds: {'; '.join(never)}")
+        raise NeverFired(
+            f"some seed must hit each random fault, not hit under any of {seeds} seeds: {'; '.join(never)}"
+        )
     missed = [name for name, count in reached.items() if not count]
     if missed:
-        raise NeverReached(f"not reached under any of {seeds} seeds: {'; '.join(missed)}")
+        raise NeverReached(
+            f"some seed must reach each state, not reached under any of {seeds} seeds: {'; '.join(missed)}"
+        )
 
 
 def _shrunk(run: ItemRun, outcome: SeededOutcome) -> Iterator[str]:
-    """Say which of the faults, then which of the steps the failure needs, when there were several."""
+    """Yield the faults, then the steps, that the failure needs, if there were several."""
     simulation = outcome.simulation
     faults = {planned.key: str(planned.fault) for planned in simulation.plan.planned if planned.fired}
     steps = {key: repr(step)[:STEP_CHARS] for key, step in simulation.plan.steps.items()}
     if len(faults) + len(steps) < 2:
         return
     kind, everything = _kinds(outcome.error), {*faults, *steps}
-    rest = rest_after(everything)  # the run had not come to it: without this, others would take the place of a step
+    rest = rest_after(everything)  # later steps are left out, which would otherwise replace omitted ones
 
     def fails(kept: Iterable[str]) -> bool:
         left_out = run.settings.left_out | (everything - set(kept)) | set(rest)
@@ -362,7 +366,7 @@ def _tell(run: ItemRun, outcome: SeededOutcome) -> None:
 
 
 def _hash_note() -> Iterator[str]:
-    """Say what the seed does not decide: Python chose it when this process began."""
+    """Note that the seed does not decide hashes of strings, which Python chose when this process began."""
     if sys.flags.hash_randomization and os.environ.get("PYTHONHASHSEED", "random") == "random":
         yield "hashes of strings are random in this process: if the replay passes, run all with PYTHONHASHSEED=0"
 
@@ -380,7 +384,7 @@ def run_over_network(run: ItemRun) -> None:
 
 
 def _run_seeds(run: ItemRun, run_body: Callable[..., object], most: int) -> None:
-    """Run the body under one seed after the other; by default once where a seed decides no fault."""
+    """Run the body under one seed after the other; by default once if no fault depends on the seed."""
     __tracebackhide__ = True
     seeds = run.settings.seeds
     for seed in seeds.real_seeds(run.seeds_asked, most):
@@ -400,7 +404,7 @@ def _run_seeds(run: ItemRun, run_body: Callable[..., object], most: int) -> None
 
 
 def _is_drawn(run: ItemRun, plan: FaultPlan) -> bool:
-    """Return whether another seed would have meant other faults over real processes."""
+    """Return whether faults over real processes depend on the seed."""
     return "chaos" in run.wanted or any(planned.is_drawn for planned in plan.planned)
 
 
@@ -409,15 +413,15 @@ BACKENDS: Final[dict[str, Callable[[ItemRun], None]]] = {
     "proc": run_over_processes,
     "net": run_over_network,
 }
-"""How a mesh test is run, by the name of its back end."""
+"""Functions that run a mesh test, by the name of its back end."""
 
 
 # ---- shrinking -------------------------------------------------------------------------------------------------------
 
 # Find the few faults and steps that a failure needs, by running the same seed without the others. PURE.
 #
-# Delta debugging: leave out half of them, then the other half, then quarters, and so on; what still fails goes on
-# with less. The schedule of tasks is the seed's and stays as it is.
+# Delta debugging: leave out one half, then the other, then quarters, and so on; continue with any part that still
+# fails. The schedule of tasks follows from the seed and does not change.
 
 
 def smallest(keys: Sequence[str], fails: Callable[[Sequence[str]], bool], runs_max: int) -> list[str]:

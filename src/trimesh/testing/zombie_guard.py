@@ -1,7 +1,7 @@
 """Leak detector: fails a test that leaves processes, threads, descriptors or names in shared memory.
 
-The guard compares this process before and after a test and reports the difference. It reads /proc only and knows
-nothing of the code under test:
+The guard compares this process before and after a test and reports the difference. It reads only /proc and /dev/shm,
+and does not depend on the code under test:
 
 - Processes: descendants of this process, and processes that lost their parent but carry this run's marker in their
   environment, or are forks of this process. A descendant must be gone when the test ends; an orphan (its parent was
@@ -34,16 +34,16 @@ import pytest
 
 MARKER = "TRIMESH_TEST_ID"
 RUN_ID = f"{os.environ.get(MARKER, '')}/{os.getpid()}"
-"""Unique to this run; a run inside a test of another run keeps that run's marker in front."""
+"""Marker of this run; a run inside a test of another run begins with that run's marker."""
 
 ORPHAN_SECONDS = 5.0
 LINGER_SECONDS = 5.0
-"""Time allowed for things that are over but still visible: a joined thread until the kernel has run it once more, a
-semaphore of another process between its two names. Only a leaking test waits that long."""
+"""Time for ended things that are still visible: a joined thread until the kernel runs it once more, a semaphore of
+another process between its two names. Only a leaking test waits that long."""
 POLL_SECONDS = 0.005
 ALLOWED_THREADS = ("Trio thread",)
 POOL_THREADS = ("pt_", "OpenBLAS", "omp")
-DEV_SHM = Path("/dev/shm")  # noqa: S108 - looked at, never written
+DEV_SHM = Path("/dev/shm")  # noqa: S108 - read, never written
 DRIVER_NAMES = ("cuda.shm.",)
 """Prefixes of the names that the CUDA driver gives to memory of events between processes."""
 OWN_NAMES = ("trimesh", "sem.trimesh")
@@ -63,7 +63,7 @@ class Scan:
 
 
 def scan() -> Scan:
-    """Look at this process and the machine, cheaply."""
+    """Return the state of this process and the machine; cheap."""
     return Scan(
         frozenset(filter(str.isdigit, os.listdir("/proc"))),
         descriptors(),
@@ -106,7 +106,7 @@ def parent_and_state(pid: str) -> tuple[str, str]:
 
 
 def is_descendant(pid: str) -> bool:
-    """Tell whether the chain of parents of `pid` leads to this process."""
+    """Return whether the chain of parents of `pid` leads to this process."""
     me = str(os.getpid())
     while pid not in ("0", "1"):
         pid = parent_and_state(pid)[0]
@@ -116,7 +116,7 @@ def is_descendant(pid: str) -> bool:
 
 
 def is_orphan_of_this_run(pid: str) -> bool:
-    """Tell whether `pid` was started by this run but has lost its way to it."""
+    """Return whether this run started `pid`, and its parent has ended since."""
     for entry in read(f"/proc/{pid}/environ").split(b"\0"):
         name, _, value = entry.partition(b"=")
         if name == MARKER.encode() and f"{value.decode(errors='replace')}/".startswith(f"{RUN_ID}/"):
@@ -126,7 +126,7 @@ def is_orphan_of_this_run(pid: str) -> bool:
 
 
 def describe(pid: str) -> str:
-    """Return one line about a process that should not be there."""
+    """Return one line about a leaked process."""
     parent, state = parent_and_state(pid)
     command = read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
     name = read(f"/proc/{pid}/comm").decode(errors="replace").strip()
@@ -134,7 +134,7 @@ def describe(pid: str) -> str:
 
 
 def left_processes(before: Scan) -> Iterator[str]:
-    """Kill what the test left running and yield a line for each."""
+    """Kill processes that the test left running, and yield a line for each."""
     new = sorted(frozenset(filter(str.isdigit, os.listdir("/proc"))) - before.pids, key=int)
     left = [pid for pid in new if is_descendant(pid)]
     orphans = [pid for pid in new if pid not in left and is_orphan_of_this_run(pid)]
@@ -156,7 +156,7 @@ def left_processes(before: Scan) -> Iterator[str]:
 
 
 def thread_names() -> dict[str, str]:
-    """Return a name for every running thread of this process: Python's where there is one, else the kernel's."""
+    """Return a name for every running thread of this process: Python's if there is one, else the kernel's."""
     names = {str(thread.native_id): thread.name for thread in threading.enumerate()}
     for tid in os.listdir("/proc/self/task"):
         names.setdefault(tid, read(f"/proc/self/task/{tid}/comm").decode(errors="replace").strip())
@@ -164,7 +164,7 @@ def thread_names() -> dict[str, str]:
 
 
 def is_allowed_thread(name: str) -> bool:
-    """Tell whether a thread of this name may outlive a test."""
+    """Return whether a thread of this name may outlive a test."""
     if name.startswith(ALLOWED_THREADS):
         return True
     pools = "torch" in sys.modules or "numpy" in sys.modules
@@ -187,13 +187,13 @@ def left_threads(before: Scan) -> Iterator[str]:
 
 def left_descriptors(before: Scan) -> Iterator[str]:
     """Yield a line for each descriptor that the test left open."""
-    gc.collect()  # what only a reference cycle keeps open is closed by the next collection
+    gc.collect()  # closes descriptors that only a reference cycle keeps open
     for number, target in sorted(descriptors() - before.descriptors, key=lambda entry: int(entry[0])):
         yield f"descriptor {number} -> {target}"
 
 
 def left_shared(before: Scan) -> Iterator[str]:
-    """Yield a line for each new name in /dev/shm that this run has made."""
+    """Yield a line for each new name in /dev/shm that this run made."""
     deadline = time.monotonic() + LINGER_SECONDS
     while True:
         left = [name for name in sorted(shared_names() - before.shared) if is_of_this_run(name)]
@@ -205,7 +205,7 @@ def left_shared(before: Scan) -> Iterator[str]:
 
 
 def is_of_this_run(name: str) -> bool:
-    """Return whether a name of shared memory is there, and was made by this run as far as its users and name show."""
+    """Return whether a name of shared memory exists and, by its users and its form, was made by this run."""
     try:
         file = os.stat(DEV_SHM / name)
     except FileNotFoundError:
@@ -220,7 +220,7 @@ def is_of_this_run(name: str) -> bool:
 
 @functools.cache
 def note_shared() -> None:
-    """Note the names in /dev/shm that this process makes from now on: by `open`, or `shm_open` and `ftruncate`."""
+    """Record the names in /dev/shm that this process makes from now on: by `open`, or `shm_open` and `ftruncate`."""
     folder = f"{DEV_SHM}/"
 
     def note(event: str, args: tuple[object, ...]) -> None:
@@ -254,10 +254,10 @@ def uses(pid: str, file: os.stat_result) -> bool:
 
 
 def guard() -> Iterator[None]:
-    """Surround a test, as a fixture does.
+    """Guard one test; a generator, as for a fixture.
 
     Raises:
-        pytest.fail.Exception: The test has left something behind; processes among it have been killed.
+        pytest.fail.Exception: The test left something behind; leaked processes have been killed.
     """
     os.environ[MARKER] = RUN_ID
     note_shared()

@@ -1,1 +1,1 @@
-"""Faults that a test plans, by name or by chance, and their injection in one process."""
+"""Planned faults of a test, chosen by name or at random, and their injection in one process."""

@@ -1,7 +1,7 @@
-"""Armed process: a real process that accepts faults of a test, by a token that it got when it was spawned.
+"""Armed process: a real process that accepts faults of a test, which shows the token of its spawn.
 
-`ArmedSetup` is the `setup=` of its processes. A process without it refuses the messages of this file as a breach of
-the protocol, and its sites stay empty.
+`ArmedSetup` is the `setup=` of such processes. Any other process refuses the messages of this file with a
+`ProtocolError`, and its sites stay empty.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from trimesh.testing.plans.fault import REAL, ActiveFaults, Fault, Heal, Place, 
 from trimesh.testing.plans.process_faults import ProcClock
 
 ARMED = -1
-"""Index of the `Fired` message by which a process reports that it is armed."""
+"""Index of a `Fired` message by which a process reports that it is armed, not that a fault fired."""
 
 
 @attrs.frozen
 class ArmedSetup:
-    """The `setup` of a process that takes faults.
+    """The `setup` of a process that accepts faults.
 
     Attributes:
-        token: What the messages of the test must show.
-        setup: The user's own, which runs afterwards.
-        table: What opens the table of faults of its links; None without one.
+        token: Token that messages of the test must have.
+        setup: The user's own `setup`, which runs afterwards.
+        table: Key of the fault table of its links; None without one.
     """
 
     token: str
@@ -52,7 +52,7 @@ class ArmedSetup:
     table: TableKey | None = None
 
     async def __call__(self) -> None:
-        """Arm the process that this runs in; simulated ones need no arms."""
+        """Arm this process; a simulated one needs no arming."""
         proc = current_proc()
         if not proc.is_simulated and proc.sites is None:
             assert isinstance(proc.transport, NativeTransport)
@@ -70,8 +70,8 @@ class Armed:
     """The sites of one real process.
 
     Attributes:
-        faults: Those that have begun here.
-        clock: What Python code here reads as the time.
+        faults: Faults that have begun here.
+        clock: Clock that Python code of this process reads.
     """
 
     proc: Proc
@@ -101,7 +101,7 @@ class Armed:
     # ---- sites -----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, link: Link, message: messages.Message) -> bool:
-        """Lose the message that a fault targets, and its link."""
+        """Return False, and end the link, if a fault loses this message."""
         if self.faults.received(self._place, proc, peer, message):
             return True
         lose_link(proc, link)
@@ -117,7 +117,7 @@ class Armed:
         return watched(spec, lambda: self._begin(cell, call, spec))
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
-        time.sleep(self.faults.computing(self._place))  # as computing does: nothing else runs
+        time.sleep(self.faults.computing(self._place))  # blocks the loop, as computing does
         return self.faults.dispatch(self._place, cell, call, spec)
 
     def moving(self, proc_id: ProcId) -> Callable[[], Awaitable[None]] | None:
@@ -133,7 +133,7 @@ class Armed:
 
     def _check(self, token: str) -> None:
         if token != self.token:
-            raise ProtocolError("a fault must show the token that this process was armed with")
+            raise ProtocolError("a fault must have the token that this process was armed with, got another one")
 
     def _arm(self, peer: Peer, message: messages.Arm, bodies: list[memoryview]) -> None:
         self._check(message.token)
@@ -142,7 +142,7 @@ class Armed:
         except PayloadError as error:
             raise ProtocolError(f"a planned fault cannot be rebuilt here: {error}") from error
         if not isinstance(fault, Fault):
-            raise ProtocolError(f"a process is armed with a fault, got {type(fault).__name__}")
+            raise ProtocolError(f"a process must be armed with a Fault, got a {type(fault).__name__}")
         self._planner = peer
         self._heals[message.index] = fault.armed(self, message.index)
 

@@ -1,10 +1,10 @@
-"""`chaos`: random faults, and requirements on a system that suffers them.
+"""`chaos`: random faults, and requirements on the system under them.
 
-A plan lists the kinds of fault and their weights; a seed draws steps from it: time, kind, victim, duration. Each seed
-leaves some kinds out (*swarm testing*): faults that always come together hide faults that matter alone. `safety` runs
-the body while the faults occur; `liveness` stops and heals them and requires progress; `sometimes` names states that
-some seed must reach, so that a suite that never reaches one fails. `steps` names the actions of the test itself, so
-that a failure can be reduced to the steps that it needs.
+A plan lists kinds of faults with their weights; a seed draws steps from it: time, kind, victim, duration. Each seed
+leaves some kinds out (*swarm testing*), because kinds that always occur together hide what one alone does. `safety`
+runs the body while faults occur; `liveness` heals them and requires progress; `sometimes` names states that some seed
+must reach, else the suite fails. `steps` names the actions of the test itself, so that a failure can be reduced to the
+steps that it needs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 CONTROLLER: Final = Where("controller", (None,))
 
 TRANSFERS: Final = 10
-"""So many transfers of a member are late, one after the other."""
+"""Consecutive transfers of a member that one fault delays."""
 
 
 @attrs.frozen
@@ -41,8 +41,8 @@ class Strike:
 
     Attributes:
         victim: The member.
-        seconds: Its duration.
-        late: Delay in seconds, of faults that delay.
+        seconds: Duration of the fault.
+        late: Delay in seconds, for faults that delay.
         moment: When a killed member ends.
     """
 
@@ -61,41 +61,41 @@ KINDS: Final[dict[str, Callable[[Strike], Fault]]] = {
     "slow": lambda one: ProcessorFault(one.victim, one.late),
     "transfer": lambda one: TransferFault(one.victim, times=TRANSFERS, seconds=one.late),
 }
-"""Kinds of faults that chaos draws, and what makes one. Seeds draw them in this order: a new one is the last."""
+"""Functions that make each kind of fault. Seeds draw kinds in this order, so add a new one at the end."""
 
 SLOW: Final = ("delay", "slow", "transfer")
 """Kinds that make a member slow: it counts as up."""
 
 SWARM: Final = 0.5
-"""Probability with which one seed has a kind at all; one kind is always left."""
+"""Probability with which a seed includes a kind; at least one kind is included."""
 
 LONGEST_SECONDS: Final = 2 * limits.LEASE_SECONDS
-"""Stops, partitions and the like last up to this: half of them end a lease."""
+"""Longest stop, partition or other lasting fault: half of them end a lease."""
 
 DELAY_SECONDS: Final = 0.5
-"""A slow link is slower by up to this, and so are a transfer of a buffer and the start of an endpoint."""
+"""Longest delay by a slow link, of a transfer of a buffer, or of the start of an endpoint."""
 
 FIRST_MESSAGES: Final = 50
-"""Over real processes the first fault comes after up to so many messages: a body of some dozen calls meets it."""
+"""Most messages before the first fault over real processes: it occurs in a body of some dozen calls."""
 
 DURATION_SECONDS: Final = 600.0
 """Default length of `safety`, in virtual seconds."""
 
 
 class LivenessError(AssertionError):
-    """The faults had been healed, and the body did not end in time."""
+    """All faults were healed, and the body did not end in time."""
 
 
 @attrs.frozen
 class ChaosStep:
-    """One fault by chance.
+    """One random fault.
 
     Attributes:
-        number: From 0.
-        after: Seconds since the one before.
+        number: Its number, from 0.
+        after: Seconds since the previous one.
         kind: One of `KINDS`.
-        victim: A number that chooses the member.
-        seconds: How long it lasts.
+        victim: Number from 0 to 1 that selects the member.
+        seconds: Its duration.
     """
 
     number: int
@@ -136,9 +136,9 @@ class Chaos:
     """The fixture `chaos`.
 
     Attributes:
-        faults: Plans what happens.
-        seed: Of the steps.
-        reached: How often each state of `sometimes` was reached.
+        faults: The fixture `faults`, which plans the faults.
+        seed: Seed of the steps.
+        reached: Number of times that each state of `sometimes` was reached.
     """
 
     faults: Faults
@@ -164,39 +164,39 @@ class Chaos:
         """Plan random faults of the members of `mesh`.
 
         Args:
-            kill: How likely a member is killed, beside the other kinds.
-            stop: It is stopped for a while, which may end its lease.
-            partition: The controller and it do not hear of each other for a while.
-            delay: The link between them is slow for a while.
-            lag: It does nothing for a while, and its heartbeats go on.
-            slow: Each start of an endpoint there computes first, for a while.
-            transfer: The transfers of buffers that it makes are late for a while.
+            kill: Weight of killing a member, relative to the other kinds.
+            stop: Weight of stopping it for a while, which may end its lease.
+            partition: Weight of a partition between the controller and it, for a while.
+            delay: Weight of a slow link between them, for a while.
+            lag: Weight of a blocked loop, for a while, with heartbeats.
+            slow: Weight of computing before each start of an endpoint there, for a while.
+            transfer: Weight of delays of the buffer transfers that it makes, for a while.
             every: Shortest and longest pause between two faults, in seconds.
             max_down: Members that may be dead, stopped or cut off at one time.
 
         Raises:
-            ValueError: Nothing may happen, or a number is out of its range.
+            ValueError: All weights are 0, or a number is out of range.
         """
         given = (kill, stop, partition, delay, lag, slow, transfer)
         weights: dict[str, float] = dict(zip(KINDS, given, strict=True))
         chosen = tuple((kind, checked_amount(kind, weight)) for kind, weight in weights.items() if weight)
         if not chosen:
-            raise ValueError(f"a plan of chaos needs one kind at least: {', '.join(KINDS)}")
+            raise ValueError(f"chaos.plan needs a weight of at least one kind of fault, got none of {', '.join(KINDS)}")
         if not 0 < every[0] <= every[1]:
             raise ValueError(f"every must be a shortest and a longest pause in seconds, got {every!r}")
         if max_down < 1:
-            raise ValueError(f"max_down must be 1 at least, got {max_down!r}")
+            raise ValueError(f"max_down must be at least 1, got {max_down!r}")
         return ChaosPlan(chosen, every, max_down)
 
     @asynccontextmanager
     async def safety(
         self, plan: ChaosPlan, *, duration: float = DURATION_SECONDS, of: ProcMesh | None = None
     ) -> AsyncGenerator[None, None]:
-        """Run the body while faults come, for `duration` seconds at most; then heal what lasts.
+        """Run the body while faults occur, for at most `duration` seconds; then heal those that last.
 
         Args:
-            plan: What may happen.
-            duration: The body is cancelled after it.
+            plan: The plan of random faults.
+            duration: Seconds after which the body is cancelled.
             of: The members; all of the fixture `mesh` by default.
         """
         mesh = self._members(of)
@@ -217,7 +217,7 @@ class Chaos:
 
     @asynccontextmanager
     async def liveness(self, *, within: float) -> AsyncGenerator[None, None]:
-        """Heal every fault, and require the body to end within so many seconds.
+        """Heal every fault, and require the body to end within `within` seconds.
 
         Raises:
             LivenessError: It did not.
@@ -227,10 +227,10 @@ class Chaos:
         with trio.move_on_after(within) as scope:
             yield
         if scope.cancelled_caught:
-            raise LivenessError(f"all faults were healed, and there was no progress within {within:g} s")
+            raise LivenessError(f"all faults were healed, and the body did not end within {within:g} s")
 
     def sometimes(self, name: str, condition: object = True) -> None:  # noqa: FBT002 - reads like an assertion
-        """Note a state that at least one seed must reach: the test fails if none did, after all its seeds."""
+        """Record whether this run reached a state: the test fails if none of its seeds reaches it."""
         self.reached[name] = self.reached.get(name, 0) + bool(condition)
 
     @overload
@@ -240,21 +240,21 @@ class Chaos:
     def steps(self, work: int | Iterable[T], name: str | None = None) -> Iterator[int] | Iterator[T]:
         """Iterate over the steps of the test: `for number in chaos.steps(100):`, `for order in chaos.steps(orders):`.
 
-        When a run fails, it is run again without some of its steps until none can be spared; the report lists those
-        that are needed. What a step does should follow from the step alone: draw it from `chaos.draw(...)`, not from
-        one generator that all steps share.
+        A failed run is repeated without some of its steps until no step can be left out; the report lists those that
+        are needed. A step must depend on itself alone: draw its numbers from `chaos.draw(...)`, not from a generator
+        that all steps share.
 
         Args:
-            work: How many, or what to go through; an item of it is a step.
-            name: Of the series, where several tasks have one each: `chaos.steps(orders, f"buyer{number}")`. The series
-                without one are numbered as they begin.
+            work: Number of steps, or an iterable of them.
+            name: Name of the series, if several tasks have one each: `chaos.steps(orders, f"buyer{number}")`. Series
+                without a name are numbered as they begin.
 
         Raises:
-            ValueError: The name is no word, or was given before.
+            ValueError: The name is not an identifier, or was used before.
         """
         series = f"s{len(self._series)}" if name is None else checked_series(name)
         if series in self._series:
-            raise ValueError(f"each series of steps has a name of its own, {series!r} was given before")
+            raise ValueError(f"each series of steps needs a name of its own, got {series!r} twice: add a number to it")
         self._series.add(series)
         return self._taken(series, range(work) if isinstance(work, int) else work)
 
@@ -273,7 +273,7 @@ class Chaos:
     def _members(self, of: ProcMesh | None) -> ProcMesh:
         mesh = of if of is not None else self.faults.mesh
         if mesh is None:
-            raise RuntimeError("chaos.safety needs members: ask for the fixture mesh, or say of=procs")
+            raise RuntimeError("chaos.safety needs members, got no mesh: request the fixture mesh, or write of=procs")
         return mesh
 
     async def _suffer(

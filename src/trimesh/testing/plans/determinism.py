@@ -2,8 +2,8 @@
 
 Trio runs the tasks of one tick in random order. Two private names make that order a function of a seed:
 `trio._core._run._r`, its random generator, and `_ALLOW_DETERMINISTIC_SCHEDULING`, which sorts a batch of tasks before
-it is shuffled. pytest-trio and Hypothesis set the same two. They are tried out once, at first use; where a Trio release
-no longer has them, runs are seeded (ids, delays, faults) but not bit-exact, and a warning says so.
+it is shuffled. pytest-trio and Hypothesis set the same two. They are tried once, at first use. If a Trio release lacks
+them, runs are seeded (ids, delays, faults) but not bit-exact, and a warning is issued.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ T = TypeVar("T")
 
 _FLAG: Final = "_ALLOW_DETERMINISTIC_SCHEDULING"
 _PROBE_TASKS: Final = 12
-"""12! orders: two seeds that give the same one by chance are no worry."""
+"""12! orders: two seeds are very unlikely to give the same one by chance."""
 
 
 class NotDeterministicWarning(UserWarning):
-    """The installed Trio does not let its schedule be seeded: a seed gives similar runs, not the same one."""
+    """The schedule of the installed Trio cannot be seeded: one seed gives similar runs, not equal ones."""
 
 
 @contextmanager
 def scheduled_by(seed: int) -> Generator[None, None, None]:
-    """Let the order in which Trio runs tasks follow from `seed`, for as long as the block runs."""
+    """Make the order in which Trio runs tasks a function of `seed`, inside the block."""
     run: Any = trio._core._run  # noqa: SLF001 - see the head of this file
     generator: random.Random = run._r  # noqa: SLF001
     before, state = getattr(run, _FLAG), generator.getstate()
@@ -61,7 +61,7 @@ async def _order_of_tasks() -> list[int]:
 
 @functools.cache
 def is_bit_exact() -> bool:
-    """Tell whether a seed fixes the schedule; tried out at first use, by running three schedules.
+    """Return whether a seed fixes the schedule; the first use tries it with three schedules.
 
     Warns:
         NotDeterministicWarning: It does not, with this release of Trio.
@@ -76,7 +76,7 @@ def is_bit_exact() -> bool:
     if orders and orders[0] == orders[1] != orders[2]:
         return True
     warnings.warn(
-        f"Trio {trio.__version__} does not let its schedule be seeded: simulations are seeded but not bit-exact",
+        f"the schedule of Trio {trio.__version__} cannot be seeded: simulations are seeded but not bit-exact",
         NotDeterministicWarning,
         stacklevel=2,
     )
@@ -86,8 +86,8 @@ def is_bit_exact() -> bool:
 def virtual_clock() -> trio.testing.MockClock:
     """Return a clock that jumps when all tasks wait.
 
-    It asks the real clock each time that it is asked, some thousand times in a run, and takes what `time.perf_counter`
-    is now: make it before the clocks of actors are installed, which look at their caller.
+    It reads the real clock, the current `time.perf_counter`, some thousand times in a run. Make it before the clocks of
+    actors are installed, which examine their caller at each reading.
     """
     return trio.testing.MockClock(autojump_threshold=0)
 
@@ -106,6 +106,6 @@ def run_seeded(
 
 
 def stream(seed: int, *purpose: object) -> random.Random:
-    """Return the random numbers of one purpose: what one purpose draws does not move those of another."""
+    """Return the random numbers of one purpose, which do not depend on those drawn for another."""
     text = "/".join(map(str, (seed, *purpose)))
     return random.Random(int.from_bytes(hashlib.sha256(text.encode()).digest()[:16]))  # noqa: S311 - for replay

@@ -1,4 +1,4 @@
-"""Faults of endpoints: starts that raise or are late, calls of which a frame is lost."""
+"""Faults of endpoints: starts that raise or are late, calls that lose a frame."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _OfEndpoint(MemberFault):
     """A fault of an endpoint, counted for each member since it was planned; it ends by itself.
 
     Attributes:
-        mesh, ranks: The actor mesh, and the members of it.
+        mesh, ranks: The actor mesh, and its members with the fault.
     """
 
     mesh: int
@@ -154,15 +154,15 @@ def effect_text(seconds: float, error: BaseException | None) -> str:
 
 
 def lose_link(proc: Proc, link: Link) -> None:
-    """End a link as the loss of a wire does: both sides see its end."""
+    """End a link as a broken connection does: both sides see its end."""
     link.abort()
     proc.link_down(link, LinkDown(DownReason.EOF, "lost by a planned fault"))
 
 
-# ---- endpoints that run otherwise ------------------------------------------------------------------------------------
+# ---- wrapped endpoints -----------------------------------------------------------------------------------------------
 
 PLAIN: Final = (EndpointKind.ASYNC, EndpointKind.INLINE, EndpointKind.THREAD)
-"""Kinds of endpoints that are no generators."""
+"""Kinds of endpoints except generators."""
 
 
 def watched(spec: EndpointSpec, begin: Callable[[], EndpointSpec]) -> EndpointSpec:
@@ -225,11 +225,11 @@ class AtEndpoint(OfMembers):
     _times: int
 
     def raises(self, error: BaseException | type[BaseException]) -> None:
-        """Let them raise `error` instead of running the endpoint."""
+        """Make them raise `error` instead of running the endpoint."""
         self._plan(error=checked_error(error))
 
     def delays(self, seconds: float) -> None:
-        """Let them begin so much later; the slot is taken meanwhile."""
+        """Delay them; the slot is taken meanwhile."""
         self._plan(seconds=checked_amount("seconds", seconds))
 
     def _plan(self, *, error: BaseException | None = None, seconds: float = 0.0) -> None:
@@ -250,8 +250,8 @@ class OfCall(OfMembers):
 
         Args:
             what: "request": the endpoint never runs. "in_flight": it is running. "reply": it has run.
-            nth: Which call, counted for each member from now on.
+            nth: Number of the call, counted for each member from now on.
         """
-        checked_one_of("what is lost is", what, get_args(Loss))
+        checked_one_of("the lost frame", what, get_args(Loss))
         nth = checked_count("nth", nth)
         self._faults.plan(LostCall(self._where, self._mesh, self._ranks, self._endpoint, what, nth))

@@ -46,7 +46,7 @@ Heal = Callable[[], None]
 
 
 class UnsupportedFault(NotImplementedError):
-    """The back end of this test cannot make this fault happen."""
+    """The back end of this test cannot have this fault."""
 
 
 @attrs.frozen
@@ -54,7 +54,7 @@ class Where:
     """Members that a fault is for.
 
     Attributes:
-        text: For people, as `w[gpus=2]`.
+        text: Their name in reports, as `w[gpus=2]`.
         places: Their processes.
     """
 
@@ -66,18 +66,17 @@ class Fault(ABC):
     """One kind of fault. An instance is a value, frozen and picklable: its attributes are its parameters.
 
     `simulated` or `real` is called once, in the task of the test, when the fault is planned; a run that leaves the
-    fault out (`--mesh-leave-out`) calls neither. A kind acts there and then, or it calls `run.begin(planned)`: from
-    then on the methods that have the names of sites are called whenever something passes there. Real processes are
-    reached by `run.arm(planned, places)`, which has `armed` called in each of them. The defaults refuse the back end,
-    or do nothing.
+    fault out (`--mesh-leave-out`) calls neither. A kind acts at once, or it calls `run.begin(planned)`: from then on
+    the methods named like sites are called whenever execution passes the site. `run.arm(planned, places)` reaches real
+    processes, and calls `armed` in each of them. The defaults refuse the back end, or do nothing.
 
-    - *It awaits nothing*: all methods are plain functions, which tasks of the runtime call. What takes time is returned
-      (`dispatch`, `moving`), or is a task of the run (`Simulation.start_soon`). Only `armed` may block, and then all of
-      its process.
-    - *It restores what it has changed*: `simulated`, `real` and `armed` return what does. That is called by
-      `faults.heal()`, at the latest at the end of the test, possibly twice, and also after the end of the processes.
-      `healed` stands for a fault that is over at once, or ends by itself.
-    - *It says when it happens*, each time: `run.fire(planned.index, site, where)`, or `active.fire(site, where)`. A
+    - *It awaits nothing*: all methods are plain functions, called by tasks of the runtime. Work that takes time is
+      returned (`dispatch`, `moving`), or is a task of the run (`Simulation.start_soon`). Only `armed` may block, and
+      then it blocks its whole process.
+    - *It restores what it has changed*: `simulated`, `real` and `armed` return a function for that. `faults.heal()`
+      calls it, at the latest at the end of the test, possibly twice, and also after the end of the processes. Return
+      `healed` for a fault that is over at once, or ends by itself.
+    - *It reports each time that it happens*: `run.fire(planned.index, site, where)`, or `active.fire(site, where)`. A
       planned fault that `is_certain` and does not happen fails the test.
     - *It draws random numbers from* `run.draw(purpose, planned)` alone, so that a seed gives the same run again.
     """
@@ -86,11 +85,11 @@ class Fault(ABC):
 
     @abstractmethod
     def __str__(self) -> str:
-        """Return it in few words: reports, traces and the summary of a shrunk failure have this text."""
+        """Return a short text, for reports, traces and the summary of a shrunk failure."""
 
     @property
     def is_certain(self) -> bool:
-        """True if it must happen in each run, not only in some."""
+        """True if it must happen in every run that plans it."""
         return True
 
     @property
@@ -111,7 +110,7 @@ class Fault(ABC):
     # ---- back ends -------------------------------------------------------------------------------------------
 
     def simulated(self, run: Simulation, planned: Planned) -> Heal:
-        """Make it happen in a simulation, or begin it.
+        """Cause or begin it in a simulation.
 
         Raises:
             UnsupportedFault: A simulation cannot have it.
@@ -120,7 +119,7 @@ class Fault(ABC):
         raise UnsupportedFault(f'a simulation cannot have this fault: run on the back end "proc" or "net", got {self}')
 
     def real(self, run: RealExecutor, planned: Planned) -> Heal:
-        """Make it happen to real processes, their links or hosts, or begin it.
+        """Cause or begin it in real processes, their links or hosts.
 
         Raises:
             UnsupportedFault: They cannot have it, or were not armed.
@@ -129,18 +128,18 @@ class Fault(ABC):
         raise UnsupportedFault(f'real processes cannot have this fault: run on the back end "sim", got {self}')
 
     def armed(self, process: Armed, index: int) -> Heal:
-        """Make it happen in the real process that this runs in; by default, begin it at the sites of that."""
+        """Cause it in this real process; by default, begin it at the sites of the process."""
         return process.faults.begin(index, self)
 
     # ---- sites, see `Sites` ----------------------------------------------------------------------------------
 
     def received(self, active: ActiveFault, place: Place, proc: Proc, peer: Peer, message: Message) -> bool:
-        """Return False to lose a message that has come to a process, and its link with it."""
+        """Return False to lose a message that arrived at a process, and its link with it."""
         del active, place, proc, peer, message
         return True
 
     def computing(self, active: ActiveFault, place: Place) -> float:
-        """Return for how many seconds a process computes before the endpoint that starts there now."""
+        """Return the seconds for which a process computes before an endpoint that starts there now."""
         del active, place
         return 0.0
 
@@ -161,10 +160,10 @@ class Fault(ABC):
         return request
 
     def linking(self, active: ActiveFault, place: Place) -> None:
-        """Let a process make its end of a link; simulations alone ask.
+        """Allow a process to make its end of a link; called in simulations only.
 
         Raises:
-            OSError: It gets none.
+            OSError: The fault refuses it.
         """
         del active, place
 
@@ -176,7 +175,7 @@ class Fault(ABC):
 
 @attrs.frozen
 class MemberFault(Fault):
-    """A fault of members that, unless its kind says otherwise, acts at the sites of their processes until it is healed.
+    """A fault of members. By default it acts at the sites of their processes until it is healed.
 
     Attributes:
         where: The members.
@@ -211,7 +210,7 @@ class ActiveFault:
         fault: The planned fault.
         faults: All faults that have begun there.
         starts_before: Number of process starts before it began.
-        counts: Candidates that it could have hit so far, by member.
+        counts: Events that it could have hit so far, by member.
     """
 
     index: int
@@ -221,27 +220,27 @@ class ActiveFault:
     counts: dict[Hashable, int] = attrs.field(factory=dict[Hashable, int])
 
     def hits(self, member: Hashable, nth: int, times: int = 1) -> bool:
-        """Count one more of a member, and tell whether it is one of the `times` from the `nth` on."""
+        """Count one more event of a member; return whether it is one of the `times` from the `nth` on."""
         count = self.counts[member] = self.counts.get(member, 0) + 1
         return nth <= count < nth + times
 
     def fire(self, site: str, where: str) -> None:
-        """Note that it happens now."""
+        """Report that it happens now."""
         self.faults.on_fired(self.index, site, where)
 
     def fire_at(self, site: str, place: Place) -> None:
-        """Note that it happens now to a process."""
+        """Report that it happens now to a process."""
         self.fire(site, self.faults.name_of(place))
 
 
 @attrs.define(eq=False)
 class ActiveFaults:
-    """All faults that have begun in one process, or in a simulation; its sites ask them in the order of planning.
+    """All faults that have begun in one process, or in a simulation; its sites call them in the order of planning.
 
     Attributes:
         on_fired: Called with number, site and place of a fault when it happens.
-        name_of: Returns what a process is called in `fault_log`.
-        active: Those that have begun and are not healed.
+        name_of: Returns the name of a process in `fault_log`.
+        active: Faults that have begun and are not healed.
     """
 
     on_fired: Callable[[int, str, str], None]
@@ -291,7 +290,7 @@ async def raise_after(seconds: float, error: BaseException | None) -> None:
     """Sleep, then raise a planned error, if there is one."""
     await trio.sleep(seconds)
     if error is not None:
-        raise copy(error)  # an exception that is raised twice would carry the traceback of the first time
+        raise copy(error)  # raised twice, one exception would keep the traceback of the first time
 
 
 def healed() -> None:
@@ -318,7 +317,7 @@ def checked_one_of(what: str, value: Any, known: Sequence[str]) -> Any:
         ValueError: It is not.
     """
     if value not in known:
-        raise ValueError(f"{what} one of {', '.join(known)}; got {value!r}")
+        raise ValueError(f"{what} must be one of {', '.join(known)}, got {value!r}")
     return value
 
 
@@ -328,12 +327,12 @@ def checked_direction(direction: Direction) -> Direction:
     Raises:
         ValueError: There is no such direction.
     """
-    checked: Direction = checked_one_of("a direction is", direction, get_args(Direction))
+    checked: Direction = checked_one_of("a direction", direction, get_args(Direction))
     return checked
 
 
 def checked_error(error: BaseException | type[BaseException]) -> BaseException:
-    """Return an exception to raise, made here if it is a type."""
+    """Return an exception to raise; a type is called without arguments."""
     return error() if isinstance(error, type) else error
 
 
@@ -344,7 +343,7 @@ def checked_count(name: str, value: int) -> int:
         ValueError: It is smaller, or no whole number.
     """
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} counts from 1, got {value!r}")
+        raise ValueError(f"{name} must be a whole number from 1, got {value!r}")
     return value
 
 

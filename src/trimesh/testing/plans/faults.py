@@ -49,9 +49,9 @@ class Faults:
     """Plans faults; the fixture `faults`.
 
     Attributes:
-        executor: Makes them happen.
-        mesh: The fixture `mesh`, by whose coordinates members are named.
-        token, table: What real processes are armed with.
+        executor: Back end that causes them.
+        mesh: The fixture `mesh`, whose coordinates name members.
+        token, table: Token and fault table with which real processes are armed.
     """
 
     executor: Simulation | RealExecutor = attrs.field(repr=False)
@@ -66,10 +66,10 @@ class Faults:
         """Choose starts of an endpoint: `faults.at(w.step, point={"gpus": 2}, nth=3).raises(MemoryError())`.
 
         Args:
-            endpoint: Of an actor mesh or a view of one.
-            point: The member that is meant; all of the view by default.
-            nth: Which start, counted for each member from now on.
-            times: How many from there on.
+            endpoint: Endpoint of an actor mesh or a view of one.
+            point: The member; all of the view by default.
+            nth: Number of the first start, counted for each member from now on.
+            times: Number of starts from there on.
 
         Raises:
             TypeError: It is no endpoint of a mesh.
@@ -77,7 +77,7 @@ class Faults:
             ValueError: A count is below 1.
         """
         info, where, ranks = self._endpoint(endpoint, point)
-        name = endpoint._spec.name  # noqa: SLF001 - the handle keeps to itself what only tests ask for
+        name = endpoint._spec.name  # noqa: SLF001 - only tests need it of a handle
         return AtEndpoint(self, where, info.mesh, ranks, name, checked_count("nth", nth), checked_count("times", times))
 
     def call(self, endpoint: Any, point: Mapping[str, int] | None = None) -> OfCall:
@@ -87,7 +87,7 @@ class Faults:
 
     def _endpoint(self, endpoint: Any, point: Mapping[str, int] | None) -> tuple[MeshInfo, Where, tuple[int, ...]]:
         if not isinstance(endpoint, Endpoint):
-            raise TypeError(f"a fault is planned for an endpoint of a mesh, as in faults.at(w.step); got {endpoint!r}")
+            raise TypeError(f"a fault needs an endpoint of a mesh, as in faults.at(w.step), got {endpoint!r}")
         view = cast("Any", endpoint)._mesh  # noqa: SLF001
         region = view.region if point is None else _only(view.region, point)
         return view.info, self._where(view.info, region), tuple(region.ranks())
@@ -95,13 +95,13 @@ class Faults:
     # ---- processes -------------------------------------------------------------------------------------------
 
     def kill(self, members: Members, how: str = "sigkill") -> Heal:
-        """Let processes end now: by "sigkill", "sigterm", "sigsegv", "abort", "oom", "exit(n)"; or stop answering.
+        """End processes now: by "sigkill", "sigterm", "sigsegv", "abort", "oom", "exit(n)"; or block them.
 
-        "sigstop" stops them; the lease then runs out, unless the returned function is called first. "hold_gil(seconds)"
-        keeps Python there from running for that time.
+        "sigstop" stops them; their lease then expires, unless the returned function is called first.
+        "hold_gil(seconds)" keeps Python there from running for that time.
 
         Returns:
-            A function that lets stopped processes go on.
+            A function that continues stopped processes.
 
         Raises:
             ValueError: There is no such way.
@@ -133,12 +133,12 @@ class Faults:
     def transfer(self, members: Members, *, nth: int = 1, times: int = 1) -> OfTransfers:
         """Choose transfers of buffers: `faults.transfer({"gpus": 1}, nth=3).raises(OSError())`, `.delays(0.5)`.
 
-        Each read, write and atomic operation of an `RDMABuffer` is one, whatever it is part of: a batch, a publication.
+        Each read, write and atomic operation of an `RDMABuffer` is one, also inside a batch or a publication.
 
         Args:
-            members: Whose tasks make them; the owner of the memory makes none.
-            nth: Which, counted for each process from now on.
-            times: How many from there on.
+            members: Members whose tasks make the transfers; the owner of the memory makes none.
+            nth: Number of the first transfer, counted for each process from now on.
+            times: Number of transfers from there on.
 
         Raises:
             ShapeError: There is no such member.
@@ -160,8 +160,8 @@ class Faults:
     async def partition(self, a: Members, b: Members, direction: Direction = "both") -> AsyncGenerator[None, None]:
         """Cut the links between two places while the block runs; leaving it always heals them.
 
-        Messages sent meanwhile arrive then. After `limits.LEASE_SECONDS` without a heartbeat, the owner of a process
-        gives it up: `ProcDied` with `reason="stopped"`.
+        Messages sent meanwhile arrive afterwards. After `limits.LEASE_SECONDS` without a heartbeat, the owner of a
+        process gives it up: `ProcDied` with `reason="stopped"`.
         """
         heal = self.plan(Partition(self.where(a), self.where(b), checked_direction(direction)))
         await trio.lowlevel.checkpoint()
@@ -171,7 +171,7 @@ class Faults:
             heal()
 
     def armed(self, setup: Callable[[], Any] | None = None) -> Callable[[], Any]:
-        """Return the `setup=` of further real processes that are to have faults; simulated ones need none."""
+        """Return the `setup=` for further real processes that should accept faults; simulated ones need none."""
         return ArmedSetup(self.token, setup, self.table)
 
     # ---- planning --------------------------------------------------------------------------------------------
@@ -180,8 +180,8 @@ class Faults:
         """Plan a fault of any kind; return a function that heals it.
 
         Args:
-            fault: What.
-            key: What the fault is called; by default `f0`, `f1`, and so on.
+            fault: The fault.
+            key: Key of the fault on the command line; by default `f0`, `f1`, and so on.
         """
         planned = self.executor.plan.add(fault, key)
         try:
@@ -210,7 +210,7 @@ class Faults:
 
         Raises:
             ShapeError: There is no such member.
-            TypeError: It names none.
+            TypeError: It is no name of members.
         """
         if isinstance(members, str) and members == "controller":
             return Where("controller", (None,))
@@ -220,12 +220,12 @@ class Faults:
         if isinstance(members, ProcMesh):
             owned = members._owned  # noqa: SLF001
             if owned is None:
-                raise TypeError("faults need a process mesh that is owned here, got a reference")
+                raise TypeError("faults need a process mesh that this process owns, got a reference: plan them there")
             return self._where(owned.info, members._shown)  # noqa: SLF001
         if isinstance(members, Mapping) and self.mesh is not None:
             return self.where(self.mesh._seen(_only(self.mesh._shown, cast("Any", members))))  # noqa: SLF001
         raise TypeError(
-            'members are named by a mesh, a view of one, coordinates of the fixture "mesh", or "controller"; '
+            'members are named by a mesh, a view of one, coordinates of the fixture "mesh", or "controller", '
             f"got {members!r}"
         )
 

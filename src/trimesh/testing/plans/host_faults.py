@@ -32,7 +32,7 @@ class HostFault(Fault):
     Attributes:
         host: Its rank among those of the job.
         kind: "lose" or "cut"; of real networks alone, "drop", "bandwidth" or "reset".
-        direction: Of a cut, and of what drops: "a_to_b" is to the host, "b_to_a" from it.
+        direction: Direction of "cut" and "drop": "a_to_b" is to the host, "b_to_a" from it.
         amount: Probability of "drop" for a packet; bytes a second of "bandwidth".
     """
 
@@ -60,7 +60,7 @@ class HostFault(Fault):
     def real(self, run: RealExecutor, planned: Planned) -> Heal:
         if run.job is None:
             raise UnsupportedFault(
-                f'hosts are disturbed in simulation, and by the back end "net", see simulate(hosts=); got {self}'
+                f'faults of hosts need the back end "sim" or "net" with simulate(hosts=), got {self}'
             )
         self._check(run.job.hosts)
         heal = self._disturb(run.job)
@@ -83,7 +83,7 @@ class HostFault(Fault):
 
     def _check(self, hosts: int) -> None:
         if not 0 <= self.host < hosts:
-            raise ShapeError(f"there are {hosts} hosts, see simulate(hosts=), got host {self.host}")
+            raise ShapeError(f"the rank of a host must be below simulate(hosts={hosts}), got host {self.host}")
 
 
 @attrs.frozen(eq=False)
@@ -94,15 +94,15 @@ class OfHost:
     _rank: int
 
     def lose(self) -> None:
-        """End its agent now, and everything there with it: `HostLost` with the reason "agent exit"."""
+        """End its agent now, and everything on the host with it: `HostLost` with the reason "agent exit"."""
         self._faults.plan(HostFault(self._rank, "lose"))
 
     def cut(self, direction: Direction = "both") -> Heal:
         """Cut the host off from everything else until the returned function is called.
 
-        Messages sent meanwhile arrive then, if no lease has run out: after `limits.AGENT_LEASE_SECONDS` of silence from
-        the program everything on the host ends, and after `limits.HOST_LEASE_SECONDS` of silence from the host the
-        program gives it up, as `HostLost` with the reason "lease".
+        Messages sent meanwhile arrive afterwards, if no lease has expired. After `limits.AGENT_LEASE_SECONDS` of
+        silence from the program everything on the host ends; after `limits.HOST_LEASE_SECONDS` of silence from the
+        host the program gives it up, with a `HostLost` with the reason "lease".
 
         Args:
             direction: "a_to_b" blocks traffic to the host, "b_to_a" traffic from it.

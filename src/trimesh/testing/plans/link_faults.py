@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Disturbance = Literal["drop", "delay", "duplicate", "reorder", "corrupt", "bandwidth", "reset"]
 
 FATES: Final = {"drop": Fate.LOST, "duplicate": Fate.REPEATED, "corrupt": Fate.DAMAGED}
-"""What becomes of a message that is hit by chance."""
+"""Fate of a message that is hit at random, by kind of fault."""
 
 
 @attrs.frozen
@@ -40,8 +40,8 @@ class LinkFault(_BetweenPlaces):
     """Messages between two places are disturbed until the fault is healed.
 
     Attributes:
-        kind: "drop" and "reset" end the link at the message that is hit, "corrupt" damages it, which breaks the
-            protocol and so ends the link, "duplicate" sends it twice, "delay", "reorder" and "bandwidth" make it late.
+        kind: "drop" and "reset" end the link at the message that is hit; "corrupt" damages it, which ends the link as a
+            breach of the protocol; "duplicate" sends it twice; "delay", "reorder" and "bandwidth" make it late.
         amount: Probability for "drop", "duplicate" and "corrupt"; seconds for "delay" and "reorder"; bytes a second for
             "bandwidth"; bytes for "reset".
     """
@@ -102,7 +102,7 @@ class DisturbedWire:
         return fate
 
     def delay(self, pair: tuple[ProcId, ProcId], size: int) -> float:
-        """Return by how many seconds a message between two processes is late."""
+        """Return the delay of a message between two processes, in seconds."""
         kind, amount = self.fault.kind, self.fault.amount
         seconds = 0.0
         if kind == "delay":
@@ -120,7 +120,7 @@ class DisturbedWire:
 
 @attrs.frozen
 class Partition(_BetweenPlaces):
-    """Nothing passes between two places until it is healed; it is then delivered, in order."""
+    """Messages between two places are held until it is healed, and then delivered in order."""
 
     direction: Direction = "both"
 
@@ -152,19 +152,19 @@ class OfLink:
     _direction: Direction = "both"
 
     def drop(self, probability: float = 1.0) -> OfLink:
-        """Lose messages, and with the first one that is lost the link."""
+        """Lose messages; the first lost one ends the link."""
         return self._plan("drop", checked_amount("a probability", probability, most=1))
 
     def delay(self, seconds: float) -> OfLink:
-        """Let every message take so much longer."""
+        """Delay every message."""
         return self._plan("delay", checked_amount("seconds", seconds))
 
     def duplicate(self, probability: float = 1.0) -> OfLink:
-        """Let messages come twice. The first is taken, the second is dropped, and counted in `statistics()`."""
+        """Deliver messages twice. The receiver drops the second, and counts it in `statistics()`."""
         return self._plan("duplicate", checked_amount("a probability", probability, most=1))
 
     def reorder(self, seconds: float) -> OfLink:
-        """Let messages of different links and lanes overtake each other: each takes up to so much longer."""
+        """Delay each message by a random time up to `seconds`, so that those of different links and lanes reorder."""
         return self._plan("reorder", checked_amount("seconds", seconds))
 
     def corrupt(self, probability: float = 1.0) -> OfLink:
@@ -172,7 +172,7 @@ class OfLink:
         return self._plan("corrupt", checked_amount("a probability", probability, most=1))
 
     def bandwidth(self, bytes_per_second: float) -> OfLink:
-        """Let each direction carry no more than this."""
+        """Limit the bandwidth of each direction."""
         return self._plan("bandwidth", checked_amount("bytes a second", bytes_per_second))
 
     def reset_after(self, nbytes: float) -> OfLink:

@@ -17,9 +17,9 @@ class Fired:
 
     Attributes:
         time: Seconds since the run began; virtual in a simulation.
-        site: Where in the runtime.
-        where: Coordinates.
-        fault: Which.
+        site: Site of the runtime.
+        where: Coordinates of the process or actor.
+        fault: The fault.
     """
 
     time: float
@@ -38,10 +38,10 @@ class Planned:
 
     Attributes:
         index: Its number, in the order of planning.
-        key: What it is called on the command line: `f0`, `f1` for those that the test plans, `c0.3` for chaos.
-        fault: What.
-        fired: How often it has happened.
-        is_left_out: Whether this run does without it (to find the faults that matter).
+        key: Its name on the command line: `f0`, `f1` for those that the test plans, `c0.3` for chaos.
+        fault: The fault.
+        fired: Number of times that it has happened.
+        is_left_out: Whether this run omits it (to find the faults that matter).
     """
 
     index: int
@@ -52,7 +52,7 @@ class Planned:
 
     @property
     def is_certain(self) -> bool:
-        """True if it must happen in each run, not only in some."""
+        """True if it must happen in every run that plans it."""
         return not self.is_chance and self.fault.is_certain
 
     @property
@@ -83,7 +83,7 @@ class FaultPlan:
     steps: dict[str, object] = attrs.field(factory=dict[str, object])
 
     def takes(self, key: str, step: object) -> bool:
-        """Return whether this run takes a step of the test, and note it then; one that is left out is skipped."""
+        """Record a step of the test; return False for one that this run leaves out."""
         if is_among(key, self.left_out):
             return False
         self.steps[key] = step
@@ -97,7 +97,7 @@ class FaultPlan:
         return made
 
     def fire(self, index: int, time: float, site: str, where: str) -> Fired:
-        """Note that a fault happens."""
+        """Record that a fault happens."""
         planned = self.planned[index]
         planned.fired += 1
         fired = Fired(time, site, where, planned.fault)
@@ -108,17 +108,17 @@ class FaultPlan:
         return [one for one in self.planned if not one.fired and not one.is_left_out]
 
     def check(self) -> None:
-        """Raise for faults that had to happen and did not.
+        """Check that all certain faults have happened.
 
         Raises:
-            UnfiredFault: There are some; the text names them.
+            UnfiredFault: Some have not; the text names them.
         """
         missing = [str(one.fault) for one in self.unfired() if one.is_certain]
         if missing:
-            raise UnfiredFault(f"planned, but never happened: {'; '.join(missing)}")
+            raise UnfiredFault(f"planned faults must happen, and these never did: {'; '.join(missing)}")
 
 
-# ---- what faults and steps are called on the command line, and lists of them in few words. PURE ----------------------
+# ---- keys of faults and steps on the command line, and compact lists of them. PURE -----------------------------------
 
 # `f0`, `f1` are faults that the test plans, `c0.3` is one of chaos, `s0.7` a step, `buyers.7` a step of a named series.
 # `s0.0-6` stands for the steps 0 to 6, `s0.7-` for all from 7 on.
@@ -130,17 +130,17 @@ _NAME: Final = re.compile(r"[A-Za-z_]\w*")
 _TAKEN: Final = re.compile(r"[fcs]\d+")
 
 RANGE_MAX: Final = 1_000_000
-"""Keys that one range may stand for: more are a slip of the pen, and would fill the memory."""
+"""Maximum keys of one range: more are a typing error, and would fill the memory."""
 
 
 def checked_series(name: object) -> str:
     """Return the name of a series of steps.
 
     Raises:
-        ValueError: It is no word, or one that we give ourselves.
+        ValueError: It is no identifier, or has the form of a generated key.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or _TAKEN.fullmatch(name):
-        raise ValueError(f'a series of steps has a name like "buyers", of letters and digits, got {name!r}')
+        raise ValueError(f'a series of steps needs a name like "buyers", of letters and digits, got {name!r}')
     return name
 
 
@@ -194,7 +194,7 @@ def expand(text: str) -> frozenset[str]:
     """Undo `compact`.
 
     Raises:
-        ValueError: A range is none.
+        ValueError: A range is invalid.
     """
     found: set[str] = set()
     for word in text.split(","):
@@ -205,6 +205,6 @@ def expand(text: str) -> frozenset[str]:
             continue
         series, first, last = many[1], int(many[2]), int(many[3])
         if not 0 <= last - first < RANGE_MAX:
-            raise ValueError(f"a range goes from a number up to another, as in s0.3-7; got {part!r}")
+            raise ValueError(f"a range must go from a number up to another, as in s0.3-7, got {part!r}")
         found.update(f"{series}{number}" for number in range(first, last + 1))
     return frozenset(found - {""})

@@ -58,7 +58,7 @@ def parse_how(how: str) -> tuple[str, float]:
         return found[1], float(found[2])
     if how in SIGNALS or how == "sigstop":
         return how, 0.0
-    raise ValueError(f"a process is killed by one of {', '.join(HOWS)}; got {how!r}")
+    raise ValueError(f"a process is killed by one of {', '.join(HOWS)}, got {how!r}")
 
 
 @attrs.frozen
@@ -130,12 +130,12 @@ class Death(MemberFault):
         return attrs.evolve(spec, fn=last, kind=EndpointKind.ASYNC)
 
 
-# ---- processes that do nothing, or little ----------------------------------------------------------------------------
+# ---- blocked and slow processes --------------------------------------------------------------------------------------
 
 
 @attrs.frozen
 class LoopLag(MemberFault):
-    """Processes take no message and send none for `seconds`; their heartbeats go on."""
+    """The loops of processes are blocked for `seconds`: they take and send no message; heartbeats go on."""
 
     seconds: float
 
@@ -161,7 +161,7 @@ class OfLoop(OfMembers):
     """Event loops of processes."""
 
     def lag(self, seconds: float) -> None:
-        """Let them take no message, and let nothing they send arrive, for so long. Heartbeats go on."""
+        """Block them for `seconds`: they take no message, and nothing they send arrives. Heartbeats go on."""
         self._faults.plan(LoopLag(self._where, checked_amount("seconds", seconds)))
 
 
@@ -186,7 +186,7 @@ class OfProcessor(OfMembers):
     """Processors of processes."""
 
     def slow(self, seconds: float) -> Heal:
-        """Let each start of an endpoint there take so much computing first; its process does nothing else meanwhile.
+        """Compute for `seconds` before each start of an endpoint there; the process does nothing else meanwhile.
 
         Returns:
             A function that ends it.
@@ -204,7 +204,7 @@ class ClockFault(MemberFault):
     Attributes:
         jump: Seconds by which it is set forward.
         drift: Share by which it runs faster.
-        skew: Each is set forward or back by a time of its own, up to so many seconds.
+        skew: Most seconds by which each is set forward or back; a seed draws the amount of each.
     """
 
     jump: float = 0.0
@@ -231,7 +231,7 @@ class ClockFault(MemberFault):
         return healed
 
     def real(self, run: RealExecutor, planned: Planned) -> Heal:
-        run.checked_armed(self.where.places)  # all of them are set, or none
+        run.checked_armed(self.where.places)  # sets all of them, or none
         for place, jump in self._jumps(run.draw("clock", planned)):
             if place is None:
                 run.clock.set(jump=jump, drift=self.drift)
@@ -271,7 +271,7 @@ class _TrioClock(trio.abc.Clock):
         self.reading = _Reading(now, now)
 
     def start_clock(self) -> None:
-        """Do nothing: it is put in place of a clock that runs."""
+        """Do nothing: it replaces a running clock."""
 
     def current_time(self) -> float:
         return self.reading.at(self.true.current_time())
@@ -283,11 +283,11 @@ class _TrioClock(trio.abc.Clock):
 
 @attrs.define(eq=False)
 class ProcClock:
-    """The clocks of the running process, real and true until a test sets them.
+    """The clocks of this process, correct until a test sets them.
 
-    Trio's clock, which deadlines and budgets go by, cannot be set, as a monotonic one cannot, but its rate can be
-    wrong. `time.time` and `time.time_ns` are what Python code reads; what C code asks the system for (`datetime.now`)
-    is not changed. The native library counts its beats and leases by itself.
+    Trio's clock, which deadlines and budgets use, is monotonic: it cannot be set, but its rate can be wrong. Python
+    code reads `time.time` and `time.time_ns`; C code that reads the system's clock (`datetime.now`) is not affected,
+    nor are beats and leases of the native library.
     """
 
     _wall: _Reading | None = None
@@ -312,7 +312,7 @@ class ProcClock:
         self._trio.reading.set(self._trio.true.current_time(), drift=drift)
 
     def restore(self) -> None:
-        """Let the wall clock be true again; that of Trio ends with its run."""
+        """Restore the wall clock; Trio's clock ends with its run."""
         if self._wall is not None:
             time.time, time.time_ns = self._true_time, self._true_ns
             self._wall = None
@@ -322,13 +322,13 @@ class OfClock(OfMembers):
     """Clocks of processes."""
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward (or back). Deadlines and budgets must not care."""
+        """Set the wall clock forward (or back). Deadlines and budgets must not be affected."""
         self._faults.plan(ClockFault(self._where, jump=float(seconds)))
 
     def drift(self, rate: float) -> None:
         """Let the clock run `1 + rate` times as fast, budgets of calls that arrive included."""
         if rate <= -1:
-            raise ValueError(f"a clock cannot stand still or run backwards: drift must be above -1, got {rate!r}")
+            raise ValueError(f"drift must be above -1, as a clock cannot stand still or run backwards, got {rate!r}")
         self._faults.plan(ClockFault(self._where, drift=float(rate)))
 
     def skew(self, seconds: float) -> None:

@@ -42,17 +42,17 @@ Refusal = Literal["ENOSPC", "EMFILE"]
 # ---- starts ----------------------------------------------------------------------------------------------------------
 
 STILLBORN: Final = f"{__name__}:end_unheard"
-"""What a process runs that ends before its first word."""
+"""Entry point of a process that ends before its first message."""
 
 
 def end_unheard(config: WorkerConfig, link: socket.socket, broker: socket.socket, lifelines: list[int]) -> int:
-    """End as a worker does whose set-up has failed: with a word on stderr, and none to its owner."""
+    """End as a worker whose set-up failed does: with a line on stderr, and no message to its owner."""
     del config
     for one in (link, broker):
         one.close()
     for pidfd in lifelines:
         os.close(pidfd)
-    sys.stderr.write("a planned fault: it ended before its first word\n")
+    sys.stderr.write("a planned fault: it ended before its first message\n")
     return 1
 
 
@@ -61,7 +61,7 @@ class SpawnFault(Fault):
     """The nth process that is started from now on fails; over real processes, of those that the test itself starts.
 
     Attributes:
-        stage: "launch" (there is no process) or "handshake" (it ends before its first word).
+        stage: "launch" (there is no process) or "handshake" (it ends before its first message).
     """
 
     nth: int
@@ -96,8 +96,8 @@ class OfSpawn:
     _nth: int
 
     def fails(self, stage: Stage) -> None:
-        """Let it fail: "launch" (there is no process) or "handshake" (it ends before its first word)."""
-        self._faults.plan(SpawnFault(self._nth, checked_one_of("a start fails at", stage, get_args(Stage))))
+        """Make it fail: "launch" (there is no process) or "handshake" (it ends before its first message)."""
+        self._faults.plan(SpawnFault(self._nth, checked_one_of("the stage", stage, get_args(Stage))))
 
 
 # ---- memory and descriptors ------------------------------------------------------------------------------------------
@@ -105,11 +105,11 @@ class OfSpawn:
 
 @attrs.frozen
 class ResourceFault(MemberFault):
-    """The system refuses what the links of some processes need, `times` times from the `nth` on, counted for each.
+    """The system refuses resources for links of some processes, `times` times from the `nth` on, counted for each.
 
     Attributes:
-        error: "ENOSPC": there is no shared memory, for a ring or a segment. "EMFILE": there is no descriptor, for one
-            of these or for what a peer passes. In a simulation only the making of a link can fail so.
+        error: "ENOSPC": no shared memory, for a ring or a segment. "EMFILE": no descriptor, for one of these or one
+            that a peer passes. In a simulation only the making of a link can fail so.
     """
 
     error: Refusal
@@ -135,14 +135,14 @@ class OfResources(OfMembers):
     """Shared memory and descriptors, which the system may refuse."""
 
     def fails(self, error: Refusal, *, nth: int = 1, times: int = 1) -> None:
-        """Let the system refuse them: to make a link, to take what a peer passes, to have a large body in a segment.
+        """Make the system refuse them: for a link, a descriptor that a peer passes, a segment of a large body.
 
         Args:
             error: "ENOSPC": no shared memory. "EMFILE": no descriptor.
-            nth: Which call that could fail so, counted for each member from now on.
-            times: How many from there on.
+            nth: Number of the first system call that could fail so, counted for each member from now on.
+            times: Number of such calls from there on.
         """
-        checked_one_of("the system refuses by", error, get_args(Refusal))
+        checked_one_of("the error", error, get_args(Refusal))
         nth, times = checked_count("nth", nth), checked_count("times", times)
         self._faults.plan(ResourceFault(self._where, error, nth, times))
 
@@ -154,10 +154,10 @@ class OfResources(OfMembers):
 class TransferFault(MemberFault):
     """From the `nth` transfer on, counted for each process since this was planned, `times` transfers misbehave.
 
-    A transfer is a read, a write or an atomic operation of a buffer, also inside of a publication.
+    A transfer is a read, a write or an atomic operation of a buffer, also inside a publication.
 
     Attributes:
-        error: Exception raised instead of making the transfer, or None.
+        error: Exception raised instead of the transfer, or None.
         seconds: Delay of the transfer.
     """
 
@@ -189,10 +189,10 @@ class OfTransfers(OfMembers):
     _times: int
 
     def raises(self, error: BaseException | type[BaseException]) -> None:
-        """Let them raise `error` instead of being made."""
+        """Make them raise `error` instead of transferring."""
         self._faults.plan(TransferFault(self._where, self._nth, self._times, error=checked_error(error)))
 
     def delays(self, seconds: float) -> None:
-        """Let them begin so much later; who waits for one can be cancelled meanwhile."""
+        """Delay them; a waiting task can be cancelled meanwhile."""
         seconds = checked_amount("seconds", seconds)
         self._faults.plan(TransferFault(self._where, self._nth, self._times, seconds=seconds))

@@ -28,22 +28,22 @@ import trio
 from trimesh.testing.plans.fault import Direction, Heal, checked_amount
 
 CONTROLLER: Final = -1
-"""The rank of the test's own process among the hosts."""
+"""Rank of the test's own process among the hosts."""
 
 _TOOLS: Final = ("nsenter", "ip", "tc", "nft", "ss")
 _SUBNET: Final = "198.51.100"
-"""Addresses of documentation (RFC 5737), seen in the namespaces alone."""
+"""Addresses for documentation (RFC 5737), visible only in the namespaces."""
 
 _HOSTS_MAX: Final = 200
 _PER_MILLION: Final = 1_000_000
 _BURST_BYTES: Final = 32 * 1024
 _LATENCY: Final = "400ms"
-"""What waits longer than that for its turn on a slow cable is dropped, as by a switch."""
+"""Longest wait of a packet for a slow cable; then it is dropped, as by a switch."""
 
 
 @functools.cache
 def why_no_networks() -> str | None:
-    """Return why there can be no such hosts here, or None."""
+    """Return the reason why hosts in network namespaces are impossible here; None if they work."""
     missing = missing_tools(_TOOLS)
     if missing:
         return f"hosts in network namespaces need {', '.join(missing)} (util-linux, iproute2, nftables)"
@@ -57,11 +57,11 @@ def why_no_networks() -> str | None:
 
 @attrs.frozen(eq=False)
 class _Rule:
-    """Frames between two sets of hosts that are dropped, all or by chance.
+    """Drops frames between two sets of hosts, all or at random.
 
     Attributes:
-        source, target: Their ranks.
-        probability: Of each frame.
+        source, target: Ranks of the sets.
+        probability: Probability of dropping each frame.
     """
 
     source: frozenset[int]
@@ -70,13 +70,13 @@ class _Rule:
 
     @property
     def text(self) -> str:
-        """It as nft reads it."""
+        """The rule in the syntax of nft."""
         chance = f"numgen random mod {_PER_MILLION} < {round(self.probability * _PER_MILLION)} "
         between = f"iifname {{ {_cables(self.source)} }} oifname {{ {_cables(self.target)} }}"
         return f"{between} {chance if self.probability < 1 else ''}counter drop"
 
     def parts(self, rank: int) -> bool:
-        """Tell whether it lets nothing pass from the controller to a host, or back."""
+        """Return whether it drops everything from the controller to a host, or back."""
         from_it = rank in self.source and CONTROLLER in self.target
         return self.probability == 1 and (from_it or (rank in self.target and CONTROLLER in self.source))
 
@@ -84,10 +84,10 @@ class _Rule:
 class HostNetwork:
     """Some hosts and the controller, each in a namespace of its own. Made by `open_host_network`.
 
-    Faults add up, and last until what they return is called. Each takes some milliseconds, in which the caller waits.
+    Faults add up, and last until the function that they return is called. Each call blocks for some milliseconds.
 
     Attributes:
-        changed: Tasks that wait for anything to be disturbed or healed.
+        changed: Tasks that wait for the next change of rules.
     """
 
     def __init__(self, stack: ExitStack, count: int) -> None:
@@ -114,25 +114,25 @@ class HostNetwork:
         self._write_rules()
 
     def __len__(self) -> int:
-        """Return how many hosts there are, the controller not counted."""
+        """Return the number of hosts, without the controller."""
         return len(self._hosts) - 1
 
     def address(self, rank: int) -> str:
-        """Return the number of a host's address, or of the controller's."""
+        """Return the IP address of a host or the controller."""
         return f"{_SUBNET}.{rank + 2}"
 
     def namespace(self, rank: int) -> NetNamespace:
-        """Return where a host is, or the controller."""
+        """Return the namespace of a host or the controller."""
         return self._hosts[rank]
 
-    # ---- what can be wrong -----------------------------------------------------------------------------------
+    # ---- faults ----------------------------------------------------------------------------------------------
 
     def cut(self, ranks: Iterable[int], direction: Direction = "both") -> Heal:
         """Cut some hosts off from all others, the controller included; return a function that heals it.
 
         Args:
-            ranks: Of the hosts. Between themselves everything passes.
-            direction: "a_to_b" lets nothing come to them, "b_to_a" lets nothing leave them.
+            ranks: Ranks of the hosts, which still reach each other.
+            direction: "a_to_b" drops traffic to them, "b_to_a" traffic from them.
         """
         return self._add(self._between(ranks, direction, 1.0))
 
@@ -140,19 +140,19 @@ class HostNetwork:
         """Cut some hosts off from some others, in both directions; return a function that heals it.
 
         Args:
-            ranks: Of the hosts; `CONTROLLER` is one of them.
-            others: Of the others.
+            ranks: Ranks of hosts; `CONTROLLER` is allowed.
+            others: Ranks of the others.
         """
         one, two = self._checked(ranks), self._checked(others)
         return self._add([_Rule(one - two, two - one, 1.0), _Rule(two - one, one - two, 1.0)])
 
     def connections(self, rank: int, other: int) -> int:
-        """Return how many TCP connections there are between two hosts."""
+        """Return the number of TCP connections between two hosts."""
         command = ["ss", "-H", "-t", "state", "established", "dst", self.address(other)]
         return len(self._hosts[rank].run(command).splitlines())
 
     def listening(self, rank: int) -> int:
-        """Return at how many addresses the processes of a host listen for TCP."""
+        """Return the number of addresses at which processes of a host listen for TCP."""
         return len(self._hosts[rank].run(["ss", "-H", "-t", "-l"]).splitlines())
 
     def lose_packets(self, ranks: Iterable[int], probability: float, direction: Direction = "both") -> Heal:
@@ -178,17 +178,17 @@ class HostNetwork:
         """Break every TCP connection between these hosts and others, with a reset; return how many there were."""
         found = 0
         for rank in sorted(self._checked(ranks)):
-            # ss says of each that the kernel refuses, and goes on: a socket that is closed already is one.
+            # ss reports each refusal of the kernel, as for a socket that is closed already, and goes on.
             killed = self._hosts[rank].run(["ss", "-H", "-K", "-t", "state", "established", "src", self.address(rank)])
             found += len(killed.splitlines())
         return found
 
     def is_cut(self, rank: int) -> bool:
-        """Tell whether a host and the controller cannot talk."""
+        """Return whether a host and the controller are cut off from each other."""
         return any(rule.parts(rank) for rule in self._rules)
 
     async def wait_uncut(self, rank: int) -> None:
-        """Wait until a host and the controller can talk."""
+        """Wait until a host and the controller are not cut off from each other."""
         await trio.lowlevel.checkpoint()
         while self.is_cut(rank):
             await self.changed.park()
@@ -199,19 +199,21 @@ class HostNetwork:
         words = text.split()
         return sum(int(words[at + 1]) for at, word in enumerate(words) if word == "packets")
 
-    # ---- making it so ----------------------------------------------------------------------------------------
+    # ---- rules of nft and tc ---------------------------------------------------------------------------------
 
     def _checked(self, ranks: Iterable[int]) -> frozenset[int]:
         chosen = frozenset(ranks)
         if not chosen or not chosen <= self._hosts.keys():
-            raise ValueError(f"hosts of this network are numbered {CONTROLLER} to {max(self._hosts)}, got {chosen}")
+            raise ValueError(
+                f"ranks of hosts must be from {CONTROLLER} to {max(self._hosts)}, and at least one, got {set(chosen)}"
+            )
         return chosen
 
     def _between(self, ranks: Iterable[int], direction: Direction, probability: float) -> list[_Rule]:
         inside = self._checked(ranks)
         outside = frozenset(self._hosts) - inside
         if not outside:
-            raise ValueError("a cut is between some hosts and the others: there are no others")
+            raise ValueError("a cut is between some hosts and the others, got all of them: leave some out")
         rules = list[_Rule]()
         if direction != "b_to_a":
             rules.append(_Rule(outside, inside, probability))
@@ -263,10 +265,10 @@ def open_host_network(count: int) -> Generator[HostNetwork, None, None]:
     """Make a network of `count` hosts and the controller, which is this thread, while the body runs.
 
     Processes that this thread starts then, and its new sockets, are in the controller's namespace. The network ends
-    with the block, and with this process, however that ends.
+    with the block, or with this process, in whatever way it ends.
 
     Raises:
-        OSError, RuntimeError: It cannot be made here, see `why_no_networks`.
+        OSError, RuntimeError: It cannot be made here; see `why_no_networks`.
     """
     with ExitStack() as stack:
         network = HostNetwork(stack, count)
@@ -315,7 +317,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class NetNamespace:
-    """A network namespace that is new and empty: not even its loopback is up.
+    """A new, empty network namespace, without loopback.
 
     Raises:
         OSError: This user may not make one.
@@ -331,7 +333,7 @@ class NetNamespace:
             except OSError as error:
                 made.append(error)
 
-        thread = threading.Thread(target=make, name="new namespace")  # a thread can be in one by itself
+        thread = threading.Thread(target=make, name="new namespace")  # `unshare` moves only its thread
         thread.start()
         thread.join()
         (found,) = made
@@ -341,7 +343,7 @@ class NetNamespace:
 
     @property
     def path(self) -> str:
-        """A name for it, for other processes of this user while it is open."""
+        """Path of it for other processes of this user, while it is open."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     @property
@@ -353,7 +355,7 @@ class NetNamespace:
         """Run a command in it, with `text` as its input; return its output.
 
         Raises:
-            RuntimeError: It has failed; the error has its words.
+            RuntimeError: The command failed; the text has its output.
 
         Blocking: some milliseconds.
         """
@@ -362,14 +364,14 @@ class NetNamespace:
         )
         if found.returncode != 0:
             words = found.stderr.strip() or found.stdout.strip()
-            raise RuntimeError(f"{' '.join(command)} has failed: {words}; its input was:\n{text}")
+            raise RuntimeError(f"{' '.join(command)} failed: {words}; its input was:\n{text}")
         return found.stdout
 
     @contextmanager
     def entered(self) -> Generator[None, None, None]:
         """Move this thread, the processes it starts, and its new sockets into it while the body runs.
 
-        Threads of Trio that wait for work go with it, there and back: processes are started by them.
+        Idle threads of Trio are moved, too, there and back, because they start processes.
 
         Raises:
             OSError: This user may not.
@@ -385,14 +387,14 @@ class NetNamespace:
             os.close(before)
 
     def close(self) -> None:
-        """Leave it to the processes in it; without any it is gone."""
+        """Close its descriptor; it ends with the last process in it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def _enter(fd: int) -> None:
-    """Have this thread, and those that Trio keeps for later, be in a namespace: each is where its maker was.
+    """Move this thread, and the idle threads of Trio, into a namespace: a new thread starts in that of its maker.
 
     Raises:
         OSError: This user may not.
@@ -403,7 +405,7 @@ def _enter(fd: int) -> None:
 
     def enter() -> None:
         _libc.setns(fd, _CLONE_NEWNET)
-        met.wait()  # so that each of these calls has a thread of its own
+        met.wait()  # makes each of these calls take a thread of its own
 
     for _ in range(count):
         trio.lowlevel.start_thread_soon(enter, lambda _: None)
@@ -411,12 +413,12 @@ def _enter(fd: int) -> None:
 
 
 def tool(name: str) -> str:
-    """Return the path of a command of the system, or its name where there is none."""
+    """Return the path of a system command; its name if it is not found."""
     return shutil.which(name) or shutil.which(name, path=_SYSTEM_PATH) or name
 
 
 def missing_tools(names: Sequence[str]) -> list[str]:
-    """Return which commands are not there."""
+    """Return the commands that are not found."""
     return [name for name in names if os.path.basename(tool(name)) == tool(name)]
 
 

@@ -1,6 +1,6 @@
 """Conformance cases for launchers of hosts: `check_launcher`.
 
-LC-1 A case enters the job as users do, and queries the processes there for running processes and their parents.
+LC-1 A case enters the job as users do; actors there report their processes and parents.
 LC-2 Whatever a case does to the job, nothing of it is left afterwards, and it can be entered again.
 """
 
@@ -45,7 +45,7 @@ class LauncherSubject:
     kills: bool = True
 
     def lives(self, host: str, pid: int) -> bool:
-        """Tell whether a process lives."""
+        """Return whether a process is alive."""
         return Path(f"/proc/{pid}").exists() if self.is_alive is None else self.is_alive(host, pid)
 
 
@@ -59,7 +59,7 @@ class Witness(Actor):
 
     @endpoint
     async def shown(self) -> bytes:
-        """Return what the agent shows to others: its arguments and its first environment."""
+        """Return the agent's arguments and initial environment, which other users may be able to read."""
         agent = Path(f"/proc/{_parent_of(os.getppid())}")
         return (agent / "cmdline").read_bytes() + (agent / "environ").read_bytes()
 
@@ -93,21 +93,21 @@ class _Seen:
             self._pids += [(host, pid) for pid in pids]
 
     async def check_gone(self) -> None:
-        """Check that none of them lives, soon after the block: a process that ends needs a moment."""
+        """Check that all of them have ended, within a moment after the block."""
         left = self._pids
         with trio.move_on_after(limits.KILL_SECONDS):
             while left := [one for one in left if self._subject.lives(*one)]:  # noqa: ASYNC110 - of other hosts, too
                 await trio.sleep(_LOOK_SECONDS)
-        assert not left, f"processes are left, host and pid of each: {left}"
+        assert not left, f"all processes must end with the block, got (host, pid) {left}"
         names = [] if self._subject.leftovers is None else list(self._subject.leftovers())
-        assert not names, f"something is left: {names}"
+        assert not names, f"nothing of the job must be left after the block, got {names}"
 
 
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
 
 async def _mesh(subject: LauncherSubject, seen: _Seen) -> None:
-    """Two hosts, each with one agent, whose processes are called like any others; entered twice."""
+    """Two hosts have one agent each, and processes that can be called; the job can be entered twice."""
     for _ in range(2):
         async with subject.enter(2) as hosts, hosts.spawn_procs({"procs": 2}) as procs:
             assert dict(hosts.extent) == {"hosts": 2}
@@ -126,7 +126,7 @@ async def _mesh(subject: LauncherSubject, seen: _Seen) -> None:
 
 
 async def _secrets(subject: LauncherSubject, seen: _Seen) -> None:
-    """No token in the arguments or the environment of an agent."""
+    """The arguments and the environment of an agent have no token."""
     async with _witnesses(subject, 1) as (hosts, witnesses):
         seen.add(hosts, list(await witnesses.pids.call()))
         for shown in await witnesses.shown.call():
@@ -134,7 +134,7 @@ async def _secrets(subject: LauncherSubject, seen: _Seen) -> None:
 
 
 async def _error(subject: LauncherSubject, seen: _Seen) -> None:
-    """An error of the body leaves the block as it is."""
+    """An error of the body passes through the block unchanged."""
     error = ValueError("as the case wants it")
     found: list[BaseException] = []
     try:
@@ -157,7 +157,7 @@ async def _cancel(subject: LauncherSubject, seen: _Seen) -> None:
 
 
 async def _cancelled_entry(subject: LauncherSubject, seen: _Seen) -> None:
-    """A cancel while it is entered, early and late, leaves nothing; it can be entered afterwards."""
+    """A cancel during entry, early or late, leaves nothing behind; the job can be entered afterwards."""
     for seconds in (0.0, 0.05, 0.3, 0.6):
         with trio.move_on_after(seconds):
             async with subject.enter(2):
@@ -168,13 +168,13 @@ async def _cancelled_entry(subject: LauncherSubject, seen: _Seen) -> None:
 
 
 async def _killed_agent(subject: LauncherSubject, seen: _Seen) -> None:
-    """An agent that was killed is one `HostLost`, with name and place; the other host is left in good order."""
+    """A killed agent is one `HostLost`, with name and place; the other host ends in order."""
     lost = await _lost_by(subject, seen, signal.SIGKILL)
     assert lost.reason in ("agent exit", "lease"), lost.reason
 
 
 async def _stopped_agent(subject: LauncherSubject, seen: _Seen) -> None:
-    """An agent that was stopped is lost after the lease, and killed."""
+    """A stopped agent is lost after its lease, and killed."""
     if subject.kills:
         lost = await _lost_by(subject, seen, signal.SIGSTOP)
         assert lost.reason == "lease", lost.reason
@@ -192,8 +192,8 @@ async def _lost_by(subject: LauncherSubject, seen: _Seen, signum: int) -> HostLo
     except BaseExceptionGroup as group:
         found = list(leaves(group))
     losses = {(error.host, error.point): error for error in found if isinstance(error, HostLost)}
-    assert len(losses) == 1, f"one host has to be lost, and be told as one failure, got {found}"
-    assert all(isinstance(error, HostLost) for error in found), f"a lost host is nothing but that, got {found}"
+    assert len(losses) == 1, f"a lost host must be reported as one HostLost, got {found}"
+    assert all(isinstance(error, HostLost) for error in found), f"a lost host must raise nothing else, got {found}"
     (lost,) = losses.values()
     assert lost.host == names[1], lost.host
     assert dict(lost.point or {}) == {"hosts": 1}, lost.point
@@ -228,7 +228,7 @@ LAUNCHER_CASES: Final = tuple(_CASES)
 
 
 def check_launcher(case: str, subject: LauncherSubject, *, timeout: float = 120.0) -> None:
-    """Run one case against a launcher of hosts. Starts real processes by that launcher.
+    """Run one case against a launcher of hosts; it starts real processes.
 
     Args:
         case: One of `LAUNCHER_CASES`.

@@ -1,4 +1,4 @@
-"""Job whose hosts are network namespaces: a real network that a test can disturb."""
+"""Job with hosts in network namespaces, whose network a test can disturb."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from trimesh.testing.real.host_network import CONTROLLER, HostNetwork
 
 @attrs.frozen
 class NetworkJob(Job):
-    """All hosts of a network: agents as those of a `LocalJob`, each in its namespace.
+    """All hosts of a network: agents like those of a `LocalJob`, each in its own namespace.
 
     Attributes:
-        hosts: How many.
-        network: Theirs.
+        hosts: Number of hosts.
+        network: Their network.
         direct: Setting `direct` of the agents.
-        agents: That were started last, by the rank of their host.
+        agents: Latest agent of each host, by rank.
     """
 
     network: HostNetwork = attrs.field(repr=False)
@@ -51,7 +51,7 @@ class NetworkJob(Job):
             os.kill(agent.pid, signum)
 
     def host_id(self, rank: int) -> str:
-        """See `Job.host_id`: to buffers they are different machines."""
+        """See `Job.host_id`: buffers treat the hosts as different machines."""
         return f"net{rank}"
 
 
@@ -77,10 +77,10 @@ class NetworkLauncher(Launcher):
 
 
 class NetworkAgent(ChildAgent):
-    """An agent that its launcher reaches by the network alone, as by ssh: while the host is cut off it learns nothing.
+    """An agent that its launcher reaches only by the network, as by ssh: while its host is cut off nothing is reported.
 
     Attributes:
-        exit_code: Of one that has ended before it was stopped, negative for a signal; else None.
+        exit_code: Exit code if it ended before it was stopped, negative for a signal; else None.
     """
 
     def __init__(self, process: trio.Process, network: HostNetwork, rank: int) -> None:
@@ -94,7 +94,7 @@ class NetworkAgent(ChildAgent):
         return await super().exit_of(code)
 
     async def stop(self) -> None:
-        """See `StartedAgent.stop`: one that is cut off is left to its lease, and killed when that has not ended it."""
+        """Stop it; an agent that is cut off is left to its lease first. See `StartedAgent.stop`."""
         with trio.CancelScope(shield=True):
             if self._network.is_cut(self._rank):
                 with trio.move_on_after(limits.AGENT_LEASE_SECONDS + limits.KILL_SECONDS):

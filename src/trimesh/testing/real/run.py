@@ -56,7 +56,7 @@ from trimesh.testing.real.network_job import NetworkJob
 from trimesh.testing.simulated.seeded_run import HangError, SeededOptions
 
 JITTERED_LINKS_MAX: Final = 512
-"""Directions of links whose messages are late by jitter: half of the rows of the table, so that faults have theirs."""
+"""Maximum directions of links with jitter: half of the rows of the fault table, the rest is for faults."""
 
 
 @attrs.frozen(eq=False)
@@ -87,15 +87,15 @@ class LiveLog(Sequence[Fired]):
 # ---- run -------------------------------------------------------------------------------------------------------------
 
 REAL_SECONDS: Final = 60.0
-"""A test over real processes that has not ended by then hangs."""
+"""Time after which a test over real processes counts as hanging."""
 
 IDLE_SECONDS: Final = 0.5
-"""A process that is to end with its next endpoint is killed after so long without one: a call takes milliseconds."""
+"""Time after which a process that should end with its next endpoint is killed without one: calls take milliseconds."""
 
 
 @attrs.frozen
 class _Row:
-    """A row of the table of faults that has not been seen to happen."""
+    """A row of the fault table whose fault has not fired yet."""
 
     planned: Planned
     site: str
@@ -104,20 +104,19 @@ class _Row:
 
 @attrs.define(eq=False)
 class RealExecutor:
-    """Makes faults happen in real processes; stands at the sites of the test's own.
+    """Causes faults in real processes; is the `Sites` of the test's own process.
 
-    Faults of links and of resources are rows of a table of the native library. Each direction of each link is a row of
-    its own, which is applied at the receiver. The table is looked at when the test looks at the log, and at the end:
-    a row is noted once.
+    Faults of links and of resources are rows of a table of the native library, one for each direction of each link,
+    applied at the receiver. The table is read when the test reads the log, and at the end: each row fires once.
 
     Attributes:
         proc: The test's own process.
-        plan: Faults that were planned, and have fired.
-        token: What the processes of the test are armed with.
-        job: Of the hosts in a network that the test disturbs, or None.
+        plan: Planned and fired faults.
+        token: Token with which processes of the test are armed.
+        job: Job of hosts in a network that the test disturbs, or None.
         table: Faults of links and resources.
-        faults: Those that have begun in the test's own process.
-        clock: What Python code of the test reads as the time.
+        faults: Faults that have begun in the test's own process.
+        clock: Clock that Python code of the test reads.
     """
 
     proc: Proc
@@ -188,25 +187,25 @@ class RealExecutor:
             self.fire(message.index, message.site, message.where)
 
     def fire(self, index: int, site: str, where: str, ago: float = 0.0) -> None:
-        """Note that a planned fault happens now, or has happened some seconds ago."""
+        """Record that a planned fault happens now, or happened `ago` seconds ago."""
         self.plan.fire(index, trio.current_time() - self._started_at - ago, site, where)
         self.plan.log.sort(key=lambda fired: fired.time)
 
     def harvest(self) -> None:
-        """Record the faults that fired since the last harvest, by the table."""
+        """Record faults of the table that fired since the last harvest."""
         found = [(ago, row) for row in self._rows if (ago := self.table.ago_of(row)) is not None]
         for ago, number in sorted(found, reverse=True):
             row = self._rows.pop(number)
             self.fire(row.planned.index, row.site, row.where, ago)
 
     async def pause(self, seconds: float, messages: int) -> None:
-        """Wait before a fault of chaos: some seconds, or for so many messages, if not 0, when those come sooner."""
+        """Wait before a fault of chaos: for some seconds, or until so many messages have come; 0 counts none."""
         self._has_come, self._awaited = trio.Event(), self._received + messages
         with trio.move_on_after(seconds):
             await self._has_come.wait()
 
     def moment(self, share: float) -> Moment:
-        """Return when a process that chaos kills ends; `share` is drawn from 0 to 1."""
+        """Return the moment at which a process killed by chaos ends; `share` is a random number from 0 to 1."""
         return MOMENTS[min(int(share * len(MOMENTS)), len(MOMENTS) - 1)]
 
     # ---- places ----------------------------------------------------------------------------------------------
@@ -218,21 +217,21 @@ class RealExecutor:
         return self.proc.proc_id if place is None else ProcId(place[1])
 
     def is_alive(self, place: Place) -> bool:
-        """Return whether there is a living process at a place; one that replaces an armed one must be armed, too."""
+        """Return whether a place has a live process; one that replaced an armed process must be armed, too."""
         member = self.proc.members.get(self.id_of(place))
         if member is None or member.gone.is_set():
             return False
         return member.peer.proc_id in self._armed or (member.mesh, member.rank) not in self._armed_seats
 
     def checked_armed(self, places: Sequence[Place]) -> Sequence[Place]:
-        """Return places whose processes take faults.
+        """Return the places, after checking that their processes accept faults.
 
         Raises:
             UnsupportedFault: A process was not armed.
         """
         if any(self.id_of(place) not in self._armed for place in places):
             raise UnsupportedFault(
-                "faults of real processes need processes that are armed: those of the fixture mesh, or "
+                "faults of real processes need armed processes, got others: use those of the fixture mesh, or "
                 "spawn_procs(..., setup=faults.armed())"
             )
         return places
@@ -259,7 +258,7 @@ class RealExecutor:
         return planned.fault.real(self, planned)
 
     def begin(self, planned: Planned) -> Heal:
-        """Ask a fault at the sites of the test's own process from now on; return what ends that."""
+        """Begin a fault at the sites of the test's own process; return a function that ends it."""
         return self.faults.begin(planned.index, planned.fault)
 
     def draw(self, purpose: str, planned: Planned) -> random.Random:
@@ -267,18 +266,18 @@ class RealExecutor:
         return stream(self.seed, purpose, planned.index)
 
     def arm(self, planned: Planned, places: Sequence[Place], fault: Fault | None = None) -> Heal:
-        """Have `Fault.armed` called in some processes; return a function that heals it in those still alive.
+        """Call `Fault.armed` in some processes; return a function that heals it in those still alive.
 
         Args:
             planned: The fault.
-            places: The processes.
-            fault: Fault that they get instead of the planned one.
+            places: Places of the processes.
+            fault: Fault to send instead of the planned one.
 
         Raises:
             UnsupportedFault: A process was not armed, or is the test's own.
         """
         if None in self.checked_armed(places):
-            raise UnsupportedFault("the process of a test runs the test itself: this fault is for the others")
+            raise UnsupportedFault("this fault must be for other processes, got the one of the test: name a worker")
         for place in places:
             value = self.proc.values.encode_call((fault or planned.fault,), {}, endpoint="a planned fault")
             payload, bodies = place_payload(value)
@@ -293,7 +292,7 @@ class RealExecutor:
         return heal
 
     def in_table(self, rows: list[int], planned: Planned | None = None, site: str = "", where: str = "") -> Heal:
-        """Return what heals rows of the table; note once of each, if it is that of a planned fault, that it happens."""
+        """Return a function that heals rows of the table; record each row of a planned fault once it fires."""
         if planned is not None:
             self._rows.update(dict.fromkeys(rows, _Row(planned, site, where)))
 
@@ -303,18 +302,18 @@ class RealExecutor:
             self.harvest()
             for row in rows:
                 self._rows.pop(row, None)
-            rows.clear()  # their numbers may be those of others from now on
+            rows.clear()  # other faults may get their numbers from now on
 
         return heal
 
     def jitter(self, places: Sequence[Place], seconds: float) -> None:
-        """Make each message between these places late by up to so much, as the seed says, until the test ends."""
+        """Delay each message between these places by up to `seconds`, drawn from the seed, until the test ends."""
         draw = stream(self.seed, "jitter", "links")
         for source, target in self.pairs(places, places)[:JITTERED_LINKS_MAX]:
             self.table.disturb("reorder", source, target, seconds, draw.getrandbits(64))
 
     def signal(self, places: Sequence[Place], signum: int) -> None:
-        """Send a signal to the processes that live."""
+        """Send a signal to the live processes."""
         for place in places:
             member = self.proc.members.get(self.id_of(place))
             if member is not None and member.child is not None and not member.gone.is_set():
@@ -339,23 +338,23 @@ def run_real(
     jitter: float = 0.0,
     job: NetworkJob | None = None,
 ) -> dict[str, int]:
-    """Run `body(**wanted)` over real processes; then everything that was planned must have fired.
+    """Run `body(**wanted)` over real processes; then check that every planned fault has fired.
 
     Args:
         body: The test.
-        wanted: Its arguments; those that are ours are filled in.
-        options: What the fixture `mesh` is made with.
-        plan: Where the faults are noted.
-        seed: Of faults by chance.
-        jitter: Messages between the processes of the fixture `mesh`, and the test, are late by up to so many seconds.
-        job: Of the hosts that the body runs on, if it asks for some.
+        wanted: Its arguments; fixtures of this kit are filled in.
+        options: Options of the fixture `mesh`.
+        plan: Records the faults.
+        seed: Seed of random faults.
+        jitter: Longest delay, in seconds, of messages between processes of the fixture `mesh`, and the test.
+        job: Job of the hosts that the body runs on, or None.
 
     Returns:
-        How often each state of `chaos.sometimes` was reached.
+        Number of times that each state of `chaos.sometimes` was reached.
 
     Raises:
-        UnfiredFault: Something was planned and did not happen.
-        HangError: It did not end within `REAL_SECONDS`.
+        UnfiredFault: A planned fault did not happen.
+        HangError: The body did not end within `REAL_SECONDS`.
     """
     return trio.run(_main, partial(_run, body, wanted, options, plan, seed, jitter, job), plan)
 
@@ -371,8 +370,8 @@ def run_net(
     """Run `body(**wanted)` as `run_real` does, with `options.hosts` hosts, each in a network namespace of its own.
 
     Raises:
-        OSError, RuntimeError: There can be no such network here, see `why_no_networks`.
-        ValueError: There are to be no hosts.
+        OSError, RuntimeError: The network cannot be made here; see `why_no_networks`.
+        ValueError: `options.hosts` is 0.
     """
     with open_host_network(options.hosts) as network:
         return run_real(body, wanted, options, plan, seed, jitter, NetworkJob(network))
@@ -399,7 +398,7 @@ async def _main(run: Callable[[], Awaitable[dict[str, int]]], plan: FaultPlan) -
         except BaseException as error:
             if not hangs:
                 raise
-            raise hangs[0] from error  # what it said when it was ended
+            raise hangs[0] from error  # the error of the ended body
     if hangs:
         raise hangs[0]
     plan.check()
@@ -418,7 +417,7 @@ async def _run(
     async with this_host().warm() as machine:
         if options.hosts and job is None:
             raise UnsupportedFault(
-                'simulate(hosts=) is for the back ends "sim" and "net": on this one, a test enters a LocalJob'
+                'simulate(hosts=) is for the back ends "sim" and "net", got "proc": enter a LocalJob in the test'
             )
         with closing(RealExecutor(current_proc(), plan, secrets.token_hex(16), seed, job)) as executor:
             faults = Faults(executor, token=executor.token, table=executor.table.key)

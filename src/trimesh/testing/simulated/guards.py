@@ -1,7 +1,7 @@
 """Guards: operations forbidden in simulated actors, which share one process and one virtual clock (rule S1).
 
-`stdlib_table.py` lists the names. `os.kill` would hit the test itself; a socket or a subprocess would run in real time.
-In an actor each raises, even when a library calls it for the actor, and names the replacement.
+`TABLE` lists the names. `os.kill` would hit the test itself; a socket or a subprocess would run in real time. In an
+actor each raises, also when a library calls it for the actor, and the text names a replacement.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from trimesh._runtime.life.current import current_proc, find_proc_anywhere
 _ELSEWHERE: Final = 'or test it over real processes: `@pytest.mark.mesh_backend("proc")`'
 
 _TOOLS: Final = ("pytest", "_pytest", "pluggy", "xdist", "execnet", "hypothesis", "coverage")
-"""First letters of packages that run tests: their signal handlers run inside of whatever runs."""
+"""Prefixes of packages that run tests: their signal handlers may interrupt an actor's code."""
 
 _OURS: Final = frozenset({"trimesh", "trio", "outcome"})
 
 _WAITING: Final = frozenset(
     {"threading", "queue", "selectors", "subprocess", "socket", "ssl", "asyncio", "concurrent", "multiprocessing"}
 )
-"""Packages of the standard library that wait in real time, and so read real clocks."""
+"""Packages of the standard library that wait in real time, and therefore need real clocks."""
 
 
 def is_in_actor() -> bool:
-    """Return whether the running code is part of a simulated actor, be it a library's."""
+    """Return whether the running code, also that of a library, is called by a simulated actor."""
     proc = find_proc_anywhere()
     if proc is None or not proc.is_simulated:
         return False
@@ -53,7 +53,7 @@ def _module(depth: int) -> str:
 
 
 def _is_exempt(depth: int) -> bool:
-    """Return whether a caller is the runtime, but not what runs an actor's code inline (`threads.py`), or a tool."""
+    """Return whether a caller is a tool or the runtime, except `trimesh.testing`, which runs an actor's code inline."""
     module = _module(depth + 1)
     if module.startswith("trimesh."):
         return not module.startswith("trimesh.testing.")
@@ -61,20 +61,20 @@ def _is_exempt(depth: int) -> bool:
 
 
 def is_actor_code(depth: int) -> bool:
-    """Return whether a caller was written by a user, in an actor: not the standard library, Trio or this package.
+    """Return whether a caller is user code in an actor: not the standard library, Trio or this package.
 
     Args:
-        depth: Of the frame: 1 for the function that asks, 2 for its caller.
+        depth: Depth of the frame: 1 for the function that calls this, 2 for its caller.
     """
     package = _module(depth + 1).partition(".")[0]
     return (package not in sys.stdlib_module_names or package == "__main__") and reads_virtual_clock(depth + 1)
 
 
 def reads_virtual_clock(depth: int) -> bool:
-    """Return whether a caller, in an actor, gets virtual time: all but Trio, tools, and code that waits in real time.
+    """Return whether a caller in an actor gets virtual time: all but Trio, tools, and code that waits in real time.
 
     Args:
-        depth: As in `is_actor_code`.
+        depth: See `is_actor_code`.
     """
     package = _module(depth + 1).partition(".")[0]
     return package not in _OURS and package not in _WAITING and not package.startswith(_TOOLS) and is_in_actor()
@@ -82,7 +82,7 @@ def reads_virtual_clock(depth: int) -> bool:
 
 @contextmanager
 def replaced(changes: Iterable[Change]) -> Generator[None, None, None]:
-    """Give attributes other values for a while: (owner, name, value)."""
+    """Set attributes, as (owner, name, value), and restore them at the end of the block."""
     made = list(changes)
     before: list[Change] = []
     for owner, name, _ in made:
@@ -95,7 +95,7 @@ def replaced(changes: Iterable[Change]) -> Generator[None, None, None]:
     finally:
         for owner, name, value in before:
             if value is replaced:
-                delattr(owner, name)  # it was inherited
+                delattr(owner, name)  # the attribute was inherited
             else:
                 setattr(owner, name, value)
 
@@ -110,14 +110,14 @@ def owner_of(path: str) -> Any:
 
 
 def refused() -> list[Change]:
-    """Return what refuses the names of the table in simulated actors, and elsewhere calls the real ones."""
+    """Return replacements that refuse the names of the table in simulated actors, and call the real ones elsewhere."""
     return [
         (owner, name, _refusing(getattr(owner, name), refusal, full)) for owner, name, refusal, full in _refused_names()
     ]
 
 
 def own_pid() -> Change:
-    """Return a `getpid` that tells simulated processes apart, by numbers that no real one has."""
+    """Return a `getpid` that gives each simulated process a number that no real process has."""
     real = os.getpid
 
     def getpid() -> int:
@@ -165,17 +165,16 @@ def _only_reads(count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 
 def _told(args: tuple[Any, ...]) -> str:
-    """Return those of the arguments that are short: no objects of methods, no environments."""
+    """Return the numbers and texts among the arguments; others may be long."""
     return ", ".join(reprlib.repr(arg) for arg in args if isinstance(arg, int | float | str | bytes))
 
 
-# ---- stdlib table ----------------------------------------------------------------------------------------------------
+# ---- table of the standard library: behaviour in a simulated actor of each name that reads or changes the machine ----
 
-# Table of the standard library: what each name that reads or changes the world does in a simulated actor.
-#
 # A name is *virtual* (it follows from the seed and the virtual clock), *real* (it reaches the machine, as the docs
-# say), *refused* (it raises, and the text names another way) or *pure* (it has no contact with the world). Constants,
-# exceptions and enums are pure without an entry. A test walks the modules, so a name of a new Python needs a decision.
+# state), *refused* (it raises, and the text names a replacement) or *pure* (it has no contact with the machine).
+# Constants, exceptions and enums are pure without an entry. A test walks the modules, so a name that a new Python adds
+# needs a decision.
 
 _SHARED: Final = "all actors of a simulation share one real process"
 _REAL_TIME: Final = "it would go on in real time, beside the virtual clock and not by the seed"
@@ -183,13 +182,13 @@ _REAL_TIME: Final = "it would go on in real time, beside the virtual clock and n
 
 @attrs.frozen
 class Refusal:
-    """Why and how names are refused.
+    """Refusal of names: reason, replacement and extent.
 
     Attributes:
         what: Completes "a simulated actor cannot".
-        instead: What to write instead.
+        instead: Replacement, as an instruction.
         because: The reason.
-        by_name: Whether only the actor's own code is refused: the standard library needs them for other purposes.
+        by_name: Whether only the actor's own code is refused, because the standard library needs the names itself.
         reads: Number of arguments with which a call only reads; -1 for none. A later argument of None counts as absent.
     """
 
@@ -207,10 +206,10 @@ class Decisions:
     Attributes:
         virtual: Names that follow from the seed.
         real: Names that reach the machine.
-        note: What those are, for the docs.
+        note: Description of those, for the docs.
         refused: Names that raise, by their refusal.
         through: Names that raise because they use a refused one.
-        pure: Names without contact with the world; "*" for all that remain.
+        pure: Names without contact with the machine; "*" for all others.
     """
 
     virtual: str = ""
@@ -445,12 +444,10 @@ TABLE: Final[dict[str, Decisions]] = {
         refused={WATCHDOG: "cancel_dump_traceback_later disable dump_traceback_later register unregister"},
     ),
 }
-"""Decisions by module or class. What a Python version lacks is skipped."""
+"""Decisions by module or class. Names that a Python version lacks are skipped."""
 
 
-# ---- own modules -----------------------------------------------------------------------------------------------------
-
-# Copies of names: `from time import monotonic` in a module of the tested program keeps the function itself.
+# ---- copies of names: `from time import monotonic` in a module of the tested program keeps the function itself -------
 
 Change = tuple[Any, str, Any]
 """An attribute and its new value: owner, name, value."""
@@ -458,14 +455,14 @@ Change = tuple[Any, str, Any]
 _INSTALLED: Final = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), *site.getsitepackages()})
 
 _own: Final[set[str]] = set()
-"""Names of modules of the program that is tested, and of its tests."""
+"""Names of modules of the tested program and of its tests."""
 
 _installed: Final[set[str]] = {"__main__"}
-"""Names of those that a package manager has installed. Thousands, so they are inspected once, not in each run."""
+"""Names of modules that a package manager installed: thousands, so they are inspected once, not in each run."""
 
 
 def with_copies(changes: Iterable[Change]) -> list[Change]:
-    """Return the changes, and those of the same functions under the names that own modules have imported."""
+    """Return the changes, and those of the same functions under names in modules of the tested program."""
     made = list(changes)
     of_real = {id(getattr(owner, name)): value for owner, name, value in made if isinstance(owner, ModuleType)}
     for module in _own_modules():
@@ -476,10 +473,10 @@ def with_copies(changes: Iterable[Change]) -> list[Change]:
 
 
 def _own_modules() -> list[ModuleType]:
-    """Return the modules that no package manager has installed: those of the program that is tested, and its tests."""
+    """Return the modules that no package manager installed: those of the tested program and its tests."""
     for name in sys.modules.keys() - _own - _installed:
         (_own if _is_own(name) else _installed).add(name)
-    main = ("__main__",) if _is_own("__main__") else ()  # a notebook, or a test, gives it another one
+    main = ("__main__",) if _is_own("__main__") else ()  # checked anew: a notebook, or a test, may replace it
     return [module for name in (*_own, *main) if (module := sys.modules.get(name)) is not None]
 
 

@@ -1,7 +1,6 @@
 """Simulated host: every process of a mesh is a task tree in this process, joined by in-memory links.
 
-The same runtime runs on it, so a test that passes here and over real processes tests the runtime, and a test under
-Trio's `MockClock` waits for nothing.
+The same runtime runs on it as over real processes. Under Trio's `MockClock` a test never waits in real time.
 """
 
 from __future__ import annotations
@@ -47,15 +46,15 @@ class SimChild:
     """A simulated process.
 
     Attributes:
-        pid: A number of its own; no process of the machine.
+        pid: Number that no process of the machine has.
         proc_id: Its id.
         link: The owner's end of the link.
-        task: The one that everything of it runs in, once it runs.
-        report: How it ended, or None while it lives.
+        task: Root of its task tree, once it runs.
+        report: Its exit report, or None while it lives.
         place: Its process mesh and rank, the same for all incarnations.
-        label: `mesh[gpus=2]`, for people.
-        host: Of a job, or None for that of the controller.
-        children: Those that it has started, living or not.
+        label: Its name, as `mesh[gpus=2]`.
+        host: Its host of a job, or None for that of the controller.
+        children: Processes that it started, alive or not.
     """
 
     world: World
@@ -79,7 +78,7 @@ class SimChild:
 
     @property
     def loss(self) -> HostLoss | None:
-        """Return how its host was lost; None if its owner is on the same host, or the host is not lost."""
+        """The loss of its host; None if its owner is on the same host, or the host is not lost."""
         return self.host.loss if self.host is not None and self.is_far else None
 
     @property
@@ -89,7 +88,7 @@ class SimChild:
 
     @property
     def lease(self) -> str:
-        """Name of the limit of its silence."""
+        """Name of the limit that is its lease."""
         return "FAR_LINK_LEASE_SECONDS" if self.is_far else "LEASE_SECONDS"
 
     @property
@@ -128,7 +127,7 @@ class SimChild:
             self._drop()
 
     def leave(self) -> None:
-        """Note that the process has run to its end."""
+        """Record that the process has run to its end."""
         if self.report is None:
             self._end(0, None)
 
@@ -151,7 +150,7 @@ class SimChild:
         self.on_exit(self.report)
 
     def _drop(self) -> None:
-        """Run nothing of the process any more: what a real one has under way when it is killed is gone."""
+        """Stop all tasks of the process without clean-up, as a kill does to a real one."""
         if self.task is not None and drop_tasks(self.task, self.world.proc(self.proc_id).cells.values()):
             forget_blocks(self.world.proc(self.proc_id))
             self.world.transport(self.proc_id).close()
@@ -164,12 +163,12 @@ class World:
 
     Attributes:
         network: Their links.
-        nursery: Where they run.
+        nursery: Nursery in which they run.
         pickled: Whether values are pickled.
-        children: Every process that was ever started, by id.
-        seed: Of all ids.
-        sites, watcher: Where a test looks and interferes.
-        host_of: The host of each place on one of a job.
+        children: Every process that was started, by id.
+        seed: Seed of all ids.
+        sites, watcher: Hooks by which a test observes and injects faults.
+        host_of: Host of each place that is on a host of a job.
     """
 
     nursery: trio.Nursery
@@ -216,7 +215,7 @@ class World:
         return self._procs[proc_id]
 
     def living(self) -> Iterator[tuple[str, Proc]]:
-        """Yield the label and the `Proc` of every process that lives, the controller first."""
+        """Yield the label and the `Proc` of every live process, the controller first."""
         for proc_id, proc in self._procs.items():
             child = self.children.get(proc_id)
             if child is None or child.report is None:
@@ -228,13 +227,13 @@ class World:
             child.kill()
 
     def sever(self, proc_id: ProcId) -> None:
-        """Cut every link of a process, as its end does: the others see EOF, and reach its memory no more."""
+        """Cut every link of a process, as its end does: peers see EOF, and can no longer reach its memory."""
         for _, link in self._ends.get(proc_id, ()):
             link.abort()
         self.transport(proc_id).end()
 
     def links_to(self, there: Collection[ProcId]) -> list[tuple[ProcId, MemoryLink]]:
-        """Return the ends of links to some processes that others have, each with its owner."""
+        """Return the other ends of links to some processes, each with its owner, which is not one of them."""
         return [
             (owner, link)
             for owner, ends in self._ends.items()
@@ -243,7 +242,7 @@ class World:
         ]
 
     def quiet_pairs(self) -> list[tuple[ProcId, ProcId]]:
-        """Return the pairs (sender, receiver) that have a link, and nothing of the sender's is on its wire."""
+        """Return the pairs (sender, receiver) whose links are up and carry no message of the sender."""
         found: dict[tuple[ProcId, ProcId], bool] = {}
         for sender, ends in self._ends.items():
             for receiver, link in ends:
@@ -269,7 +268,7 @@ class SimHost:
     async def launch(
         self, request: LaunchRequest, on_exit: Callable[[ExitReport], None], machine: SimJobHost | None = None
     ) -> SimChild:
-        """Start a simulated process; see `Host.launch`. It is on its owner's host unless another one is named."""
+        """Start a simulated process; see `Host.launch`. It is on its owner's host unless `machine` is given."""
         await trio.lowlevel.checkpoint()
         watcher = self.world.watcher
         point = request.whole.point(request.rank)
@@ -292,7 +291,7 @@ class SimHost:
         child.link, far = self.world.connect(self.proc.proc_id, request.proc_id)
         if watcher is not None:
             watcher.started(child, ProcSeeds.of(request.seed, request.mesh, request.rank, request.incarnation))
-        if request.entry is not None:  # the only one that is planned here ends before its first word
+        if request.entry is not None:  # the only planned entry ends before its first message
             self.world.nursery.start_soon(_end_unheard, child)
             return child
 
@@ -325,7 +324,7 @@ class SimHost:
         near, far = self.world.connect(self.proc.proc_id, target)
         try:
             self._take_resources(target)
-        except OSError:  # as on a real host: this side sees the end of the link, and that is all that can be told
+        except OSError:  # as on a real host, this side only sees the end of the link
             far.abort()
         else:
             self.world.proc(target).adopt_link(self.proc.proc_id, far)
@@ -346,7 +345,7 @@ class SimHost:
         return child.report
 
     def retire(self) -> None:
-        """Nothing: a simulated host is no process."""
+        """Do nothing: a simulated host is no process."""
 
     async def flush_output(self) -> None:
         """Do nothing: a simulated process writes to the streams of the test itself."""
@@ -365,8 +364,8 @@ async def open_world(
     """Make the running task the controller of a simulated family.
 
     Args:
-        prepare: Called with the world before there is any process in it.
-        seed: Of all ids.
+        prepare: Called with the world before it has any process.
+        seed: Seed of all ids.
         pickled: Whether values are pickled in it.
     """
     async with trio.open_nursery() as nursery:
@@ -384,7 +383,7 @@ async def open_world(
 
 @contextmanager
 def proc_of_task(proc: Proc) -> Generator[None, None, None]:
-    """Make `proc` that of the running task, for a while."""
+    """Make `proc` the process of the running task, inside the block."""
     token = set_proc_of_task(proc)
     try:
         yield
@@ -394,10 +393,9 @@ def proc_of_task(proc: Proc) -> Generator[None, None, None]:
 
 # ---- the wires of a simulated family: seeded delays, and the faults of links -----------------------------------------
 
-# Links are reliable, here as over real transports. So a lost message ends the whole link from there on; a
-# message that is damaged or comes twice breaks the protocol, which ends the link, too; everything else is a matter of
-# time. A place that is *held* hears nothing; once the heartbeats of a child have been held for `limits.LEASE_SECONDS`,
-# its owner gives it up, as the native library does.
+# Links are reliable, here as over real transports. So a lost message ends the whole link; a damaged or repeated message
+# breaks the protocol, which ends the link, too; other faults only delay. A *held* place receives nothing. When the
+# heartbeats of a child have been held for `limits.LEASE_SECONDS`, its owner gives it up, as the native library does.
 
 
 @attrs.frozen(eq=False)
@@ -422,10 +420,10 @@ class Wired:
     """One end of one link.
 
     Attributes:
-        owner, peer: Whose end it is, and who is at the other.
+        owner, peer: The processes at this end and at the other.
         link: The end.
-        on_lease: Tells the owner that the peer's lease has run out; None where no lease is held.
-        lease: Name of its limit.
+        on_lease: Called when the peer's lease expires; None if the owner holds no lease.
+        lease: Name of the limit of the lease.
     """
 
     owner: ProcId
@@ -442,9 +440,9 @@ class SimWire(Delivery):
 
     Attributes:
         draw: Random numbers of the delays.
-        jitter: Each message is under way for a random time up to this.
-        place_of: Where a process belongs.
-        start_soon: Starts a task of the simulation.
+        jitter: Longest random delay of a message.
+        place_of: Function from a process to its place.
+        start_soon: Function that starts a task of the simulation.
     """
 
     draw: random.Random
@@ -456,7 +454,7 @@ class SimWire(Delivery):
     _disturbed: list[DisturbedWire] = attrs.field(factory=list[DisturbedWire])
 
     def fate(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> Fate:
-        """Return what the faults that are planned for this link make of a message."""
+        """Return the fate of a message under the faults of this link."""
         del lane
         for disturbance in self._on(source, target):
             fate = disturbance.fate((source, target), size)
@@ -465,7 +463,7 @@ class SimWire(Delivery):
         return Fate.ARRIVES
 
     def delay(self, source: ProcId, target: ProcId, lane: Lane, size: int) -> float:
-        """Return the seeded delay, and what the faults add."""
+        """Return the seeded delay, plus those of faults."""
         del lane
         delay = self.draw.uniform(0, self.jitter) if self.jitter else 0.0
         for disturbance in self._on(source, target):
@@ -479,20 +477,20 @@ class SimWire(Delivery):
         return [one for one in self._disturbed if one.covers(*ends)]
 
     def disturb(self, one: DisturbedWire) -> Heal:
-        """Begin a fault of links; return what ends it."""
+        """Begin a fault of links; return a function that ends it."""
         self._disturbed.append(one)
         return lambda: self._disturbed.remove(one) if one in self._disturbed else None
 
     # ---- holding ---------------------------------------------------------------------------------------------
 
     def add(self, wired: Wired) -> None:
-        """Take one end of a new link."""
+        """Add one end of a new link."""
         self._wired = [one for one in self._wired if not one.link.is_down]
         self._wired.append(wired)
         self._look(wired)
 
     def hold(self, hold: Hold | HostCut) -> Heal:
-        """Let nothing pass; return what lets it pass again."""
+        """Hold messages; return a function that releases them."""
         self._holds.append(hold)
         self._look_at_all()
 
@@ -504,7 +502,7 @@ class SimWire(Delivery):
         return release
 
     def unheard_with(self, proc_id: ProcId) -> list[ProcId]:
-        """Return the processes between which and this one something is held, or on its way: it will not be heard."""
+        """Return the processes that have messages to or from this one held or on their way, which will not arrive."""
         mine = [wired for wired in self._wired if proc_id in (wired.owner, wired.peer)]
         unheard = [wired for wired in mine if wired.link.incoming.is_held or wired.link.incoming.depth]
         return [wired.peer if wired.owner == proc_id else wired.owner for wired in unheard]

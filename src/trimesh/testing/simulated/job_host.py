@@ -1,7 +1,7 @@
-"""Hosts of a simulated job: each has its processes, and is lost, or cut off, as a whole.
+"""Hosts of a simulated job: each has its processes, and is lost or cut off as a whole.
 
-This module models a session between hosts and its two leases. While a host is cut off, nothing passes; if it is healed
-in time, held messages arrive. After `AGENT_LEASE_SECONDS` of silence from the controller everything on the host ends;
+This module models a session between hosts and its two leases. While a host is cut off, messages are held; if it is
+healed in time, they arrive. After `AGENT_LEASE_SECONDS` of silence from the controller everything on the host ends;
 after `HOST_LEASE_SECONDS` of silence from the host the controller gives it up.
 
 SJ-1 Messages of a host that was given up are not delivered when it is healed.
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 @attrs.frozen(eq=False)
 class HostCut:
-    """Nothing passes between one host and everything else, in some direction; see `Hold`."""
+    """Holds messages between one host and everything else, in one or both directions; see `Hold`."""
 
     host: SimJobHost
     direction: Direction
     ends_lease: bool = False
 
     def covers(self, source: Place, target: Place) -> bool:
-        """Tell whether what `source` sends to `target` is held."""
+        """Return whether messages from `source` to `target` are held."""
         leaves, comes = self.host.has(source), self.host.has(target)
         return leaves != comes and (self.holds_from_it if leaves else self.holds_to_it)
 
@@ -65,12 +65,12 @@ class SimJobHost:
     """One host of a simulated job; see `JobHost`.
 
     Attributes:
-        name: Of the machine.
+        name: Name of the machine.
         rank, point: Its place among the hosts of the job.
-        loss: How it was lost; None while it is not.
-        is_loss_taken: Whether processes ran there, so that their meshes have the loss.
-        on_lost: Called once, when it is lost, after those have been told.
-        code: None: hosts of a simulation are this process, which has its code.
+        loss: Its loss; None while it is not lost.
+        is_loss_taken: Whether processes ran there, so that their meshes report the loss.
+        on_lost: Called once, when it is lost, after the exits of its processes were reported.
+        code: None: hosts of a simulation are this process, which has its own code.
     """
 
     def __init__(self, simulation: Simulation, inner: SimHost, rank: int, point: Point) -> None:
@@ -102,7 +102,7 @@ class SimJobHost:
         self._check(f"cannot start a process on {self.name}")
 
         def told(report: ExitReport) -> None:
-            if self._has_agent:  # who else would tell
+            if self._has_agent:  # only an agent reports exits
                 hook = self._hooks.pop(request.proc_id, None)
                 if hook is not None:
                     hook(report)
@@ -127,7 +127,7 @@ class SimJobHost:
         return await self._inner.exit_of(target)
 
     def retire(self) -> None:
-        """Nothing: the host stays for as long as its job."""
+        """Do nothing: the host stays as long as its job."""
 
     async def flush_output(self) -> None:
         """Do nothing: a simulated process writes to the streams of the test itself."""
@@ -135,7 +135,7 @@ class SimJobHost:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def lose(self, reason: str, text: str) -> None:
-        """Learn that the host is lost; see `RemoteHost.lose`."""
+        """Record and report that the host is lost; see `RemoteHost.lose`."""
         if self.loss is not None:
             return
         if self._has_agent and all(cut.holds_to_it for cut in self._cuts):
@@ -159,7 +159,7 @@ class SimJobHost:
 
     def _look_for_living(self, reason: str) -> None:
         if reason == "lease" and any(child.report is None for child in self._children()):
-            self._simulation.oracles.breach("OR-9", f"{self.name} was given up, and its processes live")
+            self._simulation.oracles.breach("OR-9", f"{self.name} was given up while its processes were alive")
 
     def end_agent(self) -> None:
         """End everything here, without further messages."""
@@ -172,21 +172,21 @@ class SimJobHost:
         return [child for child in self._simulation.world.children.values() if child.host is self]
 
     async def succeeded(self) -> SimJobHost:
-        """Return what an agent that is started again here makes; it waits while the host is cut off.
+        """Return the host of an agent that is started again here; wait while the host is cut off.
 
         Raises:
-            SpawnError: That lasts too long.
+            SpawnError: The host stays cut off for too long.
         """
         with trio.move_on_after(limits.HOST_JOIN_SECONDS):
             await self._healed.wait()
             return SimJobHost(self._simulation, self._inner, self.rank, self.point)
         seconds = f"limits.HOST_JOIN_SECONDS ({limits.HOST_JOIN_SECONDS:g} s)"
-        raise SpawnError(f"cannot start the agent of {self.name}: it does not join within {seconds}")
+        raise SpawnError(f"cannot start the agent of {self.name}: it did not join within {seconds}")
 
     # ---- faults ----------------------------------------------------------------------------------------------
 
     def cut(self, direction: Direction) -> Heal:
-        """Let nothing pass to the host, from it, or both; return what heals that."""
+        """Cut the host off in one or both directions; return a function that heals it."""
         cut = HostCut(self, direction)
         self._cuts.append(cut)
         self._healed = trio.Event()
@@ -202,7 +202,7 @@ class SimJobHost:
             self._cuts.remove(cut)
             scope.cancel(reason="the cut is healed")
             if not self._has_agent:
-                self.lose("agent exit", "its agent has ended: it had heard nothing for its lease")
+                self.lose("agent exit", "its agent ended: it heard nothing from the program for its lease")
             if not self._cuts:
                 self._reachable.set()
                 self._healed.set()
@@ -211,7 +211,7 @@ class SimJobHost:
         return heal
 
     async def _run_leases(self, cut: HostCut, scope: trio.CancelScope) -> None:
-        """Let the two leases run while a cut lasts; a side that has given up is silent, too."""
+        """Run the two leases while a cut lasts; a side that has given up is silent, too."""
         began = trio.current_time()
         agent_ends = began + limits.AGENT_LEASE_SECONDS
         given_up = began + limits.HOST_LEASE_SECONDS
@@ -250,7 +250,7 @@ class SimSuccessors:
 
     def give_up(self, host: JobHost) -> None:
         [before] = [one for one in self._hosts if one is host]
-        before.lose("replaced", "the program has asked for another host in its place")
+        before.lose("replaced", "the program requested another host in its place")
 
     async def grow(self, count: int, first: int) -> Sequence[JobHost]:
         await trio.lowlevel.checkpoint()
@@ -266,7 +266,7 @@ async def open_simulated_hosts(simulation: Simulation, count: int) -> AsyncGener
 
     Args:
         simulation: The run.
-        count: How many hosts.
+        count: Number of hosts.
     """
     world = simulation.world
     proc = world.proc(simulation.controller)

@@ -1,17 +1,17 @@
-"""Oracles: invariants of every simulated run. They are fed with its events and keep breaches in order.
+"""Oracles: invariants of every simulated run. They receive its events and keep breaches in order.
 
     OR-1  A call gets at most one terminal frame from each rank, and one if its process lives to the end.
     OR-2  Calls of one process arrive at one actor in the order in which they were made, and start so in each group.
     OR-3  No call starts twice.
     OR-4  An injected error surfaces: in the terminal frame of its call, or as a failure for the owner.
-    OR-5  No call starts, or continues uncancelled, after its budget has run out or its cancel has arrived; a
-          caller that gives a call up leaves within `limits.CANCEL_ACK_SECONDS` or `abandon_after` (`deadlines.py`).
+    OR-5  No call starts, or continues uncancelled, after its budget has expired or its cancel has arrived; a
+          caller that abandons a call leaves within `limits.CANCEL_ACK_SECONDS` or `abandon_after` (`Deadlines`).
     OR-6  A mailbox never holds more messages of one sender than `limits.MAILBOX_MESSAGES`, and the sender
           gets credit for each message that leaves it.
     OR-7  The incarnation at one place only grows, and nothing is accepted from one that is known to be gone.
     OR-8  When nothing is under way, nothing is left: no call, no message, no load; when the run is over, no actor,
           process, task or channel either.
-    OR-9  Processes on a host of a job have ended when the controller gives the host up, if the host has not heard it.
+    OR-9  Processes on a host of a job have ended when the controller gives the host up, if the host cannot hear it.
 
 Oracles see frames and starts; the tables of the runtime are inspected twice: after the body of the test, and after the
 run (OR-6, OR-8).
@@ -91,7 +91,7 @@ class Oracles:
         """Record a broken rule."""
         self.breaches.append(f"{rule}: {text}")
 
-    # ---- what happens ----------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, message: Any) -> None:
         if peer.death is not None:
@@ -127,30 +127,30 @@ class Oracles:
             self.breach("OR-6", f"{waiting} messages of one sender wait for {message.endpoint}")
 
     def started(self, cell: Cell, call: IncomingCall) -> None:
-        """Take the start of an endpoint."""
+        """Check and record the start of an endpoint."""
         what = f"{cell.spec.name}.{call.spec.name}"
         if call.is_expired:
-            self.breach("OR-5", f"{what} has started after its budget had run out")
+            self.breach("OR-5", f"{what} started after its budget had expired")
         if call.is_broadcast:
             return
         key = (call.peer.proc_id, cell.proc.proc_id, call.call_id)
         if key in self._started:
-            self.breach("OR-3", f"call {call.call_id} of {what} has started twice")
+            self.breach("OR-3", f"call {call.call_id} of {what} started twice")
         self._started.add(key)
         if key in self._cancelled:
-            self.breach("OR-5", f"call {call.call_id} of {what} has started after its cancel had come")
+            self.breach("OR-5", f"call {call.call_id} of {what} started after its cancel had arrived")
         slots = (call.peer.proc_id, cell.proc.proc_id, call.mesh, call.spec.slots)
         if call.call_id < self._last_start.get(slots, 0):
-            self.breach("OR-2", f"call {call.call_id} of {what} has started after {self._last_start[slots]}")
+            self.breach("OR-2", f"call {call.call_id} of {what} started after {self._last_start[slots]}")
         self._last_start[slots] = call.call_id
 
     def injected(self, cell: Cell, call: IncomingCall) -> None:
-        """Take an error that will be raised instead of running `call`."""
+        """Record an error that will be raised instead of running `call`."""
         if not call.is_broadcast:
             self._injected[call.peer.proc_id, cell.proc.proc_id, call.call_id] = f"{cell.spec.name}.{call.spec.name}"
 
     def launched(self, place: Place, incarnation: int) -> None:
-        """Take the start of a process."""
+        """Check and record the start of a process."""
         if incarnation <= self._incarnations.get(place, -1):
             self.breach("OR-7", f"incarnation {incarnation} at {place} after {self._incarnations[place]}")
         self._incarnations[place] = incarnation
@@ -158,11 +158,11 @@ class Oracles:
     # ---- the end ---------------------------------------------------------------------------------------------
 
     def judge_calls(self, lived: Iterable[ProcId], severed: Collection[frozenset[ProcId]] = ()) -> None:
-        """Look back at all calls, of which those between processes that have `lived` must be complete.
+        """Check all calls at the end: those between processes that `lived` must be complete.
 
         Args:
             lived: Processes that were not ended from outside.
-            severed: Pairs of them that have lost their link.
+            severed: Pairs of processes that lost their link.
         """
         alive = set(lived)
         for (caller, callee, number), endpoint in self._arrived.items():
@@ -178,14 +178,14 @@ class Oracles:
                 self.breach("OR-4", f"the error injected into {what} came out as {kind}")
 
     def judge_loads(self, proc: Proc) -> None:
-        """Look, at any moment, at what a process believes to be under way: nothing, when it waits for no call."""
+        """Check that a process that waits for no call counts no load, except abandoned calls; valid at any moment."""
         if proc.unended_calls():
             return
         for peer in proc.peers():
             abandoned = Counter(call.box for call in peer.abandoned)
             for _, box in peer.outboxes():
                 if box.load != abandoned[box]:
-                    self.breach("OR-8", f"a load of {box.load} is left, and {abandoned[box]} calls that were given up")
+                    self.breach("OR-8", f"a load of {box.load} is left, with {abandoned[box]} abandoned calls")
 
     def judge_sent(self, sender: Proc, receiver: Proc) -> None:
         """Check the messages from a process to the actors of another, when none of them is on the wire.
@@ -219,11 +219,11 @@ class Oracles:
             count = there.find_count(mesh)
             reported = 0 if count is None else count.reported
             if box.window.acknowledged_total != reported:
-                text = f"{reported} messages count as reported, and the sender knows of"
+                text = f"the receiver reported {reported} messages, and the sender has credit for"
                 self.breach("OR-6", f"{text} {box.window.acknowledged_total}")
 
     def judge_tables(self, proc: Proc, *, is_over: bool) -> None:
-        """Look at what a process remembers when nothing is under way any more."""
+        """Check the tables of a process when nothing is under way any more."""
         left: dict[str, list[Any]] = {"calls": [call.what for call in proc.unended_calls()]}
         for peer in proc.peers():
             left["messages of peers"] = [call.spec.name for call in peer.inbound.values()]
@@ -251,37 +251,35 @@ class Oracles:
             raise OracleError("\n".join(dict.fromkeys(self.breaches)))
 
 
-# ---- progress --------------------------------------------------------------------------------------------------------
-
-# Whether a simulated run gets anywhere: its steps are bounded, in all and at one moment of the virtual clock.
+# ---- progress: bounds on the steps of a simulated run, in total and at one moment of the virtual clock ---------------
 
 STEPS_MAX: Final = 500_000
-"""Steps of tasks after which a simulated run counts as hanging: some ten seconds of real time, and many times what a
-long test has. Heartbeats, which let the clock go on for ever, are ended by it."""
+"""Steps of tasks after which a simulated run counts as hanging: some ten seconds of real time, many times those of a
+long test. It ends runs whose clock goes on for ever because of heartbeats."""
 
 HANG_SECONDS: Final = 100_000.0
-"""Virtual time after which a run that has not ended hangs: a day. What polls runs out of steps before."""
+"""Virtual time after which a run counts as hanging: a day. A run that polls exceeds its steps before."""
 
 SPIN_STEPS_MAX: Final = 100_000
-"""Steps of tasks at one moment of the virtual clock, which a task that never waits keeps from going on by itself."""
+"""Maximum steps at one moment of the virtual clock, which cannot advance while a task never waits."""
 
 SPIN_AGAIN_STEPS: Final = 1_000
-"""The same once that has happened, until all tasks wait."""
+"""Maximum steps at one moment after the clock was advanced for that reason, until all tasks wait."""
 
 _SAMPLE: Final = 64
-"""One step of so many is looked at for who makes them."""
+"""Interval of steps at which the task of a step is recorded."""
 
 _BUSIEST: Final = 3
-"""Tasks that are named as those that make most steps."""
+"""Tasks with most steps that a report names."""
 
 
 class Progress(trio.abc.Instrument):
     """Counts the steps of one run; an instrument of its Trio run.
 
     Attributes:
-        steps_max: Steps that the run may have.
-        stuck: Why it counts as hanging, or "" as long as it does not.
-        is_stuck: Set then.
+        steps_max: Maximum steps of the run.
+        stuck: Reason why it counts as hanging, or "".
+        is_stuck: Set when it counts as hanging.
     """
 
     def __init__(self, steps_max: int = STEPS_MAX) -> None:
@@ -313,7 +311,7 @@ class Progress(trio.abc.Instrument):
             self._go_on(now)
 
     def _go_on(self, now: float) -> None:
-        """Let the clock come to the next deadline, as it does in real time beside a task that never waits."""
+        """Advance the clock to the next deadline, as in real time, where it advances beside a task that never waits."""
         seconds = trio.lowlevel.current_statistics().seconds_to_next_deadline
         if now + seconds < HANG_SECONDS:
             clock = trio.lowlevel.current_clock()
@@ -339,7 +337,7 @@ class Progress(trio.abc.Instrument):
 
 
 def what_it_waits_for(world: World) -> Iterator[str]:
-    """Yield lines on every living process: its calls that have not ended, and what its actors do."""
+    """Yield lines on every live process: its unended calls, and the states of its actors."""
     for label, proc in world.living():
         lines = [*_calls(proc), *describe_actors(proc)]
         if lines:
@@ -352,22 +350,20 @@ def _calls(proc: Proc) -> Iterator[str]:
         yield f"waits for {call.what}, called {proc.now() - call.started_at:.1f} s ago"
 
 
-# ---- trace -----------------------------------------------------------------------------------------------------------
-
-# What happened in one simulated run, in order; the same for the same seed, on every machine and in every process.
+# ---- trace: events of one simulated run, in order; equal for equal seeds, on every machine and in every process ------
 
 _MAGIC = "# trimesh trace 1"
 
 
 @attrs.frozen
 class Entry:
-    """One thing that happened.
+    """One event.
 
     Attributes:
         time: Virtual seconds since the run began.
-        site: Where in the runtime: "spawn", "receive", "dispatch", "exit", "fault", "note".
+        site: Site of the runtime: "spawn", "receive", "dispatch", "exit", "fault", "note".
         where: Coordinates, as `mesh[gpus=2]`.
-        what: In words.
+        what: Description of the event.
     """
 
     time: float
@@ -384,15 +380,15 @@ class Trace:
     """The ordered record of one run.
 
     Attributes:
-        seed: Of the run.
-        entries: What happened.
+        seed: Seed of the run.
+        entries: Its events.
     """
 
     seed: int
     entries: list[Entry] = attrs.field(factory=list[Entry])
 
     def add(self, time: float, site: str, where: str, what: str) -> None:
-        """Note what happens now."""
+        """Add an event."""
         self.entries.append(Entry(time, site, where, " ".join(what.split())))
 
     @property
@@ -403,7 +399,7 @@ class Trace:
 
     @property
     def hash(self) -> str:
-        """16 hexadecimal digits that stand for everything in it."""
+        """Hash of the text: 16 hexadecimal digits."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def write(self, path: Path) -> None:
@@ -411,5 +407,5 @@ class Trace:
         path.write_text(self.text)
 
     def at(self, site: str) -> Sequence[Entry]:
-        """Return what happened at one site."""
+        """Return the events at one site."""
         return [entry for entry in self.entries if entry.site == site]

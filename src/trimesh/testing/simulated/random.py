@@ -30,21 +30,21 @@ from trimesh.testing.simulated.guards import Change
 _CONTROLLER: Final = ProcId(1)
 
 _UUID_TICKS: Final = 10_000_000
-"""Ticks a second of the time in a UUID of version 1."""
+"""Ticks per second of the time in a UUID of version 1."""
 
 _UUID_EPOCH: Final = 0x01B21DD213814000
-"""Those from its epoch, in 1582, to that of Unix."""
+"""Ticks from the epoch of UUIDs, in 1582, to that of Unix."""
 
 _MULTICAST: Final = 1 << 40
-"""Bit of a node's number that no network card has: it was drawn."""
+"""Bit that marks a random node number: no network card has it."""
 
 _LAST_TIMES: Final = ("_last_timestamp", "_last_timestamp_v7")
-"""What `uuid` keeps so that times only grow, which those of a new run do not."""
+"""Variables by which `uuid` makes times grow; they are reset, because times of a new run begin earlier."""
 
 
 @attrs.define(eq=False)
 class _Generators:
-    """The generators of one process, while another one runs.
+    """Random generators of one simulated process, kept while another one runs.
 
     Attributes:
         seeds: Their initial seeds.
@@ -59,7 +59,7 @@ class _Generators:
     torch: Any = None
 
     def lend(self) -> None:
-        """Make them those of the machine's process."""
+        """Install their states in this process."""
         if self.python is None:
             random.seed(self.seeds.python)
         else:
@@ -80,14 +80,14 @@ class _Generators:
     def lend_torch(self, torch: Any) -> None:
         """Make torch draw from the generator of this process.
 
-        Asked for itself: `torch.set_rng_state` would also set the generators of meshes of tensors back.
+        It sets the default generator itself: `torch.set_rng_state` would also reset those of meshes of tensors.
         """
         if self.torch is None:
             self.torch = torch.Generator().manual_seed(self.seeds.torch).get_state()
         torch.default_generator.set_state(self.torch)
 
     def take_back(self) -> None:
-        """Keep their states."""
+        """Save their states from this process."""
         self.python = random.getstate()
         torch: Any = sys.modules.get("torch")
         if self.torch is not None:
@@ -108,7 +108,7 @@ class SimRandom(trio.abc.Instrument):
         self._of[proc_id] = _Generators(seeds, stream(self._seed, "entropy", proc_id))
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Lend the generators to the process whose user's code is about to run."""
+        """Install the generators of the process whose user code is about to run."""
         proc = proc_in(task.context)
         if proc is not None and (proc.proc_id == _CONTROLLER or cell_in(task.context) is not None):
             generators = self._of.get(proc.proc_id)
@@ -126,13 +126,13 @@ class SimRandom(trio.abc.Instrument):
         proc = find_proc_anywhere()
         if proc is None or not proc.is_simulated:
             return None
-        if _is_importing():  # once in the life of a process of the machine, and not again when the seed is replayed
+        if _is_importing():  # a module is imported once in this process, not again when the seed is replayed
             return self._of_imports
         found = self._of.get(proc.proc_id)
         return None if found is None else found.entropy
 
     def _uuid_bytes(self, entropy: random.Random) -> bytes:
-        """Return a UUID of version 1, of the time of this place and its entropy."""
+        """Return a UUID of version 1 from the virtual wall clock and the entropy of the process."""
         ticks = round(self._wall() * _UUID_TICKS) + _UUID_EPOCH + entropy.getrandbits(8)
         return uuid.UUID(
             fields=(
@@ -147,12 +147,12 @@ class SimRandom(trio.abc.Instrument):
         ).bytes
 
     def imported(self, adopt: Callable[[_Generators, Any], None], module: Any) -> None:
-        """Lend the generator of a module that has just been imported to the process that has imported it."""
+        """Install a generator in a newly imported module, for the process that imported it."""
         if self._lent is not None:
             adopt(self._lent, module)
 
     def changes(self) -> list[Change]:
-        """Return what gives simulated processes these numbers."""
+        """Return the replacements by which simulated processes get these numbers."""
         urandom, seed, node = os.urandom, random.Random.seed, uuid.getnode
         of_time: Any = vars(uuid).get("_generate_time_safe")
 
@@ -192,7 +192,7 @@ class SimRandom(trio.abc.Instrument):
 
     @contextmanager
     def lent(self) -> Generator[None, None, None]:
-        """Have simulated processes draw these numbers, while a simulation runs."""
+        """Let simulated processes draw these numbers, while a simulation runs."""
         self.start(_CONTROLLER, ProcSeeds.of(self._seed, "controller", 0, 0))
         _watch_imports()
         with _kept():
@@ -214,7 +214,7 @@ def _is_importing() -> bool:
 
 
 _running: Final[list[SimRandom]] = []
-"""The simulation that runs, told of modules that are imported in it."""
+"""The running simulation, which is notified of modules that are imported in it."""
 
 
 @functools.cache
@@ -229,7 +229,7 @@ def _watch_imports() -> None:
 
 @contextmanager
 def _kept() -> Generator[None, None, None]:
-    """Give the generators of this process of the machine back as they were."""
+    """Restore the generators of this process at the end of the block."""
     numpy: Any = sys.modules.get("numpy.random")
     torch: Any = sys.modules.get("torch")
     python = random.getstate()

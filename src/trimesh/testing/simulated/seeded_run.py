@@ -1,4 +1,4 @@
-"""One seeded run of a test body: a new world, one seed, then its judgement."""
+"""One seeded run of a test body: a new simulation, one seed, then the checks of the oracles."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from trimesh.testing.simulated.oracles import HANG_SECONDS, STEPS_MAX, Progress,
 from trimesh.testing.simulated.simulation import Simulation
 
 UNWIND_SECONDS: Final = 60.0
-"""Virtual time in which what a killed process leaves behind unwinds: its waits for acknowledgements, and its grace."""
+"""Virtual time for waits for acknowledgements, and the grace, of a killed process to end."""
 
 PROVIDED: Final = ("mesh", "host_mesh", "faults", "fault_log", "chaos")
-"""What a body may ask for by the names of its parameters."""
+"""Fixtures that a body may request by the names of its parameters."""
 
 
 @attrs.frozen
@@ -58,7 +58,7 @@ class SeededOutcome:
         simulation: Trace, faults, oracles.
         error: The exception it raised, or None.
         hang: Set when it did not end by itself.
-        reached: How often each state of `chaos.sometimes` was reached.
+        reached: Number of times that each state of `chaos.sometimes` was reached.
     """
 
     simulation: Simulation
@@ -100,7 +100,7 @@ def run_once(
     with simulation.surroundings():
         try:
             run_seeded(seed, main, clock=clock, instruments=[simulation.numbers, progress])
-        except BaseException as error:  # noqa: BLE001 - told by the caller, with the seed
+        except BaseException as error:  # noqa: BLE001 - the caller reports it with the seed
             found = _single(error)
             if outcome.error is not None:
                 set_context(found, outcome.error)
@@ -120,7 +120,7 @@ async def _watch(outcome: SeededOutcome, progress: Progress, scope: trio.CancelS
     text = io.StringIO()
     dump(text)
     outcome.hang = HangError("\n".join([*lines, "the controller:", text.getvalue()]))
-    world.kill_all()  # what never waits does not let the clock go on, and cannot be asked to end
+    world.kill_all()  # a task that never waits stops the clock, and cannot be cancelled
     scope.cancel(reason="the run hangs")
 
 
@@ -162,7 +162,7 @@ async def _run_body(
 
 
 def _single(error: BaseException) -> BaseException:
-    """Unwrap the groups that the nurseries of the run itself have put around one error."""
+    """Remove the groups that nurseries of the run have put around one error."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     inside: tuple[BaseException, ...] = cast("BaseExceptionGroup[BaseException]", error).exceptions

@@ -54,7 +54,7 @@ from trimesh.testing.simulated.tasks import SimFiles, SimThreads
 from trimesh.testing.simulated.time import SimTime, virtual_dates
 
 TICK: Final = 1e-3
-"""Virtual seconds by which a check comes later than what it looks for: tasks of the same moment run in any order."""
+"""Virtual seconds from an event to its check: tasks of the same moment run in any order."""
 
 
 @attrs.define(eq=False)
@@ -62,10 +62,10 @@ class Deadlines:
     """Watches the budgets and cancels of one run.
 
     Attributes:
-        oracles: Told of breaches.
-        proc: Finds a simulated process.
-        drifts: Tells whether the clock of a process runs at a rate of its own, so that its budgets do, too.
-        start_soon: Starts a task of the simulation.
+        oracles: Records breaches.
+        proc: Function that returns a simulated process.
+        drifts: Function that returns whether the clock of a process, and its budgets, run at another rate.
+        start_soon: Function that starts a task of the simulation.
     """
 
     oracles: Oracles
@@ -77,18 +77,18 @@ class Deadlines:
     _news: trio.Event | None = None
     _expiries: dict[tuple[ProcId, ProcId, int], float] = attrs.field(factory=dict[tuple[ProcId, ProcId, int], float])
 
-    # ---- what happens ----------------------------------------------------------------------------------------
+    # ---- events ----------------------------------------------------------------------------------------------
 
     def received(self, proc: Proc, peer: Peer, message: messages.Message) -> None:
-        """Take one message that has come to `proc`, before it is read there."""
+        """Handle a message that arrived at `proc`, before it is read there."""
         if isinstance(message, messages.Call) and message.budget is not None:
             expiry = trio.current_time() + message.budget
             self._expiries[peer.proc_id, proc.proc_id, message.call] = expiry
-            self._at(expiry + TICK, lambda: self._look_at_callee(proc, peer, message.call, "its budget has run out"))
+            self._at(expiry + TICK, lambda: self._look_at_callee(proc, peer, message.call, "its budget has expired"))
             self._watch_caller(self.proc(peer.proc_id), message.call)
         elif isinstance(message, messages.Cancel):
             now = trio.current_time()
-            self._at(now + TICK, lambda: self._look_at_callee(proc, peer, message.call, "its caller has cancelled it"))
+            self._at(now + TICK, lambda: self._look_at_callee(proc, peer, message.call, "its caller cancelled it"))
             caller = self.proc(peer.proc_id)
             call = caller.calls.get(message.call)
             if call is not None:
@@ -100,12 +100,12 @@ class Deadlines:
             self._at(call.started_at + call.budget + TICK, lambda: self._look_at_caller(proc, call))
 
     def started(self, proc_id: ProcId, call: IncomingCall) -> None:
-        """Take the start of an endpoint, in its task."""
+        """Check the start of an endpoint, in its task."""
         expiry = self._expiries.get((call.peer.proc_id, proc_id, call.call_id), math.inf)
         if expiry == math.inf or self.drifts(proc_id):
             return
         if trio.current_time() > expiry:
-            self.oracles.breach("OR-5", f"{call.spec.name} has started after its budget had run out")
+            self.oracles.breach("OR-5", f"{call.spec.name} started after its budget had expired")
         if trio.current_effective_deadline() > expiry + TICK:
             self.oracles.breach("OR-5", f"{call.spec.name} may run longer than its budget")
 
@@ -120,7 +120,7 @@ class Deadlines:
         self.oracles.breach("OR-5", f"call {number} of {call.spec.name} goes on although {why}")
 
     def _look_at_caller(self, proc: Proc, call: OutgoingCall) -> None:
-        # Of several calls that one task waits for, those that were given up are let go when it looks at them.
+        # If one task waits for several calls, abandoned ones are released only when it inspects them.
         if type(call) is OutgoingCall and call.is_given_up and proc.calls.get(call.call_id) is call:
             chosen = call.request.abandon_after
             due = trio.current_time() + (limits.CANCEL_ACK_SECONDS if chosen is None else chosen) + TICK
@@ -128,7 +128,7 @@ class Deadlines:
 
     def _look_whether_left(self, proc: Proc, call: OutgoingCall) -> None:
         if proc.calls.get(call.call_id) is call and proc.proc_id not in self.oracles.exited:
-            text = f"call {call.call_id} of {call.what} was given up, and its caller has not left within the bound"
+            text = f"call {call.call_id} of {call.what} was abandoned, and its caller did not leave within the bound"
             self.oracles.breach("OR-5", text)
 
     # ---- time ------------------------------------------------------------------------------------------------
@@ -153,11 +153,11 @@ class Deadlines:
 # ---- simulation ------------------------------------------------------------------------------------------------------
 
 JITTERS: Final = (0.0, 0.0, 0.001, 0.05)
-"""Seconds that a message may be under way; which of them a run has, its seed decides."""
+"""Longest delays of messages, in seconds; the seed of a run selects one."""
 
 TRANSFERS: Final = (1e-6, 1e-6, 0.001, 0.05)
-"""Seconds that a transfer of a buffer, and a chunk of a large one, may take; which of them a run has, its seed decides.
-Never none: who reads again and again would not let the clock go on."""
+"""Longest times of a transfer of a buffer, or of a chunk of a large one, in seconds; the seed of a run selects one. 0
+is not among them: a loop of reads would stop the clock."""
 
 
 @attrs.define(eq=False, init=False)
@@ -165,15 +165,15 @@ class Simulation:
     """One run under one seed.
 
     Attributes:
-        seed: Of everything that is drawn.
-        trace: What happened.
-        plan: Faults that were planned, and have fired.
-        oracles: What must hold.
+        seed: Seed of everything random.
+        trace: Record of events.
+        plan: Planned and fired faults.
+        oracles: Invariants.
         world: The processes.
         wire: The links between them.
-        faults: Those that have begun at the sites of the processes.
+        faults: Faults that have begun at the sites of the processes.
         time: The clocks of the processes.
-        hosts: Of the job of this run, if it has one.
+        hosts: Hosts of the job of this run, if it has one.
     """
 
     seed: int
@@ -218,7 +218,7 @@ class Simulation:
         self.hosts = []
 
     def prepare(self, world: World) -> None:
-        """Take a world that has no process yet."""
+        """Connect the simulation to a world that has no process yet."""
         self.world = world
         world.sites, world.watcher = self, self
         draw = stream(self.seed, "wire")
@@ -239,7 +239,7 @@ class Simulation:
         self.world.nursery.start_soon(run_helper)
 
     def calm(self) -> None:
-        """Heal the wires and end what the simulation itself has under way."""
+        """Heal the wires and end the tasks of the simulation itself."""
         self.wire.release_all()
         for scope in self._helpers:
             scope.cancel()
@@ -250,7 +250,7 @@ class Simulation:
 
     @contextmanager
     def surroundings(self) -> Generator[None, None, None]:
-        """Patch the standard library for actors, by `stdlib_table.py`, while this runs."""
+        """Patch the standard library for actors, by `guards.TABLE`, inside the block."""
         changes = [*refused(), own_pid()]
         for one in (self.time, self._threads, self.numbers, self._files):
             changes += one.changes()
@@ -267,7 +267,7 @@ class Simulation:
         return None if child is None else child.place
 
     def label_of(self, proc_id: ProcId) -> str:
-        """Return what a process is called in traces."""
+        """Return the name of a process in traces."""
         child = self.world.children.get(proc_id)
         return "controller" if child is None else child.label
 
@@ -294,7 +294,7 @@ class Simulation:
         return disturbed or partial(trio.sleep, self._moves.uniform(1e-6, self._move_seconds))
 
     def _without_thread(self, spec: EndpointSpec) -> EndpointSpec:
-        """Return an endpoint that runs inline instead of in a thread, which would run in real time, with any fault."""
+        """Return an endpoint that runs inline, not in a thread, which would run in real time."""
         if spec.kind is not EndpointKind.THREAD:
             return spec
 
@@ -330,12 +330,12 @@ class Simulation:
         return self.time.drift(self.place_of(proc_id)) != 0
 
     def _name_of(self, place: Place) -> str:
-        """Return what a place is called in the log of faults."""
+        """Return the name of a place in the log of faults."""
         where = [child.label for child in self.world.children.values() if place is not None and child.place == place]
         return where[-1] if where else "controller"
 
     def fire(self, index: int, site: str, where: str) -> None:
-        """Note that a planned fault happens now."""
+        """Record that a planned fault happens now."""
         fired = self.plan.fire(index, trio.current_time(), site, where)
         self.note("fault", where, str(fired.fault))
 
@@ -346,21 +346,21 @@ class Simulation:
         return self.faults.launching(request)
 
     def linking(self, owner: ProcId) -> None:
-        """Learn that a process is about to make its end of a link."""
+        """Apply faults before a process makes its end of a link."""
         self.faults.linking(self.place_of(owner))
 
     def started(self, child: SimChild, seeds: ProcSeeds) -> None:
-        """Learn of a new process, and of what its random numbers start from."""
+        """Register a new process with the seeds of its random numbers."""
         self.numbers.start(child.proc_id, seeds)
         self.note("spawn", child.label, "starts")
 
     def linked(self, owner: ProcId, peer: ProcId, link: MemoryLink) -> None:
-        """Learn of one end of a new link."""
+        """Register one end of a new link."""
         proc, child = self.world.proc(owner), self.world.children.get(peer)
         if owner not in self._heard:
             self._heard.add(owner)
             proc.on_gone.append(lambda gone: self._gone(owner, gone))
-        # The owner of a process holds a lease on it, and no other process does.
+        # Only the owner of a process holds a lease on it.
         starter = None if child is None else child.owner
         owns = child is not None and (starter.proc_id if starter is not None else self.controller) == owner
         lease = "LEASE_SECONDS" if child is None else child.lease
@@ -372,7 +372,7 @@ class Simulation:
         return ProcId(1)
 
     def ended(self, child: SimChild) -> None:
-        """Learn of the end of a process."""
+        """Record the end of a process."""
         assert child.report is not None
         self.oracles.exited.add(child.proc_id)
         self._severed.update(frozenset((child.proc_id, other)) for other in self.wire.unheard_with(child.proc_id))
@@ -387,7 +387,7 @@ class Simulation:
 
     @property
     def has_killed(self) -> bool:
-        """True if a process was ended from outside: its remains unwind after it."""
+        """True if a process was ended from outside, so that calls to it unwind after its end."""
         return self._killed
 
     def judge_loads(self) -> None:
@@ -424,12 +424,12 @@ class Simulation:
     # ---- faults ----------------------------------------------------------------------------------------------
 
     async def pause(self, seconds: float, messages: int) -> None:
-        """Wait in virtual time before a fault of chaos; how many messages come meanwhile does not matter."""
+        """Wait in virtual time before a fault of chaos; `messages` is ignored."""
         del messages
         await trio.sleep(seconds)
 
     def moment(self, share: float) -> Moment:
-        """Return when a process that chaos kills ends: at once, as the moment follows from the order of tasks."""
+        """Return the moment at which a process killed by chaos ends: always at once, as the seed orders all tasks."""
         del share
         return "now"
 
@@ -437,7 +437,7 @@ class Simulation:
         return planned.fault.simulated(self, planned)
 
     def begin(self, planned: Planned) -> Heal:
-        """Ask a fault at the sites of all processes from now on; return what ends that."""
+        """Begin a fault at the sites of all processes; return a function that ends it."""
         return self.faults.begin(planned.index, planned.fault)
 
     def draw(self, purpose: str, planned: Planned) -> random.Random:
@@ -452,25 +452,25 @@ class Simulation:
         return [child for child in self.world.children.values() if child.report is None and child.place in places]
 
     def fell(self, child: SimChild) -> None:
-        """Note that a process ends by a fault."""
+        """Record that a process ends by a fault."""
         self._felled.add(child.proc_id)
 
     def hold(
         self, sources: Sequence[Place] | None, targets: Sequence[Place] | None, *, ends_lease: bool = True
     ) -> Heal:
-        """Let nothing pass from some places to some others, None for all; return what lets it pass again."""
+        """Hold messages from some places to others, None for all; return a function that releases them."""
         source, target = (None if places is None else frozenset(places) for places in (sources, targets))
         return self.wire.hold(Hold(source, target, ends_lease))
 
     def stick(self, places: Sequence[Place], seconds: float) -> Heal:
-        """Let the loops of some places not run for a while; their owners hear that they are stalled."""
+        """Block the loops of some places for a while; their owners are notified of the stall."""
         stuck = [self.world.transport(child.proc_id) for child in self.living_at(places)]
         for transport in stuck:
             transport.lag(seconds)
         return all_healed(self.freeze(places, seconds), *(transport.stop_lagging for transport in stuck))
 
     def freeze(self, places: Sequence[Place], seconds: float | None) -> Heal:
-        """Let nothing come to some places and nothing from them; for good (None), or while a loop does not run."""
+        """Hold all messages to and from some places: for good (None), or for some seconds, as by a blocked loop."""
         stops = seconds is None
         heal = all_healed(
             self.hold(places, None, ends_lease=stops),

@@ -6,15 +6,15 @@ paths), call the function in Trio's thread, and so does an endpoint with `thread
 
 Kill of a simulated process: its tasks end as by SIGKILL. None of their code runs any more, not even clean-up.
 
-Trio can cancel a task and Python can close a coroutine, but both run its `finally`, which a killed process does not. So
-two private mechanisms are used, which are tested at first use:
+Cancelling a task and closing a coroutine both run its `finally`, which a killed process does not. So two private
+mechanisms are used, which are tested at first use:
 
-    Trio       resumes a task by `task.coro.send`: a task that is dropped has a coroutine that has ended already, and so
-               leaves its nursery in the next tick
-    CPython    throws GeneratorExit into a suspended coroutine or generator when its last reference goes, but only if it
-               is not marked as finalized: those of the dropped tasks are, and their frames are freed as they are
+    Trio       resumes a task by `task.coro.send`: a dropped task gets a coroutine that has ended already, and so leaves
+               its nursery in the next tick
+    CPython    throws GeneratorExit into a suspended coroutine or generator when its last reference goes, unless it is
+               marked as finalized: those of dropped tasks are, so their frames are freed without running
 
-Objects freed with the frames still run their destructors (`__del__`). Where an interpreter has no such mark, tasks are
+Objects freed with the frames still run their destructors (`__del__`). If an interpreter has no such mark, tasks are
 cancelled, with a warning.
 """
 
@@ -48,7 +48,7 @@ from trimesh.testing.simulated.time import SimTime
 T = TypeVar("T")
 
 THREAD_SECONDS: Final = 0.01
-"""A thread starts late by up to this."""
+"""Longest delay of the start of a thread."""
 
 
 @attrs.define(eq=False)
@@ -67,8 +67,8 @@ class SimThreads:
         """Run a function as a thread would.
 
         Args:
-            function: What.
-            is_left: Whether a caller that is cancelled leaves it behind.
+            function: Function to run.
+            is_left: Whether a cancelled caller abandons the thread.
         """
         await trio.sleep(self.draw.uniform(0, THREAD_SECONDS))
         before, self.time.in_thread = self.time.in_thread, 0.0
@@ -82,7 +82,7 @@ class SimThreads:
         return result
 
     def changes(self) -> list[Change]:
-        """Return what runs in this way what actors give to `trio.to_thread`."""
+        """Return the patches by which functions that actors pass to `trio.to_thread` run in this way."""
         real, back, back_sync = trio.to_thread.run_sync, trio.from_thread.run, trio.from_thread.run_sync
         check = trio.from_thread.check_cancelled
 
@@ -103,18 +103,19 @@ class SimThreads:
             if self.time.in_thread is None:
                 return back(function, *args, **options)
             raise RuntimeError(
-                "the thread of a simulated actor cannot wait for Trio, in whose own thread it runs: return to the "
-                'endpoint and await there, or test it over real processes: `@pytest.mark.mesh_backend("proc")`'
+                "code in a thread of a simulated actor must not wait for Trio, in whose thread it runs, got "
+                "trio.from_thread.run: return to the endpoint and await there, or test it over real processes, "
+                '`@pytest.mark.mesh_backend("proc")`'
             )
 
         def run_back_sync(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
             return back_sync(function, *args, **options) if self.time.in_thread is None else function(*args)
 
         def check_cancelled() -> None:
-            if self.time.in_thread is None:  # else it runs while nothing else does, a cancel included
+            if self.time.in_thread is None:  # no cancel can arrive while inline code runs
                 check()
 
-        path: Any = trio._path  # noqa: SLF001 - it has the function by its own name
+        path: Any = trio._path  # noqa: SLF001 - it has imported the function by name
         return [
             (trio.to_thread, "run_sync", run_sync),
             (path, "run_sync", run_sync),
@@ -124,20 +125,18 @@ class SimThreads:
         ]
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
+# ---- descriptors of simulated processes: they end with their process, as the system ends those of a real one ---------
 
-# Descriptors of simulated processes: they end with their process, as the system ends those of a real one.
-#
-# All simulated processes share the descriptors of one process of the machine. What an actor opens is remembered as its
-# process's. When that is killed, each becomes a descriptor of nothing at once: locks are free, and what a file object
-# has in its buffer is written nowhere. The file object is closed then; a number without one is closed when the run
-# ends, as an object that is freed until then may close it.
+# All simulated processes share the descriptors of one process of the machine. Descriptors that an actor opens are
+# recorded with its process. When that is killed, each is replaced at once by a descriptor of an empty file: locks are
+# released, and the buffer of a file object is lost. Then the file object is closed. A number without one is closed when
+# the run ends, because an object that is freed until then may close it.
 
 _NUMBERS: Final = ("open", "dup", "pipe", "pipe2", "memfd_create", "eventfd", "openpty", "pidfd_open")
 """Functions of `os` that return one or two new descriptors."""
 
 Identity = tuple[int, int]
-"""What a descriptor is of: device and number of the file."""
+"""File of a descriptor: device and inode."""
 
 
 @attrs.define(eq=False)
@@ -145,9 +144,9 @@ class _Opened:
     """A descriptor.
 
     Attributes:
-        owner: The process that has opened it.
-        identity: Of what; another one says that it was closed, and the number is another's now.
-        file: The file object that closes it; None where there is none.
+        owner: The process that opened it.
+        identity: Its file; if another file has the number now, this descriptor was closed.
+        file: The file object that closes it; None if there is none.
     """
 
     owner: ProcId
@@ -157,17 +156,17 @@ class _Opened:
 
 @attrs.define(eq=False)
 class SimFiles:
-    """The descriptors that the actors of one run have opened."""
+    """Descriptors that the actors of one run opened."""
 
     _opened: dict[int, _Opened] = attrs.field(factory=dict[int, _Opened])
     _nothing: int | None = None
 
     def ended(self, owner: ProcId, *, is_killed: bool) -> None:
-        """Take the descriptors from a process that has ended.
+        """Close the descriptors of an ended process.
 
         Args:
             owner: The process.
-            is_killed: Whether it has ended otherwise than by itself; if not, its file objects close themselves.
+            is_killed: Whether it was killed; if not, its file objects close themselves.
         """
         for number, opened in list(self._opened.items()):
             if opened.owner != owner or (opened.file is not None and not is_killed):
@@ -178,7 +177,7 @@ class SimFiles:
                 opened.identity = _identity(nothing) or opened.identity
                 file = None if opened.file is None else opened.file()
                 if file is not None:
-                    with suppress(OSError, ValueError):  # of what it was in the midst of
+                    with suppress(OSError, ValueError):  # an interrupted operation may fail
                         file.close()
             else:
                 del self._opened[number]
@@ -192,12 +191,12 @@ class SimFiles:
         identity = _identity(number)
         proc = find_proc_anywhere() if is_in_actor() else None
         if proc is None or identity is None:
-            self._opened.pop(number, None)  # the number of one that was closed
+            self._opened.pop(number, None)  # the number was that of a closed descriptor
         else:
             self._opened[number] = _Opened(proc.proc_id, identity, None if file is None else weakref.ref(file))
 
     def _opening(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `open` that notes the descriptor of each file object."""
+        """Return an `open` that records the descriptor of each file object."""
 
         def open_noted(*args: Any, **kwargs: Any) -> Any:
             made = real(*args, **kwargs)
@@ -208,7 +207,7 @@ class SimFiles:
         return open_noted
 
     def _numbering(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function of `os` that notes the descriptors which it returns."""
+        """Return a function of `os` that records the descriptors that it returns."""
 
         def open_noted(*args: Any, **kwargs: Any) -> Any:
             made: Any = real(*args, **kwargs)
@@ -227,7 +226,7 @@ class SimFiles:
         return [*changes, (builtins, "open", opening), (io, "open", opening)]
 
     def close(self) -> None:
-        """Close the descriptors reserved for closed ones; called when the run ends."""
+        """Close the replaced descriptors that no file object closes; called when the run ends."""
         nothing = None if self._nothing is None else _identity(self._nothing)
         for number, opened in self._opened.items():
             if opened.file is None and opened.identity == nothing == _identity(number):
@@ -237,7 +236,7 @@ class SimFiles:
 
 
 def _identity(number: int) -> Identity | None:
-    """Return what a descriptor is of, or None when it is closed."""
+    """Return the file of a descriptor, or None when it is closed."""
     try:
         status = os.fstat(number)
     except OSError:
@@ -245,9 +244,7 @@ def _identity(number: int) -> Identity | None:
     return status.st_dev, status.st_ino
 
 
-# ---- dropping --------------------------------------------------------------------------------------------------------
-
-# End the tasks of a simulated process as SIGKILL would: none of their code runs any more, not even clean-up.
+# ---- end of tasks as by SIGKILL: none of their code runs any more, not even clean-up ---------------------------------
 
 SUSPENDED: Final = (types.CoroutineType, types.GeneratorType, types.AsyncGeneratorType)
 
@@ -264,7 +261,7 @@ _NOT_THROUGH: Final = (
     Proc,
     Transport,
 )
-"""Where the search for what a process has suspended ends: behind these is what other processes have, too."""
+"""Types at which the search for suspended coroutines ends: they refer to objects of other processes, too."""
 
 _GC_HEADER_BYTES: Final = 2 * ctypes.sizeof(ctypes.c_void_p)
 _FINALIZED: Final = 1
@@ -272,11 +269,11 @@ _FINALIZED: Final = 1
 
 
 class CleanupRunsWarning(UserWarning):
-    """This interpreter cannot free a coroutine as it is: simulated kills run the clean-up of their victims."""
+    """This interpreter cannot free a suspended coroutine: simulated kills run the clean-up of their victims."""
 
 
 class _Ended:
-    """Stands for the coroutine of a task that has ended."""
+    """Replacement for the coroutine of a dropped task."""
 
     cr_frame = cr_await = None
     cr_running = False
@@ -293,14 +290,14 @@ _ENDED: Final = _Ended()
 def drop_tasks(root: trio.lowlevel.Task, also: Iterable[object] = ()) -> bool:
     """End a task and all below it in the next tick; none of them is resumed.
 
-    A task that calls this for a tree that it is part of goes on until it waits. Its scope must be cancelled then.
+    A task that calls this for its own tree continues until it waits; the caller must then cancel its scope.
 
     Args:
         root: The task.
-        also: Further objects of the same process, which may have suspended generators.
+        also: Further objects of the same process, which may hold suspended generators.
 
     Returns:
-        Whether that was possible; if not, nothing was done.
+        False if that is impossible here; then nothing was done.
     """
     if not can_drop():
         return False
@@ -313,13 +310,13 @@ def drop_tasks(root: trio.lowlevel.Task, also: Iterable[object] = ()) -> bool:
     for thing in _suspended(*coroutines, *also):
         _mark_finalized(thing)
         if isinstance(thing, types.AsyncGeneratorType):
-            runner.asyncgens.alive.discard(thing)  # they are closed at the end of the run otherwise
+            runner.asyncgens.alive.discard(thing)  # Trio would close it at the end of the run
     return True
 
 
 @functools.cache
 def can_drop() -> bool:
-    """Tell whether coroutines can be freed as they are; tried out at first use.
+    """Return whether suspended coroutines can be freed without running; the first use tries it.
 
     Warns:
         CleanupRunsWarning: They cannot.
@@ -352,7 +349,7 @@ def _tree(root: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
 
 
 def _end(runner: Any, task: Any) -> None:
-    """Let a task end at its next step, and see to it that it has one."""
+    """Make a task end at its next step, and schedule that step."""
     is_parent = False
     for nursery in task._child_nurseries:  # noqa: SLF001 - see the head of this file
         is_parent = is_parent or nursery._parent_waiting_in_aexit  # noqa: SLF001
@@ -361,13 +358,13 @@ def _end(runner: Any, task: Any) -> None:
     is_running, task.coro = task.coro.cr_running, _ENDED
     if is_running:
         return
-    if task._next_send_fn is not None:  # noqa: SLF001 - it is about to run
+    if task._next_send_fn is not None:  # noqa: SLF001 - the task is scheduled already
         task._next_send_fn = _ENDED.send  # noqa: SLF001
         return
     abort, task._abort_func = task._abort_func, None  # noqa: SLF001
     if is_parent or (abort is not None and abort(_raise_killed) is trio.lowlevel.Abort.SUCCEEDED):
         runner.reschedule(task)
-    # What cannot be aborted, a thread of the system, reschedules the task itself when it is over.
+    # A wait that cannot be aborted, for a system thread, reschedules the task when it is over.
 
 
 def _raise_killed() -> NoReturn:
@@ -377,7 +374,7 @@ def _raise_killed() -> NoReturn:
 def _suspended(*roots: object) -> Iterator[object]:
     """Yield the coroutines and generators that can be reached from some objects of one process."""
     seen: set[int] = set()
-    ends: dict[type, bool] = {}  # a question to an abstract class is slow, and of thousands of objects few types differ
+    ends: dict[type, bool] = {}  # `issubclass` of an abstract class is slow, and thousands of objects have few types
     found = list(roots)
     while found:
         thing = found.pop()

@@ -28,12 +28,12 @@ from trimesh.testing.plans.fault import Place
 from trimesh.testing.simulated.guards import Change, is_in_actor, reads_virtual_clock
 
 EPOCH_SECONDS: Final = 1_000_000_000.0
-"""What `time.time` says when a simulation begins: the 9th of September 2001."""
+"""Value of `time.time` when a simulation begins: the 9th of September 2001."""
 
 _NS: Final = 1_000_000_000
 
 _STEADY: Final = ("monotonic", "perf_counter", "process_time", "thread_time")
-"""Clocks that count from the start of the run; those of the processor too, as if it never had to wait."""
+"""Clocks that count from the start of the run; also those of processor time, as if no code ever waited."""
 
 _WALL_CLOCKS: Final = frozenset({time.CLOCK_REALTIME, time.CLOCK_TAI})
 
@@ -44,8 +44,8 @@ class PlaceClock:
 
     Attributes:
         wall: Base of the wall clock.
-        steady: Base of the monotonic one, which cannot be set.
-        drift: How much faster than Trio's it runs, as a share.
+        steady: Base of the monotonic clock, which cannot be set.
+        drift: Share by which it runs faster than Trio's.
     """
 
     wall: float = EPOCH_SECONDS
@@ -54,7 +54,7 @@ class PlaceClock:
     drift: float = 0.0
 
     def gone(self) -> float:
-        """Return the seconds that it counts since it was set."""
+        """Return the seconds that it has counted since it was set."""
         return (trio.current_time() - self.since) * (1 + self.drift)
 
     def set(self, *, jump: float, drift: float) -> None:
@@ -69,9 +69,9 @@ class SimTime:
     """All clocks of one simulated run.
 
     Attributes:
-        place_of: Where a process belongs.
-        stall: Keeps the processes of a place from taking messages for so many seconds.
-        in_thread: Seconds that the thread which runs now has slept; None where no thread runs.
+        place_of: Function from a process to its place.
+        stall: Function that keeps the processes of a place from receiving messages for some seconds.
+        in_thread: Seconds that the running thread has slept; None if no thread runs.
     """
 
     place_of: Callable[[ProcId], Place]
@@ -84,7 +84,7 @@ class SimTime:
         return self._clocks.setdefault(place, PlaceClock())
 
     def drift(self, place: Place) -> float:
-        """Return how much faster than Trio's the clock of a place runs."""
+        """Return the share by which the clock of a place runs faster than Trio's."""
         clock = self._clocks.get(place)
         return 0.0 if clock is None else clock.drift
 
@@ -93,14 +93,14 @@ class SimTime:
         return None if proc is None else self.place_of(proc.proc_id)
 
     def spend(self, place: Place, seconds: float) -> None:
-        """Let a process compute, or sleep: it takes no messages for so long, after what it does already."""
+        """Let a process compute, or sleep: it receives no messages for `seconds`, after its earlier computing."""
         if seconds > 0:
             busy = self._busy(place) + seconds
             self._busy_until[place] = trio.current_time() + busy
             self.stall(place, busy)
 
     def _busy(self, place: Place) -> float:
-        """Return for how many more seconds a place is busy: its code is so far ahead of Trio's time."""
+        """Return the seconds for which a place is still busy: its code is that far ahead of Trio's time."""
         return max(0.0, self._busy_until.get(place, 0.0) - trio.current_time())
 
     def _ahead(self, place: Place) -> float:
@@ -119,7 +119,7 @@ class SimTime:
         return clock.steady + clock.gone() + self._ahead(place)
 
     def _of_now(self, real: Callable[..., Any], place: int, value: Callable[[], Any]) -> Callable[..., Any]:
-        """Return a function that formats the present where its argument at this place is absent or None."""
+        """Return a function that formats the virtual time if its argument at this place is absent or None."""
 
         def ask(*given: Any) -> Any:
             if (len(given) <= place or given[place] is None) and reads_virtual_clock(2):
@@ -138,7 +138,7 @@ class SimTime:
 
     def _sleeping(self, real: Callable[[float], None]) -> Callable[[float], None]:
         def sleep(seconds: float) -> None:
-            if not is_in_actor():  # a library that sleeps for an actor may not stop all others either
+            if not is_in_actor():  # for libraries in an actor, too, which must not block all other actors
                 real(seconds)
             elif seconds < 0:
                 raise ValueError("sleep length must be non-negative")
@@ -154,7 +154,7 @@ class SimTime:
         def init(record: logging.LogRecord, *args: Any, **kwargs: Any) -> None:
             real(record, *args, **kwargs)
             proc = find_proc_anywhere()
-            if proc is not None and proc.is_simulated:  # the test itself as well, so that all lines have one clock
+            if proc is not None and proc.is_simulated:  # also in the test itself, so that all lines have one clock
                 wall = self.wall()
                 record.created, record.msecs = wall, float(int(wall % 1 * 1000))
                 record.relativeCreated = (wall - EPOCH_SECONDS) * 1000
@@ -166,7 +166,7 @@ class SimTime:
         return os.times_result((steady, 0.0, 0.0, 0.0, steady))
 
     def changes(self) -> list[Change]:
-        """Return what gives the code of actors these clocks."""
+        """Return the patches that give the code of actors these clocks."""
         wall_ns, steady_ns = lambda: round(self.wall() * _NS), lambda: round(self.steady() * _NS)
         changes: list[Change] = [(time, name, _for_actors(getattr(time, name), self.steady)) for name in _STEADY]
         changes += [(time, f"{name}_ns", _for_actors(getattr(time, f"{name}_ns"), steady_ns)) for name in _STEADY]
@@ -191,7 +191,7 @@ class SimTime:
 
 
 def _scheduler_init(real: Callable[..., None]) -> Callable[..., None]:
-    """Return an initialiser with the functions of `time` as they are: the defaults are those of the import."""
+    """Return an initialiser with the current functions of `time`: the real defaults were bound at import."""
 
     @functools.wraps(real)
     def init(scheduler: Any, timefunc: Any = None, delayfunc: Any = None) -> None:
@@ -213,7 +213,7 @@ def _for_actors(real: Callable[[], Any], virtual: Callable[[], Any]) -> Callable
 def virtual_dates(wall: Callable[[], float]) -> Generator[None, None, None]:
     """Let `datetime.now`, `utcnow` and `today` return the virtual time in actors.
 
-    They are written in C and ask the system, and the attributes of a type of C cannot be set: so its dictionary is.
+    They are written in C and read the system's clock. Attributes of a C type cannot be set, so this changes its dict.
     """
     [of_datetime] = gc.get_referents(datetime.datetime.__dict__)
     [of_date] = gc.get_referents(datetime.date.__dict__)
@@ -239,6 +239,6 @@ def virtual_dates(wall: Callable[[], float]) -> Generator[None, None, None]:
 
 
 def _forget_lookups() -> None:
-    """Empty what the interpreter remembers of the attributes of these types."""
+    """Empty the interpreter's cache of the attributes of these types."""
     for cls in (datetime.date, datetime.datetime):
         ctypes.pythonapi.PyType_Modified(ctypes.py_object(cls))
