@@ -15,10 +15,10 @@ class Kind(msgspec.Struct, frozen=True):
     """The values that one setting may have.
 
     Attributes:
-        known: The right ones, for a text that goes on with `, got ...`.
-        check: Returns a value as it is kept; raises ValueError, whose text is not used, for any other.
-        read: Returns the value that a text of the environment stands for, not yet checked.
-        unit: Of a number; else empty.
+        known: Description of valid values, for an error text that continues with `, got ...`.
+        check: Function that returns a valid value in its stored form; raises ValueError, whose text is not used.
+        read: Function that converts a text of the environment, before `check`.
+        unit: Unit of a number; else empty.
     """
 
     known: str
@@ -28,7 +28,7 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 def seconds(*, may_wait: bool = False, may_be_none: bool = False) -> Kind:
-    """Return the kind of a time; infinite where `may_wait`, left to trimesh where `may_be_none`."""
+    """Return the kind of a time; `may_wait` allows infinity, `may_be_none` allows None."""
 
     def check(value: Any) -> float | None:
         if value is None and may_be_none:
@@ -69,7 +69,7 @@ def names(*words: str) -> Kind:
 
     def check(value: Any) -> tuple[str, ...]:
         if not isinstance(value, list | tuple):
-            raise ValueError  # noqa: TRY004 - of one kind with the others: the text is made elsewhere
+            raise ValueError  # noqa: TRY004 - as for other values: the caller makes the text
         found = tuple(cast("list[Any]", value))
         for name in found:
             if not isinstance(name, str) or not name or (words and name not in words):
@@ -100,51 +100,48 @@ def text(known: str = "a text", *, is_address: bool = False) -> Kind:
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
-# Annotations are not texts here: a new process decodes the struct, and msgspec would compile each of them there.
-
-
 PREFIX: Final = "TRIMESH_"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings: what each is, and what another value costs or gains.
+    """All settings: meaning, and cost or gain of other values.
 
-    A line `Default:` has what counts if nothing is set, where the value does not show it.
+    A line `Default:` describes a default that the value does not show.
     """
 
     grace: Annotated[float, seconds(may_wait=True)] = limits.GRACE_SECONDS
-    """Time for clean-up when a block is left; a process that is not done by then is killed. For `grace=`.
+    """Time limit of clean-up when a block is left; processes that exceed it are killed. For `grace=`.
     Leaving a block whose actors hang takes that long."""
     output: Annotated[str, choice("forward", "inherit", "discard")] = "forward"
     """Destination of the output of processes. For `output=`.
-    `forward` adds coordinates and takes the controller some microseconds a line."""
+    `forward` adds coordinates and costs the controller some microseconds a line."""
     pickle: Annotated[str, choice("on", "off")] = "on"
-    """Whether values are pickled in a family. For `pickle=` at its outermost block.
-    `off` lets no byte be unpickled; values then travel by annotations, which endpoints must have."""
+    """Pickling of values in a family. For `pickle=` at its outermost block.
+    `off` unpickles nothing; values then travel by annotations, which endpoints must have."""
     preload: Annotated[tuple[str, ...], names()] = ()
     """Modules imported once, before processes are forked. For `preload=`.
-    Their import delays the first mesh; each process is spared it, and shares the memory.
+    Their import delays the first mesh; processes need no import of their own, and share the memory.
     Default: none."""
     abandon_after: Annotated[float | None, seconds(may_be_none=True)] = None
-    """How long a caller that has cancelled waits for acknowledgements. For `options(abandon_after=)`.
-    A shorter one returns sooner from hung actors, whose calls may still run.
+    """Wait of a cancelled caller for acknowledgements. For `options(abandon_after=)`.
+    A shorter wait returns sooner from hung actors, whose calls may still run.
     Default: `limits.CANCEL_ACK_SECONDS` seconds; `limits.STALLED_ACK_SECONDS` if all are known to be stalled."""
     stream_window: Annotated[int, items(limits.STREAM_WINDOW_MAX)] = limits.STREAM_WINDOW
     """Items that a generator endpoint may be ahead of its consumer. For `options(window=)` of `stream`.
-    So many items of each member may wait in memory; few make a fast producer wait for the round trip."""
+    More items of each member may wait in memory; fewer make a fast producer wait for the round trip."""
     map_window: Annotated[int, items(limits.STREAM_WINDOW_MAX)] = limits.MAP_WINDOW
     """Items of a `map` that may be under way. For its `window=`.
-    So many items and results may wait in memory; fewer than members leave some idle."""
+    More items and results may wait in memory; fewer than members leave some members idle."""
     stall_after: Annotated[float, seconds()] = limits.STALL_SECONDS
-    """A Trio loop of a worker that stands still for so long is reported with its stack.
+    """Time without a turn after which the Trio loop of a worker is reported as stalled, with its stack.
     A shorter time reports blocking code sooner, and long garbage collections, too."""
     spin: Annotated[str, choice("auto", "off")] = "auto"
-    """Whether a process may spin on its links for a moment before it sleeps.
-    `off` saves that processor time; a call takes 12 to 30 us more."""
+    """Spinning of a process on its links for a moment before it sleeps.
+    `off` saves that processor time; a call takes 12 to 30 us longer."""
     rdma: Annotated[tuple[str, ...], names("shm", "cma", "tcp", "ucx")] = ()
-    """Carriers of bulk data, beside memory of the process itself; `cuda_ipc` needs `shm`.
+    """Allowed carriers of bulk data between processes; `cuda_ipc` needs `shm`.
     `tcp` listens on a port; a carrier that is left out may be the fastest.
-    Default: all; `tcp` where no process may read another's memory."""
+    Default: all; `tcp` only if no process may read another's memory."""
     rdma_address: Annotated[str, text("an IP address of this host", is_address=True)] = ""
     """Address at which a process listens for `tcp`.
     Any process that reaches the address can connect; only one that has a handle is served.
@@ -155,44 +152,44 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     Default: `/opt/hpcx`, the system's, that of the package `libucx`."""
     host_id: Annotated[str, text()] = ""
     """Identity of this host: processes of one host reach each other's memory.
-    Two identities make two hosts of one machine, which have only `tcp` and `ucx` between them.
-    Default: made of its boot and its namespace of processes."""
+    Two identities make two hosts of one machine, with only `tcp` and `ucx` between them.
+    Default: derived from its boot id and its process namespace."""
     collectives: Annotated[str, text("an address, a network or an interface of each host")] = ""
     """Address at which ranks of tensors listen for those of other machines (`torch.distributed`): `eth0`, `10.0.0.0/8`.
     gloo and NCCL neither encrypt nor authenticate: name a trusted network.
-    Default: none: ranks of several machines make no process groups; those of one use 127.0.0.1."""
+    Default: none: ranks of several machines cannot form process groups; those of one machine use 127.0.0.1."""
     direct: Annotated[str, text('an address, a network or an interface of each host, or "off"')] = ""
     """Address at which a host's agent listens for other agents: `eth0`, `10.0.0.0/8`. For agents, as they start.
-    `off`, or an address that others do not reach: messages between hosts go through the host of the program.
+    With `off`, or an address that others cannot reach, messages between hosts go through the host of the program.
     Default: the address from which it reaches the program, unless that is a loopback address."""
     direct_advertise: Annotated[tuple[str, ...], names()] = ()
-    """Addresses that other agents dial in place of that one, `host` or `host:port`, tried in order. For agents.
-    Where none answers within a second, messages between the two go through the host of the program.
-    Default: that address."""
+    """Addresses that other agents dial in place of `direct`, `host` or `host:port`, tried in order. For agents.
+    If none answers within a second, messages between the two go through the host of the program.
+    Default: the address of `direct`."""
     observe: Annotated[str, choice("on", "off")] = "on"
-    """Whether the program has a control socket, for the command `trimesh`, while a block is open.
-    `off`: a run that hangs is inspected only by `trimesh.dump` and signals. A socket costs 0.3 ms a block."""
+    """Control socket of the program, for the command `trimesh`, while a block is open.
+    With `off` only `trimesh.dump` and signals inspect a hanging run. A socket costs 0.3 ms a block."""
     record: Annotated[str, choice("on", "off")] = "on"
-    """Whether each process keeps a flight record, which `trimesh autopsy` reads when the run has died.
-    `off`: nothing is left of a run that was killed. A record takes 0.5 us a call and 1 MB of disk a process."""
+    """Flight record of each process, which `trimesh autopsy` reads after the run has died.
+    With `off` nothing is left of a killed run. A record costs 0.5 us a call and 1 MB of disk a process."""
     progress: Annotated[str, choice("auto", "on", "off")] = "auto"
-    """Whether starts of processes and jobs, and `map`, show their progress after two seconds.
-    `auto` shows it where stderr is a terminal, and in notebooks; `on` writes a line to a log every ten seconds."""
+    """Progress of `map`, and of starts of processes and jobs, shown after two seconds.
+    `auto` shows it if stderr is a terminal, and in notebooks; `on` also logs a line every ten seconds elsewhere."""
     traceback: Annotated[str, choice("short", "full")] = "short"
-    """Whether tracebacks leave out the frames of this library.
-    `full` shows the way of an error through it: for bugs of trimesh, and for work on it."""
+    """Frames of this library in tracebacks: `short` leaves them out.
+    `full` shows the path of an error through it: for bugs of trimesh, and for work on it."""
     debug: Annotated[str, choice("on", "post-mortem", "off")] = "on"
-    """Whether `breakpoint()` in a worker, and with `post-mortem` errors of endpoints, wait for `trimesh debug`.
-    Calls to a held worker wait, too. `off`: `breakpoint()` in a worker raises an error."""
+    """Debugging of workers: `breakpoint()`, and with `post-mortem` also errors of endpoints, wait for `trimesh debug`.
+    Calls to a held worker wait, too. With `off`, `breakpoint()` in a worker raises an error."""
     debug_wait: Annotated[float, seconds()] = limits.DEBUG_WAIT_SECONDS
     """Wait of a held worker for `trimesh debug`; then it goes on.
-    A longer one leaves more time to attach; a shorter one costs an unattended run less."""
+    A longer wait leaves more time to attach; a shorter one delays an unattended run less."""
     job: Annotated[str, text("the name of a job of the file")] = ""
     """Table `[jobs.NAME]` of the file from which `trimesh.jobs.default()` makes a job.
     The same script then runs on the hosts of that job.
     Default: none: `LocalJob(1)`, one agent on this machine."""
     libssl: Annotated[str, text("a file")] = ""
-    """The library of OpenSSL (3.0 or newer) that encrypts between hosts.
+    """The OpenSSL library (3.0 or newer) that encrypts between hosts.
     Code of that file runs in every process that has links to other hosts.
     Default: the system's `libssl.so.3`."""
     native_lib: Annotated[str, text("a file")] = ""
@@ -202,11 +199,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One setting, as files and the environment give it.
+    """One setting, as files and the environment set it.
 
     Attributes:
-        name: As a keyword and in files.
-        kind: Its values.
+        name: Its name as a keyword and in files.
+        kind: Its valid values.
     """
 
     name: str
@@ -222,4 +219,4 @@ SETTINGS: Final = tuple(Setting(name, field.__metadata__[0]) for name, field in 
 """Every setting, in the order of the page."""
 
 BY_NAME: Final = {one.name: one for one in SETTINGS}
-"""The same by name."""
+"""Settings by name."""
