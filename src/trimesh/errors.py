@@ -35,8 +35,8 @@ class TrimeshError(Exception):
 class DeviceMeshError(Exception):
     """Base of `MeshError` and `MeshErrorGroup`: `except DeviceMeshError` catches all that using a mesh raises.
 
-    It catches a whole group, whatever its leaves are. `except*` matches the leaves, such as a `ValueError` of user
-    code: name their types there.
+    It catches a whole group, whatever its leaves are, also a `ValueError` of user code, and so does `except*
+    DeviceMeshError`: to handle leaves by `except*`, name their types.
     """
 
 

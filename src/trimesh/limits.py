@@ -956,7 +956,7 @@ TENSOR_PLANS: Final = 16_384
 TENSOR_RUN_FUNCTIONS: Final = 256
 """Functions that `ProcMesh.run` remembers, so that a repeated one is not sent again: more than a program has."""
 TENSOR_TRIED_BYTES_MAX: Final = 1 << 20
-"""Largest tensors of an operation that, when it fails without data, runs on zeros: milliseconds."""
+"""Largest total size of the tensors of an operation that runs on zeros when it fails without data: milliseconds."""
 TENSOR_FAILURES: Final = 1_000
 """Failed commands of a team whose lines are kept for later fetches: more are the same mistake in a loop."""
 TENSOR_PLOTTED_RANKS: Final = 64

@@ -144,7 +144,7 @@ async def test_plain_endpoint_is_told_what_to_write():
     """K06."""
     async with this_host().spawn_procs({"gpus": 2}) as procs:
         workers = await procs.spawn("workers", Worker)
-        with pytest.raises(RuntimeError, match=r"make the endpoint one with thread=True"):
+        with pytest.raises(RuntimeError, match=r"mark the endpoint with thread=True"):
             await workers.slice(gpus=0).inline.call_one(workers.slice(gpus=1))
 
 
@@ -179,7 +179,7 @@ def test_thread_of_two_programs_in_one_process_is_told_what_to_write():
         thread.start()
     opened.wait()
     try:
-        with pytest.raises(RuntimeError, match=r"by none of the 2 Trio runs.*trio\.to_thread\.run_sync"):
+        with pytest.raises(RuntimeError, match=r"none of the 2 runs.*trio\.to_thread\.run_sync"):
             workers[0].step.call_one.from_thread(1)
     finally:
         done.set()

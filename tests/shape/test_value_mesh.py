@@ -158,7 +158,7 @@ def test_value_mesh_is_flattened_and_tabled():
         {"hosts": 1, "gpus": 0, "value": 2},
         {"hosts": 1, "gpus": 1, "value": 3},
     ]
-    with pytest.raises(ShapeError, match="'gpus' is a dimension: name another one"):
+    with pytest.raises(ShapeError, match="'gpus' is a dimension: give another name"):
         values.to_table("gpus")
 
 

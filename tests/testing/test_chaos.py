@@ -86,7 +86,7 @@ def test_steps_of_a_seed_are_a_swarm():
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({}, "one kind at least"), ({"kill": 1, "every": (2, 1)}, "every"), ({"stop": 1, "max_down": 0}, "max_down")],
+    [({}, "at least one kind"), ({"kill": 1, "every": (2, 1)}, "every"), ({"stop": 1, "max_down": 0}, "max_down")],
 )
 def test_wrong_plan_is_refused(options, text):
     async def body(chaos):

@@ -148,7 +148,7 @@ def test_fault_by_chance_must_hit_under_some_seed(report: str):
 
 
 def test_fixture_that_asks_for_the_mesh_is_told_when_there_is_one(report: str):
-    assert "exists inside a test under @trimesh.testing.simulate" in report
+    assert "exists only inside a test under @trimesh.testing.simulate" in report
 
 
 FAILING = """

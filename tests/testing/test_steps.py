@@ -136,7 +136,7 @@ def test_name_of_a_series_is_given_once():
         list(chaos.steps(3, "buyers"))
         list(chaos.steps(3, "buyers"))
 
-    assert "'buyers' was given before" in str(run_body(body).error)
+    assert "got 'buyers' twice" in str(run_body(body).error)
 
 
 def test_drawn_numbers_follow_from_seed_and_purpose():
