@@ -152,7 +152,7 @@ async def test_task_is_told_what_to_write():
     """K06: it would wait for itself."""
     async with this_host().spawn_procs({"gpus": 1}) as procs:
         workers = await procs.spawn("workers", Worker)
-        with pytest.raises(RuntimeError, match=r"write `await`"):
+        with pytest.raises(RuntimeError, match=r"await the handles of `trimesh`"):
             workers.step.call_one.from_thread(1)
 
 

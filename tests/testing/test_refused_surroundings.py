@@ -88,7 +88,7 @@ REFUSED = {
     "thread": "cannot start a thread",
     "asyncio_inline": "cannot run asyncio",
     "asyncio_thread": "cannot run asyncio",
-    "back_to_trio": "cannot wait for Trio",
+    "back_to_trio": "must not wait for Trio",
 }
 
 

@@ -157,7 +157,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     collectives: Annotated[str, text("an address, a network or an interface of each host")] = ""
     """Address at which ranks of tensors listen for those of other machines (`torch.distributed`): `eth0`, `10.0.0.0/8`.
     gloo and NCCL neither encrypt nor authenticate: name a trusted network.
-    Default: none: ranks of several machines cannot form process groups; those of one machine use 127.0.0.1."""
+    Default: none: ranks of several machines make no process groups; those of one use 127.0.0.1."""
     direct: Annotated[str, text('an address, a network or an interface of each host, or "off"')] = ""
     """Address at which a host's agent listens for other agents: `eth0`, `10.0.0.0/8`. For agents, as they start.
     With `off`, or an address that others cannot reach, messages between hosts go through the host of the program.
