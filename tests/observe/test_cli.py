@@ -75,7 +75,7 @@ def test_refusal_beside_several_runs_names_the_option(
     assert run(["calls"]) == 3
     said = capfd.readouterr().err
     assert "--pid 41 " in said
-    assert said.endswith(": 41, 42\n")
+    assert "got none of 41, 42:" in said
 
 
 class FakeClient:

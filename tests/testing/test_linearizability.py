@@ -247,7 +247,7 @@ def test_wrong_models_are_refused_in_words():
     operations = [op("a", ("add", 1), 0, 1, 1)]
     with pytest.raises(TypeError, match="must be hashable"):
         check_linearizable(operations, Model([], lambda state, call: ([*state, call], 1)))
-    with pytest.raises(TypeError, match=r"returns \(state, result\) or None"):
+    with pytest.raises(TypeError, match=r"must return \(state, result\) or None"):
         check_linearizable(operations, Model(0, lambda state, _: state))
     with pytest.raises(ValueError, match=r"read\(\), write\(value\)"):
         check_linearizable(operations, REGISTER)
