@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
 import pytest
 import trio
 import trio.testing
 from tests.conformance.meshes import Backend, member
 from tests.conformance.probe import Probe
+from tests.conformance.supervised import reading, restart
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, MeshStopped, endpoint
+from trimesh import Actor, MeshErrorGroup, MeshStopped, Restarted, endpoint
 from trimesh._runtime.life.current import current_proc
 
 
@@ -67,6 +71,37 @@ async def test_choose_leaves_out_the_dead(backend: Backend):
         with pytest.raises(MeshStopped):
             await chooser.choose.call_one(probes, 1)
         assert await chooser.count_alive.call_one(probes) == 0
+
+
+class Heir(Actor):
+    """Takes its state from a peer after a restart."""
+
+    def __init__(self) -> None:
+        self.heritage = 0
+
+    @asynccontextmanager
+    async def lifespan(self) -> AsyncGenerator[None, None]:
+        here = trimesh.context(self)
+        if here.incarnation:
+            peers = here.actors.exclude([here.point])
+            self.heritage = await peers.value.choose() + 1
+        yield
+
+    @endpoint
+    async def value(self) -> int:
+        return self.heritage
+
+
+async def test_choose_waits_for_no_restart_while_another_member_lives(backend: Backend):
+    """API 3: two members that die together, and ask a peer before they serve, do not wait for each other."""
+    async with backend.procs({"gpus": 3}, supervision=restart()) as procs, reading(procs) as log:
+        heirs = await procs.spawn("heirs", Heir)
+        for rank in (0, 1):
+            backend.kill(procs, rank)
+        await log.wait(Restarted, 2)
+        values = (await heirs.value.call()).values()
+        assert values[2] == 0
+        assert min(values[:2]) == 1
 
 
 class Chooser(Actor):

@@ -67,6 +67,7 @@ async def run(
     ranks: Sequence[int] | None = None,
 ) -> Any:
     """Call the members that a verb calls, or those of `ranks`, with arguments that `bind` has checked."""
+    is_free = ranks is None
     if ranks is None:
         ranks = verb.ranks(mesh, ())
     addressees = mesh.targets(ranks)
@@ -74,6 +75,8 @@ async def run(
         if not mesh.is_open:
             await trio.lowlevel.checkpoint()
             return verb.conclude(refusals(mesh, spec, ranks), mesh, spec)
+        if is_free and verb.ranks is chosen_rank:
+            ranks = await _chosen_living(mesh, ranks)
         addressees = await mesh.reach(ranks)
     await trio.lowlevel.checkpoint_if_cancelled()
     proc, info, targets = addressees
@@ -122,6 +125,16 @@ def _first(mesh: MeshView) -> str:
 def chosen_rank(mesh: MeshView, avoid: Collection[int]) -> Sequence[int]:
     """Return the rank that `choose` calls; see `pick`."""
     return [pick(mesh, "choose", avoid)]
+
+
+async def _chosen_living(mesh: MeshView, ranks: Sequence[int]) -> Sequence[int]:
+    """Choose again while the chosen member is found dead, so that a restart is awaited only if no member lives."""
+    while not await mesh.meet(ranks):
+        found = chosen_rank(mesh, ())
+        if found == ranks:
+            break
+        ranks = found
+    return ranks
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
