@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import trio
@@ -14,7 +16,7 @@ pytest.importorskip("cyclopts")
 
 from trimesh.cli.commands import run
 from trimesh.cli.text import clean, duration, one_line, size
-from trimesh.observe import ObservedRun
+from trimesh.observe import ObservedRun, runs
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("patient")]
 
@@ -44,6 +46,38 @@ async def test_ps_shows_what_lives(capfd: pytest.CaptureFixture[str]):
         code, text = await told(capfd, "ps", "--json")
         [seen] = json.loads(text)
         assert [proc["name"] for proc in seen["procs"]] == ["controller", "procs[gpus=0]", "procs[gpus=1]"]
+
+
+OTHER_RUN = """
+import trio, trimesh
+async def main():
+    async with trimesh.this_host().spawn_procs({"others": 1}):
+        print("ready", flush=True)
+        await trio.sleep_forever()
+trio.run(main)
+"""
+
+
+async def test_ps_shows_the_others_if_one_run_ends_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    def runs_of_which_one_ends() -> list[ObservedRun]:
+        found = runs()
+        assert len(found) == 2
+        other.kill()
+        other.wait()
+        return found
+
+    with subprocess.Popen([sys.executable, "-c", OTHER_RUN], stdout=subprocess.PIPE) as other:  # noqa: ASYNC220
+        assert other.stdout is not None
+        assert await trio.to_thread.run_sync(other.stdout.readline) == b"ready\n"
+        monkeypatch.setattr("trimesh.cli.commands.runs", runs_of_which_one_ends)
+        async with this_host().spawn_procs({"gpus": 1}):
+            code = await trio.to_thread.run_sync(run, ("ps",))
+    text, said = capfd.readouterr()
+    assert code == 0
+    assert "procs[gpus=0]" in text
+    assert f"trimesh: the run of process {other.pid} has ended" in said
 
 
 async def test_ps_without_a_run(capfd: pytest.CaptureFixture[str]):

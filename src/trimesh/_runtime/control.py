@@ -553,6 +553,8 @@ class RunClient:
                 f"process {self.pid} did not answer within {limits.CONTROL_SECONDS:g} s: it is stopped, or C code "
                 f"in it holds the GIL (py-spy dump --native --pid {self.pid} shows where)"
             ) from None
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise ConnectError(f"the run of process {self.pid} has ended") from error
         except (OSError, ProtocolError) as error:
             raise ConnectError(f"cannot query the run of process {self.pid}: {error}") from error
         if answer.error:

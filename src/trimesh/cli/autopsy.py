@@ -47,13 +47,13 @@ def autopsy(
 ) -> int:
     """Show the post-mortem of a run: root cause, follow-on failures, wait graph, last calls of each process.
 
+    Exit codes: 0, 3 there are no flight records.
+
     Args:
         run: Folder of its flight records; by default of your newest run that did not end well.
         pid: Process id of the controller of a run, which may still be alive.
         all: Show every process and event.
         json: Print one JSON document.
-
-    Exit codes: 0, 3 there are no flight records.
     """
     found = examine(run, pid=pid)
     if json:
@@ -172,13 +172,13 @@ def report(
 
     The file contains names, paths, source lines and output of the program: read it before you send it.
 
+    Exit codes: 0, 1 the file cannot be written, 3 there is no run and no record of one.
+
     Args:
         file: File to write; by default the report is printed. An existing file is not overwritten.
         run: Folder of the flight records of a dead run.
         pid: Process id of a run's controller; by default the only living run, or the newest dead one.
         json: Write one JSON document instead of text.
-
-    Exit codes: 0, 1 the file cannot be written, 3 there is no run and no record of one.
     """
     made = make_report(run, pid)
     text = msgspec.json.encode(made) + b"\n" if json else "".join(f"{one}\n" for one in report_lines(made)).encode()

@@ -85,19 +85,24 @@ def _chosen(pid: int | None) -> list[ObservedRun]:
 def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa: A002 - the option is called so
     """Show runs, their processes and actors as trees: state, pid, memory, last event of each.
 
+    Exit codes: 0 all is well; 1 a process does not run, calls wait for each other, or pinned versions block a
+    `publish`; 3 there is no run.
+
     Args:
         pid: Process id of the controller of one run; all runs by default.
         all: Show every process, even of a large mesh.
         json: Print one JSON document: a list of snapshots.
-
-    Exit codes: 0 all is well; 1 a process does not run, calls wait for each other, or pinned versions block a
-    `publish`; 3 there is no run.
     """
     found = _chosen(pid)
     snapshots: list[RunSnapshot] = []
     for one in found:
-        with one:
-            snapshots.append(one.snapshot())
+        try:
+            with one:
+                snapshots.append(one.snapshot())
+        except ConnectError as error:  # the others are shown
+            if pid is not None:
+                raise
+            sys.stderr.write(f"trimesh: {error}\n")
     if json:
         _print_json(snapshots)
     for snapshot in [] if json else snapshots:
@@ -111,6 +116,8 @@ def ps(*, pid: Pid = None, all: All = False, json: Json = False) -> int:  # noqa
 def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All = False, json: Json = False) -> int:  # noqa: A002
     """Show the calls under way, oldest first, each with its id at the end of the line.
 
+    Exit codes: 0, 1 --stuck has found calls, 3 there is no run.
+
     Args:
         pid: Process id of the controller.
         stuck: Show only calls that have waited longer than `limits.STALL_SECONDS`, or whose process does not run.
@@ -118,8 +125,6 @@ def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All
             process reads.
         all: Show each call; by default calls that differ only in their member are merged.
         json: Print one JSON document: a list of calls, or with --waits of root causes.
-
-    Exit codes: 0, 1 --stuck has found calls, 3 there is no run.
     """
     with find_run(pid) as one:
         seen = one.snapshot()
@@ -135,13 +140,13 @@ def calls(*, pid: Pid = None, stuck: Flag = False, waits: Flag = False, all: All
 def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
     """Show the stacks of running calls, and of main threads whose Trio loop does not run; equal stacks once.
 
+    Exit codes: 0, 1 there is no such member or no stack of it, 2 POINT names no member, 3 there is no run.
+
     Args:
         point: Process or actor, as `ps` shows it: `trainers[gpus=3]`, or one endpoint of an actor,
             `trainers[gpus=3].step`; all by default.
         pid: Process id of the controller.
         json: Print one JSON document: a list of stacks.
-
-    Exit codes: 0, 1 there is no such member or no stack of it, 2 POINT names no member, 3 there is no run.
     """
     with find_run(pid) as one:
         seen = one.snapshot()
@@ -161,12 +166,12 @@ def stack(point: str = "", /, *, pid: Pid = None, json: Json = False) -> int:
 def events(*, pid: Pid = None, follow: Follow = False, json: Json = False) -> int:
     """Show events of members: deaths, restarts, stalls.
 
+    Exit codes: 0, 3 there is no run.
+
     Args:
         pid: Process id of the controller.
         follow: Continue until the run ends.
         json: Print one JSON document per line.
-
-    Exit codes: 0, 3 there is no run.
     """
     after = 0
     with find_run(pid) as one:
@@ -187,10 +192,10 @@ def events(*, pid: Pid = None, follow: Follow = False, json: Json = False) -> in
 def metrics(*, pid: Pid = None) -> int:
     """Print the metrics of a run in the Prometheus text format.
 
+    Exit codes: 0, 3 there is no run.
+
     Args:
         pid: Process id of the controller.
-
-    Exit codes: 0, 3 there is no run.
     """
     with find_run(pid) as one:
         sys.stdout.write(prometheus_text(one.snapshot()))
@@ -200,11 +205,11 @@ def metrics(*, pid: Pid = None) -> int:
 def kill(point: str, /, *, pid: Pid = None) -> int:
     """Kill a process; its mesh handles the death by its policy.
 
+    Exit codes: 0, 1 there is no such process, 2 POINT names no member, 3 there is no run.
+
     Args:
         point: Process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`.
         pid: Process id of the controller.
-
-    Exit codes: 0, 1 there is no such process, 2 POINT names no member, 3 there is no run.
     """
     with find_run(pid) as one:
         seen = one.snapshot()
@@ -219,11 +224,11 @@ def kill(point: str, /, *, pid: Pid = None) -> int:
 def cancel(call: str, /, *, pid: Pid = None) -> int:
     """Cancel a call where it runs or waits; its caller gets a RemoteCancelled.
 
+    Exit codes: 0 the cancel was sent, 3 there is no such call, or no run.
+
     Args:
         call: Id of the call, as `trimesh calls` shows it.
         pid: Process id of the controller.
-
-    Exit codes: 0 the cancel was sent, 3 there is no such call, or no run.
     """
     with find_run(pid) as one:
         one.cancel(call)
@@ -233,10 +238,10 @@ def cancel(call: str, /, *, pid: Pid = None) -> int:
 def stop(*, pid: Pid = None) -> int:
     """Interrupt a run, as Ctrl-C does, and print what was interrupted.
 
+    Exit codes: 0, 3 there is no run.
+
     Args:
         pid: Process id of the controller.
-
-    Exit codes: 0, 3 there is no run.
     """
     with find_run(pid) as one:
         seen: RunSnapshot | None = None

@@ -38,14 +38,14 @@ def debug(
     Begins with the thread held longest, then continues with the next. Commands are those of pdb. Ctrl-D, `q` or closing
     the terminal lets the thread continue.
 
+    Exit codes: 0, 1 no thread is held or there is no such member, 2 POINT names no member, 3 there is no run, it has
+    ended, or another terminal debugs there.
+
     Args:
         point: Process, or an actor in it, as `ps` shows it: `trainers[gpus=3]`; all by default.
         pid: Process id of the controller.
         follow: Wait for further held threads, until the run ends or Ctrl-C.
         json: Print one JSON document: a list of the held threads.
-
-    Exit codes: 0, 1 no thread is held or there is no such member, 2 POINT names no member, 3 there is no run, it has
-    ended, or another terminal debugs there.
     """
     if point:
         with find_run(pid) as run:

@@ -155,10 +155,10 @@ def _who_may_change(path: Path) -> str:
 def doctor(*, json: Annotated[bool, Parameter(name="--json", negative="")] = False) -> int:
     """Check this machine: kernel, limits, shared memory, ptrace, libssl, settings, jobs of trimesh.toml, runs.
 
+    Exit codes: 0 nothing forbids meshes, 1 something does.
+
     Args:
         json: Print one JSON document: a list of findings.
-
-    Exit codes: 0 nothing forbids meshes, 1 something does.
     """
     found = list(findings())
     if json:

@@ -39,6 +39,9 @@ def join(
 ) -> int:
     """Join a program that expects hosts (`trimesh.jobs.open_door`), and serve it until it ends.
 
+    Exit codes: 0 the program or a signal stopped it; 77 the program rejects this host, or cannot be reached; 1 any
+    other error, such as silence of the program for `limits.AGENT_LEASE_SECONDS`, or loss of this host's spawner.
+
     Args:
         addresses: Addresses of the program, host:port, tried in order.
         token_file: A file of mode 0600 with one token per line; - reads one from standard input.
@@ -49,9 +52,6 @@ def join(
         key: PEM file with its key, which no other user can read.
         authority: PEM file with the authority that certifies the peers.
         peer: Accepted name in the certificates of peers; can be repeated.
-
-    Exit codes: 0 the program or a signal stopped it; 77 the program rejects this host, or cannot be reached; 1 any
-    other error, such as silence of the program for `limits.AGENT_LEASE_SECONDS`, or loss of this host's spawner.
     """
     if not addresses:
         sys.stderr.write("trimesh: host join needs an address of the program, host:port, as door.addresses shows it\n")
@@ -100,12 +100,12 @@ def run_script(
 ) -> int:
     """Run a Python script whose `trimesh.jobs.default()` is a job of trimesh.toml.
 
+    Exit codes: that of the script; 2 there is no such job or script.
+
     Args:
         script: File of the script.
         arguments: Arguments and options of the script; after `--` even one named --job.
         job: Name of the job; by default that of TRIMESH_JOB or of the file.
-
-    Exit codes: that of the script; 2 there is no such job or script.
     """
     if not Path(script).is_file():
         sys.stderr.write(f"trimesh: run needs the file of a script, got {script!r}\n")
@@ -143,13 +143,13 @@ Lease = Annotated[str, Parameter(name="--lease")]
 def start(name: str, /, *, lease: Lease, job: Annotated[str, Parameter(name="--job")] = "", json: Json = False) -> int:
     """Start a job of trimesh.toml and keep its hosts until the lease ends. Waits until the hosts are ready.
 
+    Exit codes: 0, 1 the hosts could not be started, 2 there is no such job, 3 the name is taken.
+
     Args:
         name: Name by which programs attach.
         lease: Time from when the hosts are ready: 7200, 90m, 2h, 1d. Its end stops the job and the attached program.
         job: Name of the job in the file; by default that of TRIMESH_JOB or of the file.
         json: Print one JSON document.
-
-    Exit codes: 0, 1 the hosts could not be started, 2 there is no such job, 3 the name is taken.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -166,10 +166,10 @@ def start(name: str, /, *, lease: Lease, job: Annotated[str, Parameter(name="--j
 def list_(*, json: Json = False) -> int:
     """Show your kept jobs: hosts, end of the lease, attached program, or why a job has ended.
 
+    Exit codes: 0 all are kept, 1 one has ended, 3 there is none.
+
     Args:
         json: Print one JSON document: a list.
-
-    Exit codes: 0 all are kept, 1 one has ended, 3 there is none.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -190,14 +190,14 @@ def attach(
 ) -> int:
     """Run a Python script whose `trimesh.jobs.default()` is the kept job; without a script, open a shell on a host.
 
+    Exit codes: that of the script or the shell; 2 there is no such script or host, 3 no job of that name is kept, or
+    another program is attached.
+
     Args:
         name: Name of the kept job.
         script: File of the script.
         arguments: Arguments and options of the script; after `--` even one named --host.
         host: Number of the host for the shell, from 0.
-
-    Exit codes: that of the script or the shell; 2 there is no such script or host, 3 no job of that name is kept, or
-    another program is attached.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -228,12 +228,12 @@ async def _shell(job: Any, host: int) -> int:
 def extend(name: str, /, *, lease: Lease, json: Json = False) -> int:
     """Set the end of a kept job's lease, counted from now; it may be sooner than before.
 
+    Exit codes: 0, 2 the lease is invalid, 3 no job of that name is kept.
+
     Args:
         name: Name of the kept job.
         lease: Time from now: 7200, 90m, 2h, 1d.
         json: Print one JSON document.
-
-    Exit codes: 0, 2 the lease is invalid, 3 no job of that name is kept.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 
@@ -248,11 +248,11 @@ def extend(name: str, /, *, lease: Lease, json: Json = False) -> int:
 def stop(name: str, /, *, json: Json = False) -> int:
     """Stop a kept job and the attached program, and free its name; a job that has ended needs this, too.
 
+    Exit codes: 0, 3 no job of that name is kept, or its keeper is on another machine.
+
     Args:
         name: Name of the kept job.
         json: Print one JSON document.
-
-    Exit codes: 0, 3 no job of that name is kept, or its keeper is on another machine.
     """
     from trimesh import jobs  # noqa: PLC0415 - packages may be missing
 

@@ -29,14 +29,14 @@ def logs(
 ) -> int:
     """Show the output of a run's processes, as far as the controller keeps it.
 
+    Exit codes: 0, 1 there is no such process, 2 --at names no member, 3 there is no run.
+
     Args:
         at: Show only the process of a member, `trainers[gpus=3]`, or all processes with coordinates, `gpus=3`.
         pid: Process id of the controller.
         follow: Continue until the run ends.
         all: Show every line; by default equal lines of several processes within a second are merged.
         json: Print one JSON document per line.
-
-    Exit codes: 0, 1 there is no such process, 2 --at names no member, 3 there is no run.
     """
     after = 0
     with find_run(pid) as one:

@@ -215,11 +215,11 @@ def top(
     On a terminal: arrows and enter open one process, s sorts by the next column, / filters by name, q quits. It needs
     textual: pip install 'trimesh-actors[top]'. If the output is not a terminal, one table is printed.
 
+    Exit codes: 0, 1 textual is missing, 3 there is no run.
+
     Args:
         pid: Process id of the controller.
         every: Polling interval in seconds, at least 0.1.
-
-    Exit codes: 0, 1 textual is missing, 3 there is no run.
     """
     every = max(every, limits.TOP_SECONDS_MIN)
     with find_run(pid) as run:

@@ -41,14 +41,14 @@ def profile(
     Each line of the file is a stack, outermost first, and the number of its samples; its first frame is the process, as
     `ps` shows it. The run is not stopped. It needs py-spy: pip install 'trimesh-actors[profile]'.
 
+    Exit codes: 0, 1 some process could not be sampled, 3 there is no run.
+
     Args:
         file: File to write.
         seconds: Duration in seconds, rounded up to whole ones.
         rate: Samples per second of each process.
         native: Include C frames; processes are then stopped for each sample.
         pid: Process id of the controller.
-
-    Exit codes: 0, 1 some process could not be sampled, 3 there is no run.
     """
     spy = shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
     if spy is None:
@@ -127,13 +127,13 @@ def trace(
 
     It reads the flight records of the processes on this machine, which does not disturb the run.
 
+    Exit codes: 0, 1 the file cannot be written, or calls are missing in it, 3 there is no run and no record of one.
+
     Args:
         file: File to write.
         seconds: Duration in seconds, from now on; of a dead run its last seconds.
         run: Folder of the flight records of a dead run.
         pid: Process id of a run's controller; by default the only living run, or the newest dead one.
-
-    Exit codes: 0, 1 the file cannot be written, or calls are missing in it, 3 there is no run and no record of one.
     """
     timeline = Timeline()
     records = read_records(Path(run)) if run else find_records(pid=_running(pid))
