@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import attrs
+import msgspec
 
 from trimesh.errors import RestartLimit
 
@@ -36,8 +36,7 @@ __all__ = [
 # Points are those of the mesh as spawned; `incarnation` is that of the member that the record is about.
 
 
-@attrs.frozen(kw_only=True)
-class MemberEvent:
+class MemberEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Base class of events of one member.
 
     Attributes:
@@ -51,8 +50,7 @@ class MemberEvent:
     incarnation: int
 
 
-@attrs.frozen(kw_only=True)
-class Started(MemberEvent):
+class Started(MemberEvent, frozen=True, kw_only=True):
     """The member lives: the snapshot with which `events()` begins, or a member that `replace` has started.
 
     Attributes:
@@ -64,8 +62,7 @@ class Started(MemberEvent):
     pid: int | None = None
 
 
-@attrs.frozen(kw_only=True)
-class Died(MemberEvent):
+class Died(MemberEvent, frozen=True, kw_only=True):
     """The member ended without being asked to.
 
     Attributes:
@@ -75,8 +72,7 @@ class Died(MemberEvent):
     error: Exception | None
 
 
-@attrs.frozen(kw_only=True)
-class Failed(MemberEvent):
+class Failed(MemberEvent, frozen=True, kw_only=True):
     """A failure without a caller, such as that of a broadcast, which the member survived.
 
     Attributes:
@@ -86,8 +82,7 @@ class Failed(MemberEvent):
     error: Exception
 
 
-@attrs.frozen(kw_only=True)
-class Unacknowledged(MemberEvent):
+class Unacknowledged(MemberEvent, frozen=True, kw_only=True):
     """The member did not acknowledge the cancel of a call in time; it may still run (rule C2).
 
     Attributes:
@@ -97,8 +92,7 @@ class Unacknowledged(MemberEvent):
     error: Exception
 
 
-@attrs.frozen(kw_only=True)
-class Stalled(MemberEvent):
+class Stalled(MemberEvent, frozen=True, kw_only=True):
     """The event loop of the member's process has not run for long, though the process lives.
 
     Attributes:
@@ -110,8 +104,7 @@ class Stalled(MemberEvent):
     stack: str
 
 
-@attrs.frozen(kw_only=True)
-class Restarting(MemberEvent):
+class Restarting(MemberEvent, frozen=True, kw_only=True):
     """The member is down, or is being taken down, and will be started again.
 
     Attributes:
@@ -121,8 +114,7 @@ class Restarting(MemberEvent):
     cause: Exception
 
 
-@attrs.frozen(kw_only=True)
-class Restarted(MemberEvent):
+class Restarted(MemberEvent, frozen=True, kw_only=True):
     """The member serves again; `incarnation` is the new one.
 
     Attributes:
@@ -134,8 +126,7 @@ class Restarted(MemberEvent):
     pid: int | None = None
 
 
-@attrs.frozen(kw_only=True)
-class GaveUp(MemberEvent):
+class GaveUp(MemberEvent, frozen=True, kw_only=True):
     """The member is not restarted any more.
 
     Attributes:
@@ -145,8 +136,7 @@ class GaveUp(MemberEvent):
     error: RestartLimit
 
 
-@attrs.frozen
-class Lagged:
+class Lagged(msgspec.Struct, frozen=True):
     """Replaces the oldest unread records, which a slow reader has lost.
 
     Attributes:
@@ -160,8 +150,7 @@ Event = Started | Died | Failed | Unacknowledged | Stalled | Restarting | Restar
 """Anything that `events()` yields."""
 
 
-@attrs.frozen(kw_only=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A failure of members that no call will raise, before the policy of their mesh decides what it does.
 
     Attributes:
@@ -186,8 +175,7 @@ OnFailure = Callable[[Failure], bool | None]
 # ---- who is in a mesh of processes: the numbered views that `procs.membership()` yields ------------------------------
 
 
-@attrs.frozen(kw_only=True)
-class Departed:
+class Departed(msgspec.Struct, frozen=True, kw_only=True):
     """A member that has left its mesh.
 
     Attributes:
@@ -202,8 +190,7 @@ class Departed:
     reason: Exception
 
 
-@attrs.frozen(kw_only=True)
-class MembershipView:
+class MembershipView(msgspec.Struct, frozen=True, kw_only=True):
     """Members of a mesh of processes at one moment, and the changes since the previous view.
 
     Points are those of the mesh, so that `exclude` takes them; the rank of a point is never another's.

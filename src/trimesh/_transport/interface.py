@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-import attrs
 import msgspec
 import trio
 
@@ -65,8 +64,7 @@ class LinkDown(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-@attrs.frozen
-class LinkStatistics:
+class LinkStatistics(msgspec.Struct, frozen=True):
     """Counters of one link since it was opened.
 
     Attributes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeAlias, TypeVar
 
-import attrs
 import msgspec
 import trio
 
@@ -375,8 +374,7 @@ def raise_group(mesh: MeshView, spec: EndpointSpec, results: Sequence[Result]) -
 T = TypeVar("T")
 
 
-@attrs.frozen
-class Outcome(Generic[T]):
+class Outcome(msgspec.Struct, Generic[T], frozen=True):
     """A value or an error.
 
     Attributes:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeVar
 
 import attrs
+import msgspec
 
 from trimesh.errors import ShapeError, place_name
 from trimesh.plain_numbers import whole_number
@@ -256,8 +257,7 @@ class Shaped(ABC):
 # ---- a line that a command on a host wrote ---------------------------------------------------------------------------
 
 
-@attrs.frozen
-class OutputLine:
+class OutputLine(msgspec.Struct, frozen=True):
     """A line of a command; `print` shows it behind the coordinates of its host.
 
     Attributes:

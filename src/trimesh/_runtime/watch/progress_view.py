@@ -7,7 +7,6 @@ PX-3 Until `limits.PROGRESS_SECONDS` have passed it only costs a sleeping task.
 
 from __future__ import annotations
 
-import html
 import shutil
 import sys
 from collections.abc import Generator
@@ -220,6 +219,8 @@ class CellView:
         self._handle: Any = shown.display(self._html(""), display_id=True)
 
     def draw(self, progress: ShownProgress) -> None:
+        import html  # noqa: PLC0415 - only in notebooks, and it is two modules
+
         self._show(f"<small>{html.escape(progress.text)}</small>")
 
     def close(self, progress: ShownProgress) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import attrs
 import msgspec
 
 from trimesh._transport.interface import LinkStatistics
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.peer import Peer
 
 
-@attrs.frozen
-class MailboxStatistics:
+class MailboxStatistics(msgspec.Struct, frozen=True):
     """The mailbox of one actor, in its own process.
 
     Attributes:
@@ -31,8 +29,7 @@ class MailboxStatistics:
     calls_running: int
 
 
-@attrs.frozen
-class MemberStatistics:
+class MemberStatistics(msgspec.Struct, frozen=True):
     """One member of a mesh, as this process sees it.
 
     Attributes:
@@ -62,8 +59,7 @@ class MemberStatistics:
     stalls: int
 
 
-@attrs.frozen
-class MeshStatistics:
+class MeshStatistics(msgspec.Struct, frozen=True):
     """A mesh, or a view of one, as this process sees it.
 
     Attributes:
