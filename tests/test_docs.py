@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"]
 DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "bench").rglob("*.md"))]
+DOCUMENTS += [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("*.md"))]
 SOURCE_FOLDERS = ["", "src/trimesh", "native/src"]
 
 

@@ -1,4 +1,4 @@
-"""Defects that other stacks for reinforcement learning have had; docs/how-to/from-rl-stacks.md lists them."""
+"""Defects that other stacks for reinforcement learning have had; README.md in this folder lists them."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ async def test_youngest_groups_are_shed_whole_and_their_slots_are_free_again(mes
 
 def test_each_trap_of_the_document_names_tests_that_there_are() -> None:
     root = Path(__file__).parents[2]
-    _, traps = (root / "docs" / "how-to" / "from-rl-stacks.md").read_text().split("\n## Traps\n")
+    _, traps = Path(__file__).with_name("README.md").read_text().split("\n## Traps\n")
     rows = [line for line in traps.splitlines() if line.startswith("| ")][1:]
     assert rows
     for row in rows:

@@ -140,7 +140,7 @@ def soak(schedules: int, processes: int, first_seed: int, workload: str) -> int:
 
 
 def search(names: Iterable[str], seeds: int) -> int:
-    """Find planted bugs; print the table of `docs/testing.md`, return the exit status."""
+    """Find planted bugs; print the table of `README.md`, return the exit status."""
     logging.disable(logging.CRITICAL)
     missed = 0
     print("| planted bug | found by | first seed |\n|---|---|---|")
