@@ -1,4 +1,4 @@
-"""The table of kills: each part of a job killed at each stage. docs/hosts.md shows it."""
+"""The table of kills: each part of a job killed at each stage. README.md shows it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def ssh(run: Run) -> None:
 
 
 def check_seen(seen: Seen, victim: Callable[[Run], None], stage: str) -> None:
-    """Check what the user sees, as docs/hosts.md says it."""
+    """Check what the user sees, as the table of README.md says."""
     if victim is controller:
         assert seen is None
         return
