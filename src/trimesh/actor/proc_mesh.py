@@ -575,7 +575,10 @@ async def _current(mesh: Any) -> Any:
         owned, _ = mesh.owned_view("call current_view in the process that owns it")
         return mesh._seen(owned.whole)  # noqa: SLF001 - of handles
     if not isinstance(mesh, ActorMesh):
-        raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")
+        raise TypeError(
+            f"current_view takes a mesh of processes or of actors, got {mesh!r}: pass the mesh that "
+            "`async with spawn_procs()` or `await spawn()` returns"
+        )
     membership = mesh._view.membership(current_proc())  # noqa: SLF001 - of handles
     await membership.ask_all()
     return mesh._seen(membership.present)  # noqa: SLF001 - of handles

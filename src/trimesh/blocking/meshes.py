@@ -288,7 +288,10 @@ def this_proc() -> ProcMesh:
 def current_view(mesh: M) -> M:
     """Return a handle on the whole mesh as it is now; see `trimesh.current_view`."""
     if not isinstance(mesh, FacedHandle):
-        raise TypeError(f"current_view takes a mesh of processes or of actors, got {mesh!r}")
+        raise TypeError(
+            f"current_view takes a mesh of processes or of actors, got {mesh!r}: pass the mesh that "
+            "`async with spawn_procs()` or `await spawn()` returns"
+        )
     handle = cast("FacedHandle[Any]", mesh)
     return cast("M", handle._seen(handle._wait(proc_mesh.current_view, handle)))  # noqa: SLF001 - of its kind
 

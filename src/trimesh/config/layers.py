@@ -69,10 +69,10 @@ def above(below: Settings, chosen: Mapping[str, Any], where: str = "") -> Settin
 
 
 def from_environment(below: Settings, environment: Mapping[str, str]) -> Settings:
-    """Return settings with those of `TRIMESH_*` variables in place of some; empty ones say nothing.
+    """Return `below` with the values of `TRIMESH_*` environment variables; empty variables are ignored.
 
     Raises:
-        ConfigError: A variable is unknown, or its value none of its kind.
+        ConfigError: A variable is unknown, or its value is not one that the setting accepts.
     """
     found = dict[str, Any]()
     for variable, said in environment.items():
@@ -83,7 +83,8 @@ def from_environment(below: Settings, environment: Mapping[str, str]) -> Setting
         if setting is None:
             if variable not in _NO_SETTINGS and not variable.startswith(_NO_SETTINGS_PREFIXES):
                 raise ConfigError(
-                    f"there is no setting for the environment variable {variable}{_guess(variable, list(_VARIABLES))}"
+                    f"a {PREFIX}* environment variable must name a setting, got {variable}"
+                    f"{_guess(variable, list(_VARIABLES))}"
                 )
         elif text:
             try:

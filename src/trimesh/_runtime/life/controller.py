@@ -208,16 +208,16 @@ async def _leased(controller: _Controller) -> AsyncGenerator[None, None]:
 
 
 def check_mode(proc: Proc, pickled: bool | None) -> None:  # noqa: FBT001 - see lease_proc
-    """Refuse a `pickle=` that differs from the mode of the family.
+    """Check that `pickle=` is the mode of the family; None always is.
 
     Raises:
-        ValueError: It differs.
+        ValueError: It is the other mode.
     """
     has = proc.values.is_pickled
     if pickled is not None and pickled != has:
         raise ValueError(
-            f"all processes of a program must use the same pickle=, got {_MODES[pickled]!r} where it is "
-            f"{_MODES[has]!r}: set it at the outermost block, and leave it out (or the same) inside"
+            f"all processes of a program must use the same pickle=, got {_MODES[pickled]!r} in a program with "
+            f"pickle={_MODES[has]!r}: set it at the outermost block, and leave it out of the blocks inside"
         )
 
 

@@ -163,7 +163,11 @@ class ProcLauncher:
         if isinstance(record, wire.Connected) and len(received.fds) == 1:
             return stream_of(received.fds[0], is_far=record.is_far)
         close_all(received.fds)
-        text = record.text if isinstance(record, wire.ConnectFailed) else "no descriptor left (see ulimit -n)"
+        text = (
+            record.text
+            if isinstance(record, wire.ConnectFailed)
+            else "this process has no descriptor left: raise `ulimit -n`"
+        )
         if isinstance(record, wire.ConnectFailed) and record.is_gone:
             report = record.exit or ExitReport.unknown(target)
             raise report.error(f"cannot connect to process {target:x}: {text}")

@@ -165,7 +165,7 @@ def _function_named(source: DecodeSource, module: Any = None, name: Any = None) 
 def _enum_member(source: DecodeSource, module: Any = None, name: Any = None, member: Any = None) -> enum.Enum:
     cls = _class_named(source, module, name)
     if not issubclass(cls, enum.Enum):
-        raise ProtocolError(f"{module}.{name} must be an enum, got another class")
+        raise ProtocolError(f"{module}.{name} must be a subclass of enum.Enum, got {cls!r}")
     found = cls.__members__.get(member)
     if found is None:
         raise PayloadError(f"{module}.{name} has no member {member!r} here")

@@ -116,7 +116,7 @@ async def forward(hosts: HostMesh, local: int, remote: int | str) -> AsyncGenera
     if len(hosts) != 1:
         raise ValueError(f"forward() needs one host, got {len(hosts)}: write hosts.slice(hosts=0).forward(...)")
     host, port = checked_remote(remote)
-    number = _checked_port(local, least=0)
+    number = _checked_port(local, least=0, what="local=")
     listener = await _listening(number)  # before anything starts on the host: blocks there would wrap the error
     async with listener, hosts.spawn_procs({}, name="forward") as procs:
         tunnel = await procs.spawn("forward", PortTunnel, host, port)
@@ -135,25 +135,27 @@ async def forward(hosts: HostMesh, local: int, remote: int | str) -> AsyncGenera
 
 
 def checked_remote(remote: Any) -> tuple[str, int]:
-    """Return name and port of a service as a host sees them.
+    """Return the name and the port of a service, as the host resolves them.
 
     Raises:
         TypeError, ValueError: It is neither a port nor `name:port`.
     """
     if not isinstance(remote, str):
-        return _ADDRESS, _checked_port(remote, least=1)
+        return _ADDRESS, _checked_port(remote, least=1, what="remote=")
     name, _, number = remote.rpartition(":")
     if not name or not number.isascii() or not number.isdigit():
-        raise ValueError(f"remote must be a port of the host, or 'name:port' as the host sees it, got {remote!r}")
-    return name.strip("[]"), _checked_port(int(number), least=1)
+        raise ValueError(
+            f"remote= must be a port of the host, or 'name:port' as the host resolves it, got {remote!r}: write 'db:80'"
+        )
+    return name.strip("[]"), _checked_port(int(number), least=1, what="the port in remote=")
 
 
-def _checked_port(number: Any, *, least: int) -> int:
+def _checked_port(number: Any, *, least: int, what: str) -> int:
     found = whole_number(number)
     if found is None:
-        raise TypeError(f"a port must be a whole number, got {number!r}")
+        raise TypeError(f"{what} must be a whole number, got {number!r}")
     if not least <= found < 1 << 16:
-        raise ValueError(f"a port must be a number from {least} to 65535, got {found}")
+        raise ValueError(f"{what} must be a port from {least} to 65535, got {found}")
     return found
 
 

@@ -545,8 +545,8 @@ def answers_now(request: RankRequest) -> Mapping[int, Any]:
         while request.waiting:
             if proc.is_simulated:
                 raise RuntimeError(
-                    "the value of a mesh tensor must be fetched with `await` in a simulation, as waiting without would "
-                    "stop it: write `await trimesh.fetch(t)`"
+                    "in a simulation, a mesh tensor's value must be fetched with `await`, got a use that blocks, as "
+                    "float(t) or print(t): write `await trimesh.fetch(t)`"
                 )
             engine.wait_now("a value of a mesh tensor had arrived")
             for peer, place in list(request.waiting.items()):

@@ -254,7 +254,7 @@ class LocalTrace:
     def _found(self, ref: int) -> Any:
         value = self._rank.values.get(ref)
         if value is None or type(value) is Poison:
-            raise NotLocal("a value is missing, or has failed")
+            raise NotLocal(f"the input {ref} is not on this rank, or the command that computes it has failed")
         return value
 
     def _check_alone(self, value: Any) -> None:
