@@ -112,7 +112,7 @@ def test_script_runs_on_the_hosts_of_its_job(folder: Path) -> None:
             "jobs.x.options has the wrong type: Expected `array`",
         ),
         ("[jobs.x]\nkind = 'ssh'\nhosts = ['-oProxyCommand=x']", "jobs.x: the name of a host must be one"),
-        ("[jobs.x]\nkind = 'local'\nhosts = 0", "jobs.x: each mesh of hosts must have a name and a number from 1 on"),
+        ("[jobs.x]\nkind = 'local'\nhosts = 0", "jobs.x: each mesh of hosts must have a name and at least 1 host"),
         ("[jobs.x]\nkind = 'local'\nhosts = 1\n_entered = []", "jobs.x._entered is no field"),
     ],
 )

@@ -221,7 +221,7 @@ async def test_hosts_of_a_job_refuse_what_they_cannot_do_yet() -> None:
 
 @pytest.mark.parametrize(
     ("hosts", "match"),
-    [(0, "number from 1"), ({"a": 0}, "number from 1"), ("3", "a number of hosts"), (True, "a number")],
+    [(0, "at least 1 host"), ({"a": 0}, "at least 1 host"), ("3", "a number of hosts"), (True, "a number")],
 )
 def test_job_is_a_value_that_says_what_is_wrong_with_it(hosts: object, match: str) -> None:
     """H1: it is compared and printed, and starts nothing."""

@@ -168,7 +168,7 @@ def test_parts_with_resources_of_their_own_are_components() -> None:
         ({"a": {"gpus": 8}}, "must have a number of hosts"),
         ({"a": {"hosts": 1, "gpu": 8}}, "takes hosts, gpus, cpus, memory, partition, options"),
         ({"a": {"hosts": 1, "gpus": "8"}}, "got 'gpus': '8' in 'a'"),
-        ({"a": {"hosts": 0}}, "number from 1"),
+        ({"a": {"hosts": 0}}, "at least 1 host"),
     ],
 )
 def test_wrong_parts_are_said(parts: object, match: str) -> None:

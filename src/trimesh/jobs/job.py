@@ -1,4 +1,4 @@
-"""`Job`: base class of jobs, values that own hosts while their block is open."""
+"""`Job`: base class of `LocalJob`, `SSHJob`, `SlurmJob` and others, which start agents on hosts for a block."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Pickle = Literal["on", "off"]
 
 
 def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
-    """Return the hosts of a job: a number, or numbers by the names of meshes.
+    """Check the argument `hosts`: a number of hosts, or a mapping of mesh names to numbers.
 
     Raises:
-        TypeError, ValueError: It is neither, or there are none or too many.
+        TypeError, ValueError: It is neither, or a number is below 1, or there are too many hosts.
     """
     if isinstance(hosts, Mapping):
         parts: dict[Any, Any] = {**hosts}
@@ -34,14 +34,14 @@ def checked_hosts(hosts: Any) -> int | Mapping[str, int]:
         raise TypeError(f"a job takes a number of hosts, or a mapping of names to numbers, got {hosts!r}")
     for name, count in parts.items():
         if not isinstance(name, str) or whole_number(count) is None or count < 1:
-            raise ValueError(f"each mesh of hosts must have a name and a number from 1 on, got {name!r}: {count!r}")
+            raise ValueError(f"each mesh of hosts must have a name and at least 1 host, got {name!r}: {count!r}")
     if not 1 <= sum(parts.values()) <= limits.JOB_HOSTS_MAX:
         raise ValueError(f"a job must have 1 to limits.JOB_HOSTS_MAX ({limits.JOB_HOSTS_MAX}) hosts, got {hosts!r}")
     return parts if isinstance(hosts, Mapping) else parts["hosts"]
 
 
 def checked_pki(_: object, __: object, pki: Any) -> None:
-    """Check that a value is `OwnPKI` or None.
+    """Validate the attribute `pki`: an `OwnPKI` or None.
 
     Raises:
         TypeError: It is something else.
@@ -55,7 +55,7 @@ def _check_insecure(job: Job, _: object, insecure: object) -> None:
 
 
 class _Entered(list[Spawning[HostMesh]]):
-    """Open blocks of a job in this program. A pickled copy of the job has none."""
+    """Open blocks of a job in this program. They are not pickled with the job."""
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[_Entered], tuple[()]]:
         return _Entered, ()
@@ -63,9 +63,16 @@ class _Entered(list[Spawning[HostMesh]]):
 
 @attrs.frozen
 class Job:
-    """Base class of jobs: a value that starts nothing until its block is entered: `async with job as hosts:`.
+    """Base class of jobs. A job starts nothing until its block is entered: `async with job as hosts:`.
 
-    A subclass defines the hosts and how agents start there. Entering it again later starts it again.
+    A subclass defines the hosts and how agents start there. A job can be entered again after its block has ended: it
+    starts new agents.
+
+    Attributes:
+        hosts: Number of hosts, or numbers by the names of their meshes.
+        pickle: Mode of the program, "on" or "off"; None for the setting.
+        pki: Certificates of your own authority; None to create an authority.
+        insecure: "I understand" turns TLS between hosts off.
     """
 
     _entered: _Entered = attrs.field(factory=_Entered, init=False, eq=False, repr=False, hash=False)
@@ -80,35 +87,35 @@ class Job:
         raise NotImplementedError
 
     def host_id(self, rank: int) -> str:
-        """Return the setting `host_id` for the processes of a host; "" takes that of the machine."""
+        """Return the setting `host_id` for the processes of a host; "" for the id of the machine."""
         del rank
         return ""
 
     @property
     def is_one_machine(self) -> bool:
-        """True if all its hosts are this machine, so that they may dial each other at a loopback address."""
+        """True if all hosts are this machine, so that agents may connect to each other at a loopback address."""
         return False
 
     @property
     def agent_env(self) -> Mapping[str, str]:
-        """Environment variables that its agents set for themselves and for the processes that they start."""
+        """Environment variables that agents set for themselves and their child processes."""
         return {}
 
     @property
     def is_named(self) -> bool:
-        """True if the job names parts of its hosts."""
+        """True if `hosts` is a mapping: the job has several named meshes of hosts."""
         return isinstance(self.hosts, Mapping)
 
     @property
     def parts(self) -> Mapping[str, int]:
-        """Numbers of hosts by the names of their meshes; one without a name is called `hosts`."""
+        """Numbers of hosts by the names of their meshes; a single mesh without a name is called `hosts`."""
         return cast("Mapping[str, int]", self.hosts) if self.is_named else {"hosts": self.hosts}
 
     async def __aenter__(self) -> HostMesh:
         """Start the agents, and wait until processes can be started on all hosts.
 
         Raises:
-            MeshErrorGroup: A host could not be started; all others were ended.
+            MeshErrorGroup: An agent could not be started; those on other hosts were ended.
         """
         spawning = Spawning(repr(self), self._open, _adopt)
         hosts = await spawning.__aenter__()
@@ -118,7 +125,7 @@ class Job:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Leave the block: wait for all processes on the hosts, and end the agents."""
+        """Leave the block: wait until all processes on the hosts have ended, then end the agents."""
         return await self._entered.pop().__aexit__(kind, error, traceback)
 
     @asynccontextmanager

@@ -1,4 +1,4 @@
-"""`OwnPKI`: certificates of a user's own authority; and the opt-in to sessions without TLS, with its warning."""
+"""`OwnPKI`, certificates of your own authority for sessions between hosts; `insecure=`, the opt-out of TLS."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 UNDERSTOOD: Final = "I understand"
-"""Value of `insecure=` that a job requires."""
+"""Value of `insecure=` that turns TLS off; any other text is refused."""
 
 
 def checked_insecure(insecure: Any, pki: object = None) -> str:
     """Return the value of `insecure=`: "" or `UNDERSTOOD`.
 
     Raises:
-        ValueError: It is another text, or certificates are given, too.
+        ValueError: It is another text, or `pki` is given, too.
     """
     if insecure not in ("", UNDERSTOOD):
         raise ValueError(
@@ -33,7 +33,7 @@ def checked_insecure(insecure: Any, pki: object = None) -> str:
 
 
 def plain_warning(whose: str) -> str:
-    """Return the warning that every start logs."""
+    """Return the warning that each start without TLS logs; `whose` names the job."""
     return (
         f"sessions between the hosts of {whose} are INSECURE, without TLS: any machine in the network can read and "
         "change all traffic, and run code"
@@ -53,17 +53,17 @@ def _names_of(peers: Any) -> tuple[Any, ...]:
 
 @attrs.frozen
 class OwnPKI:
-    """Files with certificates of your own authority, which a mesh uses instead of making its own.
+    """Paths of certificates of your own authority, which a job uses instead of creating an authority of its own.
 
-    They are read when the block is entered: by the program on its host, by each agent on its host. The paths are the
-    same everywhere, the files need not be: cert-manager, a SPIFFE helper or you put them there.
+    The program and each agent read them on their own host when the block of the job is entered. The paths are the same
+    on all hosts; the files may differ. Put them there yourself, or by cert-manager or a SPIFFE helper.
 
     Attributes:
-        certificate: PEM file with the certificate of the host, then those up to the authority. Its first URI, else its
-            first DNS name, is the name of the host.
+        certificate: PEM file with the chain: the certificate of the host first, then those of intermediate authorities.
+            Its first URI, else its first DNS name, is the name of the host.
         key: PEM file with its private key, without a password; owned by this user or root, readable by the owner only.
-        authority: PEM file with the authority that certifies the peers.
-        peers: Accepted names of all hosts, that of the program included.
+        authority: PEM file with the certificate of the authority by which peers are verified.
+        peers: Names of all hosts that are accepted, the program's host included.
     """
 
     certificate: str = attrs.field(converter=_text_of)
@@ -72,7 +72,7 @@ class OwnPKI:
     peers: tuple[str, ...] = attrs.field(converter=_names_of)
 
     def __attrs_post_init__(self) -> None:
-        """Refuse relative paths and missing names; also in the tables of a job file."""
+        """Refuse relative paths and missing names; validates tables of a job file, too."""
         for what, path in (("certificate", self.certificate), ("key", self.key), ("authority", self.authority)):
             if not PurePath(path).is_absolute() and not path.startswith("~/"):
                 raise ValueError(
@@ -86,7 +86,7 @@ class OwnPKI:
             )
 
     def read(self) -> Credentials:
-        """Read the files of this host. Blocking: reads three files.
+        """Read the three files on this host. Blocking: file access.
 
         Raises:
             IdentityError: A file cannot be read or is no PEM, or others can read the key.

@@ -1,13 +1,13 @@
-"""PURE: parsers of the output of Slurm's commands, and the job states in which a job lives.
+"""PURE: parsers of the output of Slurm's commands (scontrol, squeue, sinfo): job states, queue, nodes.
 
-The launcher requests text, one line a record (`scontrol -o`), which has the same form since 22.05. If a site has
-wrapped a command so that it writes JSON, that is parsed too. Its fields have changed twice since 22.05:
+The launcher requests text, one line a record (`scontrol -o`), whose form is the same since Slurm 22.05. Sites may wrap
+a command so that it writes JSON, which is parsed, too. Its fields have changed twice since 22.05:
 
     22.05     job_state "PENDING"      numbers 120, null             node state "down", state_flags ["DRAIN"]
     23.02     job_state "PENDING"      {"set": true, "number": 120}  node state ["DOWN", "DRAIN"]
     23.11 on  job_state ["PENDING"]    the same, with "infinite"     the same
 
-Output of an unknown form counts as the state "", in which no job lives.
+Output of an unknown form gives the state "", which counts as the end of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 
 ALIVE: Final = frozenset(("RUNNING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "RESIZING"))
-"""States of a job whose processes may run. Every other state, also an unknown one, counts as its end."""
+"""States in which processes of a job may run. Any other state, even an unknown one, counts as the end of the job."""
 
 _REASONS: Final = {
     "BOOT_FAIL": "node failed",
@@ -65,7 +65,7 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Description for people."""
+        """Description for messages."""
         why = "" if self.why in _UNKNOWN else f" ({self.why})"
         return f"Slurm says that the job is {self.state}{why}" if self.state else "Slurm does not know the job any more"
 
@@ -79,11 +79,11 @@ def fields_of(line: str) -> dict[str, str]:
 
 
 def job_state(text: str, *, now: float = 0.0) -> JobState:
-    """Return the state in the output of `scontrol show job`: of several components, the first that does not live.
+    """Return the state in the output of `scontrol show job`. A job with components has ended once one of them has.
 
     Args:
         text: Output: one line for each component, or JSON.
-        now: Unix time: JSON has the start of a job, not its run time.
+        now: Unix time, from which the run time is computed: JSON has only the start. 0 leaves the run time out.
     """
     states = list[JobState]()
     if is_json(text):
@@ -103,7 +103,7 @@ def job_state(text: str, *, now: float = 0.0) -> JobState:
 
 
 def seconds_of(text: str) -> float | None:
-    """Return the seconds of a time as Slurm writes it, "2-04:00:00", "59:59"; None for UNLIMITED and the like."""
+    """Parse a duration of Slurm, such as "2-04:00:00" or "59:59", to seconds; None for UNLIMITED and the like."""
     found = _DURATION.fullmatch(text)
     if found is None:
         return None
@@ -112,10 +112,10 @@ def seconds_of(text: str) -> float | None:
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """Waiting job as squeue reports it.
+    """Job in the queue, as squeue reports it.
 
     Attributes:
-        number: Job id, without its component.
+        number: Job id, without the `+n` of a component.
         partition, state, why, start: As Slurm writes them; `start` is the expected start, or "".
     """
 
@@ -126,10 +126,10 @@ class QueuedJob(msgspec.Struct, frozen=True):
     start: str
 
     def text(self, ahead: int | None) -> str:
-        """Return a description for people.
+        """Return a description for messages.
 
         Args:
-            ahead: Number of jobs of the partition ahead of it; None if unknown.
+            ahead: Number of jobs ahead of it in its partition; None if unknown.
         """
         why = "" if self.why in _UNKNOWN else f" ({self.why})"
         place = "" if ahead is None else f", {ahead} {'job' if ahead == 1 else 'jobs'} ahead of it in {self.partition}"
@@ -152,7 +152,7 @@ def queued_job(text: str) -> QueuedJob | None:
 
 
 def ahead_of(text: str, number: str) -> int | None:
-    """Return the number of jobs before one in a sorted list of squeue; None if the job is not in the list."""
+    """Return the number of jobs ahead of one in a list of job ids sorted by squeue; None if it is not in the list."""
     before = set[str]()
     for line in text.split():
         found = line.partition("+")[0]
@@ -163,13 +163,13 @@ def ahead_of(text: str, number: str) -> int | None:
 
 
 def node_words(text: str) -> str:
-    """Return state and reason of a node from `scontrol -o show node`, or from JSON of it or of sinfo; or ""."""
+    """Return "STATE (reason)" of a node from `scontrol -o show node`, or from JSON of it or of sinfo; "" if unknown."""
     if is_json(text):
         found = nodes_in(text)
         state, why = (found[0].state, found[0].why) if found else ("", "")
     else:
         state = fields_of(text).get("State", "")
-        said = re.search(r"\sReason=(.*?)(?: \[|$| \w+=)", text.strip())  # the only field that contains blanks
+        said = re.search(r"\sReason=(.*?)(?: \[|$| \w+=)", text.strip())  # contains blanks, unlike values of `_FIELD`
         why = said[1] if said else ""
     return f"{state} ({why})" if state and why not in _UNKNOWN else state
 
@@ -181,13 +181,17 @@ def node_address(text: str) -> str:
 
 
 def granted(line: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return job id and nodes of each component from the line that our command writes in an allocation, or None."""
+    """Parse the line `trimesh-job ID NODES...` that the launcher's command prints in its allocation; None for others.
+
+    Returns:
+        The job id, and a list of nodes for each component of the job.
+    """
     found = _GRANTED.fullmatch(line.strip())
     return None if found is None else (found[1], tuple(found[2].split()))
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Return the output lines of a command of Slurm, joined, without the command's name in front."""
+    """Join the output lines of a command of Slurm to one message, without prefixes such as `srun: error: `."""
     return "; ".join(re.sub(r"^(salloc|srun|scontrol): (error: |fatal: )?", "", line) for line in lines if line.strip())
 
 
@@ -197,7 +201,7 @@ _YEAR_9999: Final = 253_370_764_800.0
 
 
 class JobText(msgspec.Struct, frozen=True):
-    """One job.
+    """One job in JSON output.
 
     Attributes:
         number: Job id; 0 if missing.
@@ -222,7 +226,7 @@ class JobText(msgspec.Struct, frozen=True):
 
 
 class NodeText(msgspec.Struct, frozen=True):
-    """One node.
+    """One node, or group of nodes, in JSON output.
 
     Attributes:
         state, why: As Slurm writes them; "" if missing.
@@ -238,12 +242,12 @@ def is_json(text: str) -> bool:
 
 
 def jobs_in(text: str) -> list[JobText]:
-    """Return the jobs in JSON of Slurm; an empty list for other text."""
+    """Parse the jobs in JSON of Slurm; an empty list for other text."""
     return [_job(one) for one in _listed(text, "jobs")]
 
 
 def nodes_in(text: str) -> list[NodeText]:
-    """Return the nodes, or sinfo's groups of nodes, in JSON of Slurm; an empty list for other text."""
+    """Parse the nodes, or sinfo's groups of nodes, in JSON of Slurm; an empty list for other text."""
     return [_node(one) for name in ("nodes", "sinfo") for one in _listed(text, name)]
 
 
@@ -290,7 +294,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _word(value: Any) -> str:
-    """Return a state: a text, or the first of a list, in which the others are flags."""
+    """Return a state in upper case: JSON has a string, or a list of the state and its flags."""
     if isinstance(value, str):
         return value.upper()
     return (_words(value) or [""])[0]
