@@ -1,4 +1,4 @@
-r"""Life of one actor in its process, as one structured task: set-up, mailbox, service, clean-up.
+r"""Actor runtime: the task that sets up one actor, serves its mailbox, drains it and cleans up.
 
     starting --ready--> serving --drain--> draining --stop--> ending --> ended
                             \------------------------stop----/
@@ -6,13 +6,13 @@ r"""Life of one actor in its process, as one structured task: set-up, mailbox, s
 CE-1 `__init__` and the first half of `lifespan` run before any endpoint; an error there is raised by `start`.
 CE-2 endpoints run inside `lifespan`; an error of `lifespan` while serving ends the actor and goes to its owner.
 CE-3 clean-up runs after every endpoint has unwound, and has `grace` seconds.
-CE-4 once draining, only messages of the owner that were accepted before are served; others are refused.
-CE-5 an actor that will be restarted in this process holds messages that arrive after its end, in order.
+CE-4 draining serves the messages accepted before from the owner, or from the process that borrowed the mesh. Those of
+     other processes are cancelled, new ones are refused.
+CE-5 messages that arrive after the end of an actor wait, in order, for its successor, if one will run in this process.
 
 DR-1 draining waits for a call that was not cancelled, however long it takes (rule M3).
-DR-2 a cancelled call has `grace` seconds from its cancel to unwind. When that time is over for all running calls of a
-     group without a free slot, the calls queued for the group are cancelled. When it is over for all remaining calls,
-     draining ends.
+DR-2 a cancelled call has `grace` seconds from its cancel to unwind. If all slots of a group run calls that exceeded it,
+     the calls queued for the group are cancelled. If all remaining calls exceeded it, draining ends.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class ActorSpec(msgspec.Struct, frozen=True):
     """Specification of one actor.
 
     Attributes:
-        make: Creates the object, in the actor's process.
-        point: Its coordinates in the mesh as spawned.
-        incarnation: 0 at first, one more for each restart.
-        is_held: Whether messages wait for its successor in this process if it ends by itself.
-        home: The meshes that it belongs to; None for the agent.
+        make: Factory of the actor object, called in the actor's process.
+        point: Coordinates of the actor in the mesh as spawned.
+        incarnation: Number of restarts before this one, 0 for the first.
+        is_held: Whether messages wait for a successor in this process if the actor ends by itself (CE-5).
+        home: Meshes to which the actor belongs; None for the agent, the actor of the runtime in each process.
     """
 
     mesh: MeshId
@@ -75,17 +75,17 @@ class ActorSpec(msgspec.Struct, frozen=True):
 
 
 class Cell:
-    """An actor and all its state in this process.
+    """One actor in this process: its mailbox, its task and its state.
 
     Attributes:
         spec: Its specification.
         owner: Process that spawned it.
         endpoints: Its endpoints, by name.
-        ended: Set when it has ended for any reason.
+        ended: Set once the actor has ended, for whatever reason.
         cause: Failure that ended it, or None.
-        on_end: Callbacks at its end, which release objects that it created for others.
-        started: Calls that it started and awaits later.
-        task: Task that it lives in, once it has begun.
+        on_end: Callbacks run at its end, which release objects that it created for other processes.
+        started: Calls that the actor started without awaiting them yet.
+        task: Task of `run`, once it has begun.
     """
 
     __slots__ = (
@@ -162,7 +162,7 @@ class Cell:
     # ---- messages --------------------------------------------------------------------------------------------
 
     def deliver(self, call: IncomingCall) -> None:
-        """Accept a message, or refuse it if the actor is stopping."""
+        """Queue a message; hold it for the successor (CE-5), or refuse it, if the actor is stopping or has ended."""
         if self._is_holding:
             self._held.append(call)
         elif self._draining:  # until its end, and afterwards
@@ -184,13 +184,13 @@ class Cell:
             self.mailbox.put_all(calls)
 
     def waiting(self) -> Iterator[IncomingCall]:
-        """Yield the accepted messages that no slot has taken."""
+        """Yield the accepted messages that run in no slot yet."""
         yield from self.mailbox.queued()
         yield from self._held
         yield from (call for call in self._interrupted if not call.running)
 
     def _answer(self, call: IncomingCall) -> None:
-        """End a call that the actor's end interrupted, or that arrived too late."""
+        """Reply with an error to a call that the actor's end interrupted, or that arrived after it."""
         if self.cause is not None and not call.is_broadcast:
             first = next(leaves(self.cause))
             error = ActorFailed(f"{self.spec.name} has failed: {type(first).__name__}: {text_of(first)}")
@@ -203,7 +203,7 @@ class Cell:
             call.refused(self._refusal, f"{self.spec.name} has ended")
 
     def cancel(self, call: IncomingCall, by: str, reason: str) -> None:
-        """Cancel one accepted call: it leaves the mailbox, or unwinds."""
+        """Cancel one accepted call: remove it from the mailbox if it is queued, let it unwind if it runs."""
         call.cancel(by, reason)
         waiting = next((calls for calls in (self._interrupted, self._held) if call in calls), None)
         if waiting is not None:
@@ -217,13 +217,13 @@ class Cell:
             call.cancelled()
 
     def cancel_background(self, reason: str) -> None:
-        """Cancel the accepted messages that have no caller."""
+        """Cancel the accepted broadcasts, which have no waiting caller."""
         for call in [*self.mailbox.queued(), *self.mailbox.running()]:
             if call.is_broadcast:
                 self.cancel(call, "other", reason)
 
     def take_held(self) -> list[IncomingCall]:
-        """Take out the messages that arrived after this actor's end, for its successor."""
+        """Remove and return the messages held for this actor's successor (CE-5)."""
         held, self._held = self._held, []
         return held
 
@@ -261,17 +261,17 @@ class Cell:
         self._report(call.spec.name, error, ended=False)
 
     def _report(self, endpoint: str, error: Exception, *, ended: bool) -> None:
-        """Report a failure without a caller to the owner."""
+        """Report a failure for which no caller waits to the owner."""
         encoded = self.proc.values.encode_error(error, self.origin(endpoint or None))
         report_failure(self.owner, self.spec.mesh, endpoint, encoded, ended=ended)
 
     # ---- life ------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: trio.TaskStatus[None]) -> None:
-        """Run the actor from `__init__` to the end of `lifespan`; report `started` when it serves.
+        """Run the actor from `__init__` to the end of `lifespan`; call `task_status.started` when it serves.
 
         Raises:
-            LocatedError: Set-up failed. After `started` only `Cancelled` is raised; a failure goes to the owner.
+            LocatedError: Set-up failed. Once the actor serves, only `Cancelled` is raised; failures go to the owner.
         """
         self.task = trio.lowlevel.current_task()
         set_proc_of_task(self.proc)
@@ -334,7 +334,7 @@ class Cell:
         return error if split_cancelled(error)[1] is None else LocatedError(error, self.origin(None))
 
     def _fail(self, error: Exception) -> None:
-        """End the actor with an error that none of its tasks raised."""
+        """End the actor by raising `error` in a task of its nursery."""
         assert self._nursery is not None
         self._nursery.start_soon(_raise, error)
 
@@ -348,8 +348,8 @@ class Cell:
     def _let_go(self) -> None:
         """Drop all references that lead to the actor; called in the task of `run`.
 
-        The cell and its mailbox refer to each other, and an actor that keeps its nursery refers to this task, so they
-        live until cycles are collected. The actor's memory must be freed now.
+        The cell and its mailbox form a reference cycle, as do this task and an actor that stores its nursery. They live
+        until the garbage collector runs, but the actor's memory must be freed now.
         """
         self._actor = self._nursery = self._context = self._server = None
         set_context(self._where(None))
@@ -368,7 +368,7 @@ class Cell:
             raise cancelled from None
 
     async def drain(self, grace: float) -> None:
-        """Refuse new messages and finish the owner's (rule M3); cancelled calls have `grace` seconds."""
+        """Refuse new messages and finish the accepted ones (CE-4, DR-1, DR-2); see rule M3."""
         self._draining = True
         home = self.spec.home
         borrower = None if home is None or home.actors is None else home.actors.borrower
@@ -378,7 +378,7 @@ class Cell:
         await drain(self.mailbox, grace, self._pass_over)
 
     def _pass_over(self, call: IncomingCall) -> None:
-        """Cancel a message of the owner that cannot start while the actor is draining."""
+        """Cancel a queued message that cannot start, as cancelled calls hold all its slots (DR-2)."""
         text = f"{self.spec.name} is stopping, and {call.spec.name} waits behind a cancelled call that has not ended"
         if call.is_broadcast:
             _log.warning("a broadcast is dropped: %s", text)
@@ -388,10 +388,10 @@ class Cell:
         """End the actor: cancel running calls, then clean up, for at most `grace` seconds.
 
         Args:
-            grace: Seconds.
-            by: Reason given to callers of running calls: "stopped" for an actor that will be restarted,
+            grace: Time limit in seconds.
+            by: Reason reported to callers of running calls: "stopped" for an actor that will be restarted,
                 "left" for one whose process leaves its mesh.
-            hold: Let new messages wait for its successor.
+            hold: Whether new messages wait for a successor (CE-5).
 
         Raises:
             Exception: Clean-up failed.
@@ -438,7 +438,7 @@ def _make_again() -> NoReturn:
 
 # ---- draining --------------------------------------------------------------------------------------------------------
 
-# Draining one actor: accepted calls run to their end, unless they are queued behind cancelled calls that do not end.
+# Draining lets accepted calls run to their end, except those queued behind cancelled calls that do not end.
 
 
 async def drain(mailbox: Mailbox, grace: float, cancel: Callable[[IncomingCall], None]) -> None:
@@ -447,7 +447,7 @@ async def drain(mailbox: Mailbox, grace: float, cancel: Callable[[IncomingCall],
     Args:
         mailbox: Mailbox of an actor that accepts no new messages.
         grace: Seconds.
-        cancel: Removes a call that is queued behind such calls.
+        cancel: Cancels a call that is queued behind such calls.
     """
     while not mailbox.is_idle():
         groups = [group for group in mailbox.groups() if group.running]
@@ -469,13 +469,13 @@ def _is_over(until: float) -> bool:
 
 
 def _given_up_until(calls: Iterable[IncomingCall], grace: float) -> float:
-    """Return when the grace of all running, cancelled calls is over; `math.inf` if one is not cancelled."""
+    """Return the time at which all running calls have exceeded `grace`; `math.inf` if one is not cancelled."""
     return max(call.cancelled_at for call in calls) + grace
 
 
 # ---- life ------------------------------------------------------------------------------------------------------------
 
-# Creation of an actor and the block around its service, by its class; by default in Trio.
+# Adapters by which an actor class replaces Trio, such as `trimesh.aio.Actor`: how to create it and run its slots.
 
 ServeSlot = Callable[[Callable[[], Coroutine[Any, Any, None]]], Coroutine[Any, Any, None]]
 """Body of a slot's task: gets the function that serves the slot and runs it as the actor needs."""

@@ -1,19 +1,22 @@
-r"""Sessions between agents of two hosts: made when processes of the two are first linked, or one agent feeds the other.
+r"""Sessions between two agents, direct or relayed by the controller.
 
-    Connect, Arriving, Listening or a feed names another agent --> a session, without a connection yet, with channels
+A session begins when processes of the two hosts are first linked, or when one agent feeds the other, that is, sends it
+the bodies of a multicast.
+
+    Connect, Arriving, Listening or a feed names another agent --> a session with channels, not connected yet
         the agent with the larger id:  listens, and reports its addresses through the controller
         the agent with the smaller id: dials these addresses --> direct
             \-- none answers, and processes are to be linked --> a tunnel through the controller, TLS inside --> relayed
     a broken connection, or a newly possible path, only changes the connection of the same session
 
 NB-1 Two agents have one session, however many processes are linked. Their ids decide which of them dials. A session
-     belongs to the two agents, not to addresses: they are only tried for the next connection.
-NB-2 Bytes are numbered in the session, so that no change of the path loses, doubles or reorders any.
-NB-3 The controller alone declares hosts lost: then the session ends at once, and for good. An agent that does not
-     answer is dialled until then, or until the lease of the session is over.
-NB-4 A question whose answer is to arrive over a session is answered, even if the session ends first.
-NB-5 A session for feeds alone is never relayed by the controller, which can send the bodies itself.
-NB-6 An agent listens only while it has a session in which the other one dials.
+     survives a change of addresses: an address is only used to dial the next connection.
+NB-2 Bytes are numbered in the session: none is lost, duplicated or reordered when the path changes.
+NB-3 Only the controller declares hosts lost: then the session ends at once, and none begins with that agent again. An
+     agent that does not answer is dialled until then, or until the lease of the session is over.
+NB-4 Each request whose answer is to arrive over a session gets one: `ConnectFailed` if the session ends first.
+NB-5 A session for feeds alone is never relayed: the controller can send the bodies itself.
+NB-6 An agent listens only while it has a session in which the other agent dials.
 """
 
 from __future__ import annotations
@@ -40,31 +43,33 @@ if TYPE_CHECKING:
     from trimesh.jobs.connections import DirectWays
 
 Connected = Callable[[HostConnection], None]
-"""Receives an authenticated connection of another agent."""
+"""Callback that receives an authenticated connection from another agent."""
 
 
 _Report = Callable[[wire.AnyRecord, tuple[int, ...]], None]
-"""Sends a record with descriptors, which it owns, to the controller."""
+"""Callback that sends a record with descriptors to the controller, and then owns the descriptors."""
 _TakeAnswer = Callable[[wire.Answer, tuple[int, ...]], None]
-"""Receives the answer to a question of this host, and owns its descriptors. An unexpected one is dropped."""
+"""Callback that receives the answer to a request of this host and owns its descriptors; drops unexpected answers."""
 _TakeFeed = Callable[[ProcId, int, socket.socket], None]
-"""Receives the channel by which another agent feeds a cast: the agent, the number, the socket, which it owns."""
+"""Callback that receives the channel of a feed: sending agent, number of the multicast, socket (owned by it)."""
 
 
 class _Neighbour:
-    """Another agent, and the session with it.
+    """Session with another agent.
 
     Attributes:
         peer: Process id of the other agent.
+        pipe: Channels of the session.
         is_dialler: Whether this side dials.
-        addresses: Addresses at which the other agent listens, once reported.
-        told: Set once they are reported.
+        addresses: Addresses at which the other agent listens, once received.
+        addressed: Set once they are received.
         interrupted: Set when the session has lost its connection.
-        is_relayed: Whether the connection is a tunnel.
-        is_said: Whether the controller knows that the connection was relayed.
-        linked: Set once the session is to link processes.
-        tried: Set once the session was connected, or could not be connected directly.
-        awaited: Request numbers of questions to be answered over the session.
+        is_relayed: Whether the connection is a tunnel through the controller.
+        is_relay_reported: Whether the controller was notified that the session is relayed.
+        linked: Set once the session links processes, not only agents for feeds (NB-5).
+        tried: Set once the session was connected, or the first direct connection failed.
+        awaited: Numbers of the requests to be answered over the session (NB-4).
+        scope: Cancelling it ends the session.
     """
 
     def __init__(self, peer: ProcId, pipe: SessionPipe, *, is_dialler: bool) -> None:
@@ -72,10 +77,10 @@ class _Neighbour:
         self.pipe = pipe
         self.is_dialler = is_dialler
         self.addresses: tuple[str, ...] = ()
-        self.told = trio.Event()
+        self.addressed = trio.Event()
         self.interrupted = trio.Event()
         self.is_relayed = False
-        self.is_said = False
+        self.is_relay_reported = False
         self.linked = trio.Event()
         self.tried = trio.Event()
         self.awaited = set[int]()
@@ -92,9 +97,9 @@ class Neighbours:
     """All sessions of an agent with other agents.
 
     Args:
-        sessions, relay: Carriers of the sessions.
+        sessions, relay: Create and run sessions.
         own: Process id of this agent.
-        ways: Paths to the other agents.
+        ways: Dials other agents, and listens for them.
     """
 
     def __init__(self, sessions: HostSessions, relay: Relay, own: ProcId, ways: DirectWays) -> None:
@@ -111,7 +116,13 @@ class Neighbours:
         self._nursery: trio.Nursery | None = None
 
     async def serve(self, tell: _Report, answered: _TakeAnswer, fed: _TakeFeed) -> None:
-        """Serve until cancelled; no session begins before this is called."""
+        """Run the sessions until cancelled; none begins before.
+
+        Args:
+            tell: Receives reports to the controller.
+            answered: Receives answers to requests of this host.
+            fed: Receives feeds of other agents.
+        """
         self._tell, self._answered, self._fed = tell, answered, fed
         try:
             async with trio.open_nursery() as self._nursery:
@@ -122,7 +133,7 @@ class Neighbours:
     # ---- requests of the agent -------------------------------------------------------------------------------
 
     def give(self, peer: ProcId, answer: wire.Connected, fd: int) -> bool:
-        """Pass the end of a link to another agent; return False, leaving `fd` to the caller, if there is no session.
+        """Send one end of a link to another agent; return False, without closing `fd`, if there can be no session.
 
         Raises:
             LimitExceeded: The session has too many channels; `fd` is closed.
@@ -135,7 +146,7 @@ class Neighbours:
         return True
 
     async def meet(self, peer: ProcId) -> bool:
-        """Begin a session with an agent, if need be, and return whether it is connected directly."""
+        """Begin a session with an agent unless there is one; return whether it is connected directly."""
         one = self._with(peer)
         if one is None:
             return False
@@ -143,7 +154,7 @@ class Neighbours:
         return one.pipe.session.is_connected and not one.is_relayed
 
     def open_feed(self, peer: ProcId, number: int, fd: int) -> bool:
-        """Join a socket to a new channel that feeds an agent; return False, leaving `fd` to the caller, if that fails.
+        """Open a channel that feeds an agent from a socket; return False, without closing `fd`, if there is no session.
 
         Raises:
             LimitExceeded: There are too many channels; `fd` is closed.
@@ -155,7 +166,7 @@ class Neighbours:
         return True
 
     def take(self, received: Received) -> None:
-        """Handle a record of the controller about another agent."""
+        """Handle a record from the controller about another agent."""
         record = received.record
         match record:
             case Arriving(request=request, agent=agent):
@@ -169,7 +180,7 @@ class Neighbours:
                 one = self._with(ProcId(agent))
                 if one is not None:
                     one.addresses = addresses
-                    one.told.set()
+                    one.addressed.set()
             case Tunnel(agent=agent):
                 self._take_tunnel(ProcId(agent), received.fds)
                 return
@@ -188,7 +199,7 @@ class Neighbours:
     # ---- one session -----------------------------------------------------------------------------------------
 
     def _with(self, peer: ProcId) -> _Neighbour | None:
-        """Return the session with an agent, a new one if need be; None if there cannot be one."""
+        """Return the session with an agent, beginning one if there is none; None if there can be none."""
         one = self._known.get(peer)
         if one is not None or self._nursery is None or peer in self._lost or peer == self._own:
             return one
@@ -220,7 +231,7 @@ class Neighbours:
             self._end(one)
 
     async def _read(self, one: _Neighbour) -> None:
-        """Receive answers over the session, until it is over."""
+        """Receive answers and feeds over the session until it ends."""
         try:
             while True:
                 received = one.pipe.receive()
@@ -253,7 +264,7 @@ class Neighbours:
             one.scope.cancel(reason="the other host is lost, or its session")
 
     def _forget(self, one: _Neighbour) -> None:
-        """Forget a session, so that the next request begins another one. Idempotent."""
+        """Remove a session, so that the next request begins a new one. Idempotent."""
         if self._known.get(one.peer) is one:
             del self._known[one.peer], self._of_session[one.pipe.session]
             self._ways.forget(one.peer)
@@ -293,7 +304,7 @@ class Neighbours:
     async def _connect(self, one: _Neighbour) -> None:
         """Keep the session connected: directly if possible, else through the controller."""
         session = one.pipe.session
-        await one.told.wait()
+        await one.addressed.wait()
         patience = limits.DIRECT_RETRY_SECONDS
         while True:
             failure = await self._dial(one)
@@ -329,7 +340,7 @@ class Neighbours:
         return None
 
     async def _tunnel(self, one: _Neighbour, failure: str) -> None:
-        """Connect through the controller; report `failure`, the reason, once."""
+        """Connect through the controller; report it once, with the `failure` of the direct connection."""
         try:
             ours, theirs = socket.socketpair()
         except OSError:  # out of descriptors; `_connect` tries again
@@ -340,8 +351,8 @@ class Neighbours:
         except LinkLost:
             return
         one.attach(connection, is_relayed=True)
-        if not one.is_said:
-            one.is_said = True
+        if not one.is_relay_reported:
+            one.is_relay_reported = True
             self._tell(Relayed(one.peer, failure[: limits.REASON_CHARS_MAX]), ())
 
 

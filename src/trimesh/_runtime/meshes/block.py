@@ -29,7 +29,7 @@ from trimesh._runtime.actors.reports import log_line
 from trimesh._runtime.calls.outgoing import pass_on
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.meshes.failures import MeshProcesses, fold_into_deaths, place_of
-from trimesh._runtime.peers.deaths import ToldLosses
+from trimesh._runtime.peers.deaths import ReportedLosses
 from trimesh._runtime.tasks.background import split_cancelled, without_consequences
 from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
 from trimesh._runtime.values.codec import describe
@@ -402,8 +402,8 @@ def raise_all(name: str, left: Left) -> None:
 
         add_hints(left.error)
     cancelled, rest = split_cancelled(left.error)
-    losses = ToldLosses()
-    failures = [failure for failure in (*left.first, *left.late) if not losses.is_told(failure)]
+    losses = ReportedLosses()
+    failures = [failure for failure in (*left.first, *left.late) if not losses.is_repeated(failure)]
     rest = _without_told(rest, failures)
     body, base = _split_exceptions(rest)
     is_of_body = not failures

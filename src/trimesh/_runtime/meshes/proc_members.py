@@ -23,7 +23,7 @@ from trimesh._runtime.meshes.block import Block
 from trimesh._runtime.meshes.failures import FailureHandling, Restarts
 from trimesh._runtime.meshes.launching import Launching
 from trimesh._runtime.meshes.member import Member, discard, force, kill_silent, wait_gone
-from trimesh._runtime.peers.deaths import ToldLosses
+from trimesh._runtime.peers.deaths import ReportedLosses
 from trimesh._runtime.peers.host import Host
 from trimesh._runtime.peers.peer import Target
 from trimesh._runtime.spawner.wire import ProcOptions
@@ -117,7 +117,7 @@ class ProcMembers:
         self.launching = Launching(self, options)
         self._is_ready = False
         self._down: set[int] = set()
-        self._losses = ToldLosses()
+        self._losses = ReportedLosses()
         self.absent: set[int] = set()
         self.replacing: set[int] = set()
         self.fixed_by = ""
@@ -259,7 +259,7 @@ class ProcMembers:
             assert restarts is not None
             restarts.failed(rank, error)
         elif effects.verdict is Verdict.FAIL:
-            if not self._losses.is_told(error):
+            if not self._losses.is_repeated(error):
                 self.block.fail(error)
         elif failure.has_ended:
             log_kept_back(self.proc, self.name, error, "the mesh goes on without it")

@@ -1,14 +1,16 @@
-r"""Deaths of other processes, and calls that were abandoned before their end was known.
+r"""Diagnoses of dead processes and lost hosts, and watch of abandoned calls.
 
-DT-1 the last `limits.DEATHS` deaths keep their whole diagnosis, the last `limits.GONE_PEERS` only that they are gone.
+DT-1 the last `limits.DEATHS` deaths keep their whole diagnosis. Of the last `limits.GONE_PEERS`, it is known only that
+     the process is gone.
 
 Abandoned calls:
 
-    cancelled --the caller's patience--> abandoned --terminal frame, or death of the process--> forgotten
-                                              \--limits.CANCEL_ACK_SECONDS after the cancel--> silent: reported once
+    cancelled --caller stops waiting (C2)--> abandoned --terminal frame, or death of the process--> forgotten
+                                                  \--limits.CANCEL_ACK_SECONDS after the cancel--> silent: reported once
 
-No task waits for an abandoned call. The callee may still run, hold its slot and have side effects; its reply is
-dropped. So the call counts as load of its member, and `trimesh.dump` shows it, until its end is known.
+An abandoned call is one whose caller no longer waits for the acknowledgement of its cancel. The callee may still run,
+hold its slot and have side effects; its reply is dropped. Until its end is known, the call counts as load of its member
+and `trimesh.dump` shows it.
 """
 
 from __future__ import annotations
@@ -42,17 +44,17 @@ if TYPE_CHECKING:
 
 
 class ProcDeath(msgspec.Struct, frozen=True):
-    """Diagnosis of the death of one process, created once and shared; calling it creates the error of one call.
+    """Diagnosis of the death of one process, shared by all errors of it; calling it returns a new error.
 
     Attributes:
         text: Text of the errors.
         kind: Class of the errors.
-        exit: The exit report: which process, how, its last output, when; None where none came.
-        reason: See `ProcDied.reason`; "" for what the exit report contains.
+        exit: Exit report: process, exit status, last output, time; None if none arrived.
+        reason: See `ProcDied.reason`; "" if the exit report has the exit status.
         by: "grace" when it was killed because it exceeded its grace, "kill" when the user killed it.
         record: File of its flight record, or "".
-        loss: Loss of its host, if that was the cause; it then creates the errors.
-        cause: Exception that ended the runtime of this process itself.
+        loss: Loss of its host, if that was the cause; the errors are then its `HostLost`.
+        cause: `__cause__` of the errors, if the runtime of this very process ended by an exception.
     """
 
     text: str
@@ -65,7 +67,7 @@ class ProcDeath(msgspec.Struct, frozen=True):
     cause: BaseException | None = None
 
     def __call__(self, *, maybe_executed: bool = True) -> Exception:
-        """Return the error of a call; `maybe_executed` says whether the call may have run."""
+        """Return a new error for one call; `maybe_executed` is false if the call cannot have run."""
         if self.loss is not None:
             return self.loss()
         if self.kind is ProcDied:
@@ -103,7 +105,16 @@ def diagnosed(
     note: str = "",
     record: str = "",
 ) -> ProcDeath:
-    """Return the death that an exit report describes; `silent` names the silence limit that the process exceeded."""
+    """Return the death record for an exit report.
+
+    Args:
+        label: Name of the process in messages.
+        report: Its exit report; None if none arrived.
+        silent: Name of the bound in `limits` that the process exceeded by not answering, or "".
+        by: See `ProcDeath.by`.
+        note: Text to add.
+        record: File of its flight record, or "".
+    """
     if report is not None and report.lost_host is not None:
         loss = HostLoss.of(report.lost_host)
         return ProcDeath(loss.text, HostLost, report, loss=loss)
@@ -122,7 +133,7 @@ def diagnosed(
 
 
 class Deaths:
-    """Deaths that one process knows of, up to a bound."""
+    """Death records that one process keeps, up to the bounds of DT-1."""
 
     def __init__(self) -> None:
         self._of: dict[ProcId, ProcDeath] = {}
@@ -132,7 +143,7 @@ class Deaths:
         return len(self._of)
 
     def add(self, proc_id: ProcId, death: ProcDeath) -> None:
-        """Record a death and drop the oldest."""
+        """Record a death; drop the oldest diagnosis, and the oldest record, beyond the bounds of DT-1."""
         self._of[proc_id] = death
         self._diagnosed.append(proc_id)
         if len(self._diagnosed) > limits.DEATHS:
@@ -141,7 +152,7 @@ class Deaths:
             del self._of[next(iter(self._of))]
 
     def of(self, proc_id: ProcId) -> ProcDeath | None:
-        """Return the death of a process; None if it is alive or its death was dropped."""
+        """Return the death record of a process; None if it is alive or its record was dropped."""
         return self._of.get(proc_id)
 
 
@@ -150,18 +161,19 @@ _ENDED_LONG_AGO: Final = ProcDeath(
 )
 
 
-# ---- losses ----------------------------------------------------------------------------------------------------------
+# ---- lost hosts ------------------------------------------------------------------------------------------------------
 
-# Loss of a host: one failure, and the cause of death of every process that ran there.
+# A lost host is one failure, and the cause of death of each process that ran there.
 
 
 class HostLoss(msgspec.Struct, frozen=True):
-    """Loss of one host; calling it creates the error of a call to one of its processes, or of a block.
+    """Loss of one host; calling it returns a new `HostLost`, for a call to one of its processes or for a block.
 
     Attributes:
         reason: See `HostLost.reason`.
         text: The reason as a sentence.
-        point: Its coordinates among the hosts of its job.
+        point: Coordinates of the host in its job; None if unknown.
+        job: Name of the mesh of hosts.
     """
 
     host: str
@@ -195,39 +207,39 @@ class HostLoss(msgspec.Struct, frozen=True):
         return error
 
 
-class ToldLosses:
+class ReportedLosses:
     """Host losses already reported to a block: each is one failure, however many processes ran there."""
 
     def __init__(self) -> None:
-        self._told = set[tuple[str, Point | None]]()
+        self._reported = set[tuple[str, Point | None]]()
 
-    def is_told(self, error: Exception) -> bool:
-        """Return whether `error` is a host loss that was reported before, and mark it as reported."""
+    def is_repeated(self, error: Exception) -> bool:
+        """Return whether `error` is a host loss that was reported before; mark it as reported if not."""
         if not isinstance(error, HostLost):
             return False
         lost = (error.host, error.point)
-        is_told = lost in self._told
-        self._told.add(lost)
-        return is_told
+        is_repeated = lost in self._reported
+        self._reported.add(lost)
+        return is_repeated
 
 
-# ---- calls that were abandoned before their end was known ------------------------------------------------------------
+# ---- abandoned calls -------------------------------------------------------------------------------------------------
 
 _log = logging.getLogger("trimesh")
 
 
 class AbandonedCall(msgspec.Struct, eq=False):
-    """A call to one member that no task waits for any more.
+    """Cancelled call to one member, for whose end no task waits any more.
 
     Attributes:
-        call_id: Its number.
+        call_id: Id of the call on its link.
         box: Outbox that sent it; the call counts as its load.
         what: `mesh.endpoint`, for messages.
         where: Returns the coordinates of the member.
         started_at: When it was sent (Trio time).
         cancelled_at: When its cancel was sent (Trio time).
-        on_silent: Notifies the owner of the member.
-        is_said: Whether its silence has been reported.
+        on_silent: Called once when the call counts as silent; notifies the owner of the member.
+        is_reported: Whether its silence has been reported.
     """
 
     call_id: int
@@ -237,11 +249,11 @@ class AbandonedCall(msgspec.Struct, eq=False):
     started_at: float
     cancelled_at: float
     on_silent: Callable[[], None]
-    is_said: bool = False
+    is_reported: bool = False
 
     @property
     def silent_at(self) -> float:
-        """When it counts as silent (Trio time)."""
+        """Trio time from which the call counts as silent."""
         return self.cancelled_at + limits.CANCEL_ACK_SECONDS
 
 
@@ -263,11 +275,11 @@ class AbandonedCalls:
         """Record an abandoned call; report it once if it stays silent for too long (rule C2)."""
         self._calls[call.call_id] = call
         if call.silent_at <= trio.current_time():
-            self._say(call)
+            self._report(call)
         elif not self._is_watched:
             self._is_watched = self.peer.proc.serve(self._watch)
-            if not self._is_watched:  # this process serves nothing any more
-                self._say(call)
+            if not self._is_watched:  # this process is shutting down and starts no more tasks
+                self._report(call)
 
     def ended(self, call_id: int) -> None:
         """Remove a call that has ended on the peer, and its load on the member."""
@@ -282,16 +294,16 @@ class AbandonedCalls:
     @trio.lowlevel.enable_ki_protection
     async def _watch(self) -> None:
         try:
-            while unsaid := [call for call in self if not call.is_said]:
-                await trio.sleep_until(min(call.silent_at for call in unsaid))
+            while unreported := [call for call in self if not call.is_reported]:
+                await trio.sleep_until(min(call.silent_at for call in unreported))
                 for call in self:
-                    if not call.is_said and call.silent_at <= trio.current_time():
-                        self._say(call)
+                    if not call.is_reported and call.silent_at <= trio.current_time():
+                        self._report(call)
         finally:
             self._is_watched = False
 
-    def _say(self, call: AbandonedCall) -> None:
-        call.is_said = True
+    def _report(self, call: AbandonedCall) -> None:
+        call.is_reported = True
         now = trio.current_time()
         _log.warning(
             "%s was abandoned: it has not acknowledged its cancel for %.1f s, is %.1f s old and may still run; "

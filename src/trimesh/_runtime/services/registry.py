@@ -1,7 +1,8 @@
-"""Services: messages of packages above the runtime, between two processes, independent of actors.
+"""Service registry: message handlers that packages above the runtime (the tensor engine) add to a process.
 
-A package registers a loader and is imported when its first message arrives, so other processes do not pay for it.
-Messages that arrive during the import wait, in order.
+Service messages are addressed to a process, not to an actor. A package registers a loader. The first message from the
+owner of the process runs it, so that processes without that service never import the package. Earlier messages of other
+processes, and those that arrive during the import, are queued in order.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ class Handler(Protocol):
         """
 
     def refused(self, peer: Peer, why: str) -> None:
-        """Note that a process cannot handle messages of this service."""
+        """Handle a refusal: `peer` could not import this service; `why` is its import error."""
 
     def rebuild(self, *fields: Any) -> Any:
-        """Rebuild an object of this service that the arguments of a call refer to.
+        """Rebuild an object of this service to which the arguments of a call refer.
 
         Raises:
-            NotYet: The object is not here yet.
-            TypeError: It never will be.
+            NotYet: The object has not arrived yet; decode the call again later.
+            TypeError: The object cannot arrive.
         """
 
 
 Load = Callable[[], Callable[["Proc"], Handler]]
-"""Imports a service, possibly in a thread; returns the factory of a process's handler."""
+"""Loader of a service: imports its package, possibly in a thread, and returns a factory of `Handler`s."""
 
 known_services: Final[dict[str, Load]] = {}
 """Loaders of services by name; `trimesh._assembly` fills it in."""
 
 _Early = tuple[Peer, bytes, list[memoryview], "CarriedPorts | None"]
-"""A message that arrived before its service: sender, payload, bodies, carried ports."""
+"""A message queued until its service is imported: sender, payload, bodies, carried ports."""
 
 
 class Services:
@@ -81,7 +82,7 @@ class Services:
         self.proc.routes[messages.Service] = self._received
 
     def put(self, name: str, handler: Handler) -> None:
-        """Register the handler of a service's messages."""
+        """Register the handler of a service, and pass it the queued messages."""
         self._handlers[name] = handler
         for peer, payload, bodies, carried in self._take_early(name):
             link = peer.link
@@ -98,9 +99,9 @@ class Services:
         """Send one message of a service to some linked processes.
 
         Args:
-            peers: Receivers; those that are gone are skipped.
-            payload: At most the size of a body.
-            bodies: Lent until the event is set.
+            peers: Receivers; those without a link are skipped.
+            payload: Sent in the head of the message, or as its first body if it is too long for the head.
+            bodies: Must not change until the returned event is set.
 
         Returns:
             See `Link.send`.
@@ -116,15 +117,15 @@ class Services:
         return self.proc.cast(living, Parcel(head, bodies))
 
     def rebuild(self, name: str, fields: Sequence[Any]) -> Any:
-        """See `Handler.rebuild`; while the service is being imported, it is not here yet."""
+        """Rebuild an object by the service's handler; raise `NotYet` while the service is being imported."""
         handler, opening = self._handlers.get(name), self._opening.get(name)
         if handler is not None:
             return handler.rebuild(*fields)
         if opening is not None:
             raise NotYet(opening.wait)
         raise TypeError(
-            f"a reference to {name} can be sent only to a process that has them, got one in a process without: send "
-            "the value instead"
+            f"a reference to {name} can be sent only to a process that has loaded the service {name!r}, got one in a "
+            "process without it: send the value instead"
         )
 
     # ---- messages --------------------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Services:
             raise ProtocolError(f"a service must be one of {', '.join(self.known)}, got {name!r}")
         else:
             kept = self._early.setdefault(name, [])
-            if not may_open_service(peer):  # its message may overtake that of the owner
+            if not may_open_service(peer):  # a message of another process may overtake the owner's
                 self._early_bytes += len(payload) + sum(body.nbytes for body in rest)
                 if len(kept) >= limits.SERVICE_EARLY_MESSAGES or self._early_bytes > limits.MAILBOX_BYTES:
                     raise ProtocolError(
