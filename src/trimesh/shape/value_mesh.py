@@ -1,4 +1,4 @@
-"""`ValueMesh`: one value for each member of a view. `Shaped`: base of mesh handles. Names of views."""
+"""`ValueMesh`, the result of a mesh call; `Shaped`, the base of mesh handles; `OutputLine`; names of mesh views."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _REPR_VALUES_MAX = 8
 
 @attrs.frozen(repr=False)
 class ValueMesh(Generic[T_co]):
-    """One value for each member of a view: what a mesh call returns. Immutable.
+    """Result of a mesh call: one value for each member of the called view. Immutable.
 
-    Points have the coordinates of the view that was called. Two are equal when they have the same view and equal
-    values; one is hashable when its values are.
+    Values are addressed by coordinates in the called view. Two value meshes are equal if they have the same view and
+    equal values; a value mesh is hashable if its values are.
 
     Attributes:
-        region: The view.
+        region: The called view: its members and their coordinates.
 
     Raises:
         ShapeError: There are more or fewer values than members.
@@ -69,14 +69,14 @@ class ValueMesh(Generic[T_co]):
         return len(self._values)
 
     def __iter__(self) -> Iterator[T_co]:
-        """Yield the values in the view's order; `items()` has the points, too."""
+        """Yield the values in row-major order of the view; `items()` also yields the points."""
         return iter(self._values)
 
     def __getitem__(self, rank: int) -> T_co:
         """Return the value of the member at a row-major rank of the view.
 
         Raises:
-            TypeError: It is no integer.
+            TypeError: The rank is no integer.
             ShapeError: The view has no such rank, or the member is missing.
         """
         found = whole_number(rank)
@@ -115,11 +115,11 @@ class ValueMesh(Generic[T_co]):
         return ", ".join(f"{label}=0" for label in self.extent)
 
     def items(self) -> Iterator[tuple[Point, T_co]]:
-        """Yield the points and values in the view's order."""
+        """Yield (point, value) for each member, in row-major order of the view."""
         return zip(self.region.points(), self._values, strict=True)
 
     def values(self) -> tuple[T_co, ...]:
-        """Return the values in the view's order."""
+        """Return the values in row-major order of the view."""
         return self._values
 
     def slice(self, **selection: int | slice) -> ValueMesh[T_co]:
@@ -137,7 +137,7 @@ class ValueMesh(Generic[T_co]):
         return ValueMesh(self.region.flatten(label), self._values)
 
     def to_table(self, value: str = "value") -> list[dict[str, int | T_co]]:
-        """Return a row for each member: its coordinates by label, and its value, as `pandas.DataFrame` takes them.
+        """Return a list for `pandas.DataFrame`: a dict for each member, with its coordinates by label and its value.
 
         Args:
             value: Key of the value.
@@ -150,7 +150,7 @@ class ValueMesh(Generic[T_co]):
         return [{**point, value: one} for point, one in self.items()]
 
     def map(self, function: Callable[[T_co], U]) -> ValueMesh[U]:
-        """Return `function` of each value, over the same view."""
+        """Apply `function` to each value; return the results over the same view."""
         return ValueMesh(self.region, [function(value) for value in self._values])
 
     def __repr__(self) -> str:
@@ -181,11 +181,11 @@ class Shaped(ABC):
 
     @abstractmethod
     def _seen(self, region: Region) -> Self:
-        """Return a view of another part of the same mesh."""
+        """Return a view of another part of the same mesh: the members in `region`."""
 
     @abstractmethod
     def alive(self) -> Self:
-        """Return the view without the members whose end is known here."""
+        """Return the view without the members that this process knows to have ended."""
 
     @property
     def extent(self) -> Extent:
@@ -217,11 +217,11 @@ class Shaped(ABC):
         return self._seen(self._region().slice(**selection))
 
     def flatten(self, label: str) -> Self:
-        """Return the members along one dimension called `label`."""
+        """Return all members along a single dimension called `label`."""
         return self._seen(self._region().flatten(label))
 
     def split(self, /, **parts: Sequence[str] | int) -> Self:
-        """Return the members with a dimension split in two or more: `split(hosts=("dp", "pp"), pp=2)`.
+        """Return the same members with a dimension split in two or more: `split(hosts=("dp", "pp"), pp=2)`.
 
         Raises:
             ShapeError: The sizes do not divide.
@@ -229,11 +229,11 @@ class Shaped(ABC):
         return self._seen(self._region().split(**parts))
 
     def rename(self, /, **labels: str) -> Self:
-        """Return the members with other labels: `rename(gpus="tp")`."""
+        """Return the same members with dimensions renamed: `rename(gpus="tp")`."""
         return self._seen(self._region().rename(**labels))
 
     def exclude(self, points: Iterable[Mapping[str, int]]) -> Self:
-        """Return the members without some; the others keep their ranks.
+        """Return the view without the members at `points`; the others keep their coordinates.
 
         Args:
             points: Points of the mesh as spawned (`trimesh.coords(error)`), or mappings in the labels of this view.
@@ -254,11 +254,11 @@ class Shaped(ABC):
         return table((*region.extent, "state"), rows, len(region), repr(self))
 
 
-# ---- a line that a command on a host wrote ---------------------------------------------------------------------------
+# ---- output of commands on hosts -------------------------------------------------------------------------------------
 
 
 class OutputLine(msgspec.Struct, frozen=True):
-    """A line of a command; `print` shows it behind the coordinates of its host.
+    """Line of output of a command on a host; `print` puts the host and its coordinates in front.
 
     Attributes:
         point: Coordinates of the host, in the mesh of hosts that the command runs on.
@@ -274,20 +274,20 @@ class OutputLine(msgspec.Struct, frozen=True):
     text: str
 
     def __str__(self) -> str:
-        """Return the line as the output of processes is shown."""
+        """Format the line like forwarded output of processes: `host[...] | text`."""
         return f"{place_name(self.host, self.point)} | {self.text}"
 
 
-# ---- names of meshes and of parts of them, for people ----------------------------------------------------------------
+# ---- names of mesh views in messages ---------------------------------------------------------------------------------
 
 
 def view_name(mesh: str, whole: Region, seen: Region) -> str:
-    """Return the name of a part of a mesh: the coordinates that it fixes, then the sizes that are left.
+    """Return the display name of a view: the mesh, the coordinates that the view fixes, then its remaining dimensions.
 
     Args:
         mesh: Name of the mesh.
         whole: The whole mesh.
-        seen: The part of it.
+        seen: The view.
 
     Example:
         >>> from trimesh.shape.extent import Extent

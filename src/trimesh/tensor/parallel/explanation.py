@@ -1,4 +1,4 @@
-"""Explanation of a plan: placements of a module's tensors, bytes that a rank holds, bytes that a step moves."""
+"""Explanation of a parallel plan: placement of each tensor, memory of a rank, communication volume of a step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class NamedTensor:
     """A parameter or buffer of a module.
 
     Attributes:
-        names: All its names: a shared parameter has several.
-        size: Size of the whole tensor.
-        is_parameter: Whether it is a parameter, not a buffer.
-        needs_gradient: Whether it requires a gradient.
+        names: Qualified names in the module; a shared (tied) parameter has several.
+        size: Shape of the whole tensor.
+        is_parameter: False for a buffer.
+        needs_gradient: Its `requires_grad`.
         tensor: The tensor itself.
     """
 
@@ -58,15 +58,15 @@ def named_tensors(module: nn.Module) -> list[NamedTensor]:
 
 @attrs.frozen
 class Lying:
-    """Placement of one parameter or buffer.
+    """Placement of one parameter or buffer by a plan.
 
     Attributes:
         named: The parameter or buffer.
-        cuts: For each dimension of the mesh, the tensor dimension that is cut along it, or -1.
-        gathered: Labels along which it is gathered when its module runs.
-        patterns: Patterns that match its names.
-        spoken: Labels for which these give a placement.
-        shared: Labels along which only the state of its optimizer is cut, each with the tensor dimension.
+        cuts: For each dimension of the mesh, the tensor dimension sharded along it, or -1 if it is replicated.
+        gathered: Labels along which `fully_sharded` shards it: it is all-gathered when its module runs.
+        patterns: Patterns of the plan that match its names.
+        spoken: Labels along which these patterns give a placement, even a replicated one.
+        shared: Labels along which only the state of its optimizer is sharded, each with the tensor dimension.
     """
 
     named: NamedTensor
@@ -77,18 +77,18 @@ class Lying:
     shared: tuple[tuple[str, int], ...] = ()
 
     def state_placements(self, extent: Mapping[str, int]) -> Placements:
-        """Return the placements of its optimizer's state, as `distribute` takes them."""
+        """Return the placements of its optimizer's state, in the form that `distribute` accepts."""
         shared = dict(self.shared)
         cuts = [shared.get(label, cut) for label, cut in zip(extent, self.cuts, strict=True)]
         return placements_of(cuts, [""] * len(cuts), len(self.named.size), list(extent))
 
     def placements(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> Placements:
-        """Return its placements, as `distribute` takes them, but replicated along the labels `without`."""
+        """Return its placements in the form that `distribute` accepts, replicated along the labels `without`."""
         cuts = [-1 if label in without else cut for label, cut in zip(extent, self.cuts, strict=True)]
         return placements_of(cuts, [""] * len(cuts), len(self.named.size), list(extent))
 
     def bytes_on_rank(self, extent: Mapping[str, int], *, without: tuple[str, ...] = ()) -> int:
-        """Return the bytes of its part on the first rank, which has the largest; whole along the labels `without`."""
+        """Return the bytes of its shard on rank 0, the largest shard; unsharded along the labels `without`."""
         size = list(self.named.size)
         for (label, count), cut in zip(extent.items(), self.cuts, strict=True):
             if cut >= 0 and label not in without:
@@ -106,7 +106,7 @@ class Moved:
         scattered: Reduce-scatters of gradients, once for each backward pass; once for each optimizer step where the
             state of optimizers is sharded and gradients are not.
         reduced: All-reduces of gradients, once for each optimizer step.
-        activations: Activations that the plan reshards, in a forward and a backward pass of the example.
+        activations: Activations that the plan reshards, in a forward and a backward pass over the example.
     """
 
     gathered: int = 0
@@ -134,8 +134,9 @@ class Explanation:
     Attributes:
         lying: Placement of each parameter and buffer.
         extent: Sizes of the dimensions of the mesh.
-        batch: Labels that inputs are cut along.
-        partial: Labels that activations are cut along; gradients of tensors without a pattern are reduced along them.
+        batch: Labels along which inputs are sharded.
+        partial: Labels along which activations are sharded. Gradients of replicated parameters are all-reduced along
+            them, unless a pattern gives the parameter a placement along that label.
         activations: Bytes of activations that the plan reshards, by label, for the example; None without one.
     """
 
@@ -147,21 +148,22 @@ class Explanation:
 
     @property
     def bytes_on_rank(self) -> int:
-        """Bytes of parameters and buffers that a rank holds, at most; AdamW keeps twice those of parameters besides."""
+        """Maximum bytes of parameters and buffers of a rank; AdamW keeps twice the bytes of parameters in addition."""
         return sum(one.bytes_on_rank(self.extent) for one in self.lying)
 
     @property
     def bytes_whole(self) -> int:
-        """Bytes of parameters and buffers of the module."""
+        """Bytes of all parameters and buffers of the unsharded module."""
         return sum(prod(one.named.size) * one.named.item_bytes for one in self.lying)
 
     @property
     def moved(self) -> dict[str, Moved]:
         """Bytes that parameters and gradients move in one step, for each dimension of the mesh.
 
-        A step is a forward and a backward pass of each module and an optimizer step. Collectives count as rings: in an
-        all-gather of B bytes among n ranks each sends B (n - 1) / n, in an all-reduce twice that. Activations depend on
-        the batch; with an example, those that the plan reshards are counted, but none that operator rules move.
+        A step is a forward and a backward pass of each module, then an optimizer step. Collectives count as rings: in
+        an all-gather of B bytes among n ranks, each rank sends B (n - 1) / n; in an all-reduce, twice that. Activations
+        depend on the batch. With an example, those that the plan reshards are counted, not those that operator rules
+        reshard.
         """
         found = {label: Moved(activations=(self.activations or {}).get(label, 0)) for label in self.extent}
         for one in self.lying:
@@ -170,7 +172,7 @@ class Explanation:
         return found
 
     def _moved_by(self, one: Lying) -> dict[str, Moved]:
-        """Return the bytes that one tensor moves; each module with a shared parameter gathers it separately."""
+        """Return the bytes that one tensor moves, by label. Each module gathers a shared parameter separately."""
         if not one.named.is_parameter:
             return {}
         found: dict[str, Moved] = {}
@@ -187,7 +189,7 @@ class Explanation:
                 held //= count
             elif label in shared:
                 found[label] = Moved(gathered=ring_bytes(held, count), scattered=ring_bytes(held, count))
-                held //= count  # along later mesh dimensions only parts of it are reduced
+                held //= count  # along later mesh dimensions only the shard is reduced
             elif cut < 0 and (label in self.batch or (label in self.partial and label not in one.spoken)):
                 found[label] = Moved(reduced=2 * ring_bytes(held, count))
         return found

@@ -1,4 +1,4 @@
-"""Process faults: ends, stops, stalls, slowness and wrong clocks."""
+"""Process faults: kills, stops (SIGSTOP), blocked event loops, slow processors and wrong clocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from trimesh.testing.real.run import RealExecutor
     from trimesh.testing.simulated.simulation import Simulation
 
-# ---- ends ------------------------------------------------------------------------------------------------------------
+# ---- kills and stops -------------------------------------------------------------------------------------------------
 
 SIGNALS: Final = {
     "sigkill": signal.SIGKILL,
@@ -44,30 +44,32 @@ SIGNALS: Final = {
     "oom": signal.SIGKILL,
 }
 HOWS: Final = (*SIGNALS, "sigstop", "exit(n)", "hold_gil(seconds)")
+"""Values of `how` in `faults.kill(members, how)`; `n` and `seconds` stand for numbers."""
 _WITH_NUMBER: Final = re.compile(r"(exit|hold_gil)\((\d+(?:\.\d+)?)\)")
 
 
 def parse_how(how: str) -> tuple[str, float]:
-    """Return (kind, number) of a way to die: `exit(3)` gives ("exit", 3.0), `sigkill` ("sigkill", 0.0).
+    """Parse a value of `how`: "exit(3)" gives ("exit", 3.0), "sigkill" gives ("sigkill", 0.0).
 
     Raises:
-        ValueError: There is no such way.
+        ValueError: It is none of `HOWS`.
     """
     found = _WITH_NUMBER.fullmatch(how)
     if found is not None:
         return found[1], float(found[2])
     if how in SIGNALS or how == "sigstop":
         return how, 0.0
-    raise ValueError(f"a process is killed by one of {', '.join(HOWS)}, got {how!r}")
+    raise ValueError(f"how= must be one of {', '.join(HOWS)}, got {how!r}")
 
 
 @attrs.frozen
 class Death(MemberFault):
-    """Processes end, or stop answering, now.
+    """Fault that ends processes, or stops them from answering ("sigstop", "hold_gil").
 
     Attributes:
         how: One of `HOWS`.
-        moment: When a real process ends by "sigkill": at once; or at the start, or the end, of its next endpoint.
+        moment: Time of the kill of a real process by chaos: at once, or at the start or end of its next endpoint. A
+            simulation kills at once.
     """
 
     how: str
@@ -116,7 +118,7 @@ class Death(MemberFault):
     def dispatch(
         self, active: ActiveFault, place: Place, cell: Cell, call: IncomingCall, spec: EndpointSpec
     ) -> EndpointSpec:
-        """End the real process: at the start of an endpoint, or when it has run and not replied yet."""
+        """Kill this real process: at the start of an endpoint, or after the endpoint has run and before it replies."""
         del active, place, cell, call
         if self.moment == "start" or spec.kind not in PLAIN:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -135,7 +137,7 @@ class Death(MemberFault):
 
 @attrs.frozen
 class LoopLag(MemberFault):
-    """The loops of processes are blocked for `seconds`: they take and send no message; heartbeats go on."""
+    """Fault that blocks event loops for `seconds`: no message is sent or received. Heartbeats go on."""
 
     seconds: float
 
@@ -158,16 +160,16 @@ class LoopLag(MemberFault):
 
 
 class OfLoop(OfMembers):
-    """Event loops of processes."""
+    """Builder of faults in the event loops of the named processes: `faults.loop(members)`."""
 
     def lag(self, seconds: float) -> None:
-        """Block them for `seconds`: they take no message, and nothing they send arrives. Heartbeats go on."""
+        """Block the loops for `seconds`. Heartbeats go on; no message is received, and none that they send arrives."""
         self._faults.plan(LoopLag(self._where, checked_amount("seconds", seconds)))
 
 
 @attrs.frozen
 class ProcessorFault(MemberFault):
-    """Whenever an endpoint starts in one of these processes, the process first computes for `seconds`."""
+    """Fault that makes processes compute for `seconds` before each endpoint that they run."""
 
     seconds: float
 
@@ -183,13 +185,13 @@ class ProcessorFault(MemberFault):
 
 
 class OfProcessor(OfMembers):
-    """Processors of processes."""
+    """Builder of processor faults in the named processes: `faults.processor(members)`."""
 
     def slow(self, seconds: float) -> Heal:
-        """Compute for `seconds` before each start of an endpoint there; the process does nothing else meanwhile.
+        """Make each endpoint start with `seconds` of computing, which blocks its process.
 
         Returns:
-            A function that ends it.
+            A function that ends the fault.
         """
         return self._faults.plan(ProcessorFault(self._where, checked_amount("seconds", seconds)))
 
@@ -199,12 +201,12 @@ class OfProcessor(OfMembers):
 
 @attrs.frozen
 class ClockFault(MemberFault):
-    """The wall clock of processes is set, or all their clocks run `1 + drift` times as fast, until the test ends.
+    """Fault that sets the wall clock of processes, or changes the rate of all their clocks, until the test ends.
 
     Attributes:
-        jump: Seconds by which it is set forward.
-        drift: Share by which it runs faster.
-        skew: Most seconds by which each is set forward or back; a seed draws the amount of each.
+        jump: Seconds by which the wall clock is set forward; negative for back.
+        drift: Added to the rate of the clocks: 0.01 lets them run 1 % faster.
+        skew: Maximum seconds by which each wall clock is set forward or back; the seed draws the amounts.
     """
 
     jump: float = 0.0
@@ -221,7 +223,7 @@ class ClockFault(MemberFault):
         return self.skew != 0
 
     def _jumps(self, draw: random.Random) -> list[tuple[Place, float]]:
-        """Return each place, and by how much its wall clock is set forward."""
+        """Return (place, seconds) for each process: how far its wall clock is set forward."""
         return [(place, self.jump + draw.uniform(-self.skew, self.skew)) for place in self.where.places]
 
     def simulated(self, run: Simulation, planned: Planned) -> Heal:
@@ -248,7 +250,7 @@ class ClockFault(MemberFault):
 
 @attrs.define(eq=False)
 class _Reading:
-    """Reading of a clock: `value + (now - since) * rate`, where `now` is the reading of the true clock."""
+    """Faulty clock: it reads `value + (now - since) * rate` when the true clock reads `now`."""
 
     value: float
     since: float
@@ -263,7 +265,7 @@ class _Reading:
 
 
 class _TrioClock(trio.abc.Clock):
-    """Trio's clock, at another rate."""
+    """Trio's clock, running at a wrong rate."""
 
     def __init__(self, true: trio.abc.Clock) -> None:
         now = true.current_time()
@@ -271,7 +273,7 @@ class _TrioClock(trio.abc.Clock):
         self.reading = _Reading(now, now)
 
     def start_clock(self) -> None:
-        """Do nothing: it replaces a running clock."""
+        """Do nothing: the true clock has been started already."""
 
     def current_time(self) -> float:
         return self.reading.at(self.true.current_time())
@@ -285,9 +287,9 @@ class _TrioClock(trio.abc.Clock):
 class ProcClock:
     """The clocks of this process, correct until a test sets them.
 
-    Trio's clock, which deadlines and budgets use, is monotonic: it cannot be set, but its rate can be wrong. Python
-    code reads `time.time` and `time.time_ns`; C code that reads the system's clock (`datetime.now`) is not affected,
-    nor are beats and leases of the native library.
+    `set` replaces `time.time` and `time.time_ns`, and Trio's clock, on which deadlines run. Trio's clock is monotonic:
+    it cannot be set, but its rate can be wrong. C code that reads the system's clock (`datetime.now`) is not affected,
+    nor are heartbeats and leases of the native library.
     """
 
     _wall: _Reading | None = None
@@ -296,7 +298,7 @@ class ProcClock:
     _true_time: Any = time.time
 
     def set(self, *, jump: float, drift: float) -> None:
-        """Set the wall clock forward (or back), and let both clocks run faster (or slower)."""
+        """Set the wall clock forward by `jump` seconds, and add `drift` to the rates of the wall clock and Trio's."""
         if self._wall is None:
             now = self._true_time()
             wall = self._wall = _Reading(now, now)
@@ -306,7 +308,7 @@ class ProcClock:
         if not drift:
             return
         if self._trio is None:
-            core: Any = trio._core  # noqa: SLF001 - a running clock has no public place
+            core: Any = trio._core  # noqa: SLF001 - Trio has no public API to replace a running clock
             runner = core._run.GLOBAL_RUN_CONTEXT.runner  # noqa: SLF001 - see above
             self._trio = runner.clock = _TrioClock(runner.clock)
         self._trio.reading.set(self._trio.true.current_time(), drift=drift)
@@ -319,18 +321,18 @@ class ProcClock:
 
 
 class OfClock(OfMembers):
-    """Clocks of processes."""
+    """Builder of clock faults in the named processes: `faults.clock(members)`."""
 
     def jump(self, seconds: float) -> None:
-        """Set the wall clock forward (or back). Deadlines and budgets must not be affected."""
+        """Set the wall clock forward by `seconds`, or back if negative. It must not affect deadlines."""
         self._faults.plan(ClockFault(self._where, jump=float(seconds)))
 
     def drift(self, rate: float) -> None:
-        """Let the clock run `1 + rate` times as fast, budgets of calls that arrive included."""
+        """Let the clocks run `1 + rate` times as fast, those of deadlines included."""
         if rate <= -1:
             raise ValueError(f"drift must be above -1, as a clock cannot stand still or run backwards, got {rate!r}")
         self._faults.plan(ClockFault(self._where, drift=float(rate)))
 
     def skew(self, seconds: float) -> None:
-        """Set each wall clock forward or back by an amount up to this bound, which the seed draws."""
+        """Set each wall clock forward or back by at most `seconds`; the seed draws the amount."""
         self._faults.plan(ClockFault(self._where, skew=checked_amount("seconds", seconds)))
