@@ -26,7 +26,7 @@ class Trainer(Actor):
     def __init__(self, tensors: int, mebibytes: int) -> None:
         numel = max(1, (mebibytes << 20) // tensors // 4)
         self.weights = {f"layer.{index}": torch.zeros(numel) for index in range(tensors)}
-        self.published = trimesh.rdma.Published()
+        self.published = trimesh.rdma.Published(slots=GENERATORS + 2)
 
     @endpoint
     async def publication(self) -> trimesh.rdma.Published:

@@ -31,6 +31,9 @@ GROUP_OF = {
 }
 """Package that defines a name, and its page; all others are on the page of actors."""
 
+MODULES = ("service.weights",)
+"""Public modules inside of packages that have a page, too."""
+
 
 def parsed(module: str) -> ast.Module:
     """Return the syntax tree of a module."""
@@ -65,7 +68,8 @@ def names_by_page() -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {group: [] for group in GROUPS}
     origin, inside = origins("trimesh"), packages()
-    found |= {name: [f"trimesh.{name}.{member}" for member in public(f"trimesh.{name}")] for name in inside}
+    for name in (*inside, *MODULES):
+        found[name] = [f"trimesh.{name}.{member}" for member in public(f"trimesh.{name}")]
     for name in public("trimesh"):
         module = origin.get(name, "")
         package = ".".join(module.split(".")[:2])

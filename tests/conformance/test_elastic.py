@@ -447,7 +447,7 @@ async def test_resize_is_refused_where_it_cannot_be(backend: Backend):
             await trimesh.current_view(3)
         away: Any = await procs.spawn("away", Foreign)
         text = await away.slice(replica=0, gpus=0).grow.call_one(procs)
-        assert "the block that owns them" in text
+        assert "the process that owns it" in text
         old = procs.slice(replica=1)
         await procs.resize(replica=1)
         with pytest.raises(MeshErrorGroup) as caught:

@@ -193,5 +193,5 @@ async def test_channel_without_a_type_takes_what_says_itself_what_it_is(backend:
     ):
         await trainer.send.call_one(port, (1, {"two": 3}))
         assert await receiver.receive() == (1, {"two": 3})
-        with pytest.raises(TypeError, match="a Loss says nothing of its type"):
+        with pytest.raises(TypeError, match="a Loss cannot be sent without an annotation"):
             await port.send(Loss(0, []))

@@ -147,7 +147,7 @@ async def test_service_is_imported_for_the_owner_alone(family: FamilyOf):
     assert not links[SIBLING].aborted
     proc.received(links[SIBLING], head, [])
     assert links[SIBLING].aborted
-    with pytest.raises(TypeError, match="no tensors are here"):
+    with pytest.raises(TypeError, match="only to a process that has loaded"):
         proc.services.rebuild(TENSORS, [])
     proc.received(links[OWNER], head, [])
     with pytest.raises(NotYet):

@@ -128,12 +128,11 @@ def chosen_rank(mesh: MeshView, avoid: Collection[int]) -> Sequence[int]:
 
 async def _chosen_living(mesh: MeshView, ranks: Sequence[int]) -> Sequence[int]:
     """Choose again while the chosen member is found dead, so that a restart is awaited only if no member lives."""
-    while not await mesh.meet(ranks):
-        found = chosen_rank(mesh, ())
-        if found == ranks:
-            break
-        ranks = found
-    return ranks
+    while True:
+        living = await mesh.meet(ranks)
+        if not living or ranks[0] in living:
+            return ranks
+        ranks = chosen_rank(mesh, ())
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:

@@ -174,15 +174,15 @@ class MeshView:
             await proc.family.try_to_connect([peer for peer in strangers if peer not in tried])
             tried.update(strangers)
 
-    async def meet(self, ranks: Sequence[int]) -> bool:
-        """Link to members that this process has not met; return whether no end of a member of `ranks` is known."""
+    async def meet(self, ranks: Sequence[int]) -> Sequence[int]:
+        """Try to link to members that this process has not met; return the ranks of the view whose end is not known."""
         proc = current_proc()
         membership = self.membership(proc)
         strangers = [peer for rank in ranks for peer in [membership.peer(rank)] if proc.is_stranger(peer)]
         if strangers:
             assert proc.family is not None
             await proc.family.try_to_connect(strangers)
-        return len(membership.living(ranks)) == len(ranks)
+        return membership.living(self.ranks)
 
     def candidates(self, proc: Proc, ranks: Sequence[int]) -> Sequence[int]:
         """Return the ranks that `choose` may take: live ones, or else those that are being restarted."""
