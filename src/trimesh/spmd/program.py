@@ -100,10 +100,9 @@ async def run(
             answers = await run_together(calls, name)
         return ValueMesh(variables.region, [pickle.loads(answer) for answer in answers])
     words = [os.fspath(program), *_arguments(args)]
-    command = [sys.executable, child.__file__, "module" if module else "script", *words]
-    name = " ".join(["-m", *words] if module else words)
+    kind = "module" if module else "script"
     async with launchers_on(procs, env or {}) as (launchers, variables):
-        mains = [partial(one.main.call_one, command, own, grace, name) for one, own in _each(launchers, variables)]
+        mains = [partial(one.script.call_one, kind, words, own, grace) for one, own in _each(launchers, variables)]
         return ValueMesh(variables.region, await run_together(mains, words[0]))
 
 
@@ -284,22 +283,35 @@ class SPMDActor(Actor):
         return host_name(), self._rendezvous.port
 
     @endpoint
-    async def main(
-        self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS, name: str = ""
-    ) -> int:
+    async def main(self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> int:
         """Run a command to its end; return its exit code, 0.
 
         Args:
             command: Program and arguments.
             env: Variables added to the environment of this process.
             grace: Seconds from SIGTERM to SIGKILL when the call is cancelled.
-            name: Name of the program in errors, by default the command without its interpreter.
 
         Raises:
             ScriptFailed: The exit code is not 0, or a signal ended the command.
             OSError: The command could not be started.
         """
-        await self._run(command, env, grace, name or " ".join(command[1:]) or command[0])
+        await self._run(command, env, grace, " ".join(command[1:]) or command[0])
+        return 0
+
+    @endpoint
+    async def script(
+        self, kind: str, words: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS
+    ) -> int:
+        """Run a script or module by the interpreter of this host; see `main`.
+
+        Args:
+            kind: "script" or "module".
+            words: Path or name, and arguments.
+            env: See `main`.
+            grace: See `main`.
+        """
+        name = " ".join(["-m", *words] if kind == "module" else words)
+        await self._run([sys.executable, child.__file__, kind, *words], env, grace, name)
         return 0
 
     @endpoint
