@@ -232,7 +232,7 @@ async def test_wrong_uses_are_refused() -> None:
                         pass
                 async with hosts.slice(hosts=1).sync("configs"):
                     pass
-            with pytest.raises(RuntimeError, match="needs a block"):
+            with pytest.raises(RuntimeError, match="must be entered, not awaited"):
                 await hosts.sync("src")
 
 
