@@ -110,7 +110,7 @@ def test_wrong_entry_of_a_file_is_refused(table: dict[str, Any], text: str):
 
 def test_unknown_variable_is_refused():
     """G2."""
-    with pytest.raises(ConfigError, match=r"variable TRIMESH_GRCE \(is it TRIMESH_GRACE\?\): there are TRIMESH_GRACE"):
+    with pytest.raises(ConfigError, match=r"got TRIMESH_GRCE \(is it TRIMESH_GRACE\?\): there are TRIMESH_GRACE"):
         from_environment(Settings(), {"TRIMESH_GRCE": "1"})
 
 
