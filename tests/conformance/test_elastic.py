@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -488,6 +488,24 @@ async def test_changes_of_size_come_one_after_the_other(backend: Backend):
                 nursery.start_soon(_resize, procs, size)
         now = await trimesh.current_view(ledgers)
         assert len(await now.bump.call()) == len(await trimesh.current_view(procs))
+
+
+@only_sim
+@pytest.mark.seeds(20)
+async def test_replacement_of_a_place_that_leaves_starts_nothing(backend: Backend):
+    """P7: both wait for a restart; if the resize is first, the replacement is refused, and its place is free."""
+    async with backend.procs({"replica": 3}, supervision=restart()) as procs, reading(procs) as log:
+        backend.kill(procs, 2)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_replace, procs, 2)
+            nursery.start_soon(_resize, procs, 2)
+        await log.wait(Restarted)
+        assert len(await procs.resize(replica=3)) == 3
+
+
+async def _replace(procs: Any, rank: int) -> None:
+    with suppress(MembershipChanged):
+        await procs.replace([{"replica": rank}])
 
 
 async def _resize(procs: Any, size: int) -> None:

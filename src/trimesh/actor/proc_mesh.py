@@ -354,6 +354,7 @@ class ProcMesh(MakesTensors, Shaped):
 
         Raises:
             MeshErrorGroup: A process could not be started; then none of the new ones lives.
+            MembershipChanged: A process has left by a resize.
             ShapeError: A point is not one of this mesh.
             RuntimeError: This is a reference, `this_proc()`, or a `FailFast` mesh, which ends with its first member.
 

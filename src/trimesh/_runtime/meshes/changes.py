@@ -52,11 +52,14 @@ class Changes:
 
         Raises:
             MeshErrorGroup: A new member could not be started; none of them is left.
+            MembershipChanged: A member has left by a resize.
         """
         procs = self._procs
         await trio.lowlevel.checkpoint()
         with procs.block.entering():
             await procs.wait_settled(ranks)
+            if not procs.absent.isdisjoint(ranks):
+                raise gone_of(procs, ranks)
             procs.replacing.update(ranks)
             cause = MeshStopped(f"{procs.name}: members are being replaced")
             procs.mark_down(ranks, cause)
