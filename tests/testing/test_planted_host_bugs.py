@@ -19,7 +19,7 @@ from tests.transport import test_host_session as sessions
 
 from trimesh import HostLost, Isolate, MeshErrorGroup, leaves, limits
 from trimesh._runtime.hosts import ManyHosts
-from trimesh._runtime.peers.deaths import HostLoss, ToldLosses
+from trimesh._runtime.peers.deaths import HostLoss, ReportedLosses
 from trimesh._transport.messages.casts import CastBody
 from trimesh._transport.relay import SessionEnding
 from trimesh.errors import ProtocolError
@@ -247,7 +247,7 @@ def end_the_agent_late(patch: pytest.MonkeyPatch) -> None:
 
 
 def tell_each_death(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ToldLosses, "is_told", lambda self, error: False)
+    patch.setattr(ReportedLosses, "is_repeated", lambda self, error: False)
 
 
 def forget_the_place(patch: pytest.MonkeyPatch) -> None:
