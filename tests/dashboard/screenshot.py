@@ -87,9 +87,8 @@ async def shoot(path: Path) -> None:
                     await tab.scheme("light")
                     await tab.open(dashboard.stdout.readline().strip())
                     await tab.until("document.body.innerText.includes('stuck for')")
-                    await tab.eval(
-                        "document.querySelector('.problem').click()"
-                    )  # the stuck rank's would show our paths
+                    # The first problem is the killed rank: a stuck one would show the paths of the checkout.
+                    await tab.eval("document.querySelector('.problem').click()")
                     await tab.until("document.querySelector('.detail').innerText.includes('SIGKILL')")
                     await tab.until("/[1-9]\\d* messages/.test(document.querySelector('header').innerText)")
                     await tab.picture(path, width=WIDTH, height=HEIGHT)

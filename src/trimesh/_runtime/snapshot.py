@@ -598,7 +598,7 @@ class AskedBySignal:
         return all(report.tables is not None for report in self._reports.values())
 
     def views(self) -> list[observed.ProcView]:
-        """Return a view of each process: its own tables, or what is known of it without them."""
+        """Return a view of each process: its own tables, or the controller's knowledge of it."""
         return [_view_of(member, report) for member, report in self._reports.items()]
 
 

@@ -167,7 +167,7 @@ class MeshView:
         tried: set[Peer] = set()
         while True:  # members may be replaced during each wait
             await membership.settle(ranks)
-            strangers = [peer for rank in ranks for peer in [membership.peer(rank)] if proc.is_stranger(peer)]
+            strangers = _strangers(proc, membership, ranks)
             if tried.issuperset(strangers):  # the rest cannot be linked to now; their `no_link` has the reason
                 return
             assert proc.family is not None
@@ -178,8 +178,7 @@ class MeshView:
         """Try to link to members that this process has not met; return the ranks of the view whose end is not known."""
         proc = current_proc()
         membership = self.membership(proc)
-        strangers = [peer for rank in ranks for peer in [membership.peer(rank)] if proc.is_stranger(peer)]
-        if strangers:
+        if strangers := _strangers(proc, membership, ranks):
             assert proc.family is not None
             await proc.family.try_to_connect(strangers)
         return membership.living(self.ranks)
@@ -258,6 +257,11 @@ class MeshView:
         from trimesh.shape.value_mesh import view_name  # noqa: PLC0415 - for people only
 
         return view_name(self.info.name, self.info.whole, self.region)
+
+
+def _strangers(proc: Proc, membership: Membership, ranks: Sequence[int]) -> list[Peer]:
+    """Return the members of `ranks` that this process has not met."""
+    return [peer for rank in ranks for peer in [membership.peer(rank)] if proc.is_stranger(peer)]
 
 
 def statistics_of_procs(name: str, owned: OwnedProcs | None, shown: Region) -> MeshStatistics:

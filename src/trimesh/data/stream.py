@@ -438,10 +438,9 @@ class LoaderFeed:
         try:
             for piece in pieces:
                 loader = self._loaders[piece.window % len(self._loaders)]
-                requested.append(
-                    (loader, next(self._numbers))
-                )  # before the call, which may be cancelled after the load
-                found.append(await loader.load.call_one(requested[-1][1], position.epoch, piece))
+                number = next(self._numbers)
+                requested.append((loader, number))  # even a cancelled call may have loaded
+                found.append(await loader.load.call_one(number, position.epoch, piece))
             return await self._put(team, along, found)
         finally:
             with trio.CancelScope(shield=True):

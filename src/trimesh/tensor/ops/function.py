@@ -35,7 +35,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Propagate = Callable[..., Any] | Literal["cached", "inspect"] | None
-"""How the controller infers the metadata of a function's results: see `remote`."""
+"""Rule that infers the metadata of a function's results at the controller: see `remote`."""
 
 
 class _Metas(tuple[Any, ...]):

@@ -276,7 +276,7 @@ async def _asked(team: Team) -> Traffic:
 
 
 class Fallbacks(dict[str, int]):
-    """How often each operator fell back to whole tensors, by name.
+    """Number of fallbacks to whole tensors, by operator name.
 
     Attributes:
         operators: Number of all operators on global tensors.

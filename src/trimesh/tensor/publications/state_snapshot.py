@@ -218,7 +218,7 @@ class StateSnapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its parts cover each tensor that is sharded over ranks; False if members joined or left meanwhile."""
+        """True if its parts cover each tensor that is sharded over ranks; False if members joined or left meanwhile."""
         return self._parts.is_whole
 
     def kinds(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
