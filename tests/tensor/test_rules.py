@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ Put = Callable[[Any], Any]
 WHOLE = torch.arange(24.0, dtype=torch.float64).reshape(4, 6).sin()
 HOLED = WHOLE.clone().index_put_((torch.tensor(3), torch.tensor(5)), torch.tensor(float("nan"), dtype=torch.float64))
 ODD = torch.arange(105.0, dtype=torch.float64).reshape(5, 3, 7).cos()
+IMAGE = torch.arange(144.0, dtype=torch.float64).reshape(4, 6, 3, 2).sin()
 PLACES = torch.tensor([[3, 0, 2], [1, 1, 0]])
 
 
@@ -51,6 +53,11 @@ def _history(tensor: Any) -> Any:
     return (tensor.sum() + tensor.argmax(), tensor.sum() + 3, tensor.sum() - tensor.max(), tensor.sum() - 2.0)
 
 
+def _resized(image: Any) -> Any:
+    resized = partial(torch.nn.functional.interpolate, image, scale_factor=2)
+    return resized() + resized(mode="nearest-exact") * resized(mode="bilinear") + resized(mode="bicubic")
+
+
 def _gradient(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def run(tensor: Any) -> Any:
         leaf = tensor.detach().requires_grad_()
@@ -64,6 +71,8 @@ CASES: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "along the last dimension": (WHOLE, lambda t: (t.cumsum(-1), t.cumprod(-1), t.logcumsumexp(-1), t.sort(-1)[0])),
     "any and all are one, not one a rank": (WHOLE, lambda t: ((t > 0).any().float(), (t > -2).all(0).double().mean())),
     "new tensors like one in parts": (WHOLE, lambda t: (t.new_ones(4, 6), t.new_full((2,), 3.0), t * 0 + 1)),
+    "a copy with other strides": (WHOLE, lambda t: t.new_empty_strided((4, 6), (1, 4)).copy_(t)),
+    "gradients of resized images": (IMAGE, _gradient(_resized)),
     "a number after a tensor without dimensions": (WHOLE, _history),
     "a view hears that its base is added up": (WHOLE, lambda t: _after_reading(t, t.view(24))),
     "writes to parts of a sum": (WHOLE, _filled),

@@ -37,6 +37,11 @@ def _rolled(call: OperatorCall) -> Sequence[int]:
     return call.dims("dims", ndim)
 
 
+_RESIZED_BACK: Final = words("""
+    upsample_nearest2d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
+    _upsample_nearest_exact2d_backward
+""")
+
 _USED: Final[dict[str, Used]] = {
     **dict.fromkeys(words("_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data"), _named("dim")),
     **dict.fromkeys(
@@ -49,6 +54,7 @@ _USED: Final[dict[str, Used]] = {
     **dict.fromkeys(
         words("upsample_nearest2d upsample_bilinear2d upsample_bicubic2d _upsample_nearest_exact2d"), _last(2)
     ),
+    **dict.fromkeys(_RESIZED_BACK, _last(2)),
     **dict.fromkeys(
         words("avg_pool2d_backward max_pool2d_with_indices_backward _adaptive_avg_pool2d_backward"), _last(2)
     ),
@@ -124,6 +130,10 @@ def _localize_group_norm(call: OperatorCall, chosen: Chosen) -> Callable[..., An
     return localized(call, N=chosen.part(value)[1][0])
 
 
+def _localize_resized_back(call: OperatorCall, chosen: Chosen) -> Callable[..., Any]:
+    return localized(call, input_size=chosen.result_size(0, call.result))
+
+
 _LEFT: Final = "dimensions that the operator does not compute along"
 
 ROWS: Final = (
@@ -144,6 +154,15 @@ ROWS: Final = (
         "reduced first",
         takes_empty=False,
         may_run=_fits,
+    ),
+    Row(
+        "derivative of a resized image",
+        _RESIZED_BACK,
+        _offer,
+        "batch and channels",
+        "reduced first",
+        _localize_resized_back,
+        takes_empty=False,
     ),
     Row(
         "layer norm",

@@ -167,7 +167,7 @@ def _localize(call: OperatorCall, chosen: Chosen) -> Callable[..., Any] | None:
 ROWS_FACTORY: Final = (
     Row(
         "factory",
-        words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty"),
+        words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided"),
         _offer,
         "as the given tensor, if sizes are the same",
         "the result is never a partial sum",
