@@ -252,6 +252,17 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@contextmanager
+def _telling_libraries() -> Generator[None, None, None]:
+    """Let `torch.compiler.is_compiling()` be true, at which libraries leave out checks that read values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
 @attrs.frozen
 class _OfTeam:
     """The recording of a function on the ranks of one view.
@@ -322,7 +333,8 @@ class Compiled(WrappedFunction, Generic[P, R]):
             return self._function(*args, **kwargs)
         outside = _IS_INSIDE.set(True)
         try:
-            return self._called(*args, **kwargs)
+            with _telling_libraries():
+                return self._called(*args, **kwargs)
         finally:
             _IS_INSIDE.reset(outside)
 
@@ -489,7 +501,8 @@ def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torc
 
     Args:
         function: Takes and returns tensors on meshes, and data. It may contain a whole training step: forward,
-            backward, optimizer. Data among its arguments must stay the same.
+            backward, optimizer. Data among its arguments must stay the same. While it runs,
+            `torch.compiler.is_compiling()` is true, so libraries such as transformers leave out checks that read values.
 
     Returns:
         A callable with `reset()`. Tensors that it returns are detached from autograd.
