@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,30 @@ async def test_global_tensors_break_and_mend() -> None:
                 torch.arange(16.0).reshape(4, 4) @ torch.arange(16.0).reshape(4, 4).T,
             )
             assert number.reduce(["hosts", "gpus"]).item() == 6
+
+
+async def test_gradients_are_reduced_together_but_fail_one_by_one() -> None:
+    async with this_host().spawn_procs({"gpus": GPUS}, preload=PRELOAD) as procs:
+        shares = torch.arange(18.0).reshape(GPUS, 6)
+        weights = [trimesh.distribute(torch.zeros(6), procs, [None]).requires_grad_() for _ in range(4)]
+        optimizer = torch.optim.SGD(weights, lr=1.0)  # one operation a parameter, on the host
+        for failing in (-1, 0, 2):
+            for weight in weights:
+                weight.grad = trimesh.distribute(shares, procs, ["gpus", None]).sum(0)
+            if failing >= 0:
+                with procs.activate():
+                    place = (procs.rank_tensor("gpus") == failing).reshape(1) * 9
+                    share = torch.arange(6.0).reshape(1, 6).index_select(0, place)
+                weights[1].grad = share.to_global(["gpus", None]).sum(0)
+            optimizer.step()
+            with pytest.raises(MeshErrorGroup) if failing >= 0 else nullcontext():
+                await trimesh.fetch(weights[1])
+            after = await trimesh.tensor.traffic(procs)
+            if failing < 0:
+                assert {one.name: one.count for one in after} == {"allreduce_coalesced": 1}
+            for weight in (weights[0], weights[2], weights[3]):
+                torch.testing.assert_close(await trimesh.fetch(weight.detach()), -shares.sum(0))
+                weight.data.zero_()
 
 
 @pytest.mark.stress

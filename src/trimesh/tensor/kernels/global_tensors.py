@@ -6,13 +6,14 @@ Collectives are torch's own. Every rank of the team runs each of these kernels, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 import torch
 
 from trimesh import limits
-from trimesh.errors import ProtocolError, ShapeError
+from trimesh.errors import CollectiveFailed, ProtocolError, ShapeError
 from trimesh.ids import ProcId
 from trimesh.tensor.dtensor.copied_view import copied_views
 from trimesh.tensor.dtensor.sharding import (
@@ -31,6 +32,7 @@ from trimesh.tensor.protocol.placement import WHOLE, Box, contiguous_strides
 from trimesh.tensor.rank.kernel import Kernel, Poison
 from trimesh.tensor.rank.moves import Moves, Part, PartReading, arrived, deliver, fill, moves_of, part_of, unneeded
 from trimesh.tensor.rank.rank import Rank, TeamOnRank
+from trimesh.tensor.rules.engine import engine_of
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor, Placement
@@ -83,6 +85,19 @@ def redistribute(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, 
 def redistribute_back(rank: Rank, team: TeamOnRank, value: DTensor, layout: KeptPlacements) -> DTensor:
     """Redistribute a gradient to the former placements of its tensor."""
     return detached(value, refreshed(rank, value).redistribute(placements=unsummed(layout.placements)))
+
+
+def sum_together(rank: Rank, team: TeamOnRank, values: list[DTensor | Poison]) -> None:
+    """Reduce the partial sums of tensors in few collectives, before operations that would reduce each by itself.
+
+    If a rank cannot take part, all tensors stay partial: one that could not be computed must not poison the others.
+    """
+    poison = next((value for value in values if isinstance(value, Poison)), None)
+    if poison is not None:
+        rank.leave(team, poison)
+        return
+    with suppress(CollectiveFailed):
+        engine_of(rank).sums.settle_together([refreshed(rank, value) for value in cast("list[DTensor]", values)])
 
 
 def to_local(rank: Rank, team: TeamOnRank, value: DTensor, cuts: tuple[int, ...]) -> torch.Tensor:
@@ -227,6 +242,7 @@ KERNELS: Final = (
     Kernel("distribute_like", distribute_like, takes_poison=True),
     Kernel("redistribute", redistribute),
     Kernel("redistribute_back", redistribute_back),
+    Kernel("sum_together", sum_together, takes_poison=True),
     Kernel("to_local", to_local),
     Kernel("to_global", to_global),
     Kernel("placements", placements, takes_poison=True),

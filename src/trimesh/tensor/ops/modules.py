@@ -12,6 +12,7 @@ from typing import Any, Final, Self, TypeVar
 import attrs
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from trimesh.actor.proc_mesh import ProcMesh
@@ -375,6 +376,25 @@ class _WeightGradient(torch.autograd.Function):
         grad, value = ctx.saved_tensors
         linear: Any = _Linear.apply
         return linear(value, own, None), linear(grad, own.t(), None)
+
+
+# ---- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def _sum_gradients(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Reduce gradients in few collectives before a step, which would reduce them one after the other."""
+    of_team: dict[Team, list[MeshTensor]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if type(grad) is MeshTensor and grad._meta.is_global and parameter not in _shares:
+                of_team.setdefault(grad._held.team, []).append(grad)
+    for team, grads in of_team.items():
+        if len(grads) > 1:
+            call_kernel(team, "sum_together", grads)
+
+
+register_optimizer_step_pre_hook(_sum_gradients)
 
 
 # ---- optimizers that update, on each rank, a part of each replicated parameter: ZeRO 1 and 2 -------------------------

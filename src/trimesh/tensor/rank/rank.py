@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from trimesh.tensor.dtensor.local_trace import LearntReplay
 
 
-_TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "to_local", "to_global"})
+_TAKEN_APART: Final = frozenset({"redistribute", "redistribute_back", "sum_together", "to_local", "to_global"})
 """Kernels of trimesh that only apply operators to parts."""
 
 
