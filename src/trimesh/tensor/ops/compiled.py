@@ -501,8 +501,8 @@ def compile(function: Callable[P, R]) -> Compiled[P, R]:  # noqa: A001 - as torc
 
     Args:
         function: Takes and returns tensors on meshes, and data. It may contain a whole training step: forward,
-            backward, optimizer. Data among its arguments must stay the same. While it runs,
-            `torch.compiler.is_compiling()` is true, so libraries such as transformers leave out checks that read values.
+            backward, optimizer. Data among its arguments must stay the same. While it runs, libraries find
+            `torch.compiler.is_compiling()` true, and leave out checks that read values.
 
     Returns:
         A callable with `reset()`. Tensors that it returns are detached from autograd.
