@@ -171,3 +171,24 @@ async def test_operators_of_learnt_replays_are_counted_once() -> None:
             torch.testing.assert_close(await trimesh.fetch(there), step(x.clone()))
             operators.append((await trimesh.tensor.fallbacks(procs)).operators)
         assert len({now - before for before, now in pairwise(operators)}) == 1
+
+
+async def test_views_that_are_made_again_see_writes_and_stay_apart() -> None:
+    def step(x: Any, bias: Any) -> Any:
+        first = x.t() @ bias  # a view, made again below
+        x.detach().mul_(2.0)
+        second = x.t() @ bias + x.detach().t().sum()
+        mine, same = x.t(), x.t()
+        mine.add_(1.0)
+        return first, second, mine, same
+
+    async with this_host().spawn_procs({"a": 2}, preload=PRELOAD) as procs:
+        compiled = trimesh.compile(step)
+        for _ in range(CALLS):
+            x, bias = torch.arange(12.0).reshape(4, 3), torch.arange(4.0)
+            there = [trimesh.distribute(x, procs, ["a", None]), trimesh.distribute(bias, procs, ["a"])]
+            found = compiled(*there)
+            assert found[2] is not found[3]
+            for one, other in zip(await fetched(found), step(x, bias), strict=True):
+                torch.testing.assert_close(one, other)
+        assert compiled.is_recorded

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 import torch
@@ -17,6 +17,7 @@ import torch
 from trimesh.tensor.dtensor.copied_view import has_copied_views
 from trimesh.tensor.rank.kernel import Poison, global_tensor, local_of
 from trimesh.tensor.rank.rank import Command, Rank, TeamOnRank, execute
+from trimesh.tensor.rules.call import words
 from trimesh.tensor.rules.cuts import SUM, cuts_of
 from trimesh.tensor.rules.engine import engine_of
 
@@ -418,6 +419,13 @@ def slots_in(value: Any) -> Iterator[int]:
             yield from slots_in(one)
 
 
+def renumbered(value: Any, same: Mapping[int, int]) -> Any:
+    """Return an argument with other slots for its parts, where `same` has one."""
+    if type(value) is PartSlot:
+        return PartSlot(same.get(value.number, value.number))
+    return [renumbered(one, same) for one in value] if isinstance(value, list) else value
+
+
 def op_of(call: NotedCall | Relayout, dropped: Sequence[int]) -> Op:
     """Return a function that repeats a noted call, then drops slots that no later operator needs."""
     op = _again(call)
@@ -436,7 +444,7 @@ def _again(call: NotedCall | Relayout) -> Op:
     if isinstance(call, Relayout):
         number, slot, spec = call.number, call.made.slot, call.made.layout.spec
         return lambda slots: slots.lay(number, slot, spec)
-    function, kwargs, outs = call.operator, call.kwargs, call.outs
+    function, kwargs, outs = _callable(call.operator), call.kwargs, call.outs
     tensors = list(slots_in([call.args, list(kwargs.values())]))
     leading = [one.number for one in takewhile(lambda one: type(one) is PartSlot, call.args[:2])]
     if len(outs) == 1 and not call.is_list and outs[0] >= 0 and leading == tensors and tensors:
@@ -451,6 +459,38 @@ def _again(call: NotedCall | Relayout) -> Op:
                     slots[out] = one
         elif outs[0] >= 0:
             slots[outs[0]] = result
+
+    return run
+
+
+_BOUND: Final = {
+    **dict.fromkeys(
+        words("""
+            add.Tensor cat clone cos div.Tensor mean.dim mm mul.Tensor neg permute pow.Tensor_Scalar rsqrt sigmoid sin
+            sub.Tensor sum.dim_IntList t transpose.int unsqueeze where.self
+        """),
+        torch,
+    ),
+    **dict.fromkeys(words("add_.Tensor copy_ detach expand mul_.Tensor sub_.Tensor view zero_"), torch.Tensor),
+}
+"""Operators that functions of torch, or methods of tensors, call with the same arguments in half of the time."""
+
+
+def _callable(operator: Any) -> Any:
+    """Return the fastest way to call an operator."""
+    space, _, name = operator.name().partition("::")
+    if space == "_c10d_functional":
+        return _without_autograd(operator)
+    owner = _BOUND.get(name) if space == "aten" else None
+    return operator if owner is None else getattr(owner, name.partition(".")[0])
+
+
+def _without_autograd(operator: Any) -> Any:
+    """Return an operator without its derivative, which torch has in Python: it takes longer than a small collective."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args, **kwargs)
 
     return run
 

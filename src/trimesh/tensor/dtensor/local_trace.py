@@ -24,6 +24,7 @@ from trimesh.tensor.dtensor.local_program import (
     is_in_parts,
     layout_of,
     op_of,
+    renumbered,
     slots_in,
 )
 from trimesh.tensor.rank.kernel import Poison, local_of, memory_of
@@ -340,6 +341,7 @@ class LocalTrace:
     # ---- the program -----------------------------------------------------------------------------------------
 
     def _program(self) -> LocalProgram:
+        self._share_views()
         ran = OperatorCounts()
         for one in self._seen:
             if one.ran is not None:
@@ -374,6 +376,39 @@ class LocalTrace:
             slots=self._listener.count,
             ran=ran,
         )
+
+    def _share_views(self) -> None:
+        """Make each view once that is the same again and that only operators on parts read."""
+        calls = [call for one in self._seen for call in one.calls or ()]
+        if any(torch.Tag.inplace_view in call.operator.tags for call in calls if isinstance(call, NotedCall)):
+            return
+        freed = {number for one in self._seen for _, number in one.freed}
+        freed -= {number for one in self._seen for _, number in one.given}
+        apart = {made.slot for number, made in enumerate(self._values) if number not in freed}
+        apart.update(call.made.slot for call in calls if isinstance(call, Relayout))
+        apart.update(made.slot for one in self._seen for _, made in one.relaid)
+        same: dict[int, int] = {}
+        found: dict[str, int] = {}
+        for one in self._seen:
+            if one.calls is None:
+                continue
+            kept: list[NotedCall | Relayout] = []
+            for call in one.calls:
+                if isinstance(call, Relayout):
+                    kept.append(call)
+                    continue
+                args = renumbered(call.args, same)
+                named = {name: renumbered(value, same) for name, value in call.kwargs.items()}
+                out = call.outs[0] if len(call.outs) == 1 else -1
+                if call.operator.is_view and not call.is_list and out >= 0:
+                    is_base = call.operator in (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+                    first = args[0].number if is_base else found.setdefault(repr((call.operator, args, named)), out)
+                    if first != out and out not in apart:
+                        same[out] = first
+                        continue
+                kept.append(attrs.evolve(call, args=args, kwargs=named))
+            one.calls = kept
+        self._values = [attrs.evolve(made, slot=same.get(made.slot, made.slot)) for made in self._values]
 
     def _needed(self) -> dict[int, tuple[int, int]]:
         """Return, for each slot, the step and the operator in it that use the slot last."""
