@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import site
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,19 @@ def peer_python(name: str, folder: Path, *, install: bool) -> Path:
     Raises:
         PeerError: It is not there, or cannot be made.
     """
-    peer = PEERS[name]
+    return _python(PEERS[name], folder, install=install, beside=())
+
+
+def own_python(requirements: tuple[str, ...], folder: Path, *, install: bool) -> Path:
+    """Return an interpreter that has trimesh, all else that this one has, and what a workload of ours needs besides.
+
+    Raises:
+        PeerError: It is not there, or cannot be made.
+    """
+    return _python(Peer(requirements, "trimesh"), folder, install=install, beside=site.getsitepackages())
+
+
+def _python(peer: Peer, folder: Path, *, install: bool, beside: Sequence[str]) -> Path:
     python, stamp = folder / "bin" / "python", folder / ".installed"
     wanted = "\n".join(peer.requirements)
     if stamp.is_file() and stamp.read_text() == wanted:
@@ -51,14 +65,18 @@ def peer_python(name: str, folder: Path, *, install: bool) -> Path:
     if not install:
         raise PeerError("it is not installed (a full run installs it)")
     print(f"installing {' '.join(peer.requirements)} into {folder} ...", flush=True)
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", folder],
-        [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *peer.requirements],
-        [python, "-c", f"import {peer.module}"],
-    ):
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-            raise PeerError(lines[-1])
+    _run([sys.executable, "-m", "venv", "--clear", folder])
+    if beside:
+        packages = next(folder.glob("lib/python*/site-packages"))
+        (packages / "beside.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in beside))
+    _run([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *peer.requirements])
+    _run([python, "-c", f"import {peer.module}"])
     stamp.write_text(wanted)
     return python
+
+
+def _run(command: Sequence[str | Path]) -> None:
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
+        raise PeerError(lines[-1])

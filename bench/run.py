@@ -25,7 +25,7 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.peer import PEERS, PeerError, peer_python  # noqa: E402 - the tree is not installed, its root is put on the path above
+from bench.peer import PEERS, PeerError, own_python, peer_python  # noqa: E402 - the tree is not installed, its root is put on the path above
 from bench.report import Result, Times, durations, machine, rows, table  # noqa: E402 - as above
 from bench.scale import Samples  # noqa: E402 - as above
 
@@ -55,6 +55,7 @@ WORKLOADS = [
     "weights",
     "tensors",
     "gpt_step",
+    "models",
     "global_tensors",
     "hosts",
 ]
@@ -140,15 +141,24 @@ def run_rounds(
             print(f"round {turn + 1} of {rounds} is left out: it would end after more than {options.minutes:g} minutes")
             break
         for workload, found in results.items():
-            lacks = getattr(workload_module(workload), "LACKS", {})
+            module = workload_module(workload)
+            lacks = getattr(module, "LACKS", {})
+            requirements = getattr(module, "REQUIREMENTS", ())
             for side in sorted(sides, reverse=turn % 2 == 0):
                 progress = f"round {turn + 1} of {rounds}: {side} {workload}"
                 if side in lacks:
                     print(f"{progress}, left out: {lacks[side]}")
                     continue
+                python = sides[side]
+                try:
+                    if requirements:
+                        python = own_python(requirements, STATE / workload, install=not options.smoke)
+                except PeerError as error:
+                    print(f"{progress}, left out: {error}")
+                    continue
                 start = time.perf_counter()
                 try:
-                    samples = run_side(sides[side], workload, side, scale)
+                    samples = run_side(python, workload, side, scale)
                 except RuntimeError as error:
                     failed.add(side)
                     print(error)
