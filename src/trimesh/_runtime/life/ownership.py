@@ -38,7 +38,7 @@ from trimesh._runtime.meshes.block import Block, Owned, run_block
 from trimesh._runtime.meshes.changes import gone_of
 from trimesh._runtime.meshes.proc_members import ProcMembers
 from trimesh._runtime.peers.host import Host
-from trimesh._runtime.spawner.wire import ProcOptions
+from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.system.cpu_binding import CpuBinding, machine_here, own_cpus, simulated_machine
 from trimesh._runtime.tasks.interrupt import run_to_end
 from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo

@@ -14,7 +14,7 @@ from trimesh import limits
 from trimesh._runtime.actors.reports import raise_errors
 from trimesh._runtime.calls.invocation import Ok, Request, invoke
 from trimesh._runtime.peers.host import LaunchRequest
-from trimesh._runtime.spawner.wire import ProcOptions
+from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.system.child import checked_variables
 from trimesh._runtime.watch.progress_view import ShownProgress, showing
 from trimesh._runtime.watch.report import describe_waiting

@@ -26,7 +26,7 @@ from trimesh._runtime.meshes.member import Member, discard, force, kill_silent, 
 from trimesh._runtime.peers.deaths import ReportedLosses
 from trimesh._runtime.peers.host import Host
 from trimesh._runtime.peers.peer import Target
-from trimesh._runtime.spawner.wire import ProcOptions
+from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
 from trimesh._runtime.watch.events import EventHub
 from trimesh._runtime.watch.progress_view import showing

@@ -15,15 +15,11 @@ Each record is one tagged msgpack array; unknown tags and fields are refused. De
 Texts of the operating system (paths, environment) are bytes, because they need not be valid Unicode.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from trimesh._runtime.system.cpu_binding import Bind, CpuBinding
 from trimesh._runtime.system.exits import ExitReport
 from trimesh._runtime.system.records import (
     ENTRY,
@@ -41,10 +37,8 @@ from trimesh._runtime.system.records import (
     Tunnel,
     WorkerConfig,
 )
-from trimesh.config import Settings
 from trimesh.errors import ProtocolError
 from trimesh.ids import ID_MAX
-from trimesh.shape.extent import Point
 
 # Annotations are not texts here: msgspec would compile each of them in every new process.
 
@@ -483,28 +477,3 @@ def decode(data: bytes) -> AnyRecord | Detached:
         return _decoder.decode(data)
     except (ValueError, RecursionError) as error:  # msgspec's own errors and UnicodeDecodeError are ValueErrors
         raise ProtocolError(f"a packet must hold a spawner record, got {len(data)} other bytes: {error}") from None
-
-
-# ---- launch options of the processes of one mesh ---------------------------------------------------------------------
-
-
-class ProcOptions(msgspec.Struct, frozen=True):
-    """Launch options of the processes of one mesh; see `HostMesh.spawn_procs`.
-
-    Attributes:
-        binding: CPU binding, resolved from `bind` on the machine that they start on.
-    """
-
-    env: Mapping[str, str] | Callable[[Point], Mapping[str, str]] | None = None
-    setup: Callable[[], Any] | None = None
-    python: str | None = None
-    preload: tuple[str, ...] = ()
-    grace: float = Settings().grace
-    output: Any = "forward"
-    seed: int | None = None
-    pickled: bool | None = None
-    rendezvous: bool = False
-    shared: bool = False
-    bind: Bind | None = None
-    binding: CpuBinding | None = None
-    settings: Settings = Settings()

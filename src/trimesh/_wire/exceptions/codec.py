@@ -13,8 +13,6 @@ put together without running an `__init__` written in Python.
          no chain is between them.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from typing import Any, Protocol
 
@@ -69,6 +67,112 @@ _METHODS = _NOT_STATE.union(name for name in dir(BaseExceptionGroup) if callable
 """Names that a peer must not replace: `except*` calls `split`, and code that catches an error `add_note`."""
 
 _TEXTLESS = frozenset((int, float, bool, str, bytes, type(None)))  # they always arrive, so they need no repr
+
+
+# ---- records: an exception in messages is a table of plain records that refer to each other by index -----------------
+
+# Records hold no objects, so cycles, shared causes and deep chains need no recursion, and a part that cannot be rebuilt
+# on the other side is replaced by its text.
+
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """Base of the records."""
+
+
+class ExceptionValue(_Record, frozen=True):
+    """One value of an exception.
+
+    Attributes:
+        payload: The encoded value, or None if it cannot be sent.
+        text: Its shortened repr, which replaces it if it cannot be rebuilt.
+    """
+
+    payload: bytes | None
+    text: str
+
+
+class OriginRecord(_Record, frozen=True):
+    """An `errors.Origin`; the point may be of any class that pickles."""
+
+    point: ExceptionValue
+    mesh: str
+    actor: str | None
+    endpoint: str | None
+    host: str
+    pid: int
+    incarnation: int
+
+
+class ExceptionRecord(_Record, frozen=True):
+    """One exception.
+
+    Attributes:
+        cls: Its class, without a payload if that cannot be sent.
+        message: `str(error)`.
+        args: Its `args`; for a group without the members.
+        attributes: Attributes of its C-implemented bases and `__slots__`, by name.
+        state: Its `__dict__`, without notes and origin.
+        cause: Index of its `__cause__`, or -1.
+        context: Index of its `__context__`, or -1.
+        suppress: Its `__suppress_context__`.
+        members: Indices of the exceptions of a group, or None if it is not a group.
+        traceback: Text of its remote traceback; "" for further exceptions of a chain, which that of the first contains.
+        origin: Its `Origin`.
+    """
+
+    cls: ExceptionValue
+    message: str
+    args: list[ExceptionValue]
+    attributes: list[tuple[str, ExceptionValue]]
+    state: list[tuple[str, ExceptionValue]]
+    notes: list[str]
+    cause: int
+    context: int
+    suppress: bool
+    members: list[int] | None
+    traceback: str
+    origin: OriginRecord | None
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[ExceptionRecord])
+
+
+def encode_records(records: list[ExceptionRecord]) -> bytes:
+    """Return the bytes of a table; the first record is the exception that travels."""
+    return _ENCODER.encode(records)
+
+
+def decode_records(payload: bytes | bytearray | memoryview) -> list[ExceptionRecord]:
+    """Return a table whose indices are all in range.
+
+    Raises:
+        ProtocolError: The bytes are not such a table. No other exception is raised.
+    """
+    try:
+        records = _DECODER.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"an exception record cannot be read: {error}") from error
+    count = len(records)
+    if not 0 < count <= limits.EXCEPTION_RECORDS_MAX:
+        raise ProtocolError(f"an exception must come as 1 to {limits.EXCEPTION_RECORDS_MAX} records, got {count}")
+    for record in records:
+        if not (-1 <= record.cause < count and -1 <= record.context < count):
+            raise ProtocolError(
+                f"cause and context of an exception must be among its {count} records, got {record.cause} and "
+                f"{record.context}"
+            )
+        members = record.members
+        if members is not None and not (members and all(0 <= m < count for m in members)):
+            raise ProtocolError(f"members of a group must be one or more of its {count} records, got {members!r:.50}")
+        if members is not None and len(members) > limits.EXCEPTION_CHAIN_MAX:
+            raise ProtocolError(f"a group must have at most {limits.EXCEPTION_CHAIN_MAX} members, got {len(members)}")
+    return records
+
+
+# ---- an exception taken apart, and put together ----------------------------------------------------------------------
 
 
 class PartEncoder(Protocol):
@@ -381,106 +485,3 @@ def _attach_traceback(error: BaseException, text: str) -> None:
     if whole is None and inner is not None:
         set_chain(remote, inner, None, suppress=True)
     set_chain(error, remote, context, suppress)
-
-
-# ---- records: an exception in messages is a table of plain records that refer to each other by index -----------------
-
-# Records hold no objects, so cycles, shared causes and deep chains need no recursion, and a part that cannot be rebuilt
-# on the other side is replaced by its text.
-
-# Annotations are not texts here: msgspec would compile each of them in every new process.
-
-
-class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Base of the records."""
-
-
-class ExceptionValue(_Record, frozen=True):
-    """One value of an exception.
-
-    Attributes:
-        payload: The encoded value, or None if it cannot be sent.
-        text: Its shortened repr, which replaces it if it cannot be rebuilt.
-    """
-
-    payload: bytes | None
-    text: str
-
-
-class OriginRecord(_Record, frozen=True):
-    """An `errors.Origin`; the point may be of any class that pickles."""
-
-    point: ExceptionValue
-    mesh: str
-    actor: str | None
-    endpoint: str | None
-    host: str
-    pid: int
-    incarnation: int
-
-
-class ExceptionRecord(_Record, frozen=True):
-    """One exception.
-
-    Attributes:
-        cls: Its class, without a payload if that cannot be sent.
-        message: `str(error)`.
-        args: Its `args`; for a group without the members.
-        attributes: Attributes of its C-implemented bases and `__slots__`, by name.
-        state: Its `__dict__`, without notes and origin.
-        cause: Index of its `__cause__`, or -1.
-        context: Index of its `__context__`, or -1.
-        suppress: Its `__suppress_context__`.
-        members: Indices of the exceptions of a group, or None if it is not a group.
-        traceback: Text of its remote traceback; "" for further exceptions of a chain, which that of the first contains.
-        origin: Its `Origin`.
-    """
-
-    cls: ExceptionValue
-    message: str
-    args: list[ExceptionValue]
-    attributes: list[tuple[str, ExceptionValue]]
-    state: list[tuple[str, ExceptionValue]]
-    notes: list[str]
-    cause: int
-    context: int
-    suppress: bool
-    members: list[int] | None
-    traceback: str
-    origin: OriginRecord | None
-
-
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(list[ExceptionRecord])
-
-
-def encode_records(records: list[ExceptionRecord]) -> bytes:
-    """Return the bytes of a table; the first record is the exception that travels."""
-    return _ENCODER.encode(records)
-
-
-def decode_records(payload: bytes | bytearray | memoryview) -> list[ExceptionRecord]:
-    """Return a table whose indices are all in range.
-
-    Raises:
-        ProtocolError: The bytes are not such a table. No other exception is raised.
-    """
-    try:
-        records = _DECODER.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"an exception record cannot be read: {error}") from error
-    count = len(records)
-    if not 0 < count <= limits.EXCEPTION_RECORDS_MAX:
-        raise ProtocolError(f"an exception must come as 1 to {limits.EXCEPTION_RECORDS_MAX} records, got {count}")
-    for record in records:
-        if not (-1 <= record.cause < count and -1 <= record.context < count):
-            raise ProtocolError(
-                f"cause and context of an exception must be among its {count} records, got {record.cause} and "
-                f"{record.context}"
-            )
-        members = record.members
-        if members is not None and not (members and all(0 <= m < count for m in members)):
-            raise ProtocolError(f"members of a group must be one or more of its {count} records, got {members!r:.50}")
-        if members is not None and len(members) > limits.EXCEPTION_CHAIN_MAX:
-            raise ProtocolError(f"a group must have at most {limits.EXCEPTION_CHAIN_MAX} members, got {len(members)}")
-    return records

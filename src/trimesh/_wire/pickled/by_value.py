@@ -20,8 +20,6 @@ the process that first encoded it; wherever it goes, and when it comes home, the
          `__main__` where its name is free, so that pickles made there find it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
@@ -80,6 +78,9 @@ def find(module: ModuleType | None, qualname: str) -> Any:
     return found
 
 
+# Annotations are not texts here: msgspec would compile each of them in every new process.
+
+
 class Definition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One definition in the form of messages.
 
@@ -130,7 +131,7 @@ class DefinitionError(TypeError):
         needed = f" with {others[-1]}: " if others else ", but "
         super().__init__(f"{first} goes by value{needed}{reason}")
 
-    def needed_by(self, name: str) -> DefinitionError:
+    def needed_by(self, name: str) -> "DefinitionError":
         """Return the error of a definition that needs this one."""
         return DefinitionError((name, *self.names), self.reason)
 
