@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 import trio
 from tests.testing.actors import Relay, Worker, run_body
@@ -94,7 +94,7 @@ def run_twice(patch: pytest.MonkeyPatch) -> None:
             return await run(*args)
 
         if call.spec.name == "step":
-            call.spec = attrs.evolve(call.spec, fn=run_twice)
+            call.spec = msgspec.structs.replace(call.spec, fn=run_twice)
         return real(self, call)
 
     patch.setattr(Server, "serve", serve)

@@ -18,12 +18,12 @@ RO-3 a reader gets all missed changes at once: between two reads, each incarnati
 from __future__ import annotations
 
 import enum
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args
 
-import attrs
 import msgspec
+from msgspec.structs import force_setattr
 
 from trimesh.errors import ActorFailed, HostLost, LinkLost, ProcDied, ShapeError, Unresponsive
 from trimesh.plain_numbers import plain_real, plain_whole
@@ -31,23 +31,7 @@ from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
 
-def _check_seconds(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise ValueError(f"Backoff({attribute.name}=...) must be a number of seconds >= 0, got {value!r}")
-
-
-def _check_factor(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf:
-        raise ValueError(f"Backoff(factor=...) must be a number >= 1, got {value!r}")
-
-
-def _check_jitter(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"Backoff(jitter=...) must be a number between 0 and 1, got {value!r}")
-
-
-@attrs.frozen
-class Backoff:
+class Backoff(msgspec.Struct, frozen=True):
     """Delay before each restart of a unit: `initial`, then `factor` times longer each time, at most `cap`.
 
     Attributes:
@@ -61,10 +45,17 @@ class Backoff:
         ValueError: A number is out of range.
     """
 
-    initial: float = attrs.field(default=0.1, converter=plain_real, validator=_check_seconds)
-    cap: float = attrs.field(default=5.0, converter=plain_real, validator=_check_seconds)
-    factor: float = attrs.field(default=2.0, converter=plain_real, validator=_check_factor)
-    jitter: float = attrs.field(default=0.1, converter=plain_real, validator=_check_jitter)
+    initial: float = 0.1
+    cap: float = 5.0
+    factor: float = 2.0
+    jitter: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name, least, most, wanted in _BACKOFF_RANGES:
+            value = plain_real(getattr(self, name))
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise ValueError(f"Backoff({name}=...) must be a number {wanted}, got {value!r}")
+            force_setattr(self, name, value)
 
     def delay(self, attempt: int, luck: float = 0.0) -> float:
         """Return the delay in seconds.
@@ -78,6 +69,15 @@ class Backoff:
         except OverflowError:
             wait = self.cap if self.initial else 0.0
         return min(wait, self.cap) * (1.0 - self.jitter * luck)
+
+
+_BACKOFF_RANGES = (
+    ("initial", 0, sys.float_info.max, "of seconds >= 0"),
+    ("cap", 0, sys.float_info.max, "of seconds >= 0"),
+    ("factor", 1, sys.float_info.max, ">= 1"),
+    ("jitter", 0, 1, "between 0 and 1"),
+)
+"""Name of a field, its least and greatest value, and how an error says that."""
 
 
 # ---- policy ----------------------------------------------------------------------------------------------------------
@@ -128,39 +128,14 @@ def _checked_on(value: Any) -> On:
     return found
 
 
-def _one_of(choices: Any) -> Any:
+def _check_choice(name: str, value: Any, choices: Any) -> None:
     allowed = get_args(choices)
-
-    def check(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value not in allowed:
-            names = ", ".join(repr(choice) for choice in allowed)
-            raise ValueError(f"Restart({attribute.name}=...) must be one of {names}, got {value!r}")
-
-    return check
+    if value not in allowed:
+        names = ", ".join(repr(choice) for choice in allowed)
+        raise ValueError(f"Restart({name}=...) must be one of {names}, got {value!r}")
 
 
-def _check_intensity(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"Restart(intensity=...) must be a number of restarts >= 0, got {value!r}")
-
-
-def _check_period(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"Restart(period=...) must be a number of seconds > 0 (math.inf counts all), got {value!r}")
-
-
-def _check_along(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"Restart(along=...) must be the label of one dimension, got {value!r}: write along='replica'")
-
-
-def _check_backoff(_: object, __: attrs.Attribute[Any], value: Any) -> None:
-    if not isinstance(value, Backoff):
-        raise TypeError(f"Restart(backoff=...) must be a Backoff, got {value!r}: write Backoff(0.1, cap=5)")
-
-
-@attrs.frozen
-class FailFast:
+class FailFast(msgspec.Struct, frozen=True):
     """A failure cancels the owning block, which raises it. The default.
 
     Attributes:
@@ -171,16 +146,23 @@ class FailFast:
         TypeError: `on` contains something other than a failure class.
     """
 
-    on: On = attrs.field(default=(ProcDied, HostLost, LinkLost, ActorFailed), converter=_checked_on)
+    on: On = (ProcDied, HostLost, LinkLost, ActorFailed)
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "on", _checked_on(self.on))
 
 
-@attrs.frozen
-class Isolate:
+class Isolate(msgspec.Struct, frozen=True):
     """A failure is an event; the block continues without the ended member, and calls to it raise."""
 
 
-@attrs.frozen
-class Restart:
+class _Strategy(msgspec.Struct, frozen=True):
+    """The field of `Restart` that may be positional."""
+
+    strategy: Strategy = "one_for_one"
+
+
+class Restart(_Strategy, frozen=True, kw_only=True):
     """Members that have ended are restarted, up to a limit.
 
     Attributes:
@@ -199,13 +181,35 @@ class Restart:
         TypeError: `along` is not a label, or `on` contains something other than a failure class.
     """
 
-    strategy: Strategy = attrs.field(default="one_for_one", validator=_one_of(Strategy))
-    along: str | None = attrs.field(default=None, kw_only=True, validator=_check_along)
-    intensity: int = attrs.field(default=3, kw_only=True, converter=plain_whole, validator=_check_intensity)
-    period: float = attrs.field(default=60.0, kw_only=True, converter=plain_real, validator=_check_period)
-    backoff: Backoff = attrs.field(default=Backoff(), kw_only=True, validator=_check_backoff)
-    on: On = attrs.field(default=(ProcDied, HostLost), kw_only=True, converter=_checked_on)
-    when: When = attrs.field(default="permanent", kw_only=True, validator=_one_of(When))
+    along: str | None = None
+    intensity: int = 3
+    period: float = 60.0
+    backoff: Backoff = Backoff()
+    on: On = (ProcDied, HostLost)
+    when: When = "permanent"
+
+    def __post_init__(self) -> None:
+        _check_choice("strategy", self.strategy, Strategy)
+        along: object = self.along
+        if along is not None and not isinstance(along, str):
+            raise TypeError(
+                f"Restart(along=...) must be the label of one dimension, got {along!r}: write along='replica'"
+            )
+        intensity = plain_whole(self.intensity)
+        if not isinstance(intensity, int) or isinstance(intensity, bool) or intensity < 0:
+            raise ValueError(f"Restart(intensity=...) must be a number of restarts >= 0, got {intensity!r}")
+        period = plain_real(self.period)
+        if isinstance(period, bool) or not isinstance(period, int | float) or not period > 0:
+            raise ValueError(
+                f"Restart(period=...) must be a number of seconds > 0 (math.inf counts all), got {period!r}"
+            )
+        backoff: object = self.backoff
+        if not isinstance(backoff, Backoff):
+            raise TypeError(f"Restart(backoff=...) must be a Backoff, got {backoff!r}: write Backoff(0.1, cap=5)")
+        _check_choice("when", self.when, When)
+        force_setattr(self, "intensity", intensity)
+        force_setattr(self, "period", period)
+        force_setattr(self, "on", _checked_on(self.on))
 
 
 Policy = FailFast | Isolate | Restart

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import attrs
+import msgspec
 
 from trimesh._runtime.values import ENDPOINTS, EndpointSpec
 from trimesh.actor.endpoint import EndpointMethod
@@ -71,7 +71,8 @@ class Actor(HandleAttributes):
             for name, value in vars(base).items():
                 if isinstance(value, EndpointMethod):
                     # A decorator below @endpoint may have given the function another name.
-                    found[name] = value.spec if value.spec.name == name else attrs.evolve(value.spec, name=name)
+                    spec = value.spec
+                    found[name] = spec if spec.name == name else msgspec.structs.replace(spec, name=name)
                 elif name in found:
                     del found[name]  # overridden by something that is no endpoint
         _check_names(cls, found)

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import Any, Final, Literal, TypeVar, cast, get_args, overload
 
-import attrs
 import msgspec
+from msgspec.structs import force_setattr
 
 from trimesh import limits
 from trimesh._runtime.channels import Port
@@ -39,8 +39,15 @@ def _types(on: Any) -> tuple[type[Exception], ...]:
     return tuple(found)
 
 
-@attrs.frozen
-class Retry:
+class _Attempts(msgspec.Struct, frozen=True):
+    """The fields of `Retry` that may be positional."""
+
+    max: int
+    on: tuple[type[Exception], ...] = (ProcDied,)
+    backoff: float | Backoff | Callable[[int], float] = 0.0
+
+
+class Retry(_Attempts, frozen=True, kw_only=True):
     """Retry rule for calls of an idempotent endpoint: number of attempts and errors to retry.
 
     Attributes:
@@ -60,16 +67,18 @@ class Retry:
         0.2
     """
 
-    max: int = attrs.field(converter=plain_whole)
-    on: tuple[type[Exception], ...] = attrs.field(default=(ProcDied,), converter=_types)
-    backoff: float | Backoff | Callable[[int], float] = attrs.field(default=0.0, converter=plain_real)
-    whole: bool | None = attrs.field(default=None, kw_only=True)
+    whole: bool | None = None
 
-    def __attrs_post_init__(self) -> None:
-        if not isinstance(self.max, int) or isinstance(self.max, bool) or self.max < 1:
-            raise ValueError(f"Retry needs max >= 1, the number of further attempts, got {self.max!r}")
-        if not isinstance(self.backoff, Backoff) and not callable(self.backoff):
-            _check_seconds(self.backoff)
+    def __post_init__(self) -> None:
+        found = plain_whole(self.max)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            raise ValueError(f"Retry needs max >= 1, the number of further attempts, got {found!r}")
+        backoff = plain_real(self.backoff)
+        if not isinstance(backoff, Backoff) and not callable(backoff):
+            _check_seconds(backoff)
+        force_setattr(self, "max", found)
+        force_setattr(self, "on", _types(self.on))
+        force_setattr(self, "backoff", backoff)
 
     def wants(self, error: Exception, attempt: int) -> bool:
         """Return whether to retry a call whose attempt number `attempt`, from 1, failed with `error`."""

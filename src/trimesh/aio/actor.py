@@ -22,7 +22,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final, cast
 
-import attrs
+import msgspec
 import outcome
 import trio
 
@@ -90,7 +90,7 @@ def _on_loop(spec: EndpointSpec) -> EndpointSpec:
         def generate(actor: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             return items_from_asyncio(_loop_of_actor.get(), partial(function, actor, *args, **kwargs), name)
 
-        return attrs.evolve(spec, fn=generate)
+        return msgspec.structs.replace(spec, fn=generate)
 
     start = _in_a_task(function) if spec.kind is EndpointKind.INLINE else function
 
@@ -101,7 +101,7 @@ def _on_loop(spec: EndpointSpec) -> EndpointSpec:
             return await run_in_asyncio(_loop_of_actor.get(), work, name)
         return await slot.call(work, name)
 
-    return attrs.evolve(spec, fn=run, kind=EndpointKind.ASYNC)
+    return msgspec.structs.replace(spec, fn=run, kind=EndpointKind.ASYNC)
 
 
 def _in_a_task(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import trio
 
 from trimesh._runtime.system.forks import forked_here
@@ -49,15 +48,6 @@ class OwnMeshes:
         self.handles: dict[str, Any] = {}
 
 
-def _place_of(context: ExecutionContext) -> CallerPlace:
-    extent, home = context.point.extent, context.home
-    cls = None if home is None or home.cls is None else home.cls.__qualname__
-    return CallerPlace(
-        context.mesh, cls, context.endpoint, extent.labels, extent.sizes, context.point.rank, context.incarnation
-    )
-
-
-@attrs.frozen
 class ExecutionContext:
     """Context of running user code.
 
@@ -71,13 +61,26 @@ class ExecutionContext:
         place: Its place, as sent with the calls that it makes.
     """
 
-    point: Point
-    mesh: str
-    actor: Any = None
-    endpoint: str | None = None
-    incarnation: int = 0
-    home: OwnMeshes | None = None
-    place: CallerPlace = attrs.field(init=False, default=attrs.Factory(_place_of, takes_self=True))
+    __slots__ = ("actor", "endpoint", "home", "incarnation", "mesh", "place", "point")
+
+    def __init__(
+        self,
+        point: Point,
+        mesh: str,
+        actor: Any = None,
+        endpoint: str | None = None,
+        incarnation: int = 0,
+        home: OwnMeshes | None = None,
+    ) -> None:
+        self.point = point
+        self.mesh = mesh
+        self.actor = actor
+        self.endpoint = endpoint
+        self.incarnation = incarnation
+        self.home = home
+        cls = None if home is None or home.cls is None else home.cls.__qualname__
+        extent = point.extent
+        self.place = CallerPlace(mesh, cls, endpoint, extent.labels, extent.sizes, point.rank, incarnation)
 
 
 def execution_context() -> ExecutionContext:

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-import attrs
 import msgspec
+from msgspec.structs import force_setattr
 
 from trimesh.errors import Origin
 from trimesh.ids import MeshId, ProcId
@@ -59,10 +59,6 @@ def _slots_of(spec: EndpointSpec) -> str:
     return f"endpoint {spec.name}" if spec.concurrency != 1 else ""
 
 
-def _parameters_of(spec: EndpointSpec) -> tuple[str, ...]:
-    return tuple(spec.signature.parameters)
-
-
 def _arity_of(spec: EndpointSpec) -> tuple[int, int]:
     least = most = 0
     for parameter in spec.signature.parameters.values():
@@ -77,13 +73,7 @@ def _arity_of(spec: EndpointSpec) -> tuple[int, int]:
     return least, most
 
 
-def _text(form: str) -> Any:
-    """Return the default of an attribute that names the endpoint."""
-    return attrs.Factory(lambda spec: form.format(spec.name), takes_self=True)
-
-
-@attrs.frozen
-class EndpointSpec:
+class EndpointSpec(msgspec.Struct, frozen=True):
     """One endpoint of an actor class.
 
     Attributes:
@@ -105,14 +95,22 @@ class EndpointSpec:
     group: str | None
     idempotent: bool
     signature: inspect.Signature
-    slots: str = attrs.field(init=False, default=attrs.Factory(_slots_of, takes_self=True))
-    # Computed once: specs evolved from this one copy them.
-    parameters: tuple[str, ...] = attrs.field(kw_only=True, default=attrs.Factory(_parameters_of, takes_self=True))
-    arity: tuple[int, int] = attrs.field(kw_only=True, default=attrs.Factory(_arity_of, takes_self=True))
-    answers_later: bool = attrs.field(kw_only=True, default=False)
-    arguments_text: str = attrs.field(init=False, default=_text("the arguments of {}()"))
-    item_text: str = attrs.field(init=False, default=_text("an item of {}()"))
-    result_text: str = attrs.field(init=False, default=_text("the result of {}()"))
+    answers_later: bool = False
+    # Computed from those above.
+    slots: str = ""
+    parameters: tuple[str, ...] = ()
+    arity: tuple[int, int] = (0, 0)
+    arguments_text: str = ""
+    item_text: str = ""
+    result_text: str = ""
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "slots", _slots_of(self))
+        force_setattr(self, "parameters", tuple(self.signature.parameters))
+        force_setattr(self, "arity", _arity_of(self))
+        force_setattr(self, "arguments_text", f"the arguments of {self.name}()")
+        force_setattr(self, "item_text", f"an item of {self.name}()")
+        force_setattr(self, "result_text", f"the result of {self.name}()")
 
 
 def is_abstract(spec: EndpointSpec) -> bool:

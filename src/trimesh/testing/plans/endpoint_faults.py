@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import attrs
+import msgspec
 import trio
 
 from trimesh._runtime.actors.cell import Cell
@@ -146,7 +147,7 @@ class LostCall(_OfEndpoint):
                 lose_link(current_proc(), call.link)
             return result
 
-        return attrs.evolve(spec, fn=losing, kind=EndpointKind.ASYNC)
+        return msgspec.structs.replace(spec, fn=losing, kind=EndpointKind.ASYNC)
 
 
 def effect_text(seconds: float, error: BaseException | None) -> str:
@@ -172,14 +173,14 @@ def watched(spec: EndpointSpec, begin: Callable[[], EndpointSpec]) -> EndpointSp
         async def started(*args: Any, **kwargs: Any) -> Any:
             return await run(begin(), *args, **kwargs)
 
-        return attrs.evolve(spec, fn=started, kind=EndpointKind.ASYNC)
+        return msgspec.structs.replace(spec, fn=started, kind=EndpointKind.ASYNC)
 
     async def started_items(*args: Any, **kwargs: Any) -> Any:
         async with aclosing(begin().fn(*args, **kwargs)) as items:
             async for item in items:
                 yield item
 
-    return attrs.evolve(spec, fn=started_items)
+    return msgspec.structs.replace(spec, fn=started_items)
 
 
 def preceded(spec: EndpointSpec, first: Callable[[], Awaitable[None]]) -> EndpointSpec:
@@ -190,14 +191,14 @@ def preceded(spec: EndpointSpec, first: Callable[[], Awaitable[None]]) -> Endpoi
             await first()
             return await run(spec, *args, **kwargs)
 
-        return attrs.evolve(spec, fn=late, kind=EndpointKind.ASYNC)
+        return msgspec.structs.replace(spec, fn=late, kind=EndpointKind.ASYNC)
 
     async def late_items(*args: Any, **kwargs: Any) -> Any:
         await first()
         async for item in spec.fn(*args, **kwargs):
             yield item
 
-    return attrs.evolve(spec, fn=late_items)
+    return msgspec.structs.replace(spec, fn=late_items)
 
 
 async def run(spec: EndpointSpec, *args: Any, **kwargs: Any) -> Any:

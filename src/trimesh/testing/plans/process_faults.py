@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
+import msgspec
 import trio
 
 from trimesh._runtime.actors.cell import Cell
@@ -129,7 +130,7 @@ class Death(MemberFault):
             finally:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        return attrs.evolve(spec, fn=last, kind=EndpointKind.ASYNC)
+        return msgspec.structs.replace(spec, fn=last, kind=EndpointKind.ASYNC)
 
 
 # ---- blocked and slow processes --------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any, Final
 
 import attrs
+import msgspec
 import trio
 
 from trimesh import limits
@@ -301,7 +302,7 @@ class Simulation:
         async def inline(*args: Any, **kwargs: Any) -> Any:
             return await self._threads.run(lambda: spec.fn(*args, **kwargs))
 
-        return attrs.evolve(spec, fn=inline, kind=EndpointKind.ASYNC)
+        return msgspec.structs.replace(spec, fn=inline, kind=EndpointKind.ASYNC)
 
     def _begin(self, cell: Cell, call: IncomingCall, spec: EndpointSpec) -> EndpointSpec:
         where = place_name(cell.spec.name, cell.spec.point)
