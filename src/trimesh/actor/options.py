@@ -361,7 +361,7 @@ def _list(points: Iterable[Mapping[str, int]]) -> str:
 
 # ---- errors for names that handles and actor classes do not have: misspelt ones, and those of other libraries --------
 
-_UNEXPECTED: Final = re.compile(r"got an unexpected keyword argument '(?P<name>\w+)'$")
+_UNEXPECTED: Final = r"got an unexpected keyword argument '(?P<name>\w+)'$"
 """Text of Python's error without a suggestion; from 3.13 on it suggests a near name itself."""
 
 _VERBS: Final = (
@@ -415,7 +415,7 @@ def no_verb(endpoint: str, name: str) -> AttributeError:
 def misspelt(function: Callable[..., Any], error: Exception) -> str | None:
     """Return the text for a keyword that a function does not have; None for any other error."""
     is_of_call = error.__traceback__ is not None and error.__traceback__.tb_next is None
-    found = _UNEXPECTED.search(str(error)) if is_of_call and isinstance(error, TypeError) else None
+    found = re.search(_UNEXPECTED, str(error)) if is_of_call and isinstance(error, TypeError) else None
     if found is None:
         return None
     keywords = [name for name in inspect.signature(function).parameters if name != "self"]

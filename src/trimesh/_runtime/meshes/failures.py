@@ -58,12 +58,11 @@ MeshProcesses = Collection[Place]
 _BY_TYPE: Final = frozenset({"torch.distributed.DistBackendError", "torch.distributed.DistNetworkError"})
 """Errors of torch, which this process need not have imported."""
 
-_BY_TEXT: Final = re.compile(
-    r"connection (closed|reset|was likely closed)|broken pipe|timed out waiting .* (recv|send) operation"
-    r"|(recv|send|read|write) (timeout|error)|socket closed",
-    re.IGNORECASE | re.DOTALL,
+_BY_TEXT: Final = (
+    r"(?is)connection (closed|reset|was likely closed)|broken pipe|timed out waiting .* (recv|send) operation"
+    r"|(recv|send|read|write) (timeout|error)|socket closed"
 )
-"""Messages of gloo in a RuntimeError of its C++ files, and of c10d's store."""
+"""Messages of gloo in a RuntimeError of its C++ files, and of c10d's store; compiled on first use."""
 
 DEATHS: Final = (ProcDied, HostLost, LinkLost)
 
@@ -81,7 +80,7 @@ def says_peer_is_gone(leaf: BaseException) -> bool:
 
 def text_says_peer_is_gone(text: str) -> bool:
     """Return whether the text of an error, or the end of a traceback, is a lost connection of gloo or c10d."""
-    return ("gloo" in text or "c10d" in text) and _BY_TEXT.search(text) is not None
+    return ("gloo" in text or "c10d" in text) and re.search(_BY_TEXT, text) is not None
 
 
 def fold_into_deaths(errors: Sequence[Exception], meshes: Sequence[MeshProcesses] | None = None) -> list[Exception]:

@@ -207,8 +207,9 @@ def _text(event: Any, error: BaseException | None) -> str:
 
 # The causes of an error, as texts: the errors of a group, causes of causes, and where a remote one was raised.
 
-_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:: .*)?$")
-_PLACE: Final = re.compile(r'^\s+(File ".*", line \d+, in .*)$')
+# Compiled on first use.
+_RAISED: Final = r"^(?:\w+\.)*\w+(?:: .*)?$"
+_PLACE: Final = r'^\s+(File ".*", line \d+, in .*)$'
 _TEXT_LINES_MAX: Final = 2_000
 
 
@@ -244,9 +245,9 @@ def _of_traceback(text: str) -> Iterator[str]:
     lines = text.splitlines()[-_TEXT_LINES_MAX:]
     place, found = "", list[tuple[str, str]]()
     for line in lines:
-        if match := _PLACE.match(line):
+        if match := re.match(_PLACE, line):
             place = match[1]
-        elif _RAISED.match(line) and place:
+        elif place and re.match(_RAISED, line):
             found.append((line, place))
             place = ""
     for number, (line, at) in enumerate(reversed(found)):

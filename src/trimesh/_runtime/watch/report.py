@@ -214,8 +214,9 @@ def _describe_outgoing(proc: Proc, call: OutgoingCall) -> Iterator[str]:
 NAMED_MAX: Final = 4
 """Number of process names in one line; the rest is counted."""
 
-_AGE: Final = re.compile(r"\d+\.\d s\b")
-_POINT: Final = re.compile(r"\[[^\[\]{}\s,=]+=\d+(?:,[^\[\]{}\s,=]+=\d+)*\]")
+# Compiled on first use.
+_AGE: Final = r"\d+\.\d s\b"
+_POINT: Final = r"\[[^\[\]{}\s,=]+=\d+(?:,[^\[\]{}\s,=]+=\d+)*\]"
 
 
 def fold(reports: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:
@@ -226,8 +227,8 @@ def fold(reports: Iterable[tuple[str, int, Sequence[str]]]) -> list[str]:
     """
     alike = dict[str, tuple[Sequence[str], list[str]]]()
     for label, pid, lines in reports:
-        text = _POINT.sub("", "\n".join(lines).replace(f"pid {pid}:", "pid:", 1))
-        alike.setdefault(_AGE.sub("", text), (lines, []))[1].append(f"{label} pid {pid}")
+        text = re.sub(_POINT, "", "\n".join(lines).replace(f"pid {pid}:", "pid:", 1))
+        alike.setdefault(re.sub(_AGE, "", text), (lines, []))[1].append(f"{label} pid {pid}")
     found = list[str]()
     for lines, (_, *others) in alike.values():
         found += lines

@@ -208,7 +208,7 @@ def _stack_in(text: str) -> str:
 
 FRAMES_MAX: Final = 4
 
-_FRAME: Final = re.compile(r'( *)(?:File "|and \d+ frames more)')
+_FRAME: Final = r'( *)(?:File "|and \d+ frames more)'  # compiled on first use
 
 
 def brief(lines: Iterable[str]) -> list[str]:
@@ -222,7 +222,7 @@ def brief(lines: Iterable[str]) -> list[str]:
 
 def _indent_of_frame(line: str) -> str | None:
     """Return the indent of a frame, which separates stacks; None for a line that is not a frame."""
-    match = _FRAME.match(line)
+    match = re.match(_FRAME, line)
     return None if match is None else match[1]
 
 

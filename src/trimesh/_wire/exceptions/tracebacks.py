@@ -215,9 +215,10 @@ _NAMED: Final = frozenset(("torch",))
 """Packages of `BELOW` that a reader knows: they show where a computation is, but not the line of the program."""
 
 _HERE: Final = __file__.rpartition(f"/{OURS}/")[0] + f"/{OURS}/"
-_INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
-_STANDARD: Final = re.compile(r".*/(?:python|pypy)3\.\d+t?/")
-_LINE: Final = re.compile(r'\s*File "(.*?)"')
+# Patterns are texts, which `re` compiles on first use and keeps: few processes need them.
+_INSTALLED: Final = r".*/(?:site|dist)-packages/"
+_STANDARD: Final = r".*/(?:python|pypy)3\.\d+t?/"
+_LINE: Final = r'\s*File "(.*?)"'
 
 
 def package_of_file(file: str) -> str:
@@ -234,7 +235,7 @@ def package_of_file(file: str) -> str:
     if file.startswith(_HERE) or f"/{OURS}/_" in file:
         return OURS
     for place in (_INSTALLED, _STANDARD):
-        if found := place.match(file):
+        if found := re.match(place, file):
             top = file[found.end() :].partition("/")[0].removesuffix(".py")
             return top if place is _INSTALLED or top in sys.stdlib_module_names else ""
     return ""
@@ -242,7 +243,7 @@ def package_of_file(file: str) -> str:
 
 def package_of_line(line: str) -> str:
     """Return the package of a line of a stack: `File "train.py", line 12 in step`; "" for one of a program."""
-    found = _LINE.match(line)
+    found = re.match(_LINE, line)
     return "" if found is None else package_of_file(found[1])
 
 
@@ -327,7 +328,9 @@ def traceback_text(error: BaseException) -> str:
 
 def with_local_sources(text: str) -> str:
     """Return a traceback with the source of lines that were typed into this process, such as a cell of a notebook."""
-    return _TYPED_FRAME.sub(lambda frame: _with_source(frame[0], frame["file"], int(frame["line"])), text)
+    if 'File "<' not in text and "ipykernel" not in text:
+        return text
+    return re.sub(_TYPED_FRAME, lambda frame: _with_source(frame[0], frame["file"], int(frame["line"])), text)
 
 
 def _with_source(frame: str, file: str, line: int) -> str:
@@ -337,9 +340,7 @@ def _with_source(frame: str, file: str, line: int) -> str:
     return f"{frame}\n    {source}" if source else frame
 
 
-_TYPED_FRAME: Final = re.compile(
-    r'^  File "(?P<file><[^"]*>|[^"]*ipykernel[^"]*)", line (?P<line>\d+).*(?!\n    )$', re.MULTILINE
-)
+_TYPED_FRAME: Final = r'(?m)^  File "(?P<file><[^"]*>|[^"]*ipykernel[^"]*)", line (?P<line>\d+).*(?!\n    )$'
 
 
 def joined_tracebacks(outer: str, inner: str) -> str | None:
@@ -374,7 +375,7 @@ def _one(error: BaseException) -> str:
 
 # Stacks that `faulthandler` writes of a crash or a stall, without the frames of the library and of Trio.
 
-_FRAME: Final = re.compile(r'\s*File "(?P<path>[^"]+)", line \d+ in ')
+_FRAME: Final = r'\s*File "(?P<path>[^"]+)", line \d+ in '
 _HEAD: Final = "Fatal Python error: "
 _MODULES: Final = "Extension modules: "
 _STACK: Final = "Current thread "
@@ -440,7 +441,7 @@ def _user_frames(frames: Iterable[str]) -> Iterator[str]:
 
 
 def _path(line: str) -> str | None:
-    found = _FRAME.match(line)
+    found = re.match(_FRAME, line)
     return None if found is None else found["path"]
 
 
