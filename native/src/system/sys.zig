@@ -1,5 +1,5 @@
 //! The operating system, apart from sockets (socket.zig) and other processes (process.zig): raw Linux calls with the
-//! kernel's own numbers, the same on x86_64 and aarch64, and three functions of libc. std.posix, std.Io and std.net
+//! kernel's own numbers, the same on x86_64 and aarch64, and a few functions of libc. std.posix, std.Io and std.net
 //! change with every release of Zig; these do not. No other file makes a call.
 //!
 //! Results are the kernel's: negative is -errno.
@@ -135,7 +135,7 @@ pub fn timerSet(fd: i32, at_ns: u64) void {
 pub fn monotonicNs() u64 {
     const CLOCK_MONOTONIC = 1;
     var now: [2]i64 = undefined;
-    const rc = res(linux.syscall2(.clock_gettime, CLOCK_MONOTONIC, @intFromPtr(&now)));
+    const rc = clock_gettime(CLOCK_MONOTONIC, &now); // of libc, which needs no system call
     std.debug.assert(rc == 0); // only a wrong pointer fails
     return @as(u64, @intCast(now[0])) * 1_000_000_000 + @as(u64, @intCast(now[1]));
 }
@@ -414,6 +414,7 @@ const Hook = *const fn () callconv(.c) void;
 /// `sigset_t`, 128 bytes in every libc of Linux.
 const SignalSet = extern struct { words: [16]u64 };
 
+extern "c" fn clock_gettime(clock: c_int, time: *[2]i64) c_int;
 extern "c" fn pthread_create(thread: *usize, attributes: ?*anyopaque, main: Main, argument: ?*anyopaque) c_int;
 extern "c" fn pthread_sigmask(how: c_int, set: ?*const SignalSet, before: ?*SignalSet) c_int;
 extern "c" fn sigfillset(set: *SignalSet) c_int;
