@@ -215,8 +215,8 @@ int32_t tm_poll(tm_bus *bus, tm_record *records_out, uint32_t max, uint32_t *n_o
 
 /* The same for a caller that waits by `tm_before_wait`, as soon as its wait is over for whatever reason: the number of
  * records. Nothing is done when the bell has not rung meanwhile; the bell is never read. `tm_wait_here` flushes, waits
- * for the bell alone, and does the same, when nothing else is to be done for `most_us`. Not if answers took long of
- * late; it ends with 0 when `poller` (see `tm_before_wait`) is readable for another reason. */
+ * for the bell alone, and does the same, when nothing else is to be done for `most_us`. Not if the last answers took
+ * longer; it ends with 0 when `poller` (see `tm_before_wait`) is readable for another reason. */
 int32_t tm_after_wait(tm_bus *bus, tm_record *records_out, uint32_t max);
 int32_t tm_wait_here(tm_bus *bus, int32_t poller, uint32_t most_us, tm_record *records_out, uint32_t max);
 

@@ -42,7 +42,8 @@ SPIN_CORES_MIN: Final = 2
 """Smallest number of cores, by affinity or quota, at which a process spins: with fewer, spinning takes the core from
 the process that is awaited."""
 WAIT_HERE_SECONDS: Final = 1e-3
-"""Longest wait for a message by the task itself, in place of the loop: ten times an answer that is expected soon."""
+"""Longest wait for a message by the task itself, in place of the loop, and longest recent wait after which a task does
+so: ten times an answer that is worth spinning for, twice the pause of one of 16 ranks on two cores."""
 WAITS_HERE_MAX: Final = 16
 """Consecutive waits of a task in place of the loop (`WAIT_HERE_SECONDS`) before the loop has its turn: a sixteenth of
 the cost of a turn is left, and sockets and signals, which a wait that is over at once does not poll, are polled within

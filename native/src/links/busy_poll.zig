@@ -2,9 +2,10 @@
 //! the kernel takes longer to wake a sleeper on another core than most answers take.
 //!
 //! LO-1 Only a wait that follows traffic counts: a process without traffic sleeps. LO-2 It spins only if the last
-//! waits were short, whether it spun in them or slept. LO-3 It does not spin while cores are short; that is asked
-//! again every `limits.CORES_AGAIN_MS`. LO-4 Spinning ends at a bound that follows what wakes cost and how long answers
-//! take (`spin_bound`), and that is never above the one that the caller of the library gave.
+//! waits were short, whether it spun in them or slept. T0 sleeps for its bell alone, without its loop, only if the last
+//! waits ended within the time for which it may. LO-3 It does not spin while cores are short; that is asked again every
+//! `limits.CORES_AGAIN_MS`. LO-4 Spinning ends at a bound that follows what wakes cost and how long answers take
+//! (`spin_bound`), and that is never above the one that the caller of the library gave.
 
 const std = @import("std");
 const bells = @import("../rings/bell.zig");
@@ -33,6 +34,10 @@ pub const BusyPoll = struct {
     bound: spin_bounds.SpinBound = .{},
     /// How short the last waits were: 0 .. SURE.
     trust: u8 = SURE,
+    /// How many of the last waits ended within `alone_ns`: 0 .. SURE.
+    nearness: u8 = SURE,
+    /// The longest time for which T0 may wait for its bell alone, as it last said.
+    alone_ns: u64 = 0,
     /// Something was sent or has come since the last wait began.
     traffic: bool = false,
     /// When the wait that counts began; 0 = none.
@@ -48,10 +53,9 @@ pub const BusyPoll = struct {
         if (!self.counts()) return .none;
         const now = sys.monotonicNs();
         const expected = self.begin(now);
-        const free = cores.allowed();
-        if (free < 2) return .none;
-        if (self.mustCount(now)) self.counted(now, cores.areSpare(free, cores.runnable()));
-        if (!expected or !self.spare or !self.bound.canPay(now) or !bell.beginSpinning()) return .none;
+        if (self.mustCount(now)) self.counted(now, cores.areSpare(cores.allowed(), cores.runnable()));
+        if (!expected or !self.spare or cores.allowed() < 2) return .none;
+        if (!self.bound.canPay(now) or !bell.beginSpinning()) return .none;
         const seen = self.watch(bell, poller, now);
         self.spun(seen, sys.monotonicNs());
         return if (bell.endSpinning()) .came else seen;
@@ -74,9 +78,9 @@ pub const BusyPoll = struct {
         }
     }
 
-    /// Whether what is waited for now is expected soon (LO-2).
+    /// Whether what is waited for now is expected within `alone_ns` (LO-2).
     pub fn isExpecting(self: *const BusyPoll) bool {
-        return self.began_ns != 0 and self.trust > HALF;
+        return self.began_ns != 0 and self.nearness > HALF;
     }
 
     /// Messages have come, whose senders may have rung this bell.
@@ -119,12 +123,15 @@ pub const BusyPoll = struct {
     /// The wait is over: what it was for has come now, or something else is begun.
     fn end(self: *BusyPoll, now: u64) void {
         if (self.began_ns == 0) return;
-        if (self.bound.waited(now - self.began_ns)) {
-            self.trust = @min(SURE, self.trust + 1);
-        } else {
-            self.trust -|= 1;
-        }
+        const took = now - self.began_ns;
+        const is_short = self.bound.waited(took);
+        self.trust = weighed(self.trust, is_short);
+        self.nearness = weighed(self.nearness, is_short or took <= self.alone_ns);
         self.began_ns = 0;
+    }
+
+    fn weighed(before: u8, was_so: bool) u8 {
+        return if (was_so) @min(SURE, before + 1) else before -| 1;
     }
 
     /// Whether the cores are to be counted again (LO-3).
@@ -160,6 +167,21 @@ test "two long waits end the spinning, two short ones bring it back" {
         now += wait;
         one.end(now);
     }
+}
+
+test "a wait too long to spin through is expected, if T0 may wait for its bell alone for so long" {
+    var one = BusyPoll{ .bound = .{ .max_ns = 100 }, .alone_ns = 1_000 };
+    var now: u64 = 1;
+    for ([_]u64{ 1_000, 1_000, 1_000, 1_001, 1_001 }, [_]bool{ true, true, true, true, false }) |wait, is_expected| {
+        _ = one.begin(now);
+        now += wait;
+        one.end(now);
+        try testing.expectEqual(0, one.began_ns);
+        _ = one.begin(now);
+        try testing.expectEqual(is_expected, one.isExpecting());
+        one.began_ns = 0; // this wait is not one of them
+    }
+    try testing.expectEqual(0, one.trust);
 }
 
 test "a wait that has ended does not end again" {

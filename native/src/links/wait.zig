@@ -58,6 +58,7 @@ pub const Wait = struct {
     /// Wait for the bell alone, at most so long, if it is expected to be rung soon. True: T0 takes what has come, which
     /// leaves `poller` unreadable. False: T0 has to wait for many things; `poller` may be readable for another reason.
     pub fn pass(self: *Wait, bell: bells.Bell, ready: *const bells.Bits, poller: i32, most_ns: u64) bool {
+        self.busy_poll.alone_ns = most_ns;
         if ((self.isUnrung(bell) or !self.arm(bell, ready)) and !self.comes(bell, poller, most_ns)) return false;
         self.armed = false;
         self.unread = true;
@@ -165,7 +166,7 @@ test "what is not expected soon is not waited for" {
     var rig: Rig = undefined;
     rig.init();
     defer rig.deinit();
-    rig.wait.busy_poll.trust = 0;
+    rig.wait.busy_poll.nearness = 0;
 
     try testing.expect(!rig.pass());
 
