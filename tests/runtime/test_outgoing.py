@@ -51,10 +51,13 @@ class Stage:
         fail_fast: bool = True,
         ranks: Sequence[int] | None = None,
         abandon_after: float | None = None,
+        bodies: Sequence[bytes] = (),
     ) -> OutgoingCall:
         """Begin a call to some of the peers."""
         request = msgspec.structs.replace(REQUEST, abandon_after=abandon_after)
-        return self.begin(self.proc.new_call_id(), nbytes, fail_fast=fail_fast, ranks=ranks, request=request)
+        return self.begin(
+            self.proc.new_call_id(), nbytes, fail_fast=fail_fast, ranks=ranks, request=request, bodies=bodies
+        )
 
     def broadcast(self, nbytes: int = 10, ranks: Sequence[int] | None = None) -> OutgoingCall:
         """Begin a broadcast."""
@@ -68,11 +71,12 @@ class Stage:
         fail_fast: bool,
         ranks: Sequence[int] | None,
         request: Request = REQUEST,
+        bodies: Sequence[bytes] = (),
     ) -> OutgoingCall:
         targets = [Target(self.peers[rank], MESH) for rank in (range(len(self.peers)) if ranks is None else ranks)]
         call = OutgoingCall(self.proc, call_id, request, targets, fail_fast=fail_fast)
         head = messages.encode(messages.Call(call_id, MESH, "endpoint", None, b"x"))
-        call.start(Parcel(head, (), (), nbytes))
+        call.start(Parcel(head, bodies, (), nbytes))
         return call
 
     def say(self, rank: int, message: object) -> None:
@@ -116,16 +120,17 @@ async def test_call_to_one_waits_for_its_reply():
     stage.check_clean()
 
 
-async def test_call_to_many_is_cast():
-    """One copy for all; the group is used again."""
+@pytest.mark.parametrize(("bodies", "casts"), [((b"body",), [2]), ((), [])])
+async def test_call_to_many_is_cast(bodies: Sequence[bytes], casts: list[int]):
+    """One copy of its bodies for all, and the group is used again; a head alone is sent by each link."""
     stage = Stage.of(3)
     for _ in range(2):
-        call = stage.call()
+        call = stage.call(bodies=bodies)
         for rank in range(3):
             stage.returned(rank, call, dequeued=call.call_id)
         await call.wait()
     assert [stage.calls(rank) for rank in range(3)] == [[1, 2]] * 3
-    assert [group.casts for group in stage.transport.groups] == [2]
+    assert [group.casts for group in stage.transport.groups] == casts
     stage.check_clean()
 
 

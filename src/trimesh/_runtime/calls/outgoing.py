@@ -99,7 +99,6 @@ class OutgoingCall:
         self.call_id = call_id
         self.is_broadcast = call_id == 0
         self.request = request
-        self.targets = targets
         count = len(targets)
         self.collector = Collector(count, fail_fast)
         self.aborted = False
@@ -115,9 +114,11 @@ class OutgoingCall:
             box = target.peer.boxes.get(target.mesh) or target.peer.outbox(target.mesh)
             self._index: Mapping[Peer, int] = box.index
             self._boxes: Sequence[Outbox] = box.alone
+            self.targets: Sequence[Target] = box.targets
         else:
+            self.targets = targets
             self._index = {target.peer: index for index, target in enumerate(targets)}
-            self._boxes = [target.peer.outbox(target.mesh) for target in targets]
+            self._boxes = [target.peer.boxes.get(target.mesh) or target.peer.outbox(target.mesh) for target in targets]
         self._task: trio.lowlevel.Task | None = None
         self.cancelled_at: float | None = None
         self._waits_here = False
@@ -204,25 +205,30 @@ class OutgoingCall:
             self._hold(parcel.attachments)
         if not self.is_broadcast:
             self.proc.calls[self.call_id] = self
-        if len(self._boxes) == 1:
-            box = self._boxes[0]
-            peer = box.peer
-            sent = None if peer.link is None else box.try_send(parcel)
-            if sent is not None:
-                peer.calls[self] = None
-                position, lent = sent
-                if lent is not None or self.is_broadcast:
-                    self._sent(0, position, lent)
-                    return
-                self.collector.positions[0] = position
+        boxes = self._boxes
+        is_cast = (bool(parcel.bodies) and len(boxes) > 1) or type(parcel) is SpreadParcel
+        for box in boxes:
+            if is_cast or box.peer.link is None:
+                self._send_to_living(parcel)
+                return
+        positions = self.collector.positions
+        for index, box in enumerate(boxes):
+            sent = box.try_send(parcel)
+            box.peer.calls[self] = None
+            if sent is None:
+                self._queue(index, box, parcel)
+                continue
+            position, lent = sent
+            if lent is not None or self.is_broadcast:
+                self._sent(index, position, lent)
+            else:
+                positions[index] = position
                 box.load += 1
-                return
-            if peer.death is None and peer.no_link is None:
-                peer.calls[self] = None
-                self._send_or_queue(0, box, parcel)
-                if self._pending:
-                    self.proc.deadlocks.unsent(self)
-                return
+        if self._pending:
+            self.proc.deadlocks.unsent(self)
+
+    def _send_to_living(self, parcel: Parcel) -> None:
+        """Do the same for targets that may be dead, and for bodies, which are copied once for all."""
         alive: list[int] = []
         for index, target in enumerate(self.targets):
             unreachable = target.peer.death or target.peer.no_link
@@ -258,11 +264,16 @@ class OutgoingCall:
                 self.proc.deadlocks.unsent(self)
 
     def _send_or_queue(self, index: int, box: Outbox, parcel: Parcel) -> None:
-        pending = box.put(parcel, partial(self._sent, index))
-        if pending is not None:
-            if self._pending is None:
-                self._pending = {}
-            self._pending[index] = pending
+        sent = box.try_send(parcel)
+        if sent is None:
+            self._queue(index, box, parcel)
+        else:
+            self._sent(index, *sent)
+
+    def _queue(self, index: int, box: Outbox, parcel: Parcel) -> None:
+        if self._pending is None:
+            self._pending = {}
+        self._pending[index] = box.queue(parcel, index, self._sent)
 
     def _sent(self, index: int, position: int, lent: trio.Event | None) -> None:
         if self._pending:

@@ -71,11 +71,13 @@ class Pending(msgspec.Struct, frozen=True, eq=False):
     """A message that waits for room in a mailbox.
 
     Attributes:
-        on_sent: Called with the position on the link and the event of `Link.send` when the message is sent.
+        index: Index of the target in its call.
+        on_sent: Called with it, the position on the link and the event of `Link.send` when the message is sent.
     """
 
     parcel: Parcel
-    on_sent: Callable[[int, trio.Event | None], None]
+    index: int
+    on_sent: Callable[[int, int, trio.Event | None], None]
 
 
 _UNBOUNDED: Final = (2**31, 2**62)
@@ -88,11 +90,11 @@ class Outbox:
     Attributes:
         peer, mesh: The actor.
         load: Calls sent to it that have not ended.
-        alone, index: Prebuilt outboxes and peer indices of a call to this actor alone.
+        alone, index, targets: Prebuilt outboxes, peer indices and targets of a call to this actor alone.
         batch: Calls that are counted and will be sent before anything else.
     """
 
-    __slots__ = ("_queue", "alone", "batch", "index", "load", "mesh", "peer", "window")
+    __slots__ = ("_queue", "alone", "batch", "index", "load", "mesh", "peer", "targets", "window")
 
     def __init__(self, peer: Peer, mesh: MeshId, window: SendWindow) -> None:
         self.peer = peer
@@ -101,6 +103,7 @@ class Outbox:
         self.load = 0
         self.alone: Final = (self,)
         self.index: Final = {peer: 0}
+        self.targets: Final = (Target(peer, mesh),)
         self.batch: CallBatch | None = None
         self._queue: deque[Pending] = deque()
 
@@ -141,17 +144,9 @@ class Outbox:
             peer.prepare(parcel.definitions, parcel.attachments)
         return position, link.send(parcel.head, parcel.bodies, flow=parcel.flow)
 
-    def send(self, parcel: Parcel) -> tuple[int, trio.Event | None]:
-        """Send a message for which there is room; return its position on the link and the result of `Link.send`."""
-        position = self.count(parcel.nbytes)
-        return position, self.peer.send(parcel)
-
-    def put(self, parcel: Parcel, on_sent: Callable[[int, trio.Event | None], None]) -> Pending | None:
-        """Send now if there is room (returns None), else queue; `on_sent` is called when it is sent."""
-        pending = Pending(parcel, on_sent)
-        if self.has_room(parcel.nbytes):
-            self._send(pending)
-            return None
+    def queue(self, parcel: Parcel, index: int, on_sent: Callable[[int, int, trio.Event | None], None]) -> Pending:
+        """Queue a message that `try_send` found no room for; see `Pending`."""
+        pending = Pending(parcel, index, on_sent)
         self._queue.append(pending)
         return pending
 
@@ -185,11 +180,11 @@ class Outbox:
         self._send_queued()
 
     def _send_queued(self) -> None:
-        while self._queue and self.window.has_room(self._queue[0].parcel.nbytes):
-            self._send(self._queue.popleft())
-
-    def _send(self, pending: Pending) -> None:
-        pending.on_sent(*self.send(pending.parcel))
+        queue, peer = self._queue, self.peer
+        while queue and self.window.try_sent(queue[0].parcel.nbytes):
+            pending = queue.popleft()
+            peer.calls_sent = position = peer.calls_sent + 1
+            pending.on_sent(pending.index, position, peer.send(pending.parcel))
 
 
 class Peer:
