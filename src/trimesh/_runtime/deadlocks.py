@@ -27,7 +27,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import trio
 
@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
 
+_UNCOUNTED: Final = -1
+"""Instead of `taken_before_it` before the first check of a message without room."""
+
 
 class Deadlocks:
     """Deadlock watch of one process; in the controller also the judge of its family.
@@ -63,7 +66,7 @@ class Deadlocks:
         self._crowded: list[SlotGroup] = []
         self._early: list[Mailbox] = []
         self._any: dict[AnyWait, None] = {}
-        self._unsent: dict[OutgoingCall, int] = {}  # with `taken_before_it` at the last check
+        self._unsent: dict[OutgoingCall, int] = {}  # with `taken_before_it` at the last check, or `_UNCOUNTED`
         self._has_moved = False  # the last check found that messages ahead of one of them had been taken
         self._news = trio.Event()
         self._judge = Judge(proc)
@@ -108,7 +111,7 @@ class Deadlocks:
 
     def unsent(self, call: OutgoingCall) -> None:
         """Schedule checks: a message has to wait for room in a mailbox."""
-        self._unsent[call] = call.taken_before_it()
+        self._unsent[call] = _UNCOUNTED
         self._news.set()
 
     async def _watch(self) -> None:
@@ -155,6 +158,8 @@ class Deadlocks:
         """Return the calls without room for which no message was taken from a mailbox since the last check.
 
         A call whose predecessors are taken gets its turn; in a deadlock nothing is taken, so a later check finds it.
+        The first check only counts: the turn of the loop that sends a thousand calls takes as long as the wait for a
+        check, and what was taken meanwhile has not been read.
         """
         found: list[OutgoingCall] = []
         self._has_moved = False
