@@ -340,9 +340,8 @@ class CallVerb(Generic[P, T]):
         try:
             if options is not NO_OPTIONS:
                 self._check()
-            bound = verbs.bind(mesh, spec, args, kwargs)
             run = verb.run if options.retry is None or verb.again is None else verb.again
-            result = await in_trio(run)(verb, mesh, spec, bound, options)
+            result = await in_trio(run)(verb, mesh, spec, verbs.bind(mesh, spec, args, kwargs), options)
         except Exception as error:
             without_own_frames(error)
             raise

@@ -81,6 +81,7 @@ async def run(
     proc, info, targets = addressees
     request = request_to(mesh, info, spec, bound, ranks, options)
     call = begin(proc, targets, request, effective_deadline(), fail_fast=verb.fail_fast)
+    del addressees, targets, request, bound  # thousands may be in flight: the garbage collector visits each object
     return verb.conclude(await finish(call, errors_win=verb.errors_win), mesh, spec)
 
 
