@@ -48,6 +48,14 @@ WAITS_HERE_MAX: Final = 16
 """Consecutive waits of a task in place of the loop (`WAIT_HERE_SECONDS`) before the loop has its turn: a sixteenth of
 the cost of a turn is left, and sockets and signals, which a wait that is over at once does not poll, are polled within
 1 ms."""
+SKIP_TURNS_SECONDS: Final = 1e-3
+"""Time in which a task passes checkpoints without a turn of the loop, as nothing else can run. Sockets, signals and
+messages wait as long; Trio's own grain of time is 1 ms."""
+SKIP_TURNS_MAX: Final = 32
+"""Such checkpoints in one turn: a thirtieth of the cost of a turn is left."""
+SKIP_TURNS_MARGIN_SECONDS: Final = 1e-4
+"""Time to the next deadline below which a turn has no such checkpoints: the loop looks for due deadlines a few
+microseconds after it is known which tasks run in the turn."""
 TURNS_LEFT_OUT: Final = 4
 """Turns of the loop after such a wait in vain before the next attempt: slow answers cost a fifth of an attempt each."""
 

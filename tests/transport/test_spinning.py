@@ -101,7 +101,7 @@ class Fake:
             lib=SimpleNamespace(tm_before_wait=self._before_wait, tm_has_news=self._has_news)
         )
         self.has_news = False
-        self.waits_left = 0
+        self.waits_left = self.skips_left = 0
         self.coming = [1, 1, 0]
         self._seen = seen
 
@@ -293,6 +293,92 @@ def test_two_tasks_of_one_turn_leave_their_waits_to_the_loop(poller: Poller):
     assert not instrument.wait_here()
 
 
+@pytest.mark.parametrize("spin_seconds", [1e-4, 0.0])
+def test_task_that_is_alone_skips_turns_only_so_often_in_one(
+    monkeypatch: pytest.MonkeyPatch, poller: Poller, spin_seconds: float
+):
+    """AW-3: also where the process may not spin."""
+    monkeypatch.setattr(limits, "SKIP_TURNS_SECONDS", 60.0)
+    fake, runner = Fake(spin_seconds), Runner()
+    instrument = around_wait(fake, poller._replace(runner=runner))
+    instrument.after_io_wait(0)
+    runner.runq.clear()
+    assert skip_all(fake, instrument) == limits.SKIP_TURNS_MAX
+    instrument.after_io_wait(0)  # no task was woken
+    assert not fake.skips_left
+
+
+def skip_all(fake: Fake, instrument: AroundWait) -> int:
+    """Return how many turns a task can skip."""
+
+    async def main() -> int:
+        skipped = 0
+        while fake.skips_left and instrument.skip_turn():
+            skipped += 1
+        return skipped
+
+    return trio.run(main)
+
+
+def test_skipped_turn_wakes_peers(monkeypatch: pytest.MonkeyPatch, alone: tuple[Fake, Runner, AroundWait]):
+    """AW-3."""
+    fake, runner, instrument = alone
+    monkeypatch.setattr(limits, "SKIP_TURNS_SECONDS", 60.0)
+    for fake.dirty in (False, True):
+        runner.runq.append("the one that runs")
+        instrument.after_io_wait(0)
+        runner.runq.clear()
+        fake.asked.clear()
+        fake.skips_left = 1
+        assert skip_all(fake, instrument) == 1
+        assert fake.asked == (["flush"] if fake.dirty else [])
+
+
+@pytest.mark.parametrize("why", ["a task can run", "a deadline is due", "a task waits for quiet", "it ran for long"])
+def test_task_beside_which_something_is_to_be_done_skips_no_turn(
+    monkeypatch: pytest.MonkeyPatch, alone: tuple[Fake, Runner, AroundWait], why: str
+):
+    """AW-3."""
+    fake, runner, instrument = alone
+    assert fake.skips_left
+    if why == "a task can run":
+        runner.runq.append("another one")
+    elif why == "a deadline is due":
+        runner.deadline = runner.current_time()
+    elif why == "a task waits for quiet":
+        runner.waiting_for_idle.append("another one")
+    else:
+        monkeypatch.setattr(limits, "SKIP_TURNS_SECONDS", -1.0)
+        runner.runq.append("the one that runs")
+        instrument.after_io_wait(0)
+        runner.runq.clear()
+    assert skip_all(fake, instrument) == 0
+    assert not fake.skips_left
+
+
+@pytest.mark.parametrize("why", ["a task can run", "a deadline is about to be due"])
+def test_two_tasks_of_one_turn_skip_none(poller: Poller, why: str):
+    """AW-3."""
+    fake, runner = Fake(1e-4), Runner()
+    if why == "a task can run":
+        runner.runq.append("another one")
+    else:
+        runner.deadline = runner.current_time() + limits.SKIP_TURNS_MARGIN_SECONDS / 2
+    around_wait(fake, poller._replace(runner=runner)).after_io_wait(0)
+    assert not fake.skips_left
+
+
+def test_turn_after_messages_were_sent_can_be_the_last_for_a_while(poller: Poller):
+    """AW-3: unless an answer has come, which the transport's task hands over."""
+    fake, runner = Fake(1e-4), Runner()
+    instrument = around_wait(fake, poller._replace(runner=runner))
+    for fake.has_news in (False, True):
+        fake.dirty = True
+        instrument.before_io_wait(0)
+        instrument.after_io_wait(0)
+        assert bool(fake.skips_left) is not fake.has_news
+
+
 class Careless:
     """A handler that breaks its promise not to raise."""
 
@@ -389,6 +475,28 @@ def test_task_waits_itself_for_what_has_come():
             await there.wait_for(3)
 
     trio.run(main)
+
+
+def test_task_that_skips_turns_is_cancelled_in_time_and_passes_checkpoints():
+    """AW-3."""
+
+    async def main() -> int:
+        skipped = 0
+        async with pair_of_transports(Noting(), Noting()) as [link, _]:
+            assert isinstance(link, native.NativeLink)
+            transport = link.transport
+            with trio.move_on_after(0.05) as scope:
+                while True:
+                    with trio.testing.assert_checkpoints():
+                        await trio.lowlevel.checkpoint_if_cancelled()
+                        if transport.skips_left and transport.skip_turn():
+                            skipped += 1
+                        else:
+                            await trio.lowlevel.cancel_shielded_checkpoint()
+            assert scope.cancelled_caught
+        return skipped
+
+    assert trio.run(main) > 0
 
 
 @pytest.mark.parametrize("clock", [None, trio.testing.MockClock()])

@@ -178,9 +178,11 @@ class Transport(ABC):
 
     Attributes:
         waits_left: Number of waits that `wait_here` may still do in this turn of Trio's loop; mostly 0.
+        skips_left: Number of checkpoints for which `skip_turn` may still return True in this turn; mostly 0.
     """
 
     waits_left = 0
+    skips_left = 0
 
     @abstractmethod
     def define_group(self, links: Sequence[Link]) -> LinkGroup:
@@ -228,6 +230,14 @@ class Transport(ABC):
 
         Returns:
             Whether any message was delivered. If not, the task has to wait by Trio's loop.
+        """
+        return False
+
+    def skip_turn(self) -> bool:
+        """Return whether the running task passes a checkpoint now without a turn of Trio's loop, and count it.
+
+        It does while no other task can run, for a bounded time. Call it only where `skips_left` is not 0. Peers of
+        everything sent so far are woken.
         """
         return False
 

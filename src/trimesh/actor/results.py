@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Sequence
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 import trio
 from trio.lowlevel import cancel_shielded_checkpoint, checkpoint_if_cancelled, in_trio_task
@@ -21,6 +21,7 @@ from trimesh._runtime.calls import (
     value_of,
     yield_to_cancel,
 )
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import fold_into_deaths
 from trimesh._runtime.tasks import TrioBlock, in_trio_taking, split_cancelled
 from trimesh._runtime.values import EndpointKind, EndpointSpec
@@ -30,6 +31,9 @@ from trimesh.actor.view import MeshView
 from trimesh.config import current
 from trimesh.errors import MeshErrorGroup
 from trimesh.shape.extent import Point
+
+if TYPE_CHECKING:
+    from trimesh._transport.interface import Transport
 
 T = TypeVar("T")
 
@@ -43,6 +47,8 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
 
     Use it once. One task at a time may iterate.
     """
+
+    _transport: Transport
 
     def __init__(self, mesh: MeshView, spec: EndpointSpec) -> None:
         self._mesh = mesh
@@ -69,6 +75,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
         if self._state != "new":
             raise RuntimeError(f"results of {self.what} can be entered once: call the verb again")
         self._state = "left"
+        self._transport = current_proc().transport
         await self._open()
         self._state = "open"
         return self
@@ -99,7 +106,9 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
             await checkpoint_if_cancelled()
             found = self._take()
             if found is not None:
-                await cancel_shielded_checkpoint()
+                transport = self._transport
+                if not (transport.skips_left and transport.skip_turn()):
+                    await cancel_shielded_checkpoint()
                 return found
             found = await self._next()
         finally:

@@ -335,6 +335,7 @@ async def produce(
 ) -> None:
     """Run a generator endpoint to its end."""
     assert call.items is not None
+    transport = call.peer.proc.transport
     steps: list[Any] = [generator.__anext__()]  # no frame of a traceback may hold the error, see `run_in_context`
     while True:
         try:
@@ -342,7 +343,9 @@ async def produce(
         except StopAsyncIteration:
             return
         try:
-            await trio.lowlevel.checkpoint()  # at each yield (rule T1)
+            await trio.lowlevel.checkpoint_if_cancelled()  # at each yield (rule T1)
+            if not (transport.skips_left and transport.skip_turn()):
+                await trio.lowlevel.checkpoint()
             value = values.encode_item(item, call.spec)
             del item
             await call.items.send(call, value)

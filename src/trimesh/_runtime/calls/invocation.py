@@ -251,7 +251,8 @@ async def post(proc: Proc, targets: Sequence[Target], request: Request) -> list[
     await checkpoint_if_cancelled()
     parcel = encode_request(proc, request, 0, targets[0].mesh if targets else AGENT, None)
     if _post_at_once(proc, targets, parcel):
-        await checkpoint()
+        if not (proc.transport.skips_left and proc.transport.skip_turn()):
+            await checkpoint()
         return [_POSTED] * len(targets)
     call = OutgoingCall(proc, CallId(0), request, targets, fail_fast=False, is_bounded=has_deadline())
     call.start(parcel)

@@ -8,9 +8,11 @@ messages, so that tasks waiting for them run in the same tick, without a switch 
     AW-2 The only task of a turn may wait for messages itself while no other can run and no deadline is due: the loop
          would run nothing in between. It does so for `limits.WAIT_HERE_SECONDS`, at most `limits.WAITS_HERE_MAX` times
          within one turn.
+    AW-3 While the only task of a turn could go on at once, it may pass checkpoints without a further turn, for
+         `limits.SKIP_TURNS_SECONDS` and at most `limits.SKIP_TURNS_MAX` times. Peers are woken at each.
 
 If an asyncio loop drives the run, the waits of that loop count (`LoopDriver`), and its callbacks are among the tasks of
-AW-1 and AW-2.
+AW-1 and AW-2; AW-3 does not apply.
 """
 
 from __future__ import annotations
@@ -56,6 +58,7 @@ class AroundWait(trio.abc.Instrument):
         self._has_news = transport.library.lib.tm_has_news
         self._look = transport.look
         self._has_sent = False  # messages were sent since the last wait, and tasks can run
+        self._skips_until = -math.inf  # by the clock of the run
         self._left_out = 0  # turns left in which no task waits itself, because the last such wait was in vain
         self._native = poller
         self._loop: LoopDriver | None
@@ -86,6 +89,8 @@ class AroundWait(trio.abc.Instrument):
             poller is not None and not poller.is_guest
         ):  # a guest run shares its thread with a host loop, which must not be delayed
             descriptor = poller.epoll.fileno()
+        # The run, if the tasks of a turn are all that runs and can be counted (AW-3).
+        self._runner: Any = None if poller is None or descriptor < 0 or loop is not None else poller.runner
         if poller is None or descriptor < 0 or self._transport.spin_seconds <= 0:
             self._poller, self._is_quiet = -1, _never
             self._spin_seconds = math.inf  # no wait is long enough to spin
@@ -104,6 +109,7 @@ class AroundWait(trio.abc.Instrument):
     def before_io_wait(self, timeout: float) -> None:
         """Flush messages of this tick; spin if no task can run and no deadline is due meanwhile."""
         transport = self._transport
+        transport.skips_left = 0
         if timeout > 0 or self._loop is None or self._loop.waiting() > 1:
             transport.waits_left = 0
         self._has_sent = timeout <= 0 and transport.dirty
@@ -123,23 +129,28 @@ class AroundWait(trio.abc.Instrument):
     def after_io_wait(self, timeout: float) -> None:
         """Deliver arrived messages, or let the transport's task do it (AW-1)."""
         transport = self._transport
-        if self._has_sent:
-            if not self._has_news(transport.bus):
+        n = 0
+        if not self._has_sent:
+            if self.failure is not None:
                 return
+            n = self._look()
+            if n:
+                self._hand_over(n)
+                if self._left_out:
+                    self._left_out -= 1
+                elif self._is_quiet(limits.WAIT_HERE_SECONDS, 1):
+                    transport.waits_left = limits.WAITS_HERE_MAX
+        elif self._has_news(transport.bus):
             if self._loop is None:
                 transport.wake()
             else:
                 self._loop.soon(self.hand_over)
             return
-        if self.failure is not None:
-            return
-        n = self._look()
-        if n:
-            self._hand_over(n)
-            if self._left_out:
-                self._left_out -= 1
-            elif self._is_quiet(limits.WAIT_HERE_SECONDS, 1):
-                transport.waits_left = limits.WAITS_HERE_MAX
+        runner = self._runner
+        if runner is not None and (n or timeout <= 0) and len(runner.runq) == 1:
+            now = runner.clock.current_time()
+            if runner.deadlines.next_deadline() > now + limits.SKIP_TURNS_MARGIN_SECONDS:
+                transport.skips_left, self._skips_until = limits.SKIP_TURNS_MAX, now + limits.SKIP_TURNS_SECONDS
 
     def hand_over(self) -> None:
         """Deliver arrived messages."""
@@ -163,6 +174,22 @@ class AroundWait(trio.abc.Instrument):
         self._hand_over(n)
         return self.failure is None
 
+    def skip_turn(self) -> bool:
+        """See `Transport.skip_turn` (AW-3)."""
+        transport, runner = self._transport, self._runner
+        now = runner.clock.current_time()
+        is_over = now >= self._skips_until or runner.deadlines.next_deadline() <= now
+        if is_over or runner.runq or runner.waiting_for_idle:
+            transport.skips_left = 0
+            return False
+        transport.skips_left -= 1
+        if transport.dirty or transport.lending.returned:
+            transport.flush()
+        if _COUNTS_SCHEDULE_POINTS:
+            task: Any = trio.lowlevel.current_task()
+            task._schedule_points += 1  # noqa: SLF001 - it has no public name
+        return True
+
     def _hand_over(self, n: int) -> None:
         try:
             self._context.run(self._transport.hand_over, self._handler, n)
@@ -172,6 +199,12 @@ class AroundWait(trio.abc.Instrument):
     def _fail(self, error: BaseException) -> None:
         self.failure = error
         self._transport.wake()
+
+
+_COUNTS_SCHEDULE_POINTS: Final = "_schedule_points" in {
+    field.name for field in getattr(trio.lowlevel.Task, "__attrs_attrs__", ())
+}
+"""True if this release of Trio counts schedule points in the attribute known here; see `_count_checkpoint`."""
 
 
 def _never(seconds: float, tasks: int = 0) -> bool:

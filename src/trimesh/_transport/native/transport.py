@@ -281,6 +281,9 @@ class NativeTransport(Transport):
     def wait_here(self) -> bool:
         return self._around_wait is not None and self._around_wait.wait_here()
 
+    def skip_turn(self) -> bool:
+        return self._around_wait is not None and self._around_wait.skip_turn()
+
     def wake(self) -> None:
         """Wake the task of `run` to check for work."""
         self._work.unpark_all()
