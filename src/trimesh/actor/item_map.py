@@ -117,6 +117,7 @@ class ItemMap(Results[tuple[int, R]]):
         self._deadline = math.inf  # of the feeder
         self._candidates: verbs.Candidates | None = None
         self._senders: dict[int, SendCall] = {}  # of its members, by rank
+        self._only: SendCall | None = None  # of its only member
         self._outstanding = 0  # items sent, or waiting to be sent again, whose results were not taken
         self._retrying = 0
         self._lost: list[tuple[Err, Origin | None]] = []
@@ -150,9 +151,6 @@ class ItemMap(Results[tuple[int, R]]):
 
     def _describe(self, unit: Unit, error: Exception) -> None:
         add_note(error, f"raised for item {unit.index} of {self.what}.map()")
-
-    def _came(self, unit: Unit, value: Any) -> None:
-        """Record a result, even one that arrives too late to be returned."""
 
     # ---- sending ---------------------------------------------------------------------------------------------
 
@@ -249,7 +247,7 @@ class ItemMap(Results[tuple[int, R]]):
 
     def _forget_candidates(self) -> None:
         """Discard the candidates, so that they are computed again."""
-        self._candidates = None
+        self._candidates = self._only = None
         self._senders.clear()
 
     def _make_room(self) -> None:
@@ -267,20 +265,32 @@ class ItemMap(Results[tuple[int, R]]):
     def _send_at_once(self, unit: Unit) -> bool:
         """Choose the member for a unit, and send if it lives and has a link; else return False."""
         try:
-            unit.rank = rank = self._pick(unit)
-            send = self._senders.get(rank)
+            send = self._only
             if send is None:
-                candidates = self._candidates
-                found = None if candidates is None else candidates.ready(rank, self._spec, self._options)
-                if candidates is None or found is None:
-                    return False
-                send = self._senders[rank] = self._calls.sender(candidates.proc, *found, self._deadline)
-            if not self._calls.is_cancelled:
-                send(unit, self._arguments(unit))
+                unit.rank = rank = self._pick(unit)
+                send = self._senders.get(rank)
+                if send is None:
+                    send = self._sender(rank)
+                    if send is None:
+                        return False
+            else:
+                [unit.rank] = self._senders
+            send(unit, ((unit.item,), {}))
         except Exception as error:
             self._describe(unit, error)
             raise
         return True
+
+    def _sender(self, rank: int) -> SendCall | None:
+        """Return the function that sends to a candidate; None if it is being restarted or has no link."""
+        candidates = self._candidates
+        found = None if candidates is None else candidates.ready(rank, self._spec, self._options)
+        if candidates is None or found is None:
+            return None
+        send = self._senders[rank] = self._calls.sender(candidates.proc, *found, self._deadline)
+        if len(candidates.alive) == 1:
+            self._only = send
+        return send
 
     @trio.lowlevel.enable_ki_protection
     async def _send_when_ready(self, unit: Unit) -> None:
@@ -352,7 +362,8 @@ class ItemMap(Results[tuple[int, R]]):
                 else:
                     found = await self._look_at(call)
                 if found is not None:
-                    await cancel_shielded_checkpoint()
+                    if not (self._transport.skips_left and self._transport.skip_turn()):
+                        await cancel_shielded_checkpoint()
                     return found
             elif self._has_ended():
                 await checkpoint()
@@ -389,7 +400,8 @@ class ItemMap(Results[tuple[int, R]]):
             return None
         if type(result) is Ok:
             return self._take_value(unit, result.value)
-        self._settle()
+        self._outstanding -= 1
+        self._make_room_for_several()
         if isinstance(result, Err):
             self._describe(unit, result.error)
             self._lose(
@@ -399,15 +411,15 @@ class ItemMap(Results[tuple[int, R]]):
 
     def _take_value(self, unit: Unit, value: Any) -> tuple[int, R] | None:
         """Process the result of a unit; return it if it is still wanted."""
-        self._settle()
+        self._outstanding -= 1
+        if self._room is not None:
+            self._make_room_for_several()
         self._progress.done += 1
-        self._came(unit, value)
         return None if self._lost and self._is_fail_fast else (unit.index, value)
 
-    def _settle(self) -> None:
-        """Count a finished unit; wake the feeder when there is room for several."""
-        self._outstanding -= 1
-        if self._room is not None and self._outstanding <= self._window - self._refill:
+    def _make_room_for_several(self) -> None:
+        """Wake the feeder when there is room for several items."""
+        if self._outstanding <= self._window - self._refill:
             self._make_room()
 
     def _would_retry(self, unit: Unit, error: Exception) -> bool:
@@ -565,8 +577,9 @@ class RankCalls(ItemMap[Any]):
         is_for_deaths = retry is not None and any(issubclass(death, retry.on) for death in DEATHS)
         return retry is not None and attempt <= retry.max and is_for_deaths and says_peer_is_gone(error)
 
-    def _came(self, unit: Unit, value: Any) -> None:
-        self.values[unit.index] = value
+    def _take_value(self, unit: Unit, value: Any) -> tuple[int, Any] | None:
+        self.values[unit.index] = value  # even one that arrives too late to be returned
+        return super()._take_value(unit, value)
 
     def _group(self, failures: Sequence[Exception]) -> MeshErrorGroup:
         ranks = self._mesh.ranks

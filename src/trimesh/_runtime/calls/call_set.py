@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import trio
 
 from trimesh import limits
-from trimesh._routing.collector import Outcome
+from trimesh._routing.collector import Outcome, Returned
 from trimesh._runtime.calls.invocation import Request, budget_until, encode_request
 from trimesh._runtime.calls.outgoing import AnyWait, OutgoingCall
-from trimesh._runtime.peers.peer import Outbox, Parcel, Target
+from trimesh._runtime.peers.peer import Outbox, Parcel, Peer, Target
 from trimesh._wire import messages
 from trimesh._wire.messages import Calls
 from trimesh.ids import AGENT, CallId
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 SendCall: TypeAlias = Callable[[Any, Arguments], None]
-"""Sends a call, given the key by which the set's user identifies it, and its arguments."""
+"""Sends a call, given the key by which the set's user identifies it, and its arguments; does nothing once the set is
+cancelled."""
 
 
 class SetCall(OutgoingCall):
@@ -72,16 +73,28 @@ class SetCall(OutgoingCall):
     def part_of(self) -> trio.lowlevel.Task:
         return self._set.consumer
 
-    def counted(self, box: Outbox, position: int) -> None:
-        """Note that the call will be sent in a batch, at this position on the link; its credits are counted."""
-        self.collector.positions[0] = position
-        box.load += 1
-
     def left(self, position: int, lent: trio.Event | None) -> None:
         """Note that the call was sent in a batch; see `Link.send`."""
         self.collector.positions[0] = position
         if lent is not None:
             self._lent = (lent,)
+
+    def terminal(self, peer: Peer, outcome: Outcome, dequeued: int) -> None:
+        """Process the terminal frame as `OutgoingCall.terminal` does; a value, the common outcome, in one function."""
+        collector, box = self.collector, self._boxes[0]
+        is_running = collector.positions[0] and collector.outcomes[0] is None and peer is box.peer
+        if not is_running or type(outcome) is not Returned:
+            super().terminal(peer, outcome, dequeued)
+            return
+        collector.outcomes[0] = outcome
+        collector.remaining = 0
+        peer.calls.pop(self, None)
+        box.load -= 1
+        if not self._has_ended:
+            self._has_ended = True
+            self.proc.calls.pop(self.call_id, None)
+            self._set.end(self)
+        box.acknowledged(dequeued)
 
     def check_end(self) -> None:
         """Notify the set once when the call is complete."""
@@ -123,15 +136,17 @@ class CallBatch:
         self._parts: list[tuple[int, bytes]] = []
         self._nbytes = 0
 
-    def has_room(self, nbytes: int) -> bool:
-        return len(self._parts) < limits.CALLS_PER_MESSAGE and self._nbytes + nbytes <= limits.CALLS_PER_MESSAGE_BYTES
-
-    def add(self, call: SetCall, number: int, payload: bytes) -> int:
-        """Add a call for which there is room; return its future position on the link."""
-        self._parts.append((number, payload))
+    def add(self, call: SetCall, payload: bytes) -> bool:
+        """Add a call, whose credits are counted; return False, without effect, if there is no room for it."""
+        parts, nbytes = self._parts, self._nbytes + len(payload)
+        if len(parts) >= limits.CALLS_PER_MESSAGE or nbytes > limits.CALLS_PER_MESSAGE_BYTES:
+            return False
+        parts.append((call.call_id, payload))
         self._calls.append(call)
-        self._nbytes += len(payload)
-        return self._begin + len(self._parts)
+        self._nbytes = nbytes
+        call.collector.positions[0] = self._begin + len(parts)
+        self.box.load += 1
+        return True
 
     def leave(self) -> None:
         """Send the calls if they were not sent yet."""
@@ -250,6 +265,8 @@ class CallSet:
 
         def send(key: Any, arguments: Arguments) -> None:
             nonlocal batch
+            if self.silent_at != math.inf:  # `is_cancelled`
+                return
             value = encode(*arguments, request, spec)
             payload = value.payload
             nbytes = len(payload)
@@ -258,15 +275,14 @@ class CallSet:
             if is_alone or box.is_waiting or not try_sent(nbytes):
                 self._begin(call, encode_request(proc, request, call.call_id, target.mesh, budget, value=value))
                 return
-            if batch is None or box.batch is not batch or not batch.has_room(nbytes):
+            calls[call.call_id] = call
+            running[call] = pending[call] = None
+            if batch is None or box.batch is not batch or not batch.add(call, payload):
                 if box.batch is not None:
                     box.batch.leave()
                 batch = box.batch = CallBatch(box, request, budget)
                 self._open.append(batch)
-            number = call.call_id
-            calls[number] = call
-            running[call] = pending[call] = None
-            call.counted(box, batch.add(call, number, payload))
+                batch.add(call, payload)
 
         return send
 
@@ -274,7 +290,8 @@ class CallSet:
         """Return a function that sends each call to one actor as a separate message."""
 
         def send(key: Any, arguments: Arguments) -> None:
-            self.begin(proc, target, request, key, deadline, arguments)
+            if not self.is_cancelled:
+                self.begin(proc, target, request, key, deadline, arguments)
 
         return send
 
