@@ -104,6 +104,20 @@ async def test_calls_leave_as_one_message_and_end_one_by_one(caller: Caller):
     assert not caller.proc.calls
 
 
+async def test_reply_of_another_process_ends_no_call(caller: Caller):
+    """E12."""
+    caller.send_all(7)
+    caller.calls.leave()
+    link = RecordingLink()
+    stranger = caller.proc.adopt_link(ProcId(3), link)
+    caller.proc.received(link, memoryview(messages.encode(messages.Return(1, MESH, 1, b""))), [])
+    assert stranger.link is None
+    assert [call.key for call in caller.calls.running] == [7]
+    caller.say(messages.Return(1, MESH, 1, b""))
+    assert [call.key for call in caller.calls.ended] == [7]
+    assert caller.peer.outbox(MESH).load == 0
+
+
 async def test_whatever_else_is_sent_to_the_actor_comes_after_them(caller: Caller):
     """S01."""
     parcel = Parcel(messages.encode(messages.Call(99, MESH, "endpoint", None, b"")), nbytes=10)
