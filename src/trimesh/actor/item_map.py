@@ -275,7 +275,7 @@ class ItemMap(Results[tuple[int, R]]):
                         return False
             else:
                 [unit.rank] = self._senders
-            send(unit, ((unit.item,), {}))
+            send(unit, self._arguments(unit))
         except Exception as error:
             self._describe(unit, error)
             raise
