@@ -86,7 +86,8 @@ STREAM_CHUNK_BYTES: Final = 1 << 17
 """One chunk of a large message between hosts: a small message may find half of it ahead in the ring of the link."""
 CHUNKED_BYTES_MIN: Final = 2 << 20
 """Smallest message that goes in chunks: between hosts, and on this host if most of it is `bytes`, which are copied out
-of shared memory anyway, in chunks while the sender is still copying in."""
+of shared memory anyway, in chunks while the sender is still copying in. Other messages of this host go in chunks from
+`SEGMENT_BYTES_MAX` a body and `SEGMENT_IDLE_BYTES_MAX` in all."""
 CHUNKED_MAX: Final = 16
 """Large messages of one link under way in chunks; more wait for their turn."""
 

@@ -41,13 +41,19 @@ async def world() -> AsyncIterator[World]:
     assert segments() == mappings() == 0
 
 
-def segments() -> int:
-    """Return how many segments have a descriptor in this process: those of its pools."""
-    count = 0
+def segment_sizes() -> list[int]:
+    """Return the bytes of each segment that has a descriptor in this process: those of its pools."""
+    found = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
-            count += "trimesh-segment" in os.readlink(f"/proc/self/fd/{fd}")
-    return count
+            path = f"/proc/self/fd/{fd}"
+            if "trimesh-segment" in os.readlink(path):
+                found.append(os.stat(path).st_size)
+    return found
+
+
+def segments() -> int:
+    return len(segment_sizes())
 
 
 def mappings() -> int:
@@ -151,6 +157,20 @@ async def test_body_above_the_largest_segment_goes_in_chunks(world: World):
     assert (await pass_one(link, sees, body)) == body
 
     assert 0 < segments() <= 4 * limits.CHUNK_FLIGHT_BYTES_MAX // limits.CHUNK_BYTES
+
+
+async def test_message_above_the_idle_segments_makes_none_of_its_own(world: World):
+    """Otherwise each such message would allocate its size in new shared memory, in one turn of the loop."""
+    (link,), (sees,) = star(world, 1)
+    body = memoryview(bytearray(limits.SEGMENT_BYTES_MAX))
+    body[-1] = 1
+    count = limits.SEGMENT_IDLE_BYTES_MAX // limits.SEGMENT_BYTES_MAX + 1
+
+    await wait_sent([link.send(b"", [body] * count)])
+
+    (message,) = await sees.wait_messages(1)
+    assert [(len(one), one[-1]) for one in message.bodies] == [(len(body), 1)] * count
+    assert 0 < sum(segment_sizes()) <= 4 * limits.CHUNK_FLIGHT_BYTES_MAX
 
 
 async def test_same_buffer_twice_in_a_message_arrives_as_two(world: World):

@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 from tests.rows import rows
 
 from trimesh import limits
+from trimesh._transport.interface import Buffer
 from trimesh._transport.messages.incoming import Arrival, Arrivals, AssemblyError
 from trimesh._transport.messages.outgoing import CHUNK, IMMUTABLE, ChunkedMessage, goes_in_chunks, is_immutable
 from trimesh.errors import LimitExceeded
 
 LARGE = limits.CHUNKED_BYTES_MIN
+POOLED = memoryview(bytearray(limits.SEGMENT_BYTES_MAX))
+"""The largest body that fits a segment."""
 
 
 @attrs.define
@@ -109,12 +112,16 @@ def test_bytes_and_views_of_them_are_immutable():
         ([bytearray(LARGE)], True, False, False),
         ([bytearray(LARGE)], False, False, True),
         ([bytes(LARGE), bytearray(2 * LARGE)], True, False, False),
+        ([POOLED] * (limits.SEGMENT_IDLE_BYTES_MAX // len(POOLED)), True, False, False),
+        ([POOLED] * (limits.SEGMENT_IDLE_BYTES_MAX // len(POOLED) + 1), True, False, True),
+        ([POOLED] * (limits.SEGMENT_IDLE_BYTES_MAX // len(POOLED) + 1), True, True, False),
+        ([POOLED[: len(POOLED) // 2 + 1]] * (limits.SEGMENT_IDLE_BYTES_MAX // len(POOLED) + 1), True, False, True),
         ([bytes(LARGE - 1)], False, False, False),
         ([], False, False, False),
         ([memoryview(bytearray(1)), b""], True, False, False),
     ],
 )
-def test_who_goes_in_chunks(bodies: list[bytes | bytearray], local: bool, shared: bool, chunks: bool):
+def test_who_goes_in_chunks(bodies: list[Buffer], local: bool, shared: bool, chunks: bool):
     assert goes_in_chunks(bodies, local=local, shared=shared) is chunks
 
 

@@ -252,15 +252,19 @@ def goes_in_chunks(bodies: Sequence[Buffer], *, local: bool, shared: bool = Fals
         local: True if it goes to a process of this host.
         shared: True if it goes to several processes that can share one copy in memory of this host.
     """
-    total = owned = 0
+    total = owned = pooled = 0
     for body in bodies:
         nbytes = memoryview(body).nbytes
         if nbytes > limits.SEGMENT_BYTES_MAX:
             return True
         total += nbytes
+        pooled += 1 << (nbytes - 1).bit_length()  # a segment has a power of two
         if nbytes >= limits.CHUNKED_BYTES_MIN and is_immutable(body):
             owned += nbytes
-    return total >= limits.CHUNKED_BYTES_MIN and (not local or (2 * owned >= total and not shared))
+    if total < limits.CHUNKED_BYTES_MIN:
+        return False
+    # More than the pool keeps would get new segments in every message: seven times the time a byte.
+    return not local or (not shared and (2 * owned >= total or pooled > limits.SEGMENT_IDLE_BYTES_MAX))
 
 
 def _flat(body: Buffer) -> memoryview:
