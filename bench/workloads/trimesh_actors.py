@@ -5,10 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import time
+from typing import Any
 
 import trio
 
 from bench.scale import Scale, timed_calls
+from bench.workloads.payload import payload
 from trimesh import Actor, RDMABuffer, endpoint, rdma
 
 
@@ -34,6 +36,17 @@ class Hanger(Actor):
     @endpoint(concurrency=64)
     async def sleep(self) -> None:
         await trio.sleep_forever()
+
+
+class Holder(Actor):
+    """Returns the value that it was made with."""
+
+    def __init__(self, kind: str, nbytes: int) -> None:
+        self.value = payload(kind, nbytes)
+
+    @endpoint
+    async def give(self) -> Any:
+        return self.value
 
 
 class Memory(Actor):
