@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
+from typing import Any
 
 import pytest
+from tests.rows import rows
 
-from trimesh.service.accounts import ReplayAccount, ReplayItem, SlotAccount, SlotLease
+from trimesh.service.accounts import ReplayAccount, ReplayItem, SlotAccount, SlotLease, estimate_bytes
 
 
 def item(value: int, version: int = 0, group: int | None = None, priority: float = 1.0, size: int = 1) -> ReplayItem:
@@ -182,3 +185,34 @@ def test_slots_of_what_was_taken_are_free_with_the_next_version() -> None:
     assert account.slots == 1
     account.advance(2)
     assert (account.slots, account.evicted) == (0, {"stale": 1})
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@rows(
+    ("value", "parts", "text"),
+    [
+        ([1, 2.0, True, None, 1 << 100], [1, 2.0, True, None, 1 << 100], 0),
+        (((1, 2), {}), [(1, 2), 1, 2, {}], 0),
+        ({"a": [1]}, [[1], 1], 1),
+        ([[1], "ab"], [[1], 1], 2),
+    ],
+)
+def test_estimate_is_the_sum_of_all_parts(value: Any, parts: list[Any], text: int) -> None:
+    assert estimate_bytes(value) == sum(map(sys.getsizeof, [value, *parts])) + text
+
+
+def test_numbers_of_a_prompt_are_estimated_by_no_function_of_python() -> None:
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        estimate_bytes(list(range(1_000)))
+    finally:
+        sys.setprofile(None)
+    assert calls == 1

@@ -40,20 +40,28 @@ DEPTH_MAX = 4
 """Levels of nested containers whose items are counted; items of deeper ones are not."""
 
 
+_NUMBERS: Final = frozenset((int, float, bool, type(None)))
+_CONTAINERS: Final = frozenset((list, tuple, dict))
+
+
 def estimate_bytes(value: Any, depth: int = DEPTH_MAX) -> int:
     """Return the bytes of a value: exact for bytes, arrays and tensors, an estimate for containers and objects."""
-    size = getattr(value, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    if isinstance(value, bytes | bytearray | str):
-        return len(value)
+    if type(value) not in _CONTAINERS:
+        size = getattr(value, "nbytes", None)
+        if isinstance(size, int):
+            return size
+        if isinstance(value, bytes | bytearray | str):
+            return len(value)
     total = sys.getsizeof(value)
     parts: Any = value
     if depth:
-        if isinstance(value, Mapping):
-            total += sum(estimate_bytes(key, 0) + estimate_bytes(one, depth - 1) for key, one in parts.items())
-        elif isinstance(value, list | tuple | set | frozenset):
-            total += sum(estimate_bytes(one, depth - 1) for one in parts)
+        if isinstance(value, list | tuple | set | frozenset):
+            if _NUMBERS.issuperset(map(type, parts)):  # a prompt has thousands
+                total += sum(map(sys.getsizeof, parts))
+            else:
+                total += sum([estimate_bytes(one, depth - 1) for one in parts])
+        elif isinstance(value, dict | Mapping):
+            total += sum([estimate_bytes(key, 0) + estimate_bytes(one, depth - 1) for key, one in parts.items()])
         elif (fields := getattr(value, "__dict__", None)) is not None:
             total += estimate_bytes(fields, depth - 1)
     return total
