@@ -22,7 +22,9 @@ import trimesh.aio
 from bench.meshes import asyncio_tasks, trimesh_mesh
 from bench.meshes.trimesh_mesh import Member, Mesh, open_mesh
 from bench.scale import Scale, timed_calls, timed_rates
+from bench.workloads import services
 from bench.workloads.loop import run_blocks
+from bench.workloads.trimesh_actors import Hanger
 from trimesh import endpoint, this_host
 from trimesh.service import open_pool
 
@@ -80,6 +82,17 @@ class Measurement:
 
     async def requests(self, actor: str) -> list[float]:
         return await self._in_pool(actor, lambda pool: self._rates_at_once(lambda: pool.echo(1)))
+
+    async def generate(self, actor: str) -> list[float]:
+        del actor  # that of `bench.workloads.services`
+        async with (
+            this_host().spawn_procs({"procs": services.REPLICAS}) as procs,
+            procs.spawn("actors", Hanger) as mesh,
+            open_pool(mesh, concurrency=services.CONCURRENCY) as pool,
+        ):
+            return await services.callers_times(
+                self._scale, self._tasks.at_once, lambda: pool.generate(services.TOKENS)
+            )
 
     async def loop(self, actor: str) -> list[float]:
         del actor  # those of `bench.workloads.loop_actors`

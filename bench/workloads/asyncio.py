@@ -108,6 +108,7 @@ KINDS = (
     ),
     Kind("request", "a request of a pool of 4", "us", {FROM_ASYNCIO: None}),
     Kind("requests", "64 requests of a pool of 4 at once", "k/s", {FROM_ASYNCIO: None}, is_rate=True),
+    Kind("generate", "64 callers of a pool of 8: a request of 64 token ids each way", "us", {FROM_ASYNCIO: None}),
     Kind("loop", "rollouts, no-op model", "1000/s", {FROM_ASYNCIO: None}, is_rate=True),
     Kind("ticker", "lateness of a ticker beside calls", "us", {FROM_ASYNCIO: None}, quantiles=(0.5, 0.99)),
     Kind("sockets", "echo by sockets beside calls", "us", {FROM_ASYNCIO: None}, quantiles=(0.5, 0.99)),

@@ -1,5 +1,8 @@
 """A pool of replicas: requests a second, what a request costs beside `choose`, and how fast a pause aborts.
 
+Callers in a loop are those of a program that generates: each sends token ids, gets as many, and sends again. Ray's
+figure of them is the better one of its deployment and of actors by hand, to the one with the fewest requests.
+
 Ray's pool is a deployment of Ray Serve, used by its handle from the program: no HTTP. Monarch has no pool: what is
 written by hand for it keeps a bound and the load of each replica, and gives a request to the least loaded; nothing of
 it looks at deaths, pauses, deadlines or queues. "Chosen" is what either has without a pool: actors in turn.
@@ -18,6 +21,10 @@ from bench.scale import Metric, Samples, Scale, timed_calls, timed_rates
 
 REPLICAS = 8
 IN_FLIGHT = 256
+CALLERS = 64
+TOKENS = list(range(100_000, 100_064))
+"""Ids as large as a vocabulary."""
+
 CONCURRENCY = 64
 QUIET = {"log_level": "ERROR", "enable_access_log": False}
 """Otherwise Ray Serve writes a line for each request."""
@@ -30,6 +37,7 @@ METRICS = [
     Metric("pool_overhead", "of that, more than `choose`", "us", goals=(30.0,)),
     Metric("pool_cpu", "a task a request: caller's processor time of each", "us"),
     Metric("pool_cpu_overhead", "of that, more than `choose`", "us"),
+    Metric("pool_generate", "of 64 callers in a loop: a request of 64 token ids each way", "us"),
     Metric("pool_abort", 'paused("abort") with 256 requests running: until the body begins', "ms", (0.5, 1.0), (20.0,)),
 ]
 
@@ -55,6 +63,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         found["pool_request"] = await timed_calls(scale, pool.pid)
         chosen = await timed_calls(scale, mesh.pid.choose)
         found["pool_overhead"] = [statistics.median(found["pool_request"]) - statistics.median(chosen)]
+        found["pool_generate"] = await callers_times(scale, at_once, lambda: pool.generate(TOKENS))
         found["pool_cpu"], found["pool_cpu_overhead"] = [], []
         for _ in range(scale.rates):
             spent: list[float] = []
@@ -65,6 +74,32 @@ async def trimesh_side(scale: Scale) -> Samples:
             found["pool_cpu"].append(spent[0])
             found["pool_cpu_overhead"].append(spent[0] - spent[1])
         found["pool_abort"] = [await _abort(mesh, pool, Paused) for _ in range(scale.rates)]
+    return found
+
+
+async def callers_times(
+    scale: Scale, at_once: Callable[[Any, int], Awaitable[None]], request: Callable[[], Awaitable[Any]]
+) -> list[float]:
+    """Return the microseconds of each request of callers that each make one after the other, all callers at once.
+
+    Args:
+        scale: How many.
+        at_once: Of the module of tasks of the program: runs a function in so many tasks.
+        request: Sends `TOKENS`.
+    """
+    found: list[float] = []
+
+    async def call_again() -> None:
+        for _ in range(max(2, scale.calls // CALLERS)):
+            start = time.perf_counter_ns()
+            answer = await request()
+            found.append((time.perf_counter_ns() - start) / 1e3)
+            if answer != TOKENS:
+                raise RuntimeError(f"{len(TOKENS)} ids were sent, and came back as {answer!r}")
+
+    await at_once(call_again, CALLERS)
+    found.clear()  # the first round opens connections
+    await at_once(call_again, CALLERS)
     return found
 
 
@@ -101,12 +136,18 @@ async def ray_side(scale: Scale) -> Samples:
         async def pid(self) -> int:
             return 1
 
+        async def generate(self, tokens: list[int]) -> list[int]:
+            return tokens
+
     @serve.deployment(
         num_replicas=REPLICAS, max_ongoing_requests=CONCURRENCY, ray_actor_options={"num_cpus": 0}, logging_config=QUIET
     )
     class Served:
         async def pid(self) -> int:
             return 1
+
+        async def generate(self, tokens: list[int]) -> list[int]:
+            return tokens
 
     serve.start(proxy_location="Disabled", logging_config=QUIET)
     handle = serve.run(Served.bind())
@@ -120,15 +161,38 @@ async def ray_side(scale: Scale) -> Samples:
         await next(turn).pid.remote()
 
     found = await _asyncio_samples(scale, by_handle, in_turn)
+    found["pool_generate"] = await ray_generate(scale, handle, actors)
     serve.shutdown()
     ray.shutdown()
     return found
+
+
+async def ray_generate(scale: Scale, handle: Any, actors: list[Any]) -> list[float]:
+    """Return `callers_times` of the better one of a deployment and of actors by hand."""
+    from bench.meshes.asyncio_tasks import at_once
+
+    loads = [0] * len(actors)
+
+    async def by_hand() -> Any:
+        index = min(range(len(actors)), key=loads.__getitem__)
+        loads[index] += 1
+        try:
+            return await actors[index].generate.remote(TOKENS)
+        finally:
+            loads[index] -= 1
+
+    async def by_handle() -> Any:
+        return await handle.generate.remote(TOKENS)
+
+    ways = [await callers_times(scale, at_once, way) for way in (by_handle, by_hand)]
+    return min(ways, key=statistics.median)
 
 
 async def monarch_side(scale: Scale) -> Samples:
     import asyncio
 
     from bench.meshes import monarch_mesh
+    from bench.meshes.asyncio_tasks import at_once
 
     async with monarch_mesh.open_mesh(REPLICAS) as mesh:
         replicas = [mesh.replica(index) for index in range(REPLICAS)]
@@ -136,19 +200,21 @@ async def monarch_side(scale: Scale) -> Samples:
         room = asyncio.Semaphore(REPLICAS * CONCURRENCY)
         turn = cycle(replicas)
 
-        async def least_loaded() -> None:
+        async def least_loaded(name: str = "pid", *args: Any) -> Any:
             async with room:
                 index = min(loads, key=loads.__getitem__)
                 loads[index] += 1
                 try:
-                    await replicas[index].pid.call_one()
+                    return await getattr(replicas[index], name).call_one(*args)
                 finally:
                     loads[index] -= 1
 
         async def in_turn() -> None:
             await next(turn).pid.call_one()
 
-        return await _asyncio_samples(scale, least_loaded, in_turn)
+        found = await _asyncio_samples(scale, least_loaded, in_turn)
+        found["pool_generate"] = await callers_times(scale, at_once, lambda: least_loaded("echo", TOKENS))
+        return found
 
 
 async def _asyncio_samples(

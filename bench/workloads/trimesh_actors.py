@@ -33,6 +33,10 @@ class Hanger(Actor):
     async def pid(self) -> int:
         return os.getpid()
 
+    @endpoint(group="pids")
+    async def generate(self, tokens: list[int]) -> list[int]:
+        return tokens
+
     @endpoint(concurrency=64)
     async def sleep(self) -> None:
         await trio.sleep_forever()
