@@ -73,6 +73,45 @@ def test_nested_blocks_share_one_run(run):
     run(main)
 
 
+def test_block_that_does_not_wait_is_entered_at_once_and_left_in_a_turn():
+    """So its body begins without a turn of the loop, and blocks in a row let other tasks run."""
+    turns = []
+
+    @contextlib.asynccontextmanager
+    async def nothing():
+        yield trio.lowlevel.current_task()
+
+    async def main():
+        async with trimesh.aio.open_trio():
+            asyncio.get_running_loop().call_soon(turns.append, "other")
+            async with in_trio_block(nothing()):
+                turns.append("body")
+            turns.append("left")
+
+    asyncio.run(main())
+    assert turns == ["body", "other", "left"]
+
+
+def test_block_of_a_cancelled_task_is_not_entered():
+    """A cancel that was requested before is raised by entering, not by the body."""
+    begun = []
+
+    @contextlib.asynccontextmanager
+    async def nothing():
+        yield
+
+    async def main():
+        async with trimesh.aio.open_trio():
+            asyncio.current_task().cancel()
+            with pytest.raises(asyncio.CancelledError):
+                async with in_trio_block(nothing()):
+                    begun.append("body")
+            assert asyncio.current_task().uncancel() == 0
+
+    asyncio.run(main())
+    assert begun == []
+
+
 def test_sibling_tasks_share_one_run(run):
     """K04: the last block ends the run, whichever task it is in; handles of the tasks are good for each other."""
 

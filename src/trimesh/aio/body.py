@@ -79,11 +79,13 @@ class Body(HeldBlock[T, AsyncioSite], AbstractAsyncContextManager[T, "bool | Non
             self._cancels_before = self._owner.cancelling()
             around = find_site(loop) or run.root
             self._site = AsyncioSite(run, around)
-            self._crossing = Crossing[None](around, on_broken=self._cancel_owner)
+            self._crossing: Crossing[None] = Crossing(around, on_broken=self._cancel_owner)
             if (limit := current_limit()) is not None:
                 self._limit = limit
                 self._enter_block = partial(self._enter_within, limit, self._enter_block)
             self._crossing.start(self._live)
+            if run.driver is not None and not getattr(self._owner, "_must_cancel", False):
+                run.driver.tick()  # most blocks are entered in one turn of Trio, without a turn of the loop
             cancelled = await self._crossing.wait(lambda: self._is_entered or self._crossing.is_done)
             if cancelled is not None or not self._is_entered:
                 await self._leave(cancelled)
@@ -261,7 +263,7 @@ async def run_in_trio(
         asyncio.CancelledError: The task was cancelled, or the block that it is in.
         Exception: Error of the work.
     """
-    crossing = Crossing[T](site)
+    crossing: Crossing[T] = Crossing(site)
     crossing.start(work)
     cancelled = await crossing.wait_done()
     try:

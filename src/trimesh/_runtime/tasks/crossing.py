@@ -33,7 +33,7 @@ import trio
 from trio.lowlevel import enable_ki_protection, in_trio_run, in_trio_task, reschedule
 
 from trimesh._runtime.system.forks import end_child, is_forked_run
-from trimesh._runtime.tasks.background import split_cancelled
+from trimesh._runtime.tasks.background import effective_deadline, split_cancelled
 from trimesh._wire.exceptions.tracebacks import has_user_frame, without_own_frames
 from trimesh.errors import MeshErrorGroup, context_of, leaves, set_context
 
@@ -105,7 +105,7 @@ class Site(Generic[RunT]):
     def work_in(self, nursery: trio.Nursery) -> None:
         """Run the work in a nursery, which the running task has opened."""
         self._nursery = nursery
-        self._deadline = trio.current_effective_deadline()
+        self._deadline = effective_deadline()
 
 
 class Crossing(ABC, Generic[T, RunT]):
