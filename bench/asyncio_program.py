@@ -77,6 +77,20 @@ class Measurement:
     async def stream(self, actor: str) -> list[float]:
         return await timed_rates(self._scale, self._meshes[actor].stream, self._scale.stream_items)
 
+    async def block(self, actor: str) -> list[float]:
+        async def open_block(pool: Any) -> None:
+            async with pool.paused("keep"):
+                pass
+
+        return await self._in_pool(actor, lambda pool: timed_calls(self._scale, lambda: open_block(pool)))
+
+    async def block_call(self, actor: str) -> list[float]:
+        async def call_in_block(pool: Any) -> None:
+            async with pool.paused("keep"):
+                await self._meshes[actor].one(1)
+
+        return await self._in_pool(actor, lambda pool: timed_calls(self._scale, lambda: call_in_block(pool)))
+
     async def request(self, actor: str) -> list[float]:
         return await self._in_pool(actor, lambda pool: timed_calls(self._scale, lambda: pool.echo(1)))
 

@@ -106,6 +106,8 @@ KINDS = (
         {("trio", "asyncio"): None, FROM_ASYNCIO: None, ("asyncio", "asyncio"): None},
         is_rate=True,
     ),
+    Kind("block", "a block with nothing in it", "us", {FROM_ASYNCIO: None}),
+    Kind("block_call", "a block with a call in it", "us", {FROM_ASYNCIO: None}),
     Kind("request", "a request of a pool of 4", "us", {FROM_ASYNCIO: None}),
     Kind("requests", "64 requests of a pool of 4 at once", "k/s", {FROM_ASYNCIO: None}, is_rate=True),
     Kind("generate", "64 callers of a pool of 8: a request of 64 token ids each way", "us", {FROM_ASYNCIO: None}),
