@@ -23,9 +23,9 @@ TIMES_PEER = {
     "monarch": {
         "call_one": 10.0,
         "tasks": 5.0,
-        "batch": 10.0,
+        "batch": 12.0,
         "broadcast": 10.0,
-        "call_8": 6.0,
+        "call_8": 8.0,
         "call_16": 6.0,
         "bytes_1024": 5.0,
         "bytes_65536": 5.0,
