@@ -25,5 +25,5 @@ async def test_operator_and_fetch() -> None:
             operator = await shortest(multiply)
             fetch = await shortest(lambda: trimesh.fetch(product))
 
-    assert fits(operator, functions=17, modules=5, calls=20), operator
+    assert fits(operator, functions=9, modules=4, calls=11), operator
     assert fits(fetch, functions=46, modules=20, calls=56), fetch

@@ -6,8 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 from torch.utils import _pytree as pytree
@@ -16,7 +15,7 @@ from trimesh import limits
 from trimesh._transport.interface import Buffer
 from trimesh.shape.region import Region
 from trimesh.tensor.controller.recording import check_not_compiled
-from trimesh.tensor.controller.shapes import FRESH, Line, Meta, Plan
+from trimesh.tensor.controller.shapes import FRESH, MIXED_BITS, Line, Meta, Plan
 from trimesh.tensor.controller.tensor import MeshTensor, check_views, has_changed_bases, make
 from trimesh.tensor.protocol import arguments
 from trimesh.tensor.protocol.arguments import BODY_SLOT, NUMBER_SLOT, SLOT
@@ -46,11 +45,10 @@ class TeamFailure:
 _OWN = __file__.rsplit("/", 2)[0]
 
 # Batches end by content, not after a count. So the same operations make the same batches, whatever was issued before,
-# and ranks recognise them. A hash of the latest four operations ends a batch after one operation in 64 on average.
-_PLAN_BITS = 13
-_LATEST = (1 << 4 * _PLAN_BITS) - 1
-_MIXER = 0x9E37_79B9_7F4A_7C15
-_END_OF_BATCH = 0b111111 << 56
+# and ranks recognise them. A hash of the latest four operations ends a batch after one operation in 64 on average: bits
+# of the latest and, shifted, of the three before it.
+_SHIFT: Final = MIXED_BITS // 4
+_END_OF_BATCH: Final = 0b111111
 
 
 @attrs.define(eq=False)
@@ -105,10 +103,6 @@ class Team:
         engine = self.engine
         return not engine.has_values or (engine is other.engine and not set(self.peers).isdisjoint(other.peers))
 
-    def free(self, ref: int) -> None:
-        """Free a tensor with the next commands. May be called from any thread at any time, as by garbage collection."""
-        self.freed.append(ref)
-
     def emit(self, plan: Plan, operands: Sequence[Any], outputs: int) -> int:
         """Add a command; return the ref of its first output.
 
@@ -135,19 +129,20 @@ class Team:
             freed = self.take_freed()
         if plan.number not in self._defined:
             self._define(plan)
-        first = engine.new_refs(outputs)
-        stream += (plan.number, first)
-        stream += operands
-        line = issuing_line()
+        shapes = engine.shapes
+        first = shapes.refs
+        shapes.refs = first + outputs
+        stream += (plan.number, first, *operands)
+        line = issuing_line(2)
         self._new_lines.append(line)
         self.issued += 1  # counted even if the recorder refuses it, as ranks execute it
-        recorder = engine.shapes.recorder
+        recorder = shapes.recorder
         if recorder is not None:
             recorder.took(self, plan, first, outputs, operands, line, freed)
-        self._latest = recent = (self._latest << _PLAN_BITS ^ plan.number) & _LATEST
+        self._latest = recent = self._latest >> _SHIFT ^ plan.mixed
         count = self.issued - self.first
         if count >= limits.TENSOR_BATCH_COMMANDS and (
-            recent * _MIXER & _END_OF_BATCH == 0 or count >= limits.TENSOR_BATCH_COMMANDS_MAX
+            recent & _END_OF_BATCH == 0 or count >= limits.TENSOR_BATCH_COMMANDS_MAX
         ):
             engine.flush_team(self)
         return first
@@ -259,16 +254,28 @@ class Team:
         return "an unknown line (no longer kept)"
 
 
-def issuing_line() -> Line:
-    """Return the innermost line of the stack that is in neither torch nor this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if "/torch/" not in file and not file.startswith(_OWN):
-            return frame.f_code, frame.f_lineno
+class _InnerFiles(dict[str, bool]):
+    """For each file on a stack, whether it belongs to torch or to this package."""
+
+    def __missing__(self, file: str) -> bool:
+        found = self[file] = "/torch/" in file or file.startswith(_OWN)
+        return found
+
+
+_INNER: Final = _InnerFiles()
+
+
+def issuing_line(callers: int = 0) -> Line:
+    """Return the innermost line of the stack that is in neither torch nor this package.
+
+    Args:
+        callers: Number of calling functions that are known to be in this package.
+    """
+    frame: Any = sys._getframe(callers + 1)
+    while frame is not None and _INNER[frame.f_code.co_filename]:
         frame = frame.f_back
-    here = sys._getframe(0)
-    return here.f_code, here.f_lineno
+    frame = frame or sys._getframe(0)
+    return frame.f_code, frame.f_lineno
 
 
 # ---- issuing kernels, as `issue` does operators of torch -------------------------------------------------------------

@@ -124,7 +124,7 @@ class Held:
         team.living += 1
 
     def __del__(self) -> None:
-        self.team.free(self.ref)
+        self.team.freed.append(self.ref)  # from any thread, at any time; the next commands free it
 
 
 class MeshTensor(WithOperators):
@@ -386,14 +386,15 @@ class MeshTensor(WithOperators):
 
 def make(meta: Meta, team: Team, ref: int) -> MeshTensor:
     """Return a handle on the tensor that the ranks of a team have, or will have, under a ref."""
-    return make_held(meta, Held(team, ref))
+    made = meta.new_handle()
+    made._meta = meta
+    made._held = Held(team, ref)
+    return made
 
 
 def make_held(meta: Meta, held: Held) -> MeshTensor:
     """Return another handle on a tensor that is held."""
-    made: MeshTensor = torch.Tensor._make_wrapper_subclass(
-        MeshTensor, meta.size, strides=meta.stride, dtype=meta.dtype, device=meta.device
-    )
+    made = meta.new_handle()
     made._meta = meta
     made._held = held
     return made
@@ -475,8 +476,8 @@ def note_change(tensor: MeshTensor, *, version: int, is_moved: bool) -> None:
     _CHANGED[base] = _Change(tensor._held.ref, version, is_moved or (before is not None and before.is_moved))
 
 
-def has_changed_bases() -> bool:
-    return bool(_CHANGED.data)
+has_changed_bases: Final[Callable[[], int]] = _CHANGED.data.__len__
+"""Returns whether there are any."""
 
 
 def is_changed_base(value: Any) -> bool:

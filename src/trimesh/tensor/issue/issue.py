@@ -41,55 +41,36 @@ aten = torch.ops.aten
 _STATIC: Final = frozenset({type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
-class _Call:
-    """One call of an operator, analysed.
+class _Operator:
+    """An operator of torch, as `issue` needs it.
 
     Attributes:
-        key: Cache key of its plan.
-        tensors: The mesh tensors among its arguments, in order.
-        operands: Refs of the tensors, and numbers that vary, in order.
-        has_local: Whether a tensor of this process is among the arguments.
-        is_mixed: Whether both global and local mesh tensors are among the arguments.
+        func: The operator.
+        varying: See `_varying_of`.
+        varies: By index, whether a parameter is among these.
+        replacement: What runs in its place, if anything does.
+        may_give_zeros: Whether its derivative may be zeros of this process.
     """
 
-    __slots__ = ("has_local", "is_mixed", "key", "operands", "tensors")
+    __slots__ = ("func", "may_give_zeros", "replacement", "varies", "varying")
 
     def __init__(self, func: Any) -> None:
-        self.key: list[Any] = [func]
-        self.tensors: list[MeshTensor] = []
-        self.operands: list[Any] = []
-        self.has_local = False
-        self.is_mixed = False
+        self.func = func
+        self.varying = _varying_of(func)
+        self.varies = [index in self.varying for index in range(len(func._schema.arguments))]
+        self.replacement = REPLACED.get(func)
+        self.may_give_zeros = func.name() in temporaries.OF_ZEROS
 
-    def take(self, value: Any, *, varies: bool) -> None:
-        kind = type(value)
-        if kind is MeshTensor:
-            meta = value._meta
-            if self.tensors and meta.is_global is not self.tensors[0]._meta.is_global:
-                self.is_mixed = True
-            self.key.append(meta)
-            self.tensors.append(value)
-            self.operands.append(value._held.ref)
-        elif kind in _STATIC:
-            if varies and kind is int:
-                self.key.append(int)
-                self.operands.append(value)
-            else:
-                self.key += (kind, value)
-        elif kind is float:
-            self.key.append(float)
-            if varies:
-                self.operands.append(value)
-            else:
-                self.key.append(value.hex())  # -0.0 equals 0.0, and nan nothing
-        elif kind is list or kind is tuple:
-            self.key += (kind, len(value))
-            for item in value:
-                self.take(item, varies=varies)
-        elif isinstance(value, torch.Tensor):
-            self.has_local = True
-        else:
-            self.key += (kind, value)
+
+_OPERATORS: Final[dict[int, _Operator]] = {}
+"""Operators by the `id` of torch's objects, whose own hash is a function in Python. The values keep these objects."""
+
+
+def _operator(func: Any) -> _Operator:
+    found = _OPERATORS.get(id(func))
+    if found is None:
+        found = _OPERATORS[id(func)] = _Operator(func)
+    return found
 
 
 def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team | None = None) -> Any:
@@ -106,58 +87,125 @@ def issue(func: Any, args: Sequence[Any], kwargs: dict[str, Any], active: Team |
         MeshStopped: The mesh is being left.
         ProcDied: A process of it has ended.
     """
-    replaced = REPLACED.get(func)
-    if replaced is not None:
-        return replaced(*args, **kwargs)
-    varying = _varying(func)
-    call = _Call(func)
+    operator = _OPERATORS.get(id(func)) or _operator(func)
+    if operator.replacement is not None:
+        return operator.replacement(*args, **kwargs)
+    key: list[Any] = [operator]
+    tensors: list[MeshTensor] = []
+    operands: list[Any] = []
     value: Any = None
-    for index, value in enumerate(args):
-        call.take(value, varies=index in varying)
-    for name, value in kwargs.items():
-        call.key.append(name)
-        call.take(value, varies=name in varying)
-    if call.has_local or call.is_mixed:
-        del value, call  # they refer to the arguments
-        return _issue_adopting(func, args, kwargs, active)
-    tensors = call.tensors
+    has_local = False
+    for value, varies in zip(args, operator.varies, strict=False):
+        if type(value) is MeshTensor:
+            key.append(value._meta)
+            tensors.append(value)
+            operands.append(value._held.ref)
+        elif _take(value, key, tensors, operands, varies=varies):
+            has_local = True
+    if kwargs:
+        has_local |= _take_named(operator, kwargs, key, tensors, operands)
     team = tensors[0]._held.team if tensors else active
     assert team is not None, "an operator without tensors is issued for the active team"
+    plan = None if has_local else team.engine.shapes.plans.get(tuple(key))
+    if plan is None and (has_local or _is_mixed(tensors)):
+        del value, tensors  # they refer to the arguments
+        return _issue_adopting(func, args, kwargs, active)
     for tensor in tensors:
         if tensor._held.team is not team:
             raise explain(func, args, kwargs)
-    shapes = team.engine.shapes
-    key = tuple(call.key)
-    plan = shapes.plans.get(key)
     if plan is None:
-        plan = _new_plan(func, args, kwargs, call, key, team)
+        plan = _new_plan(operator, args, kwargs, tensors, operands, tuple(key), team)
         if not isinstance(plan, Plan):
             return plan
-    if torch.is_grad_enabled():
-        _see_to_gradients(func, plan, tensors)
-    first = team.emit(plan, call.operands, len(plan.metas))
-    if plan.is_single:
-        return make(plan.metas[0], team, first)
-    if plan.counted:
-        increment_version([tensors[place] for place in plan.counted])
-    return _result(plan, team, first, tensors)
+    if (operator.may_give_zeros or has_changed_bases()) and torch.is_grad_enabled():
+        _see_to_gradients(operator, plan, tensors)
+    first = team.emit(plan, operands, len(plan.metas))
+    return make(plan.metas[0], team, first) if plan.single == FRESH else _result(plan, team, first, tensors)
 
 
-def _see_to_gradients(func: Any, plan: Plan, tensors: Sequence[MeshTensor]) -> None:
+def _take(value: Any, key: list[Any], tensors: list[MeshTensor], operands: list[Any], *, varies: bool) -> bool:
+    """Add an argument to the key of a call, and to its tensors and operands.
+
+    Args:
+        value: The argument.
+        key: Cache key of the plan.
+        tensors: Mesh tensors, in order.
+        operands: Refs of the tensors, and numbers that vary, in order.
+        varies: See `_varying_of`.
+
+    Returns:
+        Whether it is, or holds, a tensor of this process, which is none of these.
+    """
+    kind = type(value)
+    if kind in _STATIC:
+        if varies and kind is int:
+            key.append(int)
+            operands.append(value)
+        else:
+            key += (kind, value)
+    elif kind is list or kind is tuple:
+        key += (kind, len(value))
+        if not varies and [*map(type, value)].count(int) == len(value):
+            key += value
+            return False
+        has_local = False
+        for item in value:
+            has_local |= _take(item, key, tensors, operands, varies=varies)
+        return has_local
+    elif kind is float:
+        key.append(float)
+        if varies:
+            operands.append(value)
+        else:
+            key.append(value.hex())  # -0.0 equals 0.0, and nan nothing
+    elif kind is MeshTensor:
+        key.append(value._meta)
+        tensors.append(value)
+        operands.append(value._held.ref)
+    elif isinstance(value, torch.Tensor):
+        return True
+    else:
+        key += (kind, value)
+    return False
+
+
+def _take_named(
+    operator: _Operator, kwargs: dict[str, Any], key: list[Any], tensors: list[MeshTensor], operands: list[Any]
+) -> bool:
+    """Add the arguments that are given by name; see `_take`."""
+    has_local = False
+    for name, value in kwargs.items():
+        key.append(name)
+        has_local |= _take(value, key, tensors, operands, varies=name in operator.varying)
+    return has_local
+
+
+def _is_mixed(tensors: Sequence[MeshTensor]) -> bool:
+    """Return whether both global and local mesh tensors are among some."""
+    return len({tensor._meta.is_global for tensor in tensors}) > 1
+
+
+def _see_to_gradients(operator: _Operator, plan: Plan, tensors: Sequence[MeshTensor]) -> None:
     """Refuse a call with wrong gradients; put gradients that torch makes in this process onto the ranks."""
-    if has_changed_bases() and func is not aten.detach.default:
+    if has_changed_bases() and operator.func is not aten.detach.default:
         check_views(plan.name, tensors, _tensors_at(plan.kinds, plan.description[4]))
-    if plan.name in temporaries.OF_ZEROS:
+    if operator.may_give_zeros:
         temporaries.keep_gradients(tensors)
 
 
 def _new_plan(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, key: tuple[Any, ...], team: Team
+    operator: _Operator,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensors: Sequence[MeshTensor],
+    operands: Sequence[Any],
+    key: tuple[Any, ...],
+    team: Team,
 ) -> Any:
     """Return a new plan for a call; for an operator that is replaced by others, return their result."""
-    shapes = team.engine.shapes
+    func, shapes = operator.func, team.engine.shapes
     if is_composite(func):  # torch decomposes those itself, but not in inference mode
-        REPLACED[func] = func.decompose
+        operator.replacement = func.decompose
         return func.decompose(*args, **kwargs)
     if temporaries.is_product_of_mask(func, args):
         if temporaries.is_shared_out():
@@ -167,11 +215,11 @@ def _new_plan(
         if found is not None:
             return found
     try:
-        plan = _plan(shapes, func, args, kwargs, call, team)
+        plan = _plan(shapes, operator, args, kwargs, tensors)
     except DATA_DEPENDENT:
-        is_global = any(tensor._meta.is_global for tensor in call.tensors)
-        described = _described(func, args, kwargs, is_global=is_global)
-        return issue_asking(func, described, key, call.operands, team, is_global=is_global)
+        is_global = any(tensor._meta.is_global for tensor in tensors)
+        described = _described(operator, args, kwargs, is_global=is_global)
+        return issue_asking(func, described, key, operands, team, is_global=is_global)
     except (IndexError, RuntimeError) as error:
         if func.is_view and is_changed_base(args[0]):
             error.add_note(NOTE)
@@ -198,6 +246,10 @@ def _issue_adopting(func: Any, args: Sequence[Any], kwargs: dict[str, Any], acti
 
 
 def _result(plan: Plan, team: Team, first: int, tensors: Sequence[MeshTensor]) -> Any:
+    if plan.counted:
+        increment_version([tensors[place] for place in plan.counted])
+    if plan.single is not None:
+        return tensors[plan.single]
     leaves: list[Any] = []
     new = iter(enumerate(plan.metas, first))
     for leaf, is_alias in zip(plan.leaves, plan.has_alias, strict=True):
@@ -211,32 +263,34 @@ def _result(plan: Plan, team: Team, first: int, tensors: Sequence[MeshTensor]) -
 
 _CANNOT_SHAPE: Final = frozenset({"number", "float", "Tensor", "List[number"})  # less a bracket at the end
 
-_VARYING: Final[dict[Any, frozenset[int | str]]] = {}
 
-
-def _varying(func: Any) -> frozenset[int | str]:
+def _varying_of(func: Any) -> frozenset[int | str]:
     """Return the parameters of an operator whose numbers cannot change the shape of its result.
 
     These are typed Scalar, Scalar[], float or Tensor in its schema, if it also takes a tensor: the numbers of `arange`
     set the shape, those of `add` do not. Foreach optimizers pass lists, with new numbers each step.
     """
-    found = _VARYING.get(func)
-    if found is None:
-        parameters = func._schema.arguments
-        names: set[int | str] = set()
-        kinds = [str(parameter.type) for parameter in parameters]
-        if any("Tensor" in kind for kind in kinds):
-            for index, (parameter, kind) in enumerate(zip(parameters, kinds, strict=True)):
-                if kind.removeprefix("Optional[").removesuffix("]") in _CANNOT_SHAPE:
-                    names.add(parameter.name if parameter.kwarg_only else index)
-                    names.add(parameter.name)
-        found = _VARYING[func] = frozenset(names)
-    return found
+    parameters = func._schema.arguments
+    names: set[int | str] = set()
+    kinds = [str(parameter.type) for parameter in parameters]
+    if any("Tensor" in kind for kind in kinds):
+        for index, (parameter, kind) in enumerate(zip(parameters, kinds, strict=True)):
+            if kind.removeprefix("Optional[").removesuffix("]") in _CANNOT_SHAPE:
+                names.add(parameter.name if parameter.kwarg_only else index)
+                names.add(parameter.name)
+    return frozenset(names)
 
 
-def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: _Call, team: Team) -> Plan:
+def _plan(
+    shapes: Shapes,
+    operator: _Operator,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    tensors: Sequence[MeshTensor],
+) -> Plan:
     """Make the plan of a call by running it on fake tensors."""
-    known = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in call.tensors]
+    func = operator.func
+    known = [(one._meta.size, one._meta.stride, one._meta.dtype, one._meta.device) for one in tensors]
 
     def filled(fakes: Sequence[torch.Tensor]) -> tuple[Sequence[Any], dict[str, Any]]:
         places = iter(fakes)
@@ -246,8 +300,8 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         return found
 
     result, fakes = traced(func, known, filled, shapes.fake)
-    is_global = any(tensor._meta.is_global for tensor in call.tensors)
-    check_in_place(func, fakes, call.tensors)
+    is_global = any(tensor._meta.is_global for tensor in tensors)
+    check_in_place(func, fakes, tensors)
     leaves, tree = pytree.tree_flatten(result)
     metas: list[Meta] = []
     found: list[Any] = []
@@ -268,17 +322,17 @@ def _plan(shapes: Shapes, func: Any, args: Sequence[Any], kwargs: dict[str, Any]
         else:
             outs.append(-1)
             found.append(leaf)
-    writes = _writes(func, args, kwargs)
-    described = [*_described(func, args, kwargs, is_global=is_global), outs, writes]
+    writes = _writes(operator, args, kwargs)
+    described = [*_described(operator, args, kwargs, is_global=is_global), outs, writes]
     strides = _strides_that_matter(func, metas)
     if any(strides):
         described.append(strides)
-    is_single = found == [FRESH] and isinstance(result, torch.Tensor)
+    single = found[0] if isinstance(result, torch.Tensor) else None
     number = FIRST_SIGNATURE + shapes.new_number()
     counted: list[int] = []
     if writes and _writes_lists(func):
         counted = _tensors_at(kinds_of(described[1]) + kinds_of(described[2]), writes)
-    return Plan(number, func.name(), described, metas, found, aliases, tree, is_single, counted)
+    return Plan(number, func.name(), described, metas, found, aliases, tree, single, counted)
 
 
 def _strides_that_matter(func: Any, metas: Sequence[Meta]) -> list[list[int]]:
@@ -302,9 +356,9 @@ def _tensors_at(operands: str, writes: Sequence[int]) -> list[int]:
     return [operands.count("r", 0, place) for place in writes]
 
 
-def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:
+def _described(operator: _Operator, args: Sequence[Any], kwargs: dict[str, Any], *, is_global: bool) -> list[Any]:
     """Return the name and arguments of an operator, encoded for the ranks."""
-    varying = _varying(func)
+    name, varying = operator.func.name(), operator.varying
 
     def slot(value: Any, *, varies: bool) -> Any:
         if isinstance(value, MeshTensor):
@@ -316,17 +370,17 @@ def _described(func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, is_glo
         return value
 
     return [
-        f"global::{func.name()}" if is_global else func.name(),
+        f"global::{name}" if is_global else name,
         arguments.describe([slot(value, varies=index in varying) for index, value in enumerate(args)]),
-        arguments.describe({name: slot(value, varies=name in varying) for name, value in kwargs.items()}),
+        arguments.describe({key: slot(value, varies=key in varying) for key, value in kwargs.items()}),
     ]
 
 
-def _writes(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+def _writes(operator: _Operator, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
     """Return the indices of the operands that an operator changes in place."""
+    func, varying = operator.func, operator.varying
     if not func._schema.is_mutable:
         return []
-    varying = _varying(func)
     writes: list[int] = []
     at = 0
     parameters = {parameter.name: parameter for parameter in func._schema.arguments}
@@ -438,7 +492,7 @@ REPLACED: Final[dict[Any, Callable[..., Any]]] = {
     aten._conj.default: aten._conj_physical.default,
     aten._neg_view.default: aten.neg.default,
 }
-"""Replacements of operators. Composite operators are added on first use."""
+"""Replacements of operators; composite operators get theirs on first use."""
 
 
 def is_composite(func: Any) -> bool:
