@@ -54,6 +54,8 @@ def served(site: Path) -> Generator[str]:
 
 
 QUERY = "document.querySelector('[data-md-component=search-query]')"
+READY = "!document.querySelector('.md-search-result__meta').innerText.startsWith('Initializing')"
+"""Before it has its index, the search ignores what is typed."""
 RESULT = "document.querySelector('.md-search-result__item a')"
 
 
@@ -67,7 +69,9 @@ async def test_search_finds_a_word_and_leads_to_its_page(site: Path, tmp_path: P
                     await tab.open(f"{base}/{page}")
                     await tab.until(f"document.readyState === 'complete' && {QUERY}")
                     await tab.eval(f"{QUERY}.focus()")
+                    await tab.until(READY)
                     await tab.send("Input.insertText", text="intensity")
+                    await tab.send("Input.dispatchKeyEvent", type="keyUp", key="y")  # at which the search looks
                     await tab.until(RESULT)
                     await tab.eval(f"{RESULT}.click()")
                     await tab.until("document.querySelector('article mark')?.innerText.startsWith('intensity')")
