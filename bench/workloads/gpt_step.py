@@ -38,7 +38,8 @@ async def trimesh_side(scale: Scale) -> Samples:
 
     import trimesh
     from bench.workloads import gpt
-    from bench.workloads.gpt_ranks import PlainRank
+    from bench.workloads.gpt_ranks import GPTRank
+    from bench.workloads.plain_ranks import step_milliseconds
     from trimesh import this_host
     from trimesh.tensor import ParallelPlan
 
@@ -54,16 +55,13 @@ async def trimesh_side(scale: Scale) -> Samples:
         recorded = trimesh.compile(other.step)
         text, goal = (trimesh.distribute(one, procs, ["dp", None]) for one in gpt.batch())
         with tempfile.TemporaryDirectory() as folder:
-            plain = await plain_procs.spawn("plain", PlainRank)
+            plain = await plain_procs.spawn("plain", GPTRank)
             await plain.begin.call(str(Path(folder) / "meeting"), RANKS)
+            await plain.make.call()
             for turn in range(turns + 1):
                 for name, step in (("gpt_eager", eager.step), ("gpt_recorded", recorded)):
-                    start = time.perf_counter()
                     with procs.activate(global_tensors=True):  # for what the optimizer makes
-                        for _ in range(steps):
-                            loss = step(text, goal)
-                    loss.item()
-                    found[name].append((time.perf_counter() - start) / steps * 1e3)
+                        found[name].append(step_milliseconds(step, (text, goal), steps))
                 found["gpt_plain"].append(max((await plain.run.call(steps)).values()))
                 if not turn:  # all is made, recorded and connected now
                     for name in found:

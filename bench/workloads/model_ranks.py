@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,10 +10,11 @@ from torch.nn import Module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from trimesh import Actor, current_rank, endpoint
+from bench.workloads.plain_ranks import PlainRank
+from trimesh import endpoint
 
 LENGTH = 32
-"""Tokens of a row of Llama; rows and columns of an image, of a UNet twice as many as that has."""
+"""Tokens of a row of Llama; rows and columns of an image of ViT, twice those of UNet."""
 ROWS = {("llama", 64): 8, ("llama", 512): 32, ("vit", 64): 8, ("vit", 512): 32, ("unet", 64): 8, ("unet", 512): 8}
 """Of a batch, over all ranks: with 512 a step of plain torch takes tenths of a second on two cores."""
 
@@ -104,33 +104,11 @@ class Training:
         return loss.detach()
 
 
-class PlainRank(Actor):
-    """One of several ranks that train a model by `DistributedDataParallel`, each with its rows of the batch."""
-
-    @endpoint
-    def begin(self, file: str, ranks: int) -> None:
-        """Meet the others by a file that is not there yet."""
-        torch.distributed.init_process_group(
-            "gloo", init_method=f"file://{file}", rank=current_rank(), world_size=ranks
-        )
+class ModelRank(PlainRank):
+    """One of several ranks that train a model by `DistributedDataParallel`."""
 
     @endpoint
     def make(self, name: str, width: int) -> None:
         """Make the model that the next runs train."""
-        self._training = Training(name, width, DistributedDataParallel)
-        ranks = torch.distributed.get_world_size()
-        self._batch = [one.chunk(ranks)[current_rank()] for one in self._training.batch]
-
-    @endpoint
-    def run(self, steps: int) -> float:
-        """Return the milliseconds of one of many steps."""
-        start = time.perf_counter()
-        for _ in range(steps):
-            loss = self._training.step(*self._batch)
-        loss.item()
-        return (time.perf_counter() - start) / steps * 1e3
-
-    @endpoint
-    def end(self) -> None:
-        """Leave the others."""
-        torch.distributed.destroy_process_group()
+        training = Training(name, width, DistributedDataParallel)
+        self.take(training.step, training.batch)

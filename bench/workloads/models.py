@@ -8,10 +8,7 @@ training can reach here. All ways run in turn.
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from bench.scale import Metric, Samples, Scale
 
@@ -50,7 +47,8 @@ LACKS = dict.fromkeys(("monarch", "ray", "xoscar"), "it has no modules on a mesh
 
 async def trimesh_side(scale: Scale) -> Samples:
     import trimesh
-    from bench.workloads.model_ranks import PlainRank, Training
+    from bench.workloads.model_ranks import ModelRank, Training
+    from bench.workloads.plain_ranks import step_milliseconds
     from trimesh import this_host
     from trimesh.tensor import ParallelPlan
 
@@ -61,7 +59,7 @@ async def trimesh_side(scale: Scale) -> Samples:
         this_host().spawn_procs({"dp": RANKS}, preload=preload) as procs,
         this_host().spawn_procs({"dp": RANKS}, preload=preload) as plain_procs,
     ):
-        ranks = await plain_procs.spawn("ranks", PlainRank)
+        ranks = await plain_procs.spawn("ranks", ModelRank)
         with tempfile.TemporaryDirectory() as folder:
             await ranks.begin.call(str(Path(folder, "meeting")), RANKS)
             for name, width in ((name, width) for name in NAMES for width in WIDTHS[: 1 if is_smoke else None]):
@@ -73,20 +71,13 @@ async def trimesh_side(scale: Scale) -> Samples:
                 batch = [trimesh.distribute(one, procs, ["dp", *[None] * (one.ndim - 1)]) for one in here.batch]
                 await ranks.make.call(name, width)
 
-                def timed(step: Callable[..., Any], batch: list[Any], steps: int) -> float:
-                    start = time.perf_counter()
-                    for _ in range(steps):
-                        loss = step(*batch)
-                    loss.item()
-                    return (time.perf_counter() - start) / steps * 1e3
-
                 ways = {"eager": eager.step, "recorded": trimesh.compile(recorded.step)}
                 for turn in range(1 + (1 if is_smoke else TURNS)):
                     steps = WARM_UP_STEPS if not turn else 1 if is_smoke else STEPS[width]
-                    milliseconds = {"plain": timed(here.step, here.batch, steps)}
+                    milliseconds = {"plain": step_milliseconds(here.step, here.batch, steps)}
                     milliseconds["ddp"] = max((await ranks.run.call(steps)).values())
                     with procs.activate(global_tensors=True):  # for what models and the optimizer make
-                        milliseconds |= {way: timed(step, batch, steps) for way, step in ways.items()}
+                        milliseconds |= {way: step_milliseconds(step, batch, steps) for way, step in ways.items()}
                     if turn:
                         found[f"{name}_{width}_plain"].append(milliseconds["plain"])
                         for way in ("ddp", *ways):
