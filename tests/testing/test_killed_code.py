@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import math
 import os
 import signal
 from collections.abc import AsyncGenerator, Generator
@@ -111,6 +112,32 @@ async def test_no_clean_up_of_a_killed_process_runs(mesh, faults, tmp_path, how)
     await trio.sleep(0.1)
     gc.collect()
     assert path.read_text() == ""
+
+
+class Sender(Actor):
+    """Offers an item that is never received."""
+
+    @endpoint
+    async def offer(self, port: trimesh.Port[int], seconds: float) -> None:
+        with trio.move_on_after(seconds):
+            await port.send(1)
+
+
+@pytest.mark.parametrize("seconds", [math.inf, 0.1], ids=["sent", "recalled"])
+@simulate(seeds=5, per_host={"gpus": 1}, supervision=trimesh.Isolate())
+async def test_killed_sender_of_a_channel_leaves_no_task(mesh, faults, seconds):
+    """A sent item is recalled when its sender is cancelled, and the sender waits for the reply, which never comes."""
+    sender = await mesh.spawn("sender", Sender)
+    async with trimesh.open_channel(int, capacity=0) as (port, _), trio.open_nursery() as nursery:
+        nursery.start_soon(fail, sender.offer, port, seconds)
+        await trio.sleep(0.05)
+        async with faults.partition("controller", {"gpus": 0}):
+            await trio.sleep(10)
+
+
+async def fail(offer, *arguments) -> None:
+    with pytest.raises(trimesh.ProcDied):
+        await offer.call_one(*arguments)
 
 
 @pytest.mark.mesh_backend("sim", "proc")

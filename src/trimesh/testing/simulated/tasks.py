@@ -304,9 +304,15 @@ def drop_tasks(root: trio.lowlevel.Task, also: Iterable[object] = ()) -> bool:
     core: Any = trio._core  # noqa: SLF001 - see above
     runner: Any = core._run.GLOBAL_RUN_CONTEXT.runner  # noqa: SLF001 - the same
     coroutines: list[object] = []
-    for task in list(_tree(root)):
-        coroutines.append(task.coro)
-        _end(runner, task)
+    nurseries: list[trio.Nursery] = []
+    tasks = list(_tree(root))
+    while tasks:
+        nurseries += [nursery for task in tasks for nursery in task.child_nurseries]
+        for task in tasks:
+            coroutines.append(task.coro)
+            _end(runner, task)
+        # An abort may have started a task.
+        tasks = [task for nursery in nurseries for task in nursery.child_tasks if not isinstance(task.coro, _Ended)]
     for thing in _suspended(*coroutines, *also):
         _mark_finalized(thing)
         if isinstance(thing, types.AsyncGeneratorType):
@@ -355,6 +361,7 @@ def _end(runner: Any, task: Any) -> None:
         is_parent = is_parent or nursery._parent_waiting_in_aexit  # noqa: SLF001
         nursery._parent_waiting_in_aexit = False  # noqa: SLF001 - no task is woken when the last child has ended
     task._child_nurseries = []  # noqa: SLF001
+    is_in_thread = any(frame.f_globals.get("__name__") == "trio._threads" for frame, _ in task.iter_await_frames())
     is_running, task.coro = task.coro.cr_running, _ENDED
     if is_running:
         return
@@ -362,9 +369,12 @@ def _end(runner: Any, task: Any) -> None:
         task._next_send_fn = _ENDED.send  # noqa: SLF001
         return
     abort, task._abort_func = task._abort_func, None  # noqa: SLF001
-    if is_parent or (abort is not None and abort(_raise_killed) is trio.lowlevel.Abort.SUCCEEDED):
+    is_aborted = abort is not None and abort(_raise_killed) is trio.lowlevel.Abort.SUCCEEDED
+    if task._next_send_fn is not None:  # noqa: SLF001 - the abort has scheduled it
+        return
+    if is_parent or is_aborted or not is_in_thread:
         runner.reschedule(task)
-    # A wait that cannot be aborted, for a system thread, reschedules the task when it is over.
+    # A wait for a system thread cannot be aborted: it reschedules the task when it is over.
 
 
 def _raise_killed() -> NoReturn:
