@@ -13,7 +13,7 @@ from tests.conformance.probe import Probe
 from tests.conformance.supervised import reading, restart
 
 import trimesh
-from trimesh import Actor, MeshErrorGroup, MeshStopped, Restarted, endpoint
+from trimesh import Actor, MeshErrorGroup, MeshStopped, Restarted, Retry, endpoint
 from trimesh._runtime.life.current import current_proc
 
 
@@ -76,7 +76,8 @@ async def test_choose_leaves_out_the_dead(backend: Backend):
 class Heir(Actor):
     """Takes its state from a peer after a restart."""
 
-    def __init__(self) -> None:
+    def __init__(self, retries: int) -> None:
+        self.retry = Retry(retries) if retries else None
         self.heritage = 0
 
     @asynccontextmanager
@@ -84,18 +85,19 @@ class Heir(Actor):
         here = trimesh.context(self)
         if here.incarnation:
             peers = here.actors.exclude([here.point])
-            self.heritage = await peers.value.choose() + 1
+            self.heritage = await peers.value.options(retry=self.retry).choose() + 1
         yield
 
-    @endpoint
+    @endpoint(idempotent=True)
     async def value(self) -> int:
         return self.heritage
 
 
-async def test_choose_waits_for_no_restart_while_another_member_lives(backend: Backend):
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_choose_waits_for_no_restart_while_another_member_lives(backend: Backend, retries: int):
     """API 3: two members that die together, and ask a peer before they serve, do not wait for each other."""
     async with backend.procs({"gpus": 3}, supervision=restart()) as procs, reading(procs) as log:
-        heirs = await procs.spawn("heirs", Heir)
+        heirs = await procs.spawn("heirs", Heir, retries)
         for rank in (0, 1):
             backend.kill(procs, rank)
         await log.wait(Restarted, 2)

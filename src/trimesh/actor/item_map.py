@@ -494,11 +494,9 @@ async def again_one(
     tried: list[int] = []
     while True:
         try:
-            ranks = verb.ranks(mesh, tried)
-            tried += ranks
-            return await verbs.run(verb, mesh, spec, bound, options, ranks)
+            return await verbs.run(verb, mesh, spec, bound, options, tried)
         except Exception as error:
-            if not retry.wants(error, len(tried)):
+            if not retry.wants(error, len(errors) + 1):
                 with_earlier(error, errors)
                 raise
             errors.append(error)

@@ -63,20 +63,23 @@ async def run(
     spec: EndpointSpec,
     bound: Bound,
     options: Options,
-    ranks: Sequence[int] | None = None,
+    tried: list[int] | None = None,
 ) -> Any:
-    """Call the members that a verb calls, or those of `ranks`, with arguments that `bind` has checked."""
-    is_free = ranks is None
-    if ranks is None:
-        ranks = verb.ranks(mesh, ())
+    """Call the members that a verb calls, with arguments that `bind` has checked.
+
+    Of members to choose from, those in `tried` come last; those called are appended to it.
+    """
+    ranks = verb.ranks(mesh, tried or ())
     addressees = mesh.targets(ranks)
     if addressees is None:
         if not mesh.is_open:
             await trio.lowlevel.checkpoint()
             return verb.conclude(refusals(mesh, spec, ranks), mesh, spec)
-        if is_free and verb.ranks is chosen_rank:
-            ranks = await _chosen_living(mesh, ranks)
+        if verb.ranks is chosen_rank:
+            ranks = await _chosen_living(mesh, ranks, tried or ())
         addressees = await mesh.reach(ranks)
+    if tried is not None:
+        tried += ranks
     await trio.lowlevel.checkpoint_if_cancelled()
     proc, info, targets = addressees
     request = request_to(mesh, info, spec, bound, ranks, options)
@@ -127,13 +130,13 @@ def chosen_rank(mesh: MeshView, avoid: Collection[int]) -> Sequence[int]:
     return [pick(mesh, "choose", avoid)]
 
 
-async def _chosen_living(mesh: MeshView, ranks: Sequence[int]) -> Sequence[int]:
+async def _chosen_living(mesh: MeshView, ranks: Sequence[int], avoid: Collection[int]) -> Sequence[int]:
     """Choose again while the chosen member is found dead, so that a restart is awaited only if no member lives."""
     while True:
         living = await mesh.meet(ranks)
         if not living or ranks[0] in living:
             return ranks
-        ranks = chosen_rank(mesh, ())
+        ranks = chosen_rank(mesh, avoid)
 
 
 def pick(mesh: MeshView, verb: str, avoid: Collection[int] = ()) -> int:
