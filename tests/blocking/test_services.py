@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 import pytest
@@ -28,6 +28,11 @@ class Answerer(Actor):
         return prompt.upper()
 
     @endpoint(concurrency=8)
+    async def spell(self, prompt: str) -> AsyncGenerator[str, None]:
+        for letter in prompt:
+            yield letter
+
+    @endpoint(concurrency=8)
     async def hang(self, gate: Any) -> None:
         await gate.wait.call_one()
 
@@ -38,7 +43,8 @@ class Answerer(Actor):
     def ask(self, pool: Any, slots: Any, buffer: Any) -> str:
         """Use handles in a thread of an actor."""
         with face(slots).lease() as lease:
-            text: str = face(pool).answer("asked")
+            with face(pool).stream.spell("asked") as letters:
+                text: str = face(pool).answer("".join(letters))
             face(buffer).add(text, version=lease.version)
         return text
 
@@ -102,6 +108,23 @@ def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
         assert (found.made, found.succeeded, found.failed) == (10, 9, 1)
     with pytest.raises(TimeoutError), tb.fail_after(0.0), open_pool(answerers):
         pass
+
+
+def test_streams(procs: tb.ProcMesh) -> None:
+    """Y14, Y16, K06: an iterator in a block, which ends the generator."""
+    answerers = procs.spawn("spellers", Answerer)
+    with open_pool(answerers) as pool:
+        for stream in (pool.stream.spell, pool.stream[Answerer.spell], pool.spell.stream):
+            with stream("abc") as letters:
+                assert list(letters) == ["a", "b", "c"]
+        with pool.session("s") as session, session.stream.spell("a" * 1_000) as letters:
+            assert next(letters) == "a"
+        with pytest.raises(TypeError, match="which only stream can call"):
+            pool.spell("a")
+        with pytest.raises(TypeError, match="returns one value"):
+            pool.stream.answer("a")
+        found = pool.statistics()
+        assert (found.made, found.succeeded, found.cancelled, found.running) == (4, 3, 1, 0)
 
 
 def test_pauses_groups_and_full_queues(procs: tb.ProcMesh) -> None:

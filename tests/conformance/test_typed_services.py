@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import attrs
@@ -47,6 +48,13 @@ class Replica(Actor):
             raise ValueError("no words")
         return array * 2, words * 2
 
+    @endpoint(concurrency=4)
+    async def repeat(self, array: Any, times: int) -> AsyncGenerator[Any, None]:
+        for number in range(times):
+            yield array * number
+        if times == 0:
+            raise ValueError("no times")
+
 
 class Roller(Actor):
     """Uses what it is handed."""
@@ -65,6 +73,11 @@ class Roller(Actor):
         await buffer.add(array, version=0)
         with pytest.raises(ValueError, match="no words"):
             await pool.double(array, words=[])
+        async with pool.stream.repeat(array, times=3) as arrays:
+            assert [one.tolist() async for one in arrays] == [[0, 0, 0], [0, 2, 4], [0, 4, 8]]
+        with pytest.raises(ValueError, match="no times"):
+            async with pool.stream.repeat(array, 0) as arrays:
+                await anext(arrays)
         return words  # type: ignore[no-any-return]
 
     @endpoint

@@ -113,11 +113,11 @@ def _last_come_first(real: Callable[..., Any]) -> Callable[..., Any]:
 _TABLE: Final[dict[str, tuple[Any, ...]]] = {
     "counter": ("the load of a replica is never lowered", Dispatcher, "_give_up", _never_lower, "PW-5", 0),
     "swallowed": ("an error of an endpoint is a value", PoolEngine, "run", _swallow, "PW-1", 0),
-    "twice": ("all requests of a dead replica are repeated", PoolEngine, "_may_try_again", _always(True), "PW-2", 1),
+    "twice": ("all requests of a dead replica are repeated", PoolEngine, "may_try_again", _always(True), "PW-2", 1),
     "not-again": (
         "no request of a dead replica is repeated",
         PoolEngine,
-        "_may_try_again",
+        "may_try_again",
         _always(False),
         "PW-6",
         0,

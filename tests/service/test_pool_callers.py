@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -23,6 +24,20 @@ class Answerer(Actor):
             raise ValueError("no prompt")
         return prompt.upper()
 
+    @endpoint(concurrency=4, group="streams")
+    async def count(self, prompt: str) -> AsyncGenerator[str, None]:
+        self.counting = getattr(self, "counting", 0) + 1
+        try:
+            while True:
+                for letter in prompt:
+                    yield letter
+        finally:
+            self.counting -= 1
+
+    @endpoint(group="looks")
+    def look(self) -> int:
+        return self.counting
+
     @endpoint(concurrency=4, group="hangs")
     async def hang(self) -> None:
         await trio.sleep_forever()
@@ -38,6 +53,17 @@ class AsyncioAnswerer(trimesh.aio.Actor):
     async def answer(self, prompt: str) -> str:
         await asyncio.sleep(0)
         return prompt.upper()
+
+    @endpoint(concurrency=4)
+    async def spell(self, prompt: str) -> AsyncGenerator[str, None]:
+        for letter in prompt:
+            await asyncio.sleep(0)
+            yield letter
+
+    @endpoint(concurrency=4)
+    async def read(self, pool: Any) -> list[str]:
+        async with pool.stream.spell("abc") as letters:
+            return [letter async for letter in letters]
 
     @endpoint(concurrency=4)
     async def roll(self, pool: Any, slots: Any, buffer: Any, store: Any) -> list[Any]:
@@ -132,6 +158,46 @@ def test_pauses_groups_and_full_queues_from_asyncio():
     asyncio.run(main())
 
 
+def test_streams_from_asyncio():
+    """Y14, Y16, K04: an item that arrives together with a cancel is not lost; a cancel ends the generator."""
+
+    async def read_on(pool: Any, found: list[str]) -> None:
+        async with pool.stream[Answerer.count]("ab") as letters:
+            async for letter in letters:
+                found.append(letter)  # noqa: PERF401 - read while it grows
+
+    async def main() -> None:
+        async with trimesh.aio.spawn_procs({"gpus": 1}) as procs:
+            answerers = await procs.spawn("answerers", Answerer)
+            async with open_pool(answerers, concurrency=1) as pool:
+                found: list[str] = []
+                async with pool.stream.count("xyz") as letters:
+                    while len(found) < 30:
+                        reading = asyncio.ensure_future(anext(letters))
+                        await asyncio.sleep(0)
+                        if len(found) % 3 == 0:
+                            reading.cancel()
+                        try:
+                            found.append(await reading)
+                        except asyncio.CancelledError:
+                            found.append(await anext(letters))
+                assert "".join(found) == "xyz" * 10
+                assert await answerers.look.call_one() == 0
+                reading = asyncio.create_task(read_on(pool, found := []))
+                while len(found) < 5:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+                assert await answerers.look.call_one() == 0
+                with pytest.raises(TypeError, match="write `async with"):
+                    await pool.count("a")
+                statistics = pool.statistics()
+                assert (statistics.made, statistics.cancelled, statistics.running) == (2, 2, 0)
+
+    asyncio.run(main())
+
+
 def test_slots_and_buffers_from_asyncio():
     """Y7, Y8, Y9, K04."""
 
@@ -183,6 +249,7 @@ def test_actors_of_asyncio_are_replicas_and_hold_handles():
                 open_replay(capacity=9, slots=slots) as buffer,
                 open_store(procs) as store,
             ):
+                assert await actors.slice(gpus=1).read.call_one(pool) == ["a", "b", "c"]
                 found = await actors.slice(gpus=0).roll.call_one(pool, slots, buffer, store)
                 assert found == [["A", "B"], {"version": 0}, False]
                 assert (slots.statistics().version, buffer.statistics().taken) == (1, 1)

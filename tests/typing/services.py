@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any, assert_type
 
 import trimesh.aio
 import trimesh.blocking as tb
 from trimesh import Actor, ProcMesh, endpoint
 from trimesh.blocking import service as blocking
-from trimesh.service import Health, Pool, ReplayBuffer, Store, open_pool, open_replay, open_slots, open_store
+from trimesh.service import (
+    Health,
+    Pool,
+    PoolStream,
+    ReplayBuffer,
+    Store,
+    open_pool,
+    open_replay,
+    open_slots,
+    open_store,
+)
 
 
 class Generator(Actor):
     @endpoint
     async def generate(self, prompt: str, *, tokens: int = 1) -> list[int]:
         return [len(prompt)] * tokens
+
+    @endpoint
+    async def tokens(self, prompt: str) -> AsyncGenerator[int, None]:
+        yield len(prompt)
 
     @endpoint
     def ping(self) -> None: ...
@@ -36,6 +51,11 @@ async def pooled(procs: ProcMesh) -> None:
             async for index, value in results:
                 assert_type(index, int)
                 assert_type(value, list[int])
+        async with pool.stream[Generator.tokens]("a") as tokens:
+            assert_type(tokens, PoolStream[int])
+            async for token in tokens:
+                assert_type(token, int)
+        pool.stream[Generator.tokens](1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         async with pool.rolling() as replicas:
             async for replica in replicas:
                 assert_type(replica, Generator)
@@ -82,6 +102,8 @@ def pooled_in_a_script(procs: tb.ProcMesh) -> None:
             for index, value in results:
                 assert_type(index, int)
                 assert_type(value, list[int])
+        with pool.stream[Generator.tokens]("a") as tokens:
+            assert_type(next(tokens), int)
         with pool.rolling() as replicas:
             for replica in replicas:
                 assert_type(replica, type[Generator])

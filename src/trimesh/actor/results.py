@@ -169,7 +169,7 @@ class Results(TrioBlock["Results[T]"], AsyncIterator[T], Generic[T]):
             return self._group([error, *failures])
         return BaseExceptionGroup(f"{self.what} failed", [self._group(failures), error])
 
-    def _group(self, failures: Sequence[Exception]) -> MeshErrorGroup:
+    def _group(self, failures: Sequence[Exception]) -> Exception:
         text = f"{self.what} failed, {len(failures)} {'error' if len(failures) == 1 else 'errors'}"
         return MeshErrorGroup(text, fold_into_deaths(failures), mesh=self._mesh.name, endpoint=self._spec.name)
 

@@ -15,6 +15,7 @@ from trimesh.blocking.calls import (
     Endpoint,
     FacedObject,
     Verb,
+    bound,
     calls_here,
     calls_in_trio,
     enters,
@@ -60,6 +61,12 @@ class PoolVerb(Verb[P, T]):
         """
         return submit(self._work(args, kwargs), self._home, at_home=True)
 
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> AbstractContextManager[Iterator[T]]:
+        """Read the items of an endpoint that is an async generator: `pool.stream.generate(prompt)`."""
+        inner = cast("service.PoolEndpoint[P, T]", self._verb)
+        body = body_of(bound(inner.stream, args, kwargs)(), f"a stream of {inner!r}", self._home)
+        return FacedBody(body, lambda items: Each(items, self._home))
+
 
 class Pool(FacedObject["service.Pool[A]"], Generic[A]):
     """Replicas of an actor behind one name; see `trimesh.service.Pool`.
@@ -88,6 +95,14 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
         `for index, value in results` yields results as they arrive; see `trimesh.service.Pool.map`.
         """
         return PoolMaps(self._inner, self._home)
+
+    @property
+    def stream(self) -> PoolStreams:
+        """Read an endpoint that is an async generator: `with pool.stream.generate(prompt) as tokens:`.
+
+        `for token in tokens` yields its items; see `trimesh.service.Pool.stream`.
+        """
+        return PoolStreams(self)
 
     def rolling(self, at_most: int = 1) -> AbstractContextManager[Iterator[type[A]]]:
         """Take one replica after the other out of service: `with pool.rolling() as replicas: for replica in replicas`.
@@ -119,6 +134,20 @@ class PoolSession(Pool[A]):
     def moved(self) -> bool:
         """True if the session had to leave its first replica, whose state for it is lost."""
         return self._now(lambda: cast("service.PoolSession[A]", self._inner).moved)
+
+
+class PoolStreams:
+    """The endpoints of a pool as streams: `pool.stream.generate(prompt)`."""
+
+    def __init__(self, pool: Pool[Any]) -> None:
+        self._pool = pool
+
+    def __getitem__(self, endpoint: Endpoint[P, R]) -> Callable[P, AbstractContextManager[Iterator[R]]]:
+        """Return an endpoint with its types: `pool.stream[Generator.generate](prompt)`."""
+        return self._pool[endpoint].stream
+
+    def __getattr__(self, name: str) -> Callable[..., AbstractContextManager[Iterator[Any]]]:
+        return cast("PoolVerb[..., Any]", getattr(self._pool, name)).stream
 
 
 class PoolMaps:

@@ -11,6 +11,7 @@ from trimesh.service.errors import Paused
 from trimesh.service.kinds import register
 from trimesh.service.pool.pool import Pool, PoolEndpoint, PoolSession, PoolStatistics, ReplicaStatistics, open_pool
 from trimesh.service.pool.replicas import Health
+from trimesh.service.pool.streams import PoolStream
 from trimesh.service.replay import ReplayBuffer, ReplayStatistics, open_replay
 from trimesh.service.slots import Lease, Slots, SlotStatistics, open_slots
 from trimesh.service.store import Store, StoreStatistics, open_store
@@ -27,6 +28,7 @@ __all__ = [
     "PoolEndpoint",
     "PoolSession",
     "PoolStatistics",
+    "PoolStream",
     "ReplayBuffer",
     "ReplayStatistics",
     "ReplicaStatistics",

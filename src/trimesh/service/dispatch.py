@@ -448,7 +448,8 @@ class Dispatcher(Generic[Q]):
 
     def retry(self, request: Q) -> None:
         """Queue a request again at its old place: its replica has not run it, or it may run twice."""
-        self._give_up(request)
+        if request.state == "running":
+            self._give_up(request)
         self._put(request)
 
     def take(self) -> list[tuple[Q, Replica]]:

@@ -11,7 +11,7 @@ OS-3 `close` returns when every rank has unwound, or was silent for `patience` s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
@@ -39,13 +39,15 @@ class OutgoingStream(OutgoingCall):
         window: Items that each rank may be ahead, or 0 when each has one result.
         consumer: Task that opened it or, later, last waited for an item.
         is_closed: Whether the consumer has left.
+        on_over: Called once every rank has settled, also while no task waits for items.
     """
 
-    __slots__ = ("_depth", "_merge", "_opener", "_silent_at", "consumer", "is_closed", "window")
+    __slots__ = ("_depth", "_merge", "_opener", "_silent_at", "consumer", "is_closed", "on_over", "window")
 
     window: int
     consumer: trio.lowlevel.Task
     is_closed: bool
+    on_over: Callable[[], None] | None
     _merge: Merge
     _opener: trio.lowlevel.Task
     _depth: int
@@ -67,6 +69,7 @@ class OutgoingStream(OutgoingCall):
         self.consumer = self._opener = trio.lowlevel.current_task()
         self._depth = len(self._opener.child_nurseries)
         self.is_closed = False
+        self.on_over = None
         self._merge = Merge(len(targets), window or 1)
         self._silent_at = math.inf
 
@@ -124,6 +127,8 @@ class OutgoingStream(OutgoingCall):
     def _settle(self, index: int, outcome: Outcome) -> bool:
         is_first = super()._settle(index, outcome)
         self._wake()
+        if self.on_over is not None and self.collector.is_complete:
+            self.on_over()
         return is_first
 
     def cancel_rest(self, reason: str) -> None:

@@ -16,10 +16,10 @@ import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.values import EndpointKind, EndpointSpec
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh, is_whole
 from trimesh.actor.endpoint import Endpoint, endpoint
-from trimesh.actor.options import Retry
 from trimesh.errors import (
     ConnectionLost,
     HostLost,
@@ -36,6 +36,7 @@ from trimesh.service.accounts import estimate_bytes
 from trimesh.service.dispatch import Dispatcher, PoolRequest
 from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
+from trimesh.service.pool import streams
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
 """Errors of a call that mean the end of its replica, if their origin is there."""
@@ -84,6 +85,7 @@ class PoolCall(PoolRequest, eq=False, kw_only=True):
         error: Error to raise in place of the cancel.
         is_unrouted: True if `error` is that of its route.
         tries: Number of replicas that died while they ran it, or before they began it.
+        end: Ends an open stream, which runs outside of `scope`, for a reason; None for other calls.
     """
 
     name: str
@@ -92,6 +94,14 @@ class PoolCall(PoolRequest, eq=False, kw_only=True):
     error: Exception | None = None
     is_unrouted: bool = False
     tries: int = 0
+    end: Callable[[str], None] | None = None
+
+    def cancel(self, error: Exception) -> None:
+        """Cancel it; its caller gets this error."""
+        self.error = error
+        self.scope.cancel(reason=str(error))
+        if self.end is not None:
+            self.end(str(error))
 
 
 class Counts:
@@ -114,7 +124,11 @@ class PoolEngine:
         sick: Indices of replicas that fail their health check.
         change_size: Resizes the mesh, if the pool was opened with `procs=`.
         on_new: Called with the index of each new replica.
+        reading: Number of streams whose generation has ended while their consumer reads on.
+        nursery: Nursery of the pool's block.
     """
+
+    nursery: trio.Nursery
 
     def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher[PoolCall]) -> None:
         self.mesh = mesh
@@ -128,19 +142,39 @@ class PoolEngine:
         self.change_size: Callable[[int], Awaitable[None]] | None = None
         self.on_new: Callable[[int], object] = lambda _: None
         self.sick: set[int] = set()
+        self.reading = 0
         self._dead: set[int] = set()
         self._down = trio.Event()
         self._changed: trio.Event | None = None  # made by the task that waits for it
-        self._idempotent: dict[str, bool] = {}
-        self._names = set[str]()
+        self._streams: dict[str, bool] = {}  # whether an endpoint is a generator, of those that were called
 
     # ---- one call --------------------------------------------------------------------------------------------
 
     async def run(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions) -> Any:
         """Run an endpoint on one replica; see `Pool`."""
-        if name not in self._names:
-            getattr(self.mesh, name)  # raises `AttributeError` that names the endpoints
-            self._names.add(name)
+        call = self.begin(name, args, kwargs, options)
+        try:
+            with call.scope:
+                admitted = self.admit(call, options)
+                if admitted is not None:
+                    await admitted.wait()
+                result = await self._run_somewhere(call)
+                self.counts.succeeded += 1
+                return result
+            assert call.error is not None
+            raise call.error
+        except BaseException as error:
+            self.count_failed(call, error)
+            raise
+        finally:
+            self.let_go(call)
+
+    def begin(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions, *, streams: bool = False
+    ) -> PoolCall:
+        """Return a new call, which is counted."""
+        if self._streams.get(name) is not streams:
+            self.check_kind(name, streams=streams)
         if self.is_closed:
             raise MeshStopped(self._closed_text)
         size = estimate_bytes((args, kwargs)) if args or kwargs else 0
@@ -150,30 +184,46 @@ class PoolEngine:
         )  # fmt: skip
         self.counts.made += 1
         self.calls[call] = None
-        try:
-            with call.scope:
-                # A request that is granted at once needs neither a place in the queue nor an event.
-                if (self.arrivals or not self.dispatcher.grant(call)) and not self._let_in(call, options):
-                    call.news = trio.Event()
-                    self.arrivals.append(call)
-                    self.pump()
-                    await call.news.wait()
-                result = await self._run_somewhere(call)
-                self.counts.succeeded += 1
-                return result
-            assert call.error is not None
-            raise call.error
-        except Exception as error:
-            self._count_failed(call, error)
-            raise
-        except BaseException:
-            self.counts.cancelled += 1
-            raise
-        finally:
-            self._let_go(call)
+        return call
 
-    def _count_failed(self, call: PoolCall, error: Exception) -> None:
-        if isinstance(error, Overloaded) and error is call.error:
+    def check_kind(self, name: str, *, streams: bool) -> None:
+        """Check that an endpoint is a generator if it is called by `stream`, and only then.
+
+        Args:
+            name: Name of the endpoint.
+            streams: Whether it is called by `stream`.
+
+        Raises:
+            AttributeError: There is no such endpoint.
+            TypeError: It is of the other kind.
+        """
+        is_stream = self.spec_of(name).kind is EndpointKind.GENERATOR
+        if is_stream and not streams:
+            raise TypeError(
+                f"{self.mesh.name}.{name} is an async generator, which only stream can call: "
+                f"write `async with pool.stream.{name}(...) as items`"
+            )
+        if streams and not is_stream:
+            raise TypeError(
+                f"pool.stream calls async generators, and {self.mesh.name}.{name} returns one value: "
+                f"write `await pool.{name}(...)`"
+            )
+        self._streams[name] = is_stream
+
+    def admit(self, call: PoolCall, options: CallOptions) -> trio.Event | None:
+        """Assign a replica or a place in the queue; if there is none, return the event of a place."""
+        if (not self.arrivals and self.dispatcher.grant(call)) or self._let_in(call, options):
+            return None
+        admitted = call.news = trio.Event()
+        self.arrivals.append(call)
+        self.pump()
+        return admitted
+
+    def count_failed(self, call: PoolCall, error: BaseException) -> None:
+        """Count a call that did not succeed."""
+        if not isinstance(error, Exception):
+            self.counts.cancelled += 1
+        elif isinstance(error, Overloaded) and error is call.error:
             self.counts.refused += 1
         elif call.scope.cancelled_caught and not call.is_unrouted:
             self.counts.cancelled += 1
@@ -202,29 +252,33 @@ class PoolEngine:
 
     async def _run_somewhere(self, call: PoolCall) -> Any:
         while True:
-            while call.state != "running":
-                call.news = trio.Event()
-                await call.news.wait()
-            assert call.replica is not None
-            index = call.replica
-            if not self._look(index):
-                self._send_elsewhere(call)
-                continue
+            index = await self.assigned(call)
             dispatcher = self.dispatcher
             begun = trio.current_time() if dispatcher.measures else 0.0
             try:
                 result = await self._run_on(index, call)
             except Exception as error:
-                if not self._is_end_of(call, error):
+                if not self.is_end_of(call, error):
                     dispatcher.end(call, trio.current_time() - begun if dispatcher.measures else None)
                     raise
-                self._see_down(index)
-                if not self._may_try_again(call, error):
+                self.see_down(index)
+                if not self.may_try_again(call, error):
                     raise
-                self._send_elsewhere(call)
+                self.send_elsewhere(call)
                 continue
             dispatcher.end(call, trio.current_time() - begun if dispatcher.measures else None)
             return result
+
+    async def assigned(self, call: PoolCall) -> int:
+        """Wait until a queued call has a replica; return its index."""
+        while True:
+            while call.state != "running":
+                call.news = trio.Event()
+                await call.news.wait()
+            assert call.replica is not None
+            if self.look(call.replica):
+                return call.replica
+            self.send_elsewhere(call)
 
     def _run_on(self, index: int, call: PoolCall) -> Awaitable[Any]:
         endpoint: Endpoint[..., Any] = getattr(self.views[index], call.name)
@@ -232,34 +286,45 @@ class PoolEngine:
             return endpoint.call_one(*call.args, **call.kwargs)
         return _first_of(endpoint, call)
 
-    def _send_elsewhere(self, call: PoolCall) -> None:
+    def send_elsewhere(self, call: PoolCall) -> None:
+        """Queue a call again, whose replica has died."""
         call.tries += 1
         self.counts.retried += 1
         self.dispatcher.retry(call)
         self.pump()
 
-    def _is_end_of(self, call: PoolCall, error: Exception) -> bool:
+    def is_end_of(self, call: PoolCall, error: Exception) -> bool:
         """Return whether an error means the end of the replica, not an outcome of the endpoint."""
         ends = [origin(leaf) for leaf in leaves(error) if isinstance(leaf, _ENDS)]
         return any(where.mesh == self.mesh.name and where.endpoint == call.name for where in ends)
 
-    def _may_try_again(self, call: PoolCall, error: Exception) -> bool:
+    def may_try_again(self, call: PoolCall, error: Exception) -> bool:
+        """Return whether a call whose replica has died with this error may run on another one."""
         if call.tries + 1 >= limits.POOL_TRIES:
             return False
         if all(isinstance(leaf, _MAYBE) and not leaf.maybe_executed for leaf in leaves(error)):
             return True
-        return self._is_idempotent(call.name)
+        return self.spec_of(call.name).idempotent
 
-    def _is_idempotent(self, name: str) -> bool:
-        if name not in self._idempotent:
-            try:
-                getattr(self.mesh, name).options(retry=Retry(1))
-                self._idempotent[name] = True
-            except TypeError:
-                self._idempotent[name] = False
-        return self._idempotent[name]
+    def spec_of(self, name: str) -> EndpointSpec:
+        """Return an endpoint of the replicas; raise `AttributeError` that names all if there is no such one."""
+        getattr(self.mesh, name)
+        return self.mesh._view.endpoints[name]  # noqa: SLF001 - a method would hide an endpoint of that name
 
-    def _let_go(self, call: PoolCall) -> None:
+    def release(self, call: PoolCall, seconds: float | None) -> None:
+        """Free the place of a stream at its replica, which has ended it; its consumer may still read items."""
+        self.dispatcher.end(call, seconds)
+        self.reading += 1
+        self.let_go(call)
+
+    def resume(self, call: PoolCall) -> None:
+        """Queue a released stream again, whose replica has died."""
+        self.reading -= 1
+        self.calls[call] = None
+        self.send_elsewhere(call)
+
+    def let_go(self, call: PoolCall) -> None:
+        """Remove a call that is over from the queue or its replica."""
         del self.calls[call]
         if call.state == "waiting":
             self.dispatcher.withdraw(call)
@@ -307,11 +372,11 @@ class PoolEngine:
 
     # ---- replicas --------------------------------------------------------------------------------------------
 
-    def _look(self, index: int) -> bool:
+    def look(self, index: int) -> bool:
         """Return whether to send to a replica: False if it has died while another one lives."""
         if is_whole(self.views[index]):
             return True
-        self._see_down(index)
+        self.see_down(index)
         return not any(replica.is_up for replica in self.dispatcher.serving())
 
     def add(self, view: ActorMesh) -> None:
@@ -328,7 +393,8 @@ class PoolEngine:
             self._dead.discard(index)
             self.judge(index)
 
-    def _see_down(self, index: int) -> None:
+    def see_down(self, index: int) -> None:
+        """Take a replica out of service until it is back."""
         if self.dispatcher.replicas[index].is_absent:
             return
         self._dead.add(index)
@@ -408,8 +474,7 @@ class PoolEngine:
         """Cancel the matching calls, each with a new error; return how many."""
         found = [call for call in (self.calls if calls is None else calls) if call.error is None and wanted(call)]
         for call in found:
-            call.error = error()
-            call.scope.cancel(reason=str(call.error))
+            call.cancel(error())
         return len(found)
 
     def cancel_for(self, reason: str, wanted: Callable[[PoolCall], bool]) -> int:
@@ -451,6 +516,17 @@ class PoolFront(Actor):
         """Run an endpoint on one replica; return its result and the session's number of moves."""
         result = await self.engine.run(name, args, kwargs, options)
         return result, self.engine.moves_of(options.session)
+
+    @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="streams")
+    async def stream(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: CallOptions
+    ) -> AsyncGenerator[tuple[Any, ...], None]:
+        """Yield the items of a stream, each behind the session's number of moves; first that number alone."""
+        items = streams.PoolItems[Any](self.engine, name, args, kwargs, options)
+        async with streams.PoolStream(items) as stream:
+            yield (self.engine.moves_of(options.session),)
+            async for item in stream:
+                yield self.engine.moves_of(options.session), item
 
     @endpoint(concurrency=limits.SERVICE_REMOTE_CALLS, group="pauses")
     async def hold_pause(self, mode: PauseMode) -> AsyncGenerator[None, None]:

@@ -26,6 +26,7 @@ from trimesh.service.dispatch import Adaptive, ByFunction, Dispatcher, LeastLoad
 from trimesh.service.owner_calls import hand_over
 from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull
 from trimesh.service.pool.replicas import ElasticReplicas, Health, Rolling
+from trimesh.service.pool.streams import FrontItems, PoolItems, PoolStream
 
 if TYPE_CHECKING:
     from trimesh.blocking import calls as blocking
@@ -66,14 +67,14 @@ class ReplicaStatistics:
 class PoolStatistics:
     """Statistics of a pool, in requests since it was opened.
 
-    `made == succeeded + failed + cancelled + refused + running + queued + arriving`, except while a request is between
-    two of these states.
+    `made == succeeded + failed + cancelled + refused + running + reading + queued + arriving`, except while a request
+    is between two of these states.
 
     Attributes:
         made: All requests.
-        succeeded: Requests that returned a value.
+        succeeded: Requests that returned a value, and streams that were read to their end.
         failed: Requests whose endpoint or route raised, or whose replica died.
-        cancelled: Requests cancelled by their caller or by the pool.
+        cancelled: Requests cancelled by their caller or by the pool, and streams that were left early.
         refused: Requests that met a full queue with `when_full="refuse"`.
         retried: Number of times that a request was sent to another replica.
         running: Requests that run on replicas.
@@ -83,6 +84,7 @@ class PoolStatistics:
         sessions: Number of known sessions.
         is_paused: Whether `paused` holds the queue.
         replicas: Statistics of all replicas.
+        reading: Streams whose generator has ended, in whose block the consumer still is.
     """
 
     made: int
@@ -98,6 +100,7 @@ class PoolStatistics:
     sessions: int
     is_paused: bool
     replicas: tuple[ReplicaStatistics, ...]
+    reading: int
 
 
 class PoolEndpoint(Generic[P, R]):
@@ -123,6 +126,10 @@ class PoolEndpoint(Generic[P, R]):
         found: R = await in_trio(self._pool._run)(self._name, args, kwargs)  # noqa: SLF001 - two classes of one handle
         return found
 
+    def stream(self, /, *args: P.args, **kwargs: P.kwargs) -> PoolStream[R]:
+        """Read the items of an async generator: `async with pool.stream.generate(prompt)`; see `Pool.stream`."""
+        return self._pool._stream(self._name, args, kwargs)  # noqa: SLF001 - as above
+
     def __repr__(self) -> str:
         return f"<endpoint {self._name} of {self._pool!r}>"
 
@@ -133,7 +140,8 @@ class Pool(Generic[A]):
     `await pool.generate(prompt)` runs the endpoint `generate` on one replica. For type checkers
     `pool[Generator.generate]` is the same endpoint with the types of its arguments and its result.
 
-    Outside the process that opened it, a pool has only its endpoints, `options`, `session`, `map` and `paused`.
+    Outside the process that opened it, a pool has only its endpoints, `options`, `session`, `map`, `stream`
+    and `paused`.
     """
 
     def __init__(
@@ -186,6 +194,21 @@ class Pool(Generic[A]):
         raises it in a group.
         """
         return MapVerbs(self)
+
+    @property
+    def stream(self) -> StreamVerbs:
+        """Read an endpoint that is an async generator: `async with pool.stream.generate(prompt) as tokens:`.
+
+        Entering waits for a replica; `async for token in tokens` yields its items. A stream is one request: it holds
+        its place at the replica until the generator has ended. The replica is at most `stream_window` items ahead
+        of the consumer, and waits in its `yield`. Leaving the block early cancels the generator and waits until it has
+        unwound.
+
+        After the death of the replica, the iteration raises `ProcDied` behind the items that have arrived. If there is
+        none, the stream goes to another replica, as far as a call would. Of a replica of several members the items of
+        the first one are yielded; those of the others are dropped.
+        """
+        return StreamVerbs(self)
 
     def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]:
         """Hold the queue while the body runs, for example to update weights: `async with pool.paused("wait"):`.
@@ -252,7 +275,7 @@ class Pool(Generic[A]):
         return PoolStatistics(
             counts.made, counts.succeeded, counts.failed, counts.cancelled, counts.refused, counts.retried,
             dispatcher.running, dispatcher.waiting.count, dispatcher.waiting.bytes, len(engine.arrivals),
-            len(dispatcher.sessions), dispatcher.pauses > 0, tuple(replicas),
+            len(dispatcher.sessions), dispatcher.pauses > 0, tuple(replicas), engine.reading,
         )  # fmt: skip
 
     def __getitem__(self, endpoint: blocking.Endpoint[P, R]) -> PoolEndpoint[P, R]:
@@ -279,6 +302,12 @@ class Pool(Generic[A]):
         self._note_moves(moves)
         return result
 
+    def _stream(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PoolStream[Any]:
+        if self._engine is not None:
+            return PoolStream(PoolItems[Any](self._engine, name, args, kwargs, self._options))
+        sent = name, args, kwargs, self._options
+        return PoolStream(FrontItems[Any](self._front, f"{self._name}.{name}", sent, self._note_moves))
+
     def _note_moves(self, moves: int) -> None:
         """Store how often the session of this handle has moved."""
 
@@ -289,7 +318,7 @@ class Pool(Generic[A]):
         if self._engine is None:
             raise RuntimeError(
                 f"resize, rolling, cancel and statistics can only be called in the process that opened {self!r}; in "
-                "this process the handle has its endpoints, options, session, map and paused"
+                "this process the handle has its endpoints, options, session, map, stream and paused"
             )
         return self._engine
 
@@ -428,6 +457,7 @@ async def _open(
 ) -> AsyncGenerator[Pool[Any], None]:
     name = f"pool of {engine.mesh.name}"[: limits.NAME_CHARS_MAX]
     async with this_proc().spawn(name, PoolFront, hand_over(engine)) as front, trio.open_nursery() as nursery:
+        engine.nursery = nursery
         nursery.start_soon(engine.watch)
         if health is not None:
             watch = partial(health.watch, engine)
@@ -444,7 +474,21 @@ async def _open(
             nursery.cancel_scope.cancel(reason="the block of the pool is being left")
 
 
-# ---- maps ------------------------------------------------------------------------------------------------------------
+# ---- streams and maps ------------------------------------------------------------------------------------------------
+
+
+class StreamVerbs:
+    """The endpoints of a pool as streams: `pool.stream.generate(prompt)`."""
+
+    def __init__(self, pool: Pool[Any]) -> None:
+        self._pool = pool
+
+    def __getitem__(self, endpoint: blocking.Endpoint[P, R]) -> Callable[P, PoolStream[R]]:
+        """Return an endpoint with its types: `pool.stream[Generator.generate](prompt)`."""
+        return self._pool[endpoint].stream
+
+    def __getattr__(self, name: str) -> Callable[..., PoolStream[Any]]:
+        return cast("Callable[..., PoolStream[Any]]", getattr(self._pool, name).stream)
 
 
 class MapVerbs:
