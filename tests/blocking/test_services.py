@@ -100,12 +100,16 @@ def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
             assert dict(results) == {0: "X", 1: "Y"}
         with pool.map[Answerer.answer](["x"], window=1) as typed:
             assert dict(typed) == {0: "X"}
+        with pool.map_settled.answer(["x", ""]) as outcomes:
+            assert {index: outcome.ok for index, outcome in outcomes} == {0: True, 1: False}
+        with pool.map_settled[Answerer.answer](["x"]) as typed_outcomes:
+            assert [outcome.unwrap() for _, outcome in typed_outcomes] == ["X"]
         with pool.rolling() as replicas:
             assert [replica.answer.call_one("r") for replica in replicas] == ["R", "R"]
         pool.resize(1)
         assert [one.is_drained for one in pool.statistics().replicas] == [False, True]
         found = pool.statistics()
-        assert (found.made, found.succeeded, found.failed) == (10, 9, 1)
+        assert (found.made, found.succeeded, found.failed) == (13, 11, 2)
     with pytest.raises(TimeoutError), tb.fail_after(0.0), open_pool(answerers):
         pass
 

@@ -66,6 +66,11 @@ class Caller(Actor):
             return found, session.moved
 
     @endpoint
+    async def settle(self, pool: Any, prompts: list[str]) -> dict[int, str]:
+        async with pool.map_settled.generate(prompts) as results:
+            return {index: type(one.error).__name__ if one.error else "" async for index, one in results}
+
+    @endpoint
     async def pause(self, pool: Any) -> None:
         async with pool.paused("wait"):
             await self.over.wait()
@@ -93,6 +98,37 @@ async def test_requests_go_to_all_replicas(mesh):
     assert [found[index][0] for index in range(9)] == [f"P{n}" for n in range(9)]
     assert {rank for _, rank in found.values()} == {0, 1, 2}
     assert (statistics.made, statistics.succeeded, statistics.running, statistics.queued) == (9, 9, 0, 0)
+
+
+@both
+@simulate(seeds=5, per_host={"gpus": 2}, supervision=Isolate())
+async def test_failure_in_a_settled_map_ends_its_item_alone(mesh, faults):
+    """Y1."""
+    generators = await mesh.spawn("generators", Generator)
+    caller = await mesh.slice(gpus=0).spawn("caller", Caller)
+    async with open_pool(generators, concurrency=2) as pool:
+        async with pool.map_settled.generate(["a", "bad", "c", "bad"], window=2) as results:
+            found = {index: outcome async for index, outcome in results}
+        assert [found[index].ok for index in range(4)] == [True, False, True, False]
+        assert found[0].unwrap()[0] == "A"
+        with pytest.raises(ValueError, match="bad"):
+            found[1].unwrap()
+        assert (pool.statistics().succeeded, pool.statistics().failed) == (2, 2)
+        assert await caller.settle.call_one(pool, ["x", "bad"]) == {0: "", 1: "ValueError"}
+        faults.kill(mesh.slice(gpus=1))
+        async with pool.map_settled[Generator.generate](["y"] * 8) as typed:
+            outcomes = [outcome async for _, outcome in typed]
+        assert len(outcomes) == 8
+        assert {type(one.error) for one in outcomes} <= {type(None), ProcDied}
+
+        def broken():
+            yield "x"
+            raise LookupError("no more items")
+
+        with pytest.RaisesGroup(LookupError, flatten_subgroups=True):
+            async with pool.map_settled.generate(broken()) as results:
+                async for _ in results:
+                    pass
 
 
 class Serial(Actor):
@@ -402,7 +438,7 @@ class Stuck(Generator):
 async def test_sick_replica_is_replaced_when_its_pool_kills_it(mesh):
     """Y2: and serves again."""
     stuck = await mesh.spawn("stuck", Stuck)
-    async with open_pool(stuck, concurrency=1, health=Health(Stuck.ping, every=0.1, tries=2, kill=True)):
+    async with open_pool(stuck, concurrency=1, health=Health(Stuck.ping, every=0.1, tries=2, then="replace")):
         incarnation = 0
         while incarnation == 0:
             with suppress(ProcDied):  # the call may be there when it is killed
@@ -410,11 +446,26 @@ async def test_sick_replica_is_replaced_when_its_pool_kills_it(mesh):
                 await trio.sleep(0.05)
 
 
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"kill": True}, TypeError, 'no kill= any more, got kill=True: write then="replace"'),
+        ({"kill": False}, TypeError, 'write then="drain"'),
+        ({"trys": 2}, TypeError, "takes every=, tries= and then= beside the probe, got trys="),
+        ({"then": "kill"}, ValueError, 'then must be "drain" or "replace"'),
+        ({"every": 0}, ValueError, "every > 0"),
+    ],
+)
+def test_health_refuses_what_it_does_not_know(options: Any, error: type[Exception], text: str):
+    with pytest.raises(error, match=text):
+        Health(Generator.ping, **options)
+
+
 @simulate(seeds=1, per_host={"gpus": 2})
 async def test_pool_kills_only_processes_of_its_own(mesh):
     generators = pickle.loads(pickle.dumps(await mesh.spawn("generators", Generator)))
     with pytest.raises(RuntimeError, match="belong to another process"):
-        open_pool(generators, health=Health(Generator.ping, kill=True))
+        open_pool(generators, health=Health(Generator.ping, then="replace"))
 
 
 @simulate(seeds=10, per_host={"gpus": 2})

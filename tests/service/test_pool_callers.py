@@ -94,8 +94,10 @@ def test_pool_from_asyncio():
                 with pytest.raises(ValueError, match="no prompt"):
                     await pool.answer("")
                 async with pool.session("s") as session, pool.map.answer(["x", "y"]) as results:
-                    assert {index: text async for index, text in results} == {0: "X", 1: "Y"}
                     assert not session.moved
+                    assert {index: text async for index, text in results} == {0: "X", 1: "Y"}
+                async with pool.map_settled.answer(["x", ""]) as outcomes:
+                    assert {index: outcome.ok async for index, outcome in outcomes} == {0: True, 1: False}
                 gate = asyncio.Event()
                 waiting = asyncio.create_task(answer_later(pool, gate))  # inside, it would belong to the pause
                 async with pool.paused("keep"):
@@ -105,7 +107,7 @@ def test_pool_from_asyncio():
                 assert await waiting == "LATE"
                 async with pool.rolling() as replicas:
                     assert [await replica.answer.call_one("r") async for replica in replicas] == ["R", "R"]
-                assert pool.statistics().failed == 1
+                assert pool.statistics().failed == 2
 
     asyncio.run(main())
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from trimesh import limits, service
+from trimesh.actor.verbs import Outcome
 from trimesh.blocking.calls import (
     Endpoint,
     FacedObject,
@@ -28,7 +29,7 @@ from trimesh.blocking.meshes import ActorMesh, ProcMesh
 from trimesh.blocking.work import AnyBody, CallFuture, Each, FacedBody, body_of, submit
 from trimesh.service.accounts import By
 from trimesh.service.dispatch import PoolRoute
-from trimesh.service.pool.pool import MapVerb
+from trimesh.service.pool.pool import MapVerb, MapVerbs, SettledMapVerbs
 
 __all__ = [
     "Pool",
@@ -94,7 +95,15 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
 
         `for index, value in results` yields results as they arrive; see `trimesh.service.Pool.map`.
         """
-        return PoolMaps(self._inner, self._home)
+        return PoolMaps(self._inner.map, self._home)
+
+    @property
+    def map_settled(self) -> SettledPoolMaps:
+        """Like `map`, but `for index, outcome in results`: a failure ends only its item.
+
+        See `trimesh.service.Pool.map_settled`.
+        """
+        return SettledPoolMaps(self._inner.map_settled, self._home)
 
     @property
     def stream(self) -> PoolStreams:
@@ -153,16 +162,31 @@ class PoolStreams:
 class PoolMaps:
     """The endpoints of a pool as maps: `pool.map.generate(prompts)`."""
 
-    def __init__(self, inner: service.Pool[Any], home: AnyBody | None) -> None:
+    def __init__(self, inner: MapVerbs, home: AnyBody | None) -> None:
         self._inner = inner
         self._home = home
 
     def __getitem__(self, endpoint: Endpoint[P, R]) -> PoolMapVerb[R]:
         """Return an endpoint with the type of its result: `pool.map[Generator.generate](prompts)`."""
-        return PoolMapVerb(self._inner.map[endpoint], self._home)
+        return PoolMapVerb(self._inner[endpoint], self._home)
 
     def __getattr__(self, name: str) -> PoolMapVerb[Any]:
-        return PoolMapVerb(getattr(self._inner.map, name), self._home)
+        return PoolMapVerb(getattr(self._inner, name), self._home)
+
+
+class SettledPoolMaps:
+    """The endpoints of a pool as maps of outcomes: `pool.map_settled.generate(prompts)`."""
+
+    def __init__(self, inner: SettledMapVerbs, home: AnyBody | None) -> None:
+        self._inner = inner
+        self._home = home
+
+    def __getitem__(self, endpoint: Endpoint[P, R]) -> PoolMapVerb[Outcome[R]]:
+        """Return an endpoint with the type of its result: `pool.map_settled[Generator.generate](prompts)`."""
+        return PoolMapVerb(self._inner[endpoint], self._home)
+
+    def __getattr__(self, name: str) -> PoolMapVerb[Outcome[Any]]:
+        return PoolMapVerb(getattr(self._inner, name), self._home)
 
 
 class PoolMapVerb(Generic[R]):

@@ -19,6 +19,7 @@ from trimesh.actor.actor_mesh import ActorMesh, processes_of
 from trimesh.actor.host_mesh import this_proc
 from trimesh.actor.options import check_window
 from trimesh.actor.proc_mesh import ProcMesh
+from trimesh.actor.verbs import Outcome
 from trimesh.config import current
 from trimesh.context_managers import asynccontextmanager
 from trimesh.plain_numbers import plain_real, plain_whole
@@ -209,6 +210,16 @@ class Pool(Generic[A]):
         the first one are yielded; those of the others are dropped.
         """
         return StreamVerbs(self)
+
+    @property
+    def map_settled(self) -> SettledMapVerbs:
+        """Like `map`, but a failure ends only its own item: yields `(index, Outcome)`.
+
+        `async with pool.map_settled.generate(prompts) as results: async for index, outcome in results: ...`. An
+        `Outcome` is that of `call_settled`: `.ok`, `.value`, `.error`, `.unwrap()`. An error of the iteration over the
+        items themselves is raised as by `map`.
+        """
+        return SettledMapVerbs(self)
 
     def paused(self, mode: PauseMode) -> AbstractAsyncContextManager[None]:
         """Hold the queue while the body runs, for example to update weights: `async with pool.paused("wait"):`.
@@ -416,7 +427,7 @@ def open_pool(
         raise ValueError(f"a pool needs at least one replica, got the empty view {handle!r}")
     if route is None:
         route = LeastLoaded()
-    if health is not None and health.kill:
+    if health is not None and health.then == "replace":
         processes_of(handle)  # raises now rather than when a replica is sick
     dispatcher = Dispatcher[PoolCall](
         len(views),
@@ -505,10 +516,31 @@ class MapVerbs:
         return MapVerb(getattr(self._pool, name))
 
 
+class SettledMapVerbs:
+    """The endpoints of a pool as maps of outcomes: `pool.map_settled.generate(prompts)`."""
+
+    def __init__(self, pool: Pool[Any]) -> None:
+        self._pool = pool
+
+    def __getitem__(self, endpoint: blocking.Endpoint[P, R]) -> MapVerb[Outcome[R]]:
+        """Return an endpoint with the type of its result: `pool.map_settled[Generator.generate](prompts)`."""
+        return MapVerb(partial(_settle, self._pool[endpoint]))
+
+    def __getattr__(self, name: str) -> MapVerb[Outcome[Any]]:
+        return MapVerb(partial(_settle, getattr(self._pool, name)))
+
+
+async def _settle(endpoint: PoolEndpoint[..., R], item: Any) -> Outcome[R]:
+    try:
+        return Outcome(value=await endpoint(item))
+    except Exception as error:  # noqa: BLE001 - it is the outcome
+        return Outcome(error=error)
+
+
 class MapVerb(Generic[R]):
     """One endpoint of a pool, to be run for each item."""
 
-    def __init__(self, endpoint: PoolEndpoint[..., R]) -> None:
+    def __init__(self, endpoint: Callable[[Any], Awaitable[R]]) -> None:
         self._endpoint = endpoint
 
     def __call__(

@@ -7,10 +7,10 @@ PZ-2 To shrink, `resize` drains first: running requests of the leaving replicas 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, get_args
 
 import trio
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+SickThen = Literal["drain", "replace"]
+"""What happens to a replica that fails its probes."""
+
 
 class Health:
     """Health check of replicas: one that does not answer gets no requests until it does.
@@ -36,23 +39,34 @@ class Health:
             or it waits behind requests.
         every: Seconds between two probes, and the time limit of one.
         tries: Number of failed probes in a row after which the replica gets no requests until one succeeds.
-        kill: Also kill its processes then, so that their policy handles a death (`Restart` replaces them). Otherwise a
-            replica that hangs stays in that state.
+        then: "drain" leaves its processes as they are, so that a replica that hangs stays in that state; "replace"
+            kills them, so that their policy handles a death (`Restart` replaces them).
 
     Raises:
-        ValueError: `every` or `tries` is not positive.
+        ValueError: `every` or `tries` is not positive, or `then` is neither of both.
+        TypeError: An argument has another name.
     """
 
     def __init__(
-        self, probe: blocking.Endpoint[[], Any], *, every: float = 1.0, tries: int = 3, kill: bool = False
+        self,
+        probe: blocking.Endpoint[[], Any],
+        *,
+        every: float = 1.0,
+        tries: int = 3,
+        then: SickThen = "drain",
+        **other: Never,
     ) -> None:
+        if other:
+            raise TypeError(_unknown(other))
+        if then not in get_args(SickThen):
+            raise ValueError(f'then must be "drain" or "replace", got {then!r}')
         every, tries = plain_real(every), plain_whole(tries)
         if not (every > 0 and tries >= 1):
             raise ValueError(f"Health needs every > 0 and tries >= 1, got every={every!r}, tries={tries!r}")
         self.probe: str = getattr(probe, "spec").name  # noqa: B009 - it is another class to type checkers
         self.every = every
         self.tries = tries
-        self.kill = kill
+        self.then = then
 
     async def watch(self, engine: PoolEngine, index: int) -> None:
         """Probe one replica for as long as the pool is open."""
@@ -65,7 +79,7 @@ class Health:
                 (engine.sick.add if is_sick else engine.sick.discard)(index)
                 engine.judge(index)
                 engine.pump()
-                if is_sick and self.kill:
+                if is_sick and self.then == "replace":
                     failures = 0
                     await kill_wanted(processes_of(engine.views[index]))
 
@@ -76,6 +90,13 @@ class Health:
             outcomes = await getattr(view, self.probe).options(abandon_after=0).call_settled()
             return all(outcome.ok for outcome in outcomes.values())
         return False
+
+
+def _unknown(given: Mapping[str, object]) -> str:
+    if "kill" in given:
+        then = "replace" if given["kill"] else "drain"
+        return f'Health has no kill= any more, got kill={given["kill"]!r}: write then="{then}"'
+    return f"Health takes every=, tries= and then= beside the probe, got {', '.join(f'{one}=' for one in given)}"
 
 
 class ElasticReplicas:
