@@ -145,6 +145,71 @@ async def test_call_tries_all_ranks_again_that_are_restarted_together(backend: B
         assert list(values.values()) == [2, 1, 2] if whole else [1, 1, 1]
 
 
+@pytest.mark.parametrize("stage", ["before", "in", "after"])
+async def test_call_whose_ranks_meet_is_made_again_whole(backend: Backend, stage: str):
+    """C6: whether a rank is lost before the others wait for it, while it waits with them, or when they have met."""
+    policy = Restart("one_for_one", backoff=Backoff(0.01))
+    async with backend.procs({"gpus": 3}, supervision=policy) as procs, backend.procs({"gpus": 1}) as others:
+        barrier = await others.spawn("barrier", Barrier, 3)
+        meeting = await procs.spawn("meeting", BarrierStep, barrier, stage)
+        async with trio.open_nursery() as nursery:
+            step = attempt(nursery, meeting.step.options(retry=Retry(3, whole=True)).call)
+            if stage == "in":
+                await barrier.wait.call_one("waits", 2)
+            else:
+                await meeting.slice(gpus=1).wait.call_one("held")
+            backend.kill(procs, 1)
+            values = await step.result()
+        assert values.values() == (0, 1, 0)
+        met = [log.count("met") for log in (await meeting.seen.call()).values()]
+        assert met == ([2, 1, 2] if stage == "after" else [1, 1, 1])
+
+
+class Barrier(Probe):
+    """Lets callers go when all of them are there; one that is cancelled, or has died, is there no more."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.waiting, self.met = size, 0, trio.Event()
+
+    @endpoint(concurrency=10)
+    async def meet(self) -> None:
+        self.waiting += 1
+        self.notes.add("waits")
+        met = self.met
+        if self.waiting == self.size:
+            met.set()
+            self.waiting, self.met = 0, trio.Event()
+        try:
+            await met.wait()
+        finally:
+            if met is self.met:
+                self.waiting -= 1
+
+
+class BarrierStep(Probe):
+    """A step in which all ranks meet; one rank stays at a stage of its first run."""
+
+    def __init__(self, barrier: Barrier, stage: str) -> None:
+        super().__init__()
+        self.barrier, self.stage, self.runs = barrier, stage, 0
+
+    async def _stay(self, stage: str, rank: int) -> None:
+        if (self.stage, self.runs, trimesh.current_rank(), trimesh.context(self).incarnation) == (stage, 1, rank, 0):
+            self.notes.add("held")
+            await trio.sleep_forever()
+
+    @endpoint(idempotent=True, concurrency=10)
+    async def step(self) -> int:
+        self.runs += 1
+        await self._stay("before", 1)
+        await self._stay("in", 2)
+        await self.barrier.meet.call_one()
+        self.notes.add("met")
+        await self._stay("after", 1)
+        return trimesh.context(self).incarnation
+
+
 class Meeting(Probe):
     """Steps of a member end in its second one, or in its first one if it was started again."""
 

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 from typing import Any, cast
 
 import pytest
 
 import trimesh
-from trimesh import Actor, Isolate, MeshErrorGroup, ProcDied, Restart, current_rank, endpoint, this_host
+from trimesh import (
+    Actor,
+    Backoff,
+    Isolate,
+    MeshErrorGroup,
+    ProcDied,
+    Restart,
+    Retry,
+    current_rank,
+    endpoint,
+    this_host,
+)
 from trimesh._runtime.meshes.launching import Rendezvous
 
 
@@ -114,3 +126,52 @@ async def test_error_of_gloo_is_told_by_the_death_that_it_comes_of() -> None:
     (death,) = trimesh.leaves(caught.value)
     assert isinstance(death, ProcDied)
     assert any("summing[n=0]" in note and "RuntimeError" in note for note in death.__notes__)
+
+
+class Step(Actor):
+    """A step around a collective, in which the first process of a rank is killed at one stage."""
+
+    def __init__(self, stage: str, victim: int) -> None:
+        self.stage, self.victim = stage, victim
+
+    @endpoint(thread=True, idempotent=True)
+    def step(self) -> tuple[int, float]:
+        import torch.distributed
+
+        incarnation, distributed = trimesh.context(self).incarnation, cast("Any", torch.distributed)
+        dies = (current_rank(), incarnation) == (self.victim, 0)
+        one = torch.ones(1 << 20)
+        if dies and self.stage == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        work = distributed.all_reduce(one, async_op=True)
+        if dies and self.stage == "in":
+            os.kill(os.getpid(), signal.SIGKILL)
+        work.wait()
+        if dies and self.stage == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return incarnation, float(one[0])
+
+
+class StepCaller(Actor):
+    @endpoint
+    async def call(self, steps: Step) -> list[tuple[int, float]]:
+        return [*(await steps.step.options(retry=Retry(3)).call()).values()]
+
+
+@pytest.mark.real
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["before", "in", "after"])
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_step_with_a_collective_is_made_again_whole(stage: str, victim: int) -> None:
+    """C6: by the program and by an actor; what survivors raise of a lost peer ends no retry."""
+    options: dict[str, Any] = {"rendezvous": True, "setup": join, "preload": ("torch",), "grace": 2}
+    policy = Restart("one_for_all", backoff=Backoff(0.01))
+    async with this_host().spawn_procs({"n": 2}, supervision=policy, **options) as procs:
+        steps = await procs.spawn("steps", Step, stage, victim)
+        if victim == 0:
+            found = [*(await steps.step.options(retry=Retry(3)).call()).values()]
+        else:
+            async with this_host().spawn_procs({}) as others:
+                found = await (await others.spawn("caller", StepCaller)).call.call_one(steps)
+    assert found == [(1, 2.0)] * 2
