@@ -106,6 +106,12 @@ def test_requests_sessions_maps_and_rolls(procs: tb.ProcMesh) -> None:
             assert [outcome.unwrap() for _, outcome in typed_outcomes] == ["X"]
         with pool.rolling() as replicas:
             assert [replica.answer.call_one("r") for replica in replicas] == ["R", "R"]
+        updated: list[Any] = []
+        pool.each(lambda replica: updated.append(replica.answer.call_one("u")))
+        pool.each(lambda replica: updated.append(replica.answer.call_one("v")), at_most=2)
+        assert updated == ["U", "U", "V", "V"]
+        with pytest.raises(LookupError):
+            pool.each(lambda replica: {}[replica])
         pool.resize(1)
         assert [one.is_drained for one in pool.statistics().replicas] == [False, True]
         found = pool.statistics()

@@ -13,6 +13,7 @@ from tests.soak.mutations import Finding, Mutation
 
 from trimesh.service.dispatch import Dispatcher, RequestQueue
 from trimesh.service.pool.engine import PoolEngine
+from trimesh.service.pool.updates import Updates
 
 _RULE: Final = re.compile(r"\b(OR|PW)-\d+")
 
@@ -134,6 +135,14 @@ _TABLE: Final[dict[str, tuple[Any, ...]]] = {
         "cancel_for",
         _cancel_running,
         "PW-8",
+        0,
+    ),
+    "outdated": (
+        "a replica that came back serves without its update",
+        Updates,
+        "holds_back",
+        _always(False),
+        "PW-11",
         0,
     ),
     "stack": ("who comes last is served first", Dispatcher, "submit", _last_come_first, "PW-10", 0),

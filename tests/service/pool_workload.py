@@ -11,6 +11,7 @@ Its rules, which name what they find:
 - PW-7: a session that says that it has not moved was served by one replica.
 - PW-8: a group that is cancelled is cancelled whole.
 - PW-9: once replicas have come back, each gets requests again.
+- PW-11: a request runs on no replica that lacks the latest update, and no incarnation gets one twice.
 - PW-10: requests of one priority go in the order in which they were made, as far as one replica runs them together.
 """
 
@@ -49,6 +50,7 @@ class Ledger:
     breaches: list[str] = attrs.field(factory=list[str])
     leaving: set[int] = attrs.field(factory=set[int])
     groups: dict[str, set[int]] = attrs.field(factory=dict[str, set[int]])
+    version: int = 0
 
     def breach(self, rule: str, text: str) -> None:
         self.breaches.append(f"{rule}: {text}")
@@ -66,9 +68,21 @@ LEDGERS: list[Ledger] = []
 
 
 class Replica(Actor):
+    def __init__(self) -> None:
+        self.version = 0
+
+    @endpoint(group="updates")
+    async def load(self, version: int, seconds: float) -> None:
+        await trio.sleep(seconds)
+        if self.version >= version:
+            LEDGERS[-1].breach("PW-11", f"update {version} follows {self.version}")
+        self.version = version
+
     @endpoint(concurrency=CONCURRENCY, group="work")
     async def once(self, number: int, seconds: float, *, is_bad: bool) -> int:
         LEDGERS[-1].start(number)
+        if self.version < LEDGERS[-1].version:
+            LEDGERS[-1].breach("PW-11", f"request {number} runs on a replica with update {self.version}")
         await trio.sleep(seconds)
         if is_bad:
             raise ValueError(number)
@@ -168,7 +182,9 @@ async def disturb(pool: Any, chaos: Any, ledger: Ledger) -> None:
     for step in chaos.steps(range(7), "disturber"):
         dice = chaos.draw("disturber", step)
         await trio.sleep(dice.uniform(0.2, 2))
-        match dice.choice(["keep", "wait", "abort", "roll", "resize", "cancel"]):
+        match dice.choice(["keep", "wait", "abort", "roll", "resize", "cancel", "update"]):
+            case "update":
+                await update(pool, ledger, dice.uniform(0, 0.5), at_most=dice.choice([1, 2, REPLICAS]))
             case "roll":
                 async with pool.rolling(at_most=dice.choice([1, 2])) as replicas:
                     async for _ in replicas:
@@ -202,6 +218,16 @@ async def pause(pool: Any, mode: str, seconds: float, ledger: Ledger) -> None:
             ledger.is_quiet = True
         await trio.sleep(seconds)
         ledger.is_quiet = False
+
+
+async def update(pool: Any, ledger: Ledger, seconds: float, at_most: int) -> None:
+    version = ledger.version + 1
+
+    async def load(replica: Any) -> None:
+        await replica.load.call(version, seconds)
+
+    await pool.each(load, at_most=at_most)
+    ledger.version = version
 
 
 async def sample(pool: Any, ledger: Ledger) -> None:

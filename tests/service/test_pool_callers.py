@@ -107,6 +107,13 @@ def test_pool_from_asyncio():
                 assert await waiting == "LATE"
                 async with pool.rolling() as replicas:
                     assert [await replica.answer.call_one("r") async for replica in replicas] == ["R", "R"]
+                updated: list[str] = []
+
+                async def update(replica: Any) -> None:
+                    updated.append(await replica.answer.call_one("u"))
+
+                await pool.each(update)
+                assert updated == ["U", "U"]
                 assert pool.statistics().failed == 2
 
     asyncio.run(main())

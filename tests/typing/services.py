@@ -8,7 +8,7 @@ from typing import Any, assert_type
 
 import trimesh.aio
 import trimesh.blocking as tb
-from trimesh import Actor, ProcMesh, endpoint
+from trimesh import Actor, Outcome, ProcMesh, endpoint
 from trimesh.blocking import service as blocking
 from trimesh.service import (
     Health,
@@ -56,9 +56,18 @@ async def pooled(procs: ProcMesh) -> None:
             async for token in tokens:
                 assert_type(token, int)
         pool.stream[Generator.tokens](1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        async with pool.map_settled[Generator.generate](["a"]) as outcomes:
+            async for _, outcome in outcomes:
+                assert_type(outcome, Outcome[list[int]])
         async with pool.rolling() as replicas:
             async for replica in replicas:
                 assert_type(replica, Generator)
+
+        async def update(replica: Generator) -> None:
+            await replica.generate.call("a")
+
+        await pool.each(update)
+        await pool.each(len)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def pooled_in_asyncio() -> None:
@@ -104,9 +113,13 @@ def pooled_in_a_script(procs: tb.ProcMesh) -> None:
                 assert_type(value, list[int])
         with pool.stream[Generator.tokens]("a") as tokens:
             assert_type(next(tokens), int)
+        with pool.map_settled[Generator.generate](["a"]) as outcomes:
+            for _, outcome in outcomes:
+                assert_type(outcome, Outcome[list[int]])
         with pool.rolling() as replicas:
             for replica in replicas:
                 assert_type(replica, type[Generator])
+        pool.each(lambda replica: replica.generate.call("a"))
 
 
 def stored_in_a_script(buffer: blocking.ReplayBuffer[bytes], pool: blocking.Pool[Generator]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
+from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers
 from trimesh._runtime.tasks import in_trio_now
-from trimesh._runtime.values import MeshInfo, endpoints_of
+from trimesh._runtime.values import MemberInfo, MeshInfo, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh.actor.actor import MESH_ATTRIBUTES
 from trimesh.actor.endpoint import Endpoint
@@ -94,6 +95,24 @@ class ActorMesh(Shaped):
 def is_whole(mesh: ActorMesh) -> bool:
     """Return whether no end of a member of a view is known here: `len(mesh.alive()) == len(mesh)`."""
     return mesh._view.is_whole()  # noqa: SLF001 - a method would hide an endpoint of that name
+
+
+def incarnations_of(mesh: ActorMesh) -> tuple[MemberInfo, ...]:
+    """Return the latest incarnation of each member of a view, as known here."""
+    view = mesh._view  # noqa: SLF001 - as above
+    members = view.current.members
+    return tuple([members[rank] for rank in view.ranks])
+
+
+def is_lost(mesh: ActorMesh) -> bool:
+    """Return whether a member of a view has ended and will not be replaced, unless by `replace` or `resize`."""
+    view = mesh._view  # noqa: SLF001 - as above
+    return view.membership(current_proc()).are_lost(view.ranks)
+
+
+async def wait_changed(mesh: ActorMesh) -> None:
+    """Wait until this process learns of a change of a member: an end, a restart, a replacement."""
+    await mesh._view.membership(current_proc()).wait_changed()  # noqa: SLF001 - as above
 
 
 def processes_of(mesh: ActorMesh) -> list[Member]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
+import trio
+
 from trimesh import limits, service
 from trimesh.actor.verbs import Outcome
 from trimesh.blocking.calls import (
@@ -125,6 +127,21 @@ class Pool(FacedObject["service.Pool[A]"], Generic[A]):
 
         body = body_of(self._inner.rolling(at_most), f"a roll of {self._inner!r}", home)
         return FacedBody(body, lambda replicas: map(show, Each(replicas, home)))
+
+    def each(self, update: Callable[[type[A]], object], *, at_most: int = 1) -> None:
+        """Update every replica, and those that come later: `pool.each(lambda replica: replica.pull.call(7))`.
+
+        `update` is a plain function of the blocking mesh of one replica, called in a thread of its own; see
+        `trimesh.service.Pool.each`.
+        """
+        home = self._home
+        if not callable(update):
+            raise TypeError(f"each takes a function of the mesh of a replica, got {update!r}")
+
+        async def update_one(mesh: Any) -> None:
+            await trio.to_thread.run_sync(update, cast("type[A]", ActorMesh(mesh, home)))
+
+        self._wait(self._inner.each, update_one, at_most=at_most)
 
     def __getitem__(self, endpoint: Endpoint[P, R]) -> PoolVerb[P, R]:
         """Return the verb of an endpoint with its types: `pool[Generator.generate](prompt)`."""

@@ -69,6 +69,7 @@ class Replica(msgspec.Struct, eq=False):
         is_up: True if its processes live and answer.
         is_drained: Whether `resize` keeps it out of service.
         is_updating: Whether `rolling` keeps it out of service.
+        is_behind: Whether it waits for an update of `each`.
         is_absent: Whether its processes have left their mesh.
         ended: Requests that have ended here, with any outcome.
     """
@@ -81,6 +82,7 @@ class Replica(msgspec.Struct, eq=False):
     is_up: bool = True
     is_drained: bool = False
     is_updating: bool = False
+    is_behind: bool = False
     is_absent: bool = False
     ended: int = 0
     _quick: int = 0
@@ -93,13 +95,13 @@ class Replica(msgspec.Struct, eq=False):
 
     @property
     def is_out(self) -> bool:
-        """True if `resize` or `rolling` keeps it out of service."""
-        return self.is_drained or self.is_updating
+        """True if `resize`, `rolling` or `each` keeps it out of service."""
+        return self.is_drained or self.is_updating or self.is_behind
 
     @property
     def is_in_service(self) -> bool:
         """True if it accepts requests while it lives."""
-        return self.is_member and not self.is_updating
+        return self.is_member and not self.is_updating and not self.is_behind
 
     def learn(self, rule: Adaptive, seconds: float) -> None:
         """Adapt the limit to the latency of a request that has ended."""
@@ -498,6 +500,11 @@ class Dispatcher(Generic[Q]):
     def set_updating(self, index: int, *, is_updating: bool) -> None:
         """Set whether `rolling` keeps a replica out."""
         self.replicas[index].is_updating = is_updating
+        self._see_change()
+
+    def set_behind(self, index: int, *, is_behind: bool) -> None:
+        """Set whether `each` keeps a replica out."""
+        self.replicas[index].is_behind = is_behind
         self._see_change()
 
     def add(self) -> None:

@@ -158,6 +158,14 @@ class Membership:
             return self.standings[rank] is Standing.RESTARTING
         return self.info.is_healing and self.standings[rank] is not Standing.GONE
 
+    def are_lost(self, ranks: Sequence[int]) -> bool:
+        """Return whether one of `ranks` has ended for good, as far as is known here."""
+        standings = self.standings
+        if any(standings[rank] is Standing.GONE for rank in ranks):
+            return True
+        is_final = not self.is_owned_here and not self.info.is_healing
+        return is_final and any(self.peer(rank).death is not None for rank in ranks)
+
     def ranks_in(self, proc_id: ProcId) -> Sequence[int]:
         return [rank for rank, member in enumerate(self.members) if member.proc_id == proc_id]
 
@@ -231,6 +239,10 @@ class Membership:
             self.line.leave(place)
             if self.line.is_empty:
                 self.line = None
+
+    async def wait_changed(self) -> None:
+        """Wait for the next decision of the owner."""
+        await self._changed.wait()
 
     async def settle(self, ranks: Sequence[int]) -> None:
         """Wait until none of `ranks` is being restarted. No checkpoint when none is.

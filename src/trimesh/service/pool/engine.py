@@ -37,6 +37,7 @@ from trimesh.service.dispatch import Dispatcher, PoolRequest
 from trimesh.service.errors import Paused
 from trimesh.service.owner_calls import take_over
 from trimesh.service.pool import streams
+from trimesh.service.pool.updates import Updates
 
 _ENDS = (ProcDied, HostLost, LinkLost, ConnectionLost, MeshStopped)
 """Errors of a call that mean the end of its replica, if their origin is there."""
@@ -126,9 +127,11 @@ class PoolEngine:
         on_new: Called with the index of each new replica.
         reading: Number of streams whose generation has ended while their consumer reads on.
         nursery: Nursery of the pool's block.
+        updates: Updates that replicas need before they serve.
     """
 
     nursery: trio.Nursery
+    updates: Updates
 
     def __init__(self, mesh: ActorMesh, views: list[ActorMesh], dispatcher: Dispatcher[PoolCall]) -> None:
         self.mesh = mesh
@@ -373,7 +376,9 @@ class PoolEngine:
     # ---- replicas --------------------------------------------------------------------------------------------
 
     def look(self, index: int) -> bool:
-        """Return whether to send to a replica: False if it has died while another one lives."""
+        """Return whether to send to a replica: False if it has died while another one lives, or needs an update."""
+        if self.updates.holds_back(index):
+            return False
         if is_whole(self.views[index]):
             return True
         self.see_down(index)

@@ -28,6 +28,7 @@ from trimesh.service.owner_calls import hand_over
 from trimesh.service.pool.engine import CallOptions, PauseMode, PoolCall, PoolEngine, PoolFront, WhenFull
 from trimesh.service.pool.replicas import ElasticReplicas, Health, Rolling
 from trimesh.service.pool.streams import FrontItems, PoolItems, PoolStream
+from trimesh.service.pool.updates import Updates
 
 if TYPE_CHECKING:
     from trimesh.blocking import calls as blocking
@@ -51,7 +52,7 @@ class ReplicaStatistics:
         cost: Sum of their costs.
         limit: Number of requests that it may run at once.
         is_up: Whether its processes live and answer.
-        is_drained: Whether `rolling` or `resize` keeps it out of service.
+        is_drained: Whether `rolling`, `each` or `resize` keeps it out of service.
         ended: Number of requests that ended there, with any outcome.
     """
 
@@ -253,6 +254,36 @@ class Pool(Generic[A]):
         """
         return in_trio_block(Rolling[A].open(self._owned(), at_most))
 
+    async def each(self, update: Callable[[A], Awaitable[object]], *, at_most: int = 1) -> None:
+        """Update every replica, and those that come later: `await pool.each(load)`.
+
+        `await load(replica)` gets the mesh of each replica, which is out of service and runs no requests meanwhile. The
+        method returns when all replicas that live have had their turn. From then on a replica that is restarted,
+        replaced or new gets the latest update, once, before it serves requests.
+
+            async def load(replica: Generator) -> None:
+                await replica.pull.call(version)
+
+        A replica that dies in its turn gets the update when it is back. If `load` raises, or this call is cancelled,
+        the replicas that have had the update keep it, the others serve as before, and the previous update remains the
+        latest. An error in a turn after that, of a replica that has come later, fails the block of the pool.
+
+        Args:
+            update: An async function; it runs in Trio, also for asyncio programs, and must send no request to the pool.
+            at_most: Replicas that may be out of service at once for this call; if that is all, requests wait.
+
+        Raises:
+            Exception: The update raised it.
+            TypeError, ValueError: An argument is invalid.
+            RuntimeError: This is not the process that owns the pool.
+
+        Blocking: a checkpoint, cancellable. A second call waits for the first.
+        """
+        engine = self._owned()
+        if not callable(update):
+            raise TypeError(f"each takes an async function of the mesh of a replica, got {update!r}")
+        await in_trio(engine.updates.each)(update, at_most)
+
     async def resize(self, replicas: int) -> None:
         """Use only the first `replicas` of the mesh; wait until the others run no more requests.
 
@@ -328,8 +359,8 @@ class Pool(Generic[A]):
     def _owned(self) -> PoolEngine:
         if self._engine is None:
             raise RuntimeError(
-                f"resize, rolling, cancel and statistics can only be called in the process that opened {self!r}; in "
-                "this process the handle has its endpoints, options, session, map, stream and paused"
+                f"resize, rolling, each, cancel and statistics can only be called in the process that opened {self!r}; "
+                "in this process the handle has its endpoints, options, session, map, stream and paused"
             )
         return self._engine
 
@@ -469,6 +500,7 @@ async def _open(
     name = f"pool of {engine.mesh.name}"[: limits.NAME_CHARS_MAX]
     async with this_proc().spawn(name, PoolFront, hand_over(engine)) as front, trio.open_nursery() as nursery:
         engine.nursery = nursery
+        engine.updates = Updates(engine, nursery)
         nursery.start_soon(engine.watch)
         if health is not None:
             watch = partial(health.watch, engine)
@@ -540,7 +572,7 @@ async def _settle(endpoint: PoolEndpoint[..., R], item: Any) -> Outcome[R]:
 class MapVerb(Generic[R]):
     """One endpoint of a pool, to be run for each item."""
 
-    def __init__(self, endpoint: Callable[[Any], Awaitable[R]]) -> None:
+    def __init__(self, endpoint: PoolEndpoint[..., R] | Callable[[Any], Awaitable[R]]) -> None:
         self._endpoint = endpoint
 
     def __call__(

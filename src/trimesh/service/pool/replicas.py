@@ -137,6 +137,7 @@ class ElasticReplicas:
             engine.add(mesh.slice(**{self._along: index}))
         for index in range(len(engine.views)):
             engine.set_absent(index, is_absent=index >= size)
+        engine.updates.check()
         engine.pump()
 
     async def resize(self, replicas: int) -> None:

@@ -1,0 +1,179 @@
+"""Updates of the replicas of a pool, such as new weights, that follow its membership (`Pool.each`).
+
+PG-1 While an update stands, requests run only on incarnations of replicas that have had it, or a later one.
+PG-2 An update that succeeds was called once for each incarnation of a replica: restarted, replaced and new ones get the
+     latest update, and no earlier one, before they serve.
+PG-3 A replica runs no request of the pool while an update is called for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from trimesh.actor.actor_mesh import incarnations_of, is_lost, is_whole, wait_changed
+from trimesh.errors import add_note
+from trimesh.plain_numbers import plain_whole
+
+if TYPE_CHECKING:
+    from trimesh.service.pool.engine import PoolEngine
+
+Update = Callable[[Any], Awaitable[object]]
+"""Updates one replica, given its mesh."""
+
+
+class Updates:
+    """The latest updates of a pool's replicas, and which incarnations have had them.
+
+    Args:
+        engine: The pool.
+        nursery: Runs updates of replicas that come later; an error of one fails the block of the pool.
+    """
+
+    def __init__(self, engine: PoolEngine, nursery: trio.Nursery) -> None:
+        self._engine = engine
+        self._nursery = nursery
+        self._lock = trio.Lock()
+        self._latest: Update | None = None  # called for replicas that come now
+        self._number = 0  # of the latest one
+        self._standing = 0  # number of the update that replicas need to serve
+        self._had: dict[int, tuple[object, int]] = {}  # by index: incarnations of a replica, and the number they have
+        self._busy: set[int] = set()
+        self._is_watched = False
+
+    async def each(self, update: Update, at_most: int) -> None:
+        """See `Pool.each`."""
+        at_most = plain_whole(at_most)
+        if not isinstance(at_most, int) or at_most < 1:
+            raise ValueError(f"at_most must be a number of replicas of at least 1, got {at_most!r}")
+        async with self._lock:
+            before = self._latest, self._number
+            if not self._is_watched:
+                self._is_watched = True
+                self._nursery.start_soon(self._watch)
+            self._latest, self._number = update, self._number + 1
+            try:
+                await self._roll(at_most)
+            except BaseException:
+                # Those that have it already keep it: its number is used no more.
+                self._latest, self._standing = before[0], min(self._standing, before[1])
+                raise
+            self._standing = self._number
+            self.check()
+
+    def holds_back(self, index: int) -> bool:
+        """Return whether a replica must not get a request, as it needs an update first, which begins then."""
+        if not self._standing or self._is_fit(index):
+            return False
+        self._take_out(index)
+        return index in self._busy
+
+    def check(self) -> None:
+        """Take out of service what needs an update first: replicas that have come, or were restarted."""
+        if self._standing:
+            for replica in self._engine.dispatcher.replicas:
+                if replica.is_member:
+                    self.holds_back(replica.index)
+
+    async def _watch(self) -> None:
+        while True:
+            await wait_changed(self._engine.mesh)
+            self.check()
+
+    def _is_fit(self, index: int) -> bool:
+        view = self._engine.views[index]
+        incarnations, number = self._had.get(index, (None, 0))
+        return number >= self._standing and incarnations == incarnations_of(view) and is_whole(view)
+
+    # ---- replicas that come later ----------------------------------------------------------------------------
+
+    def _take_out(self, index: int) -> None:
+        if index in self._busy or is_lost(self._engine.views[index]):
+            return  # a request to one that is lost raises its death
+        self._set_busy(index, is_busy=True)
+        self._nursery.start_soon(self._bring, index)
+
+    async def _bring(self, index: int) -> None:
+        """Update a replica once it lives and is idle, and let it serve."""
+        view = self._engine.views[index]
+        replica = self._engine.dispatcher.replicas[index]
+        try:
+            while replica.is_member and not is_lost(view) and not self._is_fit(index):
+                if is_whole(view):
+                    await self._update(index)
+                else:
+                    await wait_changed(view)
+        except Exception as error:
+            add_note(error, f"raised by an update of pool.each, for replica {index}, which has come back or is new")
+            raise
+        finally:
+            self._set_busy(index, is_busy=False)
+
+    # ---- a round over all ------------------------------------------------------------------------------------
+
+    async def _roll(self, at_most: int) -> None:
+        """Update all replicas that live, at most so many at a time."""
+        await trio.lowlevel.checkpoint()
+        seen = set[int]()
+        errors: list[Exception] = []
+        room = trio.Semaphore(at_most)
+
+        async def turn(index: int) -> None:
+            try:
+                await self._turn(index)
+            except Exception as error:  # noqa: BLE001 - raised below, bare
+                errors.append(error)
+                nursery.cancel_scope.cancel(reason="an update of pool.each has failed")
+            room.release()
+
+        async with trio.open_nursery() as nursery:
+            while True:
+                await room.acquire()
+                index = next((one for one in self._waiting() if one not in seen), None)
+                if index is None:
+                    break
+                seen.add(index)
+                nursery.start_soon(turn, index)
+        if errors:
+            raise errors[0] if len(errors) == 1 else ExceptionGroup("updates of pool.each have failed", errors)
+
+    def _waiting(self) -> list[int]:
+        return [one.index for one in self._engine.dispatcher.replicas if one.is_member and one.index not in self._busy]
+
+    async def _turn(self, index: int) -> None:
+        if is_whole(self._engine.views[index]) and self._had.get(index, (None, 0))[1] < self._number:
+            self._set_busy(index, is_busy=True)
+            try:
+                await self._update(index)
+            finally:
+                self._set_busy(index, is_busy=False)
+
+    # ---- one replica -----------------------------------------------------------------------------------------
+
+    async def _update(self, index: int) -> None:
+        """Call the latest update for a replica that is out of service; note that it has it, unless it died meanwhile.
+
+        Raises:
+            Exception: The update raised it, not because of the replica's end.
+        """
+        engine, view = self._engine, self._engine.views[index]
+        replica = engine.dispatcher.replicas[index]
+        await engine.wait_until(lambda: not replica.running or not replica.is_member)
+        if not replica.is_member or not is_whole(view):
+            return
+        update, number, incarnations = self._latest, self._number, incarnations_of(view)
+        assert update is not None
+        try:
+            await update(view)
+        except Exception:
+            if replica.is_absent or not is_whole(view) or incarnations != incarnations_of(view):
+                return  # its end, which is handled elsewhere
+            raise
+        self._had[index] = incarnations, number
+
+    def _set_busy(self, index: int, *, is_busy: bool) -> None:
+        (self._busy.add if is_busy else self._busy.discard)(index)
+        self._engine.dispatcher.set_behind(index, is_behind=is_busy)
+        self._engine.pump()
