@@ -119,6 +119,7 @@ async def test_simulated_ranks(mesh: ProcMesh) -> None:
         drawn = torch.rand(3)
         bad = torch.linalg.inv(torch.zeros(2, 2))
     assert (await trimesh.fetch_shard(t + 1, gpus=1)).tolist() == [2, 2, 2]
+    assert (await trimesh.fetch_shard(drawn)).equal(await trimesh.fetch_shard(drawn, gpus=0)), "the first rank's"
     one, other = (await trimesh.fetch(drawn)).values()
     assert not torch.equal(one, other), "each rank draws from a generator of its own"
     state = torch.get_rng_state()

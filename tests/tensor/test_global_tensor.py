@@ -61,6 +61,9 @@ async def check_parts_are_those_of_their_rank(procs: ProcMesh) -> None:
     cut = trimesh.distribute(tensor, procs, ["dp"])
     assert (await trimesh.fetch_shard(cut, dp=0, tp=1)).tolist() == [0, 1, 2, 3]
     assert (await trimesh.fetch_shard(cut, {"dp": 1, "tp": 0})).tolist() == [4, 5, 6]
+    assert (await trimesh.fetch_shard(cut)).tolist() == (await trimesh.inspect(cut)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(ShapeError, match=r"needs an index of 'tp' \(size 2\), got .*'dp': 1"):
+        await trimesh.fetch_shard(cut, dp=1)
     finer = trimesh.redistribute(cut, [("dp", "tp")])
     parts = [(await trimesh.fetch_shard(finer, point)).tolist() for point in procs.extent.points()]
     assert parts == [[0, 1], [2, 3], [4, 5], [6]]

@@ -274,6 +274,28 @@ async def test_compiled_function_calls_another_in_a_loop():
             _advanced.reset()
 
 
+async def test_compiled_functions_of_other_modules_are_part_of_the_recording():
+    import torch
+
+    library = {"__name__": "library", "STEP": 1.0}
+    exec("def advance(x): return x + STEP", library)
+    advance = trimesh.compile(library["advance"])
+    inner = trimesh.compile(lambda x: advance(advance(x)))
+    outer = trimesh.compile(lambda x: inner(x) * 2)
+    async with this_host().spawn_procs({"gpus": 2}, preload=("torch",)) as procs:
+        with procs.activate():
+            x = torch.zeros(2)
+        alone = [advance(x) for _ in range(4)]
+        for _ in range(5):
+            assert (await trimesh.fetch_shard(outer(x))).tolist() == [4.0, 4.0]
+        assert (outer.is_recorded, advance.is_recorded, inner.is_recorded) == (True, True, False)
+        assert (await trimesh.fetch_shard(alone[3])).tolist() == [1.0, 1.0]
+        library["STEP"] = 2.0
+        for recorded in (advance, outer):
+            with pytest.raises(trimesh.RecordingError, match=r"STEP=1\.0, and it is 2\.0 now"):
+                recorded(x)
+
+
 async def test_a_failure_within_a_replay_names_the_line_of_the_replay_and_poisons_its_results_only():
     import torch
 

@@ -99,7 +99,8 @@ async def inspect(tree: T, coordinates: Mapping[str, int] | None = None, /, **co
         checked(tree)
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, MeshTensor):
-            where = {**dict.fromkeys(leaf._held.team.region.extent, 0), **(coordinates or {}), **coords}
+            given = {**(coordinates or {}), **coords}
+            where = {**dict.fromkeys(leaf._held.team.region.extent, 0), **given} if given else None
             leaves[index] = await in_trio(fetch_shard)(leaf, where)
     found: T = pytree.tree_unflatten(leaves, shape)
     return found

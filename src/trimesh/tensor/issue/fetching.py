@@ -84,8 +84,9 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
 
     Args:
         tensor: The tensor.
-        coordinates: Coordinates of the rank, in the labels of the view that the tensor is on.
-        **coords: The same, by keyword. A view of one rank needs none.
+        coordinates: Coordinates of the rank, in the labels of the view that the tensor is on; none for its first rank.
+            Dimensions of size 1 may be left out.
+        **coords: The same, by keyword.
 
     Returns:
         The rank's own tensor; for a global tensor, the rank's part. A copy, on the CPU.
@@ -96,8 +97,8 @@ async def fetch_shard(tensor: torch.Tensor, coordinates: Mapping[str, int] | Non
     """
     mesh_tensor = checked(tensor)
     team = mesh_tensor._held.team
-    place = place_of(team, {**(coordinates or {}), **coords})
-    return await in_trio(_fetched_at)(mesh_tensor, place)
+    where = {**(coordinates or {}), **coords}
+    return await in_trio(_fetched_at)(mesh_tensor, place_of(team, where) if where else 0)
 
 
 async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
@@ -112,14 +113,13 @@ async def _fetched_at(tensor: MeshTensor, place: int) -> Any:
 
 
 def place_of(team: Team, coordinates: Mapping[str, int]) -> int:
-    """Return the place in a team of the rank with these coordinates; without coordinates, of the only rank.
+    """Return the place in a team of the rank with these coordinates; dimensions of size 1 may be left out.
 
     Raises:
         ShapeError: There is no such rank.
     """
-    if not coordinates and len(team.peers) == 1:
-        return 0
-    rank = team.region.extent.rank(coordinates)
+    extent = team.region.extent
+    rank = extent.rank({**{label: 0 for label, size in extent.items() if size == 1}, **coordinates})
     return list(team.region.ranks()).index(team.region.base_rank(rank))
 
 

@@ -47,7 +47,7 @@ class ReadData:
     """Snapshot of the data that a function reads from its environment: numbers, strings and containers, by name.
 
     SR-1 It covers the function's closure, the globals that its code names, its defaults, the attributes of its `self`,
-    and the same of functions of its module that it refers to. It covers no other objects.
+    and the same of functions of its module, and of compiled ones, that it refers to. It covers no other objects.
     """
 
     by_name: Mapping[str, Any]
@@ -127,9 +127,10 @@ def _read_by(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if function.__defaults__ or function.__kwdefaults__:
         yield f"a default of {function.__name__}", (*(function.__defaults__ or ()), function.__kwdefaults__)
     for value in data.values():
-        called = value.function if isinstance(value, WrappedFunction) else value
-        if isinstance(called, FunctionType) and called.__module__ == function.__module__:
-            yield from _read_by(called, seen)
+        if isinstance(value, WrappedFunction):
+            yield from _read_by(value.function, seen)
+        elif isinstance(value, FunctionType) and value.__module__ == function.__module__:
+            yield from _read_by(value, seen)
 
 
 def _named_by(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -208,7 +208,7 @@ class SimulatedEngine(Engine):
             if number not in self._answers:
                 raise RuntimeError(
                     "a simulation runs only the first rank of a view, got a request to another one: write "
-                    "trimesh.fetch_shard(t, ...) for the first"
+                    "trimesh.fetch_shard(t) for the first"
                 )
             found = self._with_values(self._answers.pop(number))
             self.issued_at = max(self.issued_at, self.ranks[team.region.ranks()[0]].meter.now)
