@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from trimesh._runtime.life import Proc
 from trimesh._runtime.programs import checked_program_name, handle_of, handle_record, open_connection, open_publication
 from trimesh._runtime.tasks import in_trio_block
-from trimesh._runtime.values import GENERATOR, MeshInfo, endpoints_of
+from trimesh._runtime.values import GENERATOR, MeshInfo, class_of, endpoints_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView
@@ -68,7 +68,8 @@ def connect(name: str, cls: type[A], /) -> AbstractAsyncContextManager[A]:
         an exception or a cancel leaves the block. Cancellable.
     """
     given: Any = cls
-    if not (isinstance(given, type) and issubclass(given, Actor)):
+    made: Any = class_of(given)
+    if not (isinstance(made, type) and issubclass(made, Actor)):
         raise TypeError(f"connect needs the class of the actors, a subclass of trimesh.Actor, got {given!r}")
     return cast("AbstractAsyncContextManager[A]", in_trio_block(_connect(checked_program_name(name), given)))
 
@@ -87,15 +88,16 @@ async def _publish(name: str, actors: ActorMesh) -> AsyncGenerator[None, None]:
 
 
 @asynccontextmanager
-async def _connect(name: str, cls: type[Actor]) -> AsyncGenerator[ActorMesh, None]:
+async def _connect(name: str, cls: Any) -> AsyncGenerator[ActorMesh, None]:
     async with open_connection(name) as connection:
         offered, wanted = connection.handle.endpoints, endpoints_of(cls)
         for endpoint, spec in wanted.items():
             is_stream = spec.kind is GENERATOR
             if offered.get(endpoint) != is_stream:
                 why = "not there" if endpoint not in offered else "a generator in one of the two programs only"
+                wants = class_of(cls).__qualname__
                 raise ConnectError(
-                    f"the endpoints of {cls.__qualname__} must be among those of {connection.handle.actor}, which is "
+                    f"the endpoints of {wants} must be among those of {connection.handle.actor}, which is "
                     f"published as {name!r} and has {', '.join(sorted(offered)) or 'none'}: {endpoint} is {why}"
                 )
         info, region = handle_of(connection)

@@ -80,10 +80,15 @@ async def test_abstract_actor_is_refused(backend: Backend, cls: type[Actor]):
 
 
 async def test_class_with_parameters_is_spawned(backend: Backend):
-    """M1: `Box[int]` is `Box`."""
+    """M1: `Box[int]` is `Box`, with its own type arguments for type checkers."""
     async with backend.procs({"gpus": 1}) as procs:
         box: Any = await procs.spawn("box", Box[int], 3)
         assert await box.get.call_one() == 3
+        assert "of Box>" in repr(box)
+        named: Any = await procs.get_or_spawn("named", Box[int], 4)
+        assert await named.get.call_one() == await (await procs.get_or_spawn("named", Box[str], "a")).get.call_one()
+        with pytest.raises(TypeError, match=r"missing a required argument: 'value'"):
+            procs.spawn("box", Box[int])  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
 async def test_actor_that_answers_any_name_is_spawned(backend: Backend):

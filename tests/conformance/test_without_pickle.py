@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import pickle
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 import attrs
 import pytest
@@ -23,6 +23,9 @@ pytestmark = pytest.mark.daily("sim-typed")
 typed = pytest.mark.parametrize("backend", params("sim-typed", "real-typed"), indirect=True)
 
 
+T = TypeVar("T")
+
+
 class Mood(enum.Enum):
     CALM = "calm"
 
@@ -32,6 +35,40 @@ class Batch:
     number: int
     names: list[str]
     mood: Mood = Mood.CALM
+
+
+class Shelf(Actor, Generic[T]):
+    def __init__(self, value: T) -> None:
+        self.value = value
+
+    @endpoint
+    async def swap(self, value: T) -> T:
+        self.value, value = value, self.value
+        return value
+
+    @endpoint
+    async def several(self, values: list[T]) -> AsyncIterator[T]:
+        for value in values:
+            yield value
+
+    @endpoint
+    async def ask(self, other: Shelf[Batch]) -> Batch:
+        return await other.swap.call_one(Batch(0, ["asked"]))
+
+
+class Batches(Shelf[Batch]):
+    """Has its type argument in its definition."""
+
+
+class Loop(trimesh.aio.Actor, Generic[T]):
+    @endpoint
+    async def same(self, value: T, batch: Batch) -> T:
+        assert type(batch) is Batch
+        return value
+
+    @endpoint
+    async def several(self, value: T) -> AsyncIterator[T]:
+        yield value
 
 
 class CodeError(Exception):
@@ -246,3 +283,37 @@ async def test_answers_that_come_later_fit_the_reply(backend: Backend):
         worker = await procs.spawn("worker", Worker, Batch(1, ["first"]))
         assert await worker.swap_later.call_one(Batch(2, ["second"])) == Batch(1, ["first"])
         assert await worker.swap.call_one(Batch(3, [])) == Batch(2, ["second"])
+
+
+@typed
+async def test_type_arguments_of_an_actor_class_bind_its_annotations(backend: Backend) -> None:
+    """V2: `Shelf[Batch]` takes and returns batches; `Shelf[int]` refuses them, before anything is sent."""
+    async with backend.procs({"gpus": 2}) as procs:
+        shelf = await procs.spawn("shelf", Shelf[Batch], Batch(1, ["a"]))
+        batches = await procs.spawn("batches", Batches, Batch(2, []))
+        for mesh in (shelf.slice(gpus=0), batches.slice(gpus=1)):
+            first = await mesh.swap.call_one(Batch(3, ["b"]))
+            assert type(first) is Batch
+            assert await mesh.swap.call_one(first) == Batch(3, ["b"])
+            async with mesh.several.stream([Batch(4, []), Batch(5, [])]) as items:
+                assert [item async for _, item in items] == [Batch(4, []), Batch(5, [])]
+        assert await batches.slice(gpus=0).ask.call_one(shelf.slice(gpus=1)) == Batch(1, ["a"])
+        numbers = await procs.spawn("numbers", Shelf[int], 3)
+        assert list((await numbers.swap.call(4)).values()) == [3, 3]
+        with pytest.raises(TypeError, match=r"argument 'value' of numbers\.swap\(\) does not fit its annotation int"):
+            await numbers.swap.call("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        with pytest.raises(TypeError, match=r"argument 'value' of Shelf\(\) does not fit its annotation int"):
+            await procs.spawn("others", Shelf[int], "text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        here: Any = attrs.make_class("Here", {"number": attrs.field(type=int)})
+        with pytest.raises(TypeError, match=r"type of the arguments of Shelf\[\.\.\.\] must be importable by name"):
+            await procs.spawn("local", Shelf[here], here(1))
+
+
+@pytest.mark.parametrize("backend", params("real-typed"), indirect=True)
+async def test_annotations_of_asyncio_actors_count(backend: Backend) -> None:
+    """V2: those of the endpoint, not of what runs it on the loop."""
+    async with backend.procs({"gpus": 1}) as procs:
+        loops = await procs.spawn("loops", Loop[Batch])
+        assert await loops.same.call_one(Batch(1, []), Batch(2, [])) == Batch(1, [])
+        async with loops.several.stream(Batch(3, [])) as items:
+            assert [item async for _, item in items] == [Batch(3, [])]

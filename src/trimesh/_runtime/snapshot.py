@@ -30,6 +30,7 @@ from trimesh import limits
 from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.peers.peer import Parcel
 from trimesh._runtime.system.exits import process_state
+from trimesh._runtime.values.endpoint_spec import class_of
 from trimesh._runtime.watch.report import where
 from trimesh._runtime.watch.stacks import Report, read_report, request_report
 from trimesh._wire import messages, observed
@@ -197,7 +198,7 @@ class _Tables:
             name=place_name(spec.name, point),
             mesh=spec.name,
             point=point,
-            cls=spec.cls.__qualname__,
+            cls=class_of(spec.cls).__qualname__,
             incarnation=spec.incarnation,
             state=state,
             queued=sum(1 for _ in cell.mailbox.queued()),

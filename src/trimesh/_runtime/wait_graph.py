@@ -19,6 +19,7 @@ from trimesh._runtime.calls.outgoing import OutgoingCall
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.coroutines import find_outside_tasks, outside_tasks_in
+from trimesh._runtime.values.endpoint_spec import class_of
 from trimesh._wire.observed import NodeKind, NodeRef, NodeReport, Place
 from trimesh.ids import MeshId
 
@@ -335,7 +336,7 @@ def place_of(cell: Cell, endpoint: str) -> Place:
     key = spec.point.mesh
     return Place(
         spec.name,
-        spec.cls.__qualname__,
+        class_of(spec.cls).__qualname__,
         endpoint,
         tuple(extent.labels),
         tuple(extent.sizes),

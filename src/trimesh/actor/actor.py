@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from trimesh._runtime.values import ENDPOINTS, EndpointSpec
+from trimesh._runtime.values import ENDPOINTS, EndpointSpec, bind_endpoints
 from trimesh.actor.endpoint import EndpointMethod
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Actor(HandleAttributes):
         _check_names(cls, found)
         _check_groups(cls, found)
         _check_lifespan(cls)
-        setattr(cls, ENDPOINTS, found)
+        setattr(cls, ENDPOINTS, bind_endpoints(cls, found))
 
     if not TYPE_CHECKING:
         options = _NotHere()

@@ -8,7 +8,7 @@ from typing import Any, Self
 from trimesh._runtime.life import current_proc
 from trimesh._runtime.meshes import ActorMembers, Member, ProcMembers
 from trimesh._runtime.tasks import in_trio_now
-from trimesh._runtime.values import MemberInfo, MeshInfo, endpoints_of
+from trimesh._runtime.values import MemberInfo, MeshInfo, class_of, endpoints_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh.actor.actor import MESH_ATTRIBUTES
 from trimesh.actor.endpoint import Endpoint
@@ -24,7 +24,7 @@ class ActorMesh(Shaped):
     it becomes a reference, which can call and be sliced but owns nothing.
     """
 
-    def __init__(self, view: MeshView, cls: type) -> None:
+    def __init__(self, view: MeshView, cls: Any) -> None:
         self._view = view
         self._cls = cls
 
@@ -74,7 +74,7 @@ class ActorMesh(Shaped):
         if spec is None:
             from trimesh.actor.options import no_endpoint  # noqa: PLC0415 - only errors need it
 
-            raise no_endpoint(self._cls, name, self._view.endpoints, MESH_ATTRIBUTES)
+            raise no_endpoint(class_of(self._cls), name, self._view.endpoints, MESH_ATTRIBUTES)
         found: Endpoint[..., Any] = Endpoint(self._view, spec)
         vars(self)[name] = found
         return found
@@ -86,10 +86,10 @@ class ActorMesh(Shaped):
         return type(self)(self._view.seen(region), self._cls)
 
     def __repr__(self) -> str:
-        return f"<actors {self._view!r} of {self._cls.__qualname__}>"
+        return f"<actors {self._view!r} of {class_of(self._cls).__qualname__}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _refer, (self._view.current, self._view.region, self._cls)
+        return _refer, (self._view.current, self._view.region, class_of(self._cls))
 
 
 def is_whole(mesh: ActorMesh) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from trimesh._runtime.values import MemberInfo, MeshInfo, endpoints_of
+from trimesh._runtime.values import MemberInfo, MeshInfo, class_of, endpoints_of
 from trimesh._wire.memory import Sink
+from trimesh._wire.typed.annotations import described_type, type_described
 from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh._wire.typed.known_kinds import name_of
 from trimesh.actor.actor import Actor
@@ -22,7 +23,7 @@ from trimesh.shape.region import Region
 def _take_actors_apart(mesh: ActorMesh, _: Sink) -> tuple[Any, ...]:
     info, region, cls = mesh.__reduce__()[1]
     name_of(cls, f"the actor class {cls.__qualname__}")
-    return region, cls, *_fields_of(info)
+    return region, mesh._cls, *_fields_of(info)  # noqa: SLF001 - a method would hide an endpoint of that name
 
 
 def _fields_of(info: MeshInfo) -> tuple[Any, ...]:
@@ -31,7 +32,7 @@ def _fields_of(info: MeshInfo) -> tuple[Any, ...]:
 
 
 def _put_actors_together(_: DecodeSource, region: Any, cls: Any, *fields: Any) -> ActorMesh:
-    if not (isinstance(region, Region) and isinstance(cls, type) and issubclass(cls, Actor)):
+    if not (isinstance(region, Region) and is_actor_class(cls)):
         raise ProtocolError("a handle on actors must have a region and an actor class")
     info = _put_info_together(_, *fields)
     if not set(region.ranks()) <= set(info.whole.ranks()):
@@ -86,12 +87,29 @@ def _put_outcome_together(_: DecodeSource, value: Any = None, error: Any = None)
     return Outcome(value, error)
 
 
-def _is_actor_class(cls: type) -> bool:
-    return issubclass(cls, Actor)
+def is_actor_class(cls: Any) -> bool:
+    """Return whether this is a class of actors, or one with type arguments."""
+    found = class_of(cls)
+    return isinstance(found, type) and issubclass(found, Actor)
+
+
+def _take_alias_apart(alias: Any, _: Sink) -> tuple[Any, ...]:
+    if not is_actor_class(alias):
+        raise TypeError(f"only actor classes with type arguments can be sent, got {alias!r}: send the class")
+    what = f"the arguments of {class_of(alias).__qualname__}[...]"
+    return class_of(alias), *(described_type(part, what) for part in get_args(alias))
+
+
+def _put_alias_together(source: DecodeSource, cls: Any = None, *described: Any) -> Any:
+    if not is_actor_class(cls) or len(getattr(cls, "__parameters__", ())) != len(described):
+        raise ProtocolError(f"type arguments must be those of an actor class, got {len(described)} for {cls!r:.100}")
+    generic: Any = cls
+    return generic[tuple(type_described(one, source) for one in described)]
 
 
 def register() -> None:
-    register_kind(ValueKind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=_is_actor_class))
+    register_kind(ValueKind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=is_actor_class))
+    register_kind(ValueKind("alias", "typing._GenericAlias", _take_alias_apart, _put_alias_together))
     register_kind(ValueKind("mesh", MeshInfo, lambda info, _: _fields_of(info), _put_info_together))
     register_kind(
         ValueKind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together)

@@ -13,7 +13,7 @@ from trimesh._runtime import life
 from trimesh._runtime.life import current_proc, find_proc_anywhere
 from trimesh._runtime.meshes import ProcMembers, check_handler, kill_wanted
 from trimesh._runtime.tasks import in_trio, in_trio_block, in_trio_now
-from trimesh._runtime.values import MemberInfo, MeshInfo
+from trimesh._runtime.values import MemberInfo, MeshInfo, class_of
 from trimesh._runtime.watch import EventStream, MeshStatistics
 from trimesh._supervision.policy import Policy, check_units, checked_policy
 from trimesh.actor.actor import Actor
@@ -214,7 +214,7 @@ class ProcMesh(MakesTensors, Shaped):
         check_arguments(actor, args, kwargs)
         if self._shared_by is not None:
             plan_there = life.BorrowPlan(self._shared_by, self._shown, self._policy, name, actor, args, kwargs)
-            return borrowing(plan_there, actor, f"spawn({name!r}, {actor.__qualname__})")
+            return borrowing(plan_there, actor, f"spawn({name!r}, {class_of(actor).__qualname__})")
         region = None if self._owned is None else self._shown
         plan = life.ActorPlan(self._owned, region, self._policy, name, actor, args, kwargs)
         if self._policy is not None:
@@ -229,7 +229,7 @@ class ProcMesh(MakesTensors, Shaped):
             members = await life.adopt_actors(plan)
             return cast("A", handle_on(members.info, actor, members))
 
-        return Spawning(f"spawn({name!r}, {actor.__qualname__})", open_, adopt)
+        return Spawning(f"spawn({name!r}, {class_of(actor).__qualname__})", open_, adopt)
 
     async def get_or_spawn(self, name: str, cls: Callable[P, A], /, *args: P.args, **kwargs: P.kwargs) -> A:
         """Return the one actor of this name on these processes; spawn it if there is none.

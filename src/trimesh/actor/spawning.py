@@ -15,7 +15,7 @@ from trimesh import limits
 from trimesh._runtime import life
 from trimesh._runtime.system import SEED_MAX, checked_variables
 from trimesh._runtime.tasks import TrioBlock, in_trio
-from trimesh._runtime.values import MeshInfo, endpoints_of, is_abstract, signature_of
+from trimesh._runtime.values import MeshInfo, class_of, endpoints_of, is_abstract, signature_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.actor_mesh import ActorMesh
 from trimesh.actor.view import MeshView, Stoppable
@@ -116,15 +116,17 @@ def checked_pickle(pickle: Any) -> bool | None:
     return None if pickle is None else pickle == "on"
 
 
-def checked_class(cls: Any) -> type[Actor]:
-    """Return an actor class; for `Box[int]` the class `Box`.
+def checked_class(cls: Any) -> Any:
+    """Return an actor class, or one with type arguments, as `Box[int]`.
 
     Raises:
         TypeError: It is no actor class, or it is abstract.
     """
-    origin = get_origin(cls)
+    given, origin = cls, get_origin(cls)
     if isinstance(origin, type) and issubclass(origin, Actor):
-        cls = origin  # the parameters of Box[int] are for type checkers
+        cls = origin
+        if getattr(given, "__parameters__", ()):  # in a generic function
+            given = given[tuple(Any for _ in given.__parameters__)]
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
         if isinstance(cls, Actor):
             name = type(cls).__qualname__
@@ -139,15 +141,16 @@ def checked_class(cls: Any) -> type[Actor]:
     if missing:
         names = ", ".join(sorted(missing))
         raise TypeError(f"{cls.__qualname__} is abstract, it lacks {names}: spawn a subclass that defines them")
-    return cls
+    return given
 
 
-def check_arguments(cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Bind arguments against the signature of a class.
 
     Raises:
         TypeError: They do not fit.
     """
+    cls = class_of(cls)
     try:
         signature_of(cls).bind(*args, **kwargs)
     except TypeError as error:
@@ -236,12 +239,12 @@ class Spawning(TrioBlock[T], Generic[T]):
         return f"<{self._what}, not started>"
 
 
-def handle_on(info: MeshInfo, cls: type[Actor], owner: Stoppable | None) -> Any:
+def handle_on(info: MeshInfo, cls: Any, owner: Stoppable | None) -> Any:
     """Return a handle on all actors of a mesh; `owner` is the owner's side of it, if it is owned here."""
     return ActorMesh(MeshView(info, info.whole, endpoints_of(cls), owner), cls)
 
 
-def borrowing(plan: BorrowPlan, cls: type[Actor], what: str) -> Spawning[Any]:
+def borrowing(plan: BorrowPlan, cls: Any, what: str) -> Spawning[Any]:
     """Return the start of actors on processes that another process shares."""
 
     @asynccontextmanager

@@ -90,6 +90,7 @@ def _on_loop(spec: EndpointSpec) -> EndpointSpec:
         def generate(actor: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             return items_from_asyncio(_loop_of_actor.get(), partial(function, actor, *args, **kwargs), name)
 
+        vars(generate)["__wrapped__"] = function  # for its annotations
         return msgspec.structs.replace(spec, fn=generate)
 
     start = _in_a_task(function) if spec.kind is EndpointKind.INLINE else function
@@ -101,6 +102,7 @@ def _on_loop(spec: EndpointSpec) -> EndpointSpec:
             return await run_in_asyncio(_loop_of_actor.get(), work, name)
         return await slot.call(work, name)
 
+    vars(run)["__wrapped__"] = function
     return msgspec.structs.replace(spec, fn=run, kind=EndpointKind.ASYNC)
 
 

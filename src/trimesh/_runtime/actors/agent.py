@@ -74,7 +74,7 @@ class Agent:
     async def spawn(
         self,
         info: MeshInfo,
-        cls: type,
+        cls: Any,  # a class, or Box[int]
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         is_held: bool = False,  # noqa: FBT001, FBT002 - travels as an argument

@@ -37,7 +37,7 @@ from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.peers.incoming import IncomingCall
 from trimesh._runtime.tasks.background import split_cancelled
 from trimesh._runtime.values.codec import Values
-from trimesh._runtime.values.endpoint_spec import ENDPOINTS, endpoints_of
+from trimesh._runtime.values.endpoint_spec import ENDPOINTS, class_of, endpoints_of
 from trimesh._wire.memory import DefinitionId
 from trimesh.errors import ActorFailed, Origin, ProtocolError, leaves, text_of
 from trimesh.ids import MeshId
@@ -66,7 +66,7 @@ class ActorSpec(msgspec.Struct, frozen=True):
 
     mesh: MeshId
     name: str
-    cls: type
+    cls: Any  # a class, or Box[int]
     make: Callable[[], Any]
     point: Point
     incarnation: int = 0
@@ -248,7 +248,13 @@ class Cell:
         """Return the coordinates for errors of this actor."""
         spec = self.spec
         return Origin(
-            spec.point, spec.name, spec.cls.__qualname__, endpoint, self.proc.host_name, self.proc.pid, spec.incarnation
+            spec.point,
+            spec.name,
+            class_of(spec.cls).__qualname__,
+            endpoint,
+            self.proc.host_name,
+            self.proc.pid,
+            spec.incarnation,
         )
 
     def _serve(self, call: IncomingCall) -> Awaitable[None] | None:
@@ -307,7 +313,7 @@ class Cell:
             self._let_go()
 
     async def _live(self, task_status: trio.TaskStatus[None]) -> None:
-        live = live_of(self.spec.cls)
+        live = live_of(class_of(self.spec.cls))
         async with live(self.spec.make, self._made) as serve_slot, trio.open_nursery() as nursery:
             self._nursery = nursery
             self._serve_slot = serve_slot
@@ -546,19 +552,19 @@ class Recipe(msgspec.Struct, frozen=True):
         return self.payload, self.buffers, self.ports
 
 
-def keep(values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
+def keep(values: Values, name: str, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe:
     """Encode the class and arguments of an actor.
 
     Raises:
         TypeError: An argument cannot be serialised; the text names it.
     """
-    encoded = values.encode_construction(cls, args, kwargs, name=name)
+    encoded = values.encode_construction(values.sent_class(cls), args, kwargs, name=name)
     buffers = [bytearray(buffer) for buffer in encoded.buffers]
     return Recipe(bytes(encoded.payload), buffers, encoded.definitions, encoded.attachments)
 
 
 def argument_named(
-    error: BaseException, values: Values, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+    error: BaseException, values: Values, name: str, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> BaseException:
     """Return the error of a spawn that was not sent; for an argument's error it names the argument or class."""
     if isinstance(error, TypeError):
@@ -580,7 +586,7 @@ def make_asked(values: Values, name: str, kept: Kept) -> tuple[type, tuple[Any, 
     payload, buffers, _ = kept
     memory = [memoryview(one) for one in buffers]
     cls, args, kwargs = values.decode_construction(payload, memory, name=name, may_import=False)
-    if not isinstance(cls, type) or not hasattr(cls, ENDPOINTS):
+    if not hasattr(class_of(cls), ENDPOINTS):
         raise ProtocolError(f"only an actor class can be spawned, got {cls!r}")
     return cls, args, kwargs
 

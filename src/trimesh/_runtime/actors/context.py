@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from trimesh._runtime.system.forks import forked_here
+from trimesh._runtime.values.endpoint_spec import class_of
 from trimesh._wire.messages import CallerPlace, SentView
 from trimesh.shape.extent import Point
 
@@ -34,14 +35,14 @@ class OwnMeshes:
 
     Attributes:
         actors: Its actor mesh at the time of its creation; None for `setup`.
-        cls: Class of the actors.
+        cls: Class of the actors, or `Box[int]`; None for `setup`.
         procs: Mesh of its process; None if it has none, as in the controller.
         handles: Handles that a higher package made of them.
     """
 
     __slots__ = ("actors", "cls", "handles", "procs")
 
-    def __init__(self, actors: MeshInfo | None, cls: type | None, procs: MeshInfo | None) -> None:
+    def __init__(self, actors: MeshInfo | None, cls: Any, procs: MeshInfo | None) -> None:
         self.actors = actors
         self.cls = cls
         self.procs = procs
@@ -78,7 +79,7 @@ class ExecutionContext:
         self.endpoint = endpoint
         self.incarnation = incarnation
         self.home = home
-        cls = None if home is None or home.cls is None else home.cls.__qualname__
+        cls = None if home is None or home.cls is None else class_of(home.cls).__qualname__
         extent = point.extent
         self.place = CallerPlace(mesh, cls, endpoint, extent.labels, extent.sizes, point.rank, incarnation)
 

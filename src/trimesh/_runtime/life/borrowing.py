@@ -39,7 +39,7 @@ class BorrowPlan(msgspec.Struct, frozen=True):
     region: Region
     policy: Policy | None
     name: str
-    cls: type
+    cls: Any  # as in an `ActorPlan`
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 

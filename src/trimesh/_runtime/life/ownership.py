@@ -41,7 +41,7 @@ from trimesh._runtime.peers.host import Host
 from trimesh._runtime.spawner.proc_options import ProcOptions
 from trimesh._runtime.system.cpu_binding import CpuBinding, machine_here, own_cpus, simulated_machine
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo
+from trimesh._runtime.values.endpoint_spec import MemberInfo, MeshInfo, class_of
 from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, replaces_all, units_of
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, MeshStopped, ShapeError, SpawnError
@@ -298,7 +298,7 @@ class ActorPlan(msgspec.Struct, frozen=True):
     region: Region | None
     policy: Policy | None
     name: str
-    cls: type
+    cls: Any  # a class, or Box[int]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     borrower: ProcId = ProcId(0)
@@ -321,7 +321,7 @@ def _actor_members(procs: OwnedProcs, region: Region, block: Block, plan: ActorP
     living = procs.info
     members = tuple(msgspec.structs.replace(living.members[base], incarnation=0) for base in proc_ranks)
     info = MeshInfo(
-        mesh, plan.name, plan.cls.__qualname__, whole, members, procs.proc.proc_id,
+        mesh, plan.name, class_of(plan.cls).__qualname__, whole, members, procs.proc.proc_id,
         is_healing(policy) or living.is_healing, family_of(procs.proc), borrower=plan.borrower,
         replaces_all=replaces_all(policy) or living.replaces_all,
     )  # fmt: skip
@@ -463,7 +463,7 @@ class Lent:
 
 
 class _Entry:
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: Any) -> None:
         self.cls = cls
         self.members: ActorMembers | None = None
         self.ready = trio.Event()
@@ -486,7 +486,7 @@ class NamedActors:
         self._entries: dict[str, _Entry] = {}
 
     async def get(
-        self, region: Region, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, region: Region, name: str, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ActorMembers:
         """Return the named actor; spawn it in the block of the processes if none is alive.
 
@@ -497,21 +497,23 @@ class NamedActors:
             MeshErrorGroup: It could not be spawned.
         """
         await trio.lowlevel.checkpoint()
+        cls = self._procs.proc.values.sent_class(cls)
         while True:
             entry = self._entries.get(name)
             if entry is None or entry.is_gone:
                 return await self._spawn(region, name, cls, args, kwargs)
-            if entry.cls is not cls:
+            if entry.cls != cls:
+                other, wanted = (one.__qualname__ if isinstance(one, type) else str(one) for one in (entry.cls, cls))
                 raise TypeError(
-                    f"the actor {name!r} of {self._procs.info.name} is of class {entry.cls.__qualname__}, got "
-                    f"{cls.__qualname__}: give another class another name"
+                    f"the actor {name!r} of {self._procs.info.name} is of class {other}, got {wanted}: "
+                    "give another class another name"
                 )
             if entry.members is not None:
                 return entry.members
             await entry.ready.wait()
 
     async def _spawn(
-        self, region: Region, name: str, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, region: Region, name: str, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ActorMembers:
         entry = self._entries[name] = _Entry(cls)
         try:

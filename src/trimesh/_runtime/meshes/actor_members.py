@@ -238,7 +238,7 @@ class ActorMembers:
 
     # ---- start -----------------------------------------------------------------------------------------------
 
-    async def start(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    async def start(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Spawn the actors; return when all of them serve.
 
         Raises:
@@ -249,7 +249,7 @@ class ActorMembers:
             self._recipe = keep(self.proc.values, info.name, cls, args, kwargs)
             request = self._remake_request(self.ranks, info.members)
         else:
-            request = self._request(self.ranks, "spawn", info, cls, args, kwargs)
+            request = self._request(self.ranks, "spawn", info, self.proc.values.sent_class(cls), args, kwargs)
         self.proc.owners[info.mesh] = self
         if self.processes is not None:
             self.processes.actors.append(self)

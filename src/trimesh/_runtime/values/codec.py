@@ -7,12 +7,20 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from trimesh import limits
 from trimesh._runtime.values import torch_values
-from trimesh._runtime.values.endpoint_spec import EndpointKind, EndpointSpec, signature_of
+from trimesh._runtime.values.endpoint_spec import (
+    EndpointKind,
+    EndpointSpec,
+    bind_hint,
+    bound_variables,
+    class_of,
+    signature_of,
+)
 from trimesh._wire.exceptions.codec import decode_exception, encode_exception
 from trimesh._wire.exceptions.tracebacks import type_name
 from trimesh._wire.memory import Buffer, DefinitionId, Reducer
@@ -64,6 +72,10 @@ class Values:
         self._definitions = Definitions(proc_id, main)
         self._encoder = Encoder(self._definitions, reducers=reducers)
         self._decoder = Decoder(self._definitions, bindings=bindings)
+
+    def sent_class(self, cls: Any) -> Any:
+        """Return an actor class as it is sent: without type arguments, which nothing pickled needs."""
+        return class_of(cls)
 
     def encode(self, value: object, *, what: str) -> Encoded:
         """Encode a value; `TypeError` names `what` and the part that cannot be serialised."""
@@ -227,11 +239,16 @@ class TypedValues(Values):
         self._typed_encoder = TypedEncoder()
         self._typed_decoder = TypedDecoder(DecodeSource(bindings=self._bindings))
         # By function, not by endpoint: a collected class takes its entries with it.
-        self._arguments: weakref.WeakKeyDictionary[Callable[..., Any], Arguments] = weakref.WeakKeyDictionary()
-        self._constructors: weakref.WeakKeyDictionary[type, Arguments] = weakref.WeakKeyDictionary()
-        self._results: weakref.WeakKeyDictionary[Callable[..., Any], Field] = weakref.WeakKeyDictionary()
+        self._arguments: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Arguments]]
+        self._arguments = weakref.WeakKeyDictionary()
+        self._constructors: weakref.WeakKeyDictionary[Any, Arguments] = weakref.WeakKeyDictionary()
+        self._results: weakref.WeakKeyDictionary[Callable[..., Any], dict[Any, Field]] = weakref.WeakKeyDictionary()
 
     # ---- by type ----
+
+    def sent_class(self, cls: Any) -> Any:
+        """Return an actor class as it is sent: with type arguments, by which values are encoded."""
+        return cls
 
     def encode(self, value: object, *, what: str) -> Encoded:
         """Encode a value by its own type; `TypeError` names `what` and why it cannot travel."""
@@ -299,9 +316,10 @@ class TypedValues(Values):
         except ProtocolError as error:
             raise ProtocolError(f"the arguments of {name} do not fit its class: {error}") from error
 
-    def _construction(self, writer: Writer, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        name_of(cls, f"the actor class {cls.__qualname__}")
-        return self._constructor(cls).write(writer, args, kwargs, cls.__qualname__)
+    def _construction(self, writer: Writer, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        made = class_of(cls)
+        name_of(made, f"the actor class {made.__qualname__}")
+        return self._constructor(cls).write(writer, args, kwargs, made.__qualname__)
 
     def encode_result(self, value: object, spec: EndpointSpec) -> Encoded:
         """Encode the result of an endpoint; `TypeError` when it does not fit its annotation."""
@@ -339,23 +357,26 @@ class TypedValues(Values):
         return item_type.field.read(Reader.of_message(payload, bodies, DecodeSource(bindings=self._bindings)))
 
     def _arguments_of(self, spec: EndpointSpec) -> Arguments:
-        found = self._arguments.get(spec.fn)
+        found = self._arguments.setdefault(spec.fn, {}).get(spec.bound)
         if found is None:
-            hints = resolved_hints(spec.fn, spec.name)
-            found = self._arguments[spec.fn] = Arguments(hints, spec.signature, spec.name)
+            hints = _bound(resolved_hints(spec.fn, spec.name), dict(spec.bound))
+            found = self._arguments[spec.fn][spec.bound] = Arguments(hints, spec.signature, spec.name)
         return found
 
-    def _constructor(self, cls: type) -> Arguments:
+    def _constructor(self, cls: Any) -> Arguments:
         found = self._constructors.get(cls)
         if found is None:
-            hints = constructor_hints(cls)
-            found = self._constructors[cls] = Arguments(hints, inspect.signature(cls), cls.__qualname__)
+            made = class_of(cls)
+            hints = _bound(constructor_hints(made), bound_variables(cls))
+            found = self._constructors[cls] = Arguments(hints, inspect.signature(made), made.__qualname__)
         return found
 
     def _result_of(self, spec: EndpointSpec) -> Field:
-        found = self._results.get(spec.fn)
+        found = self._results.setdefault(spec.fn, {}).get(spec.bound)
         if found is None:
-            found = self._results[spec.fn] = result_of(spec.fn, spec.name, is_later=spec.answers_later)
+            bind = partial(bind_hint, bound=dict(spec.bound))
+            made = result_of(spec.fn, spec.name, is_later=spec.answers_later, bind=bind)
+            found = self._results[spec.fn][spec.bound] = made
         return found
 
     # ---- exceptions and definitions ----
@@ -376,6 +397,10 @@ class TypedValues(Values):
         """Refuse: nothing comes by value."""
         del payload, carried, attachments
         raise ProtocolError(f"a peer must send no definitions with pickle='off', got {definition}")
+
+
+def _bound(hints: Mapping[str, Any], bound: Mapping[Any, Any]) -> Mapping[str, Any]:
+    return {name: bind_hint(hint, bound) for name, hint in hints.items()} if bound else hints
 
 
 def make_values(

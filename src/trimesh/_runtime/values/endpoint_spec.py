@@ -6,7 +6,7 @@ import enum
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -84,6 +84,7 @@ class EndpointSpec(msgspec.Struct, frozen=True):
         signature: Without `self`, and without the reply.
         slots: Key of the slots that it takes: of its group, of its own, or of the actor (rule C4).
         arity: Least and greatest number of arguments with which it can be called, all of them positional.
+        bound: What type variables of its annotations stand for, as in `Box[int]`; used where nothing is pickled.
         answers_later: Whether its first argument is a `Reply`, which answers the call.
         arguments_text, item_text, result_text: Names of its arguments, its items and its result in errors.
     """
@@ -96,6 +97,7 @@ class EndpointSpec(msgspec.Struct, frozen=True):
     idempotent: bool
     signature: inspect.Signature
     answers_later: bool = False
+    bound: tuple[tuple[Any, Any], ...] = ()
     # Computed from those above.
     slots: str = ""
     parameters: tuple[str, ...] = ()
@@ -122,10 +124,51 @@ AGENT_ENDPOINTS: Final[dict[str, EndpointSpec]] = {}
 """Endpoints of the agent, which every process has; its class adds them."""
 
 
-def endpoints_of(cls: type) -> Mapping[str, EndpointSpec]:
-    """Return the endpoints of an actor class by name."""
-    found: Mapping[str, EndpointSpec] = getattr(cls, ENDPOINTS, {})
+def endpoints_of(cls: Any) -> Mapping[str, EndpointSpec]:
+    """Return the endpoints of an actor class by name; for `Box[int]` with its type arguments."""
+    found: Mapping[str, EndpointSpec] = getattr(class_of(cls), ENDPOINTS, {})
+    return found if isinstance(cls, type) else bind_endpoints(cls, found)
+
+
+def bind_endpoints(cls: Any, endpoints: Mapping[str, EndpointSpec]) -> Mapping[str, EndpointSpec]:
+    """Return endpoints with the type arguments of a class; the same ones if it has none."""
+    bound = tuple(bound_variables(cls).items())
+    if not bound:
+        return endpoints
+    return {name: msgspec.structs.replace(spec, bound=bound) for name, spec in endpoints.items()}
+
+
+# ---- type arguments --------------------------------------------------------------------------------------------------
+
+
+def class_of(cls: Any) -> type:
+    """Return the class; for `Box[int]` it is `Box`."""
+    found: type = cls if isinstance(cls, type) else get_origin(cls)
     return found
+
+
+def bound_variables(cls: Any) -> dict[Any, Any]:
+    """Return what type variables stand for in a class: those of `Box[int]`, and of bases as in `class A(Box[int])`."""
+    made = class_of(cls)
+    parameters = getattr(made, "__parameters__", ())
+    found: dict[Any, Any] = {}
+    if not isinstance(cls, type) and all(isinstance(one, TypeVar) for one in parameters):
+        found.update(zip(parameters, get_args(cls), strict=False))
+    bases: tuple[Any, ...] = vars(made).get("__orig_bases__", made.__bases__)
+    for base in bases:
+        for variable, given in bound_variables(base).items():
+            found.setdefault(variable, bind_hint(given, found))
+    return {variable: given for variable, given in found.items() if variable is not given}
+
+
+def bind_hint(hint: Any, bound: Mapping[Any, Any]) -> Any:
+    """Return an annotation with type variables replaced; those that are not bound stay."""
+    if isinstance(hint, TypeVar):
+        return bound.get(hint, hint)
+    variables = () if isinstance(hint, type) else getattr(hint, "__parameters__", ())
+    if not any(one in bound for one in variables):
+        return hint
+    return hint[tuple(bound.get(one, one) for one in variables)]
 
 
 # ---- mesh as sent in a handle: numbers and names, no ownership -------------------------------------------------------

@@ -269,13 +269,16 @@ def constructor_hints(cls: type) -> dict[str, Any]:
     return resolved_hints(init, cls.__qualname__) if isinstance(init, types.FunctionType) else {}
 
 
-def result_of(function: Callable[..., Any], name: str, *, is_later: bool = False) -> Field:
+def result_of(
+    function: Callable[..., Any], name: str, *, is_later: bool = False, bind: Callable[[Any], Any] = lambda hint: hint
+) -> Field:
     """Return the field of what a function returns; of the items, when it is an async generator.
 
     Args:
         function: Function with the annotations.
         name: Its name in errors.
         is_later: Whether its first argument after `self`, a `Reply[T]`, takes the result in place of `return`.
+        bind: Replaces the type variables of an annotation.
 
     Raises:
         TypeError: The annotation cannot be resolved, or nothing with it can travel.
@@ -285,6 +288,7 @@ def result_of(function: Callable[..., Any], name: str, *, is_later: bool = False
     if is_later:
         reply = next(itertools.islice(inspect.signature(function).parameters, 1, None), "")
         hint = next(iter(typing.get_args(hints.get(reply))), Any)
+    hint = bind(hint)
     if typing.get_origin(hint) in _STREAMS:
         hint = typing.get_args(hint)[0]
     elif isinstance(hint, type) and hint in _STREAMS:
@@ -297,6 +301,7 @@ def result_of(function: Callable[..., Any], name: str, *, is_later: bool = False
 # Types of the items of channels, where nothing is pickled: the T of `open_channel(T)`, which travels with each port.
 
 WHAT: Final = "an item of a channel"
+_ITEMS: Final = "the items of a channel"
 
 _SIMPLE: Final[dict[Any, str]] = {Any: "any", object: "any", types.NoneType: "none", None: "none", ...: "rest"}
 _MADE: Final[dict[str, Any]] = {"any": Any, "none": types.NoneType, "rest": ...}
@@ -338,8 +343,7 @@ def item_type_of(annotation: Any) -> ItemType:
     Raises:
         TypeError: Nothing of this type can travel, or it has no name elsewhere; the text says why.
     """
-    described = _take_apart(annotation, limits.ITEM_TYPE_DEPTH)
-    return ItemType(described, field=field_of(WHAT, annotation))
+    return ItemType(described_type(annotation, _ITEMS), field=field_of(WHAT, annotation))
 
 
 def item_type_described(described: Any, *, may_import: bool) -> ItemType:
@@ -352,24 +356,42 @@ def item_type_described(described: Any, *, may_import: bool) -> ItemType:
     return ItemType(described, may_import=may_import)
 
 
-def _take_apart(annotation: Any, depth: int) -> tuple[Any, ...]:
+def described_type(annotation: Any, what: str) -> tuple[Any, ...]:
+    """Return the form of a type in messages.
+
+    Raises:
+        TypeError: It has none; the text begins with `what`.
+    """
+    return _take_apart(annotation, limits.ITEM_TYPE_DEPTH, what)
+
+
+def type_described(described: Any, source: DecodeSource) -> Any:
+    """Return the type that a peer describes.
+
+    Raises:
+        ProtocolError: The description is invalid.
+        PayloadError, TypeError: It names something that is not here, or no type.
+    """
+    _check(described, limits.ITEM_TYPE_DEPTH)
+    return _put_together(described, source)
+
+
+def _take_apart(annotation: Any, depth: int, what: str) -> tuple[Any, ...]:
     if not depth:
-        raise TypeError(f"the type of the items of a channel must be at most {limits.ITEM_TYPE_DEPTH} types deep")
+        raise TypeError(f"the type of {what} must be at most {limits.ITEM_TYPE_DEPTH} types deep")
     parts = typing.get_args(annotation)
     origin: Any = typing.get_origin(annotation)
     if origin is not None:
-        inner = [_take_apart(part, depth - 1) for part in parts]
+        inner = [_take_apart(part, depth - 1, what) for part in parts]
         if origin in (typing.Union, types.UnionType):
             return "or", *inner
         if _is_container(origin):
-            return "of", _take_apart(origin, depth - 1), *inner
+            return "of", _take_apart(origin, depth - 1, what), *inner
     elif isinstance(annotation, type | types.EllipsisType | None) or annotation is Any:
         simple = _SIMPLE.get(annotation)
-        return (
-            (simple,) if simple is not None else ("class", *name_of(annotation, "the type of the items of a channel"))
-        )
+        return (simple,) if simple is not None else ("class", *name_of(annotation, f"the type of {what}"))
     raise TypeError(
-        f"the items of a channel must be of a class, a union of classes or a container of them with pickle='off', "
+        f"{what} must be of a class, a union of classes or a container of them with pickle='off', "
         f"got {annotation!r}: make a class that holds it"
     )
 

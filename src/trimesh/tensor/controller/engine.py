@@ -22,7 +22,7 @@ from trimesh import limits
 from trimesh._runtime.deadlocks import BlockedSearch
 from trimesh._runtime.peers import IncomingCall, Peer
 from trimesh._runtime.services import TENSORS
-from trimesh._runtime.values import take_payload
+from trimesh._runtime.values import class_of, take_payload
 from trimesh._transport.interface import Buffer
 from trimesh.errors import (
     CollectiveFailed,
@@ -594,7 +594,7 @@ class _Watch:
 
     def _error(self, call: IncomingCall) -> DeadlockError:
         cell = self.engine.proc.cells.get(call.mesh)
-        cycle = [] if cell is None else [(cell.spec.cls.__qualname__, call.spec.name, cell.spec.point)]
+        cycle = [] if cell is None else [(class_of(cell.spec.cls).__qualname__, call.spec.name, cell.spec.point)]
         name = call.spec.name if cell is None else f"{cell.spec.name}.{call.spec.name}()"
         return DeadlockError(
             f"a value that needs an actor of this process must be fetched with `await`, got one that waits for {name}: "
