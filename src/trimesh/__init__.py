@@ -86,6 +86,7 @@ _assemble()
 
 if TYPE_CHECKING:
     from trimesh import aio, blocking, config, observe, programs, rdma, service, spmd, telemetry, tensor, testing
+    from trimesh._runtime.metrics import log
     from trimesh.actor.host_mesh import DeviceMesh, heal
     from trimesh.actor.proc_mesh import current_view
     from trimesh.blocking import from_thread
@@ -217,6 +218,7 @@ __all__ = [
     "heal",
     "inspect",
     "leaves",
+    "log",
     "manual_seed",
     "module_to_mesh",
     "observe",
@@ -310,6 +312,8 @@ def _import(name: str) -> Any:
         return importlib.import_module("trimesh.actor.proc_mesh").current_view
     if name in ("Departed", "MembershipView"):
         return getattr(importlib.import_module("trimesh.events"), name)
+    if name == "log":
+        return importlib.import_module("trimesh._runtime.metrics").log
     if name in ("connect", "publish_as"):
         return getattr(importlib.import_module("trimesh.programs"), name)
     if name in _TENSORS:

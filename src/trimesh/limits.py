@@ -877,6 +877,8 @@ RECORD_SHARE: Final = 0.005
 """Share of a process's time for recording its state: where one takes long, the next one is later."""
 RECORD_CALLS: Final = 64
 """Calls under way in one recorded state, oldest first: a call that hangs is among them."""
+RECORD_METRICS: Final = 64
+"""Newest values of metrics in one recorded state."""
 RECORD_STACK_CHARS: Final = 4_096
 """Stack of a stalled process: its innermost frames."""
 RECORD_ERRORS_PER_SECOND: Final = 10
@@ -889,6 +891,25 @@ RECORD_ENDED_MAX: Final = 256
 """Files of ended processes in the folder of a running run; the oldest are removed."""
 RECORD_FILES_MAX: Final = 8_192
 """Flight records of one run that are read, a megabyte each."""
+
+# ---- Metrics and history ----
+
+METRIC_SAMPLES: Final = 4_096
+"""Calls of `log` that one process keeps until they are collected, once a second: a training step takes longer than a
+millisecond. Further ones replace the oldest."""
+METRIC_VALUES: Final = 256
+"""Values in one call of `log`: a screen of curves. Arrays belong into files."""
+METRIC_SERIES: Final = 1_024
+"""Series of one process, a value or some 30 buckets each. A name with a changing part makes any number of them."""
+METRIC_NAME_CHARS: Final = 128
+"""Length of the name of a metric."""
+METRIC_BOUNDS: Final = 64
+"""Bounds of one histogram: ten powers of ten in steps of 1, 2 and 5 are 30."""
+METRIC_SAMPLES_COLLECTED: Final = 65_536
+"""Newest samples that a controller keeps for readers: those of 1,000 ranks that log once a second, for a minute."""
+
+# ---- Traces ----
+
 TRACE_SECONDS: Final = 0.25
 """Interval of reading flight records for a trace: half of the time in which the rows of a record are overwritten."""
 TRACE_CALLS_MAX: Final = 500_000

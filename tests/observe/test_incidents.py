@@ -16,7 +16,7 @@ from tests.conformance.supervised import Log, reading
 from tests.conformance.test_observe import Busy, Relay
 
 import trimesh
-from trimesh import Died, Isolate, ProcDied, RemoteCancelled, observe, this_host
+from trimesh import Actor, Died, Isolate, ProcDied, RemoteCancelled, endpoint, observe, telemetry, this_host
 from trimesh._wire import flight
 
 pytest.importorskip("cyclopts")
@@ -220,6 +220,30 @@ async def test_numbers_of_a_run(trimesh_command: Shell):
     assert {sample.labels["state"]: sample.value for sample in families["trimesh_procs"].samples} == {"running": 3.0}
     assert {f"{name}{'_total' * (one.type == 'counter')}" for name, one in families.items()} == set(names)
     assert all(one.documentation for one in families.values())
+
+
+class Trainer(Actor):
+    @endpoint
+    def step(self) -> None:
+        trimesh.log({"loss/train": trimesh.current_rank() + 0.5, 'say "no"\\': 1})
+        telemetry.counter("tokens").add(2)
+        telemetry.histogram("seconds", [1, 2]).record(1.5)
+
+
+@pytest.mark.usefixtures("patient")
+async def test_metrics_of_the_program_are_summed_over_ranks(trimesh_command: Shell):
+    """Q13: counters and histograms are added up, values have mean and bounds; no label is a rank."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        await trainers.step.call()
+        _, said = await trimesh_command("metrics")
+    assert 'loss_train{mesh="trainers",over="mean"} 1\n' in said
+    assert 'loss_train{mesh="trainers",over="max"} 1.5\n' in said
+    assert 'tokens_total{mesh="trainers"} 4\n' in said
+    assert 'seconds_bucket{mesh="trainers",le="2"} 2\n' in said
+    parser = pytest.importorskip("prometheus_client.parser", reason="the environment is older than the extra `test`")
+    families = {family.name: family for family in parser.text_string_to_metric_families(said)}
+    assert {"loss_train", "say__no__", "tokens", "seconds"} <= set(families)
 
 
 async def test_machine_is_looked_at(trimesh_command: Shell):

@@ -21,13 +21,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import trio
 
 from trimesh import limits
 from trimesh._runtime.calls.outgoing import OutgoingCall
+from trimesh._runtime.metrics import COUNTER, GAUGE, HISTOGRAM
 from trimesh._runtime.peers.peer import Parcel
 from trimesh._runtime.system.exits import process_state
 from trimesh._runtime.values.endpoint_spec import class_of
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from trimesh._runtime.holds import Pauses
     from trimesh._runtime.life.proc import Proc
     from trimesh._runtime.meshes.member import Member
+    from trimesh._runtime.metrics import MemberMetrics
     from trimesh._runtime.peers.incoming import IncomingCall
     from trimesh._runtime.peers.peer import Peer
     from trimesh._wire.messages import CallerPlace
@@ -66,6 +68,11 @@ _KINDS: Final = {
 def look(proc: Proc) -> observed.ProcView:
     """Return the tables of `proc`: itself, its children and its calls."""
     return _Tables(proc).view()
+
+
+def take_samples(proc: Proc) -> tuple[observed.SampleRow, ...]:
+    """Remove and return the samples of `proc` and of the processes below it, as far as it has them."""
+    return _Tables(proc).samples() if proc.metrics.ring or proc.metrics.below else ()
 
 
 def brief_look(proc: Proc) -> observed.ProcView:
@@ -132,6 +139,8 @@ class _Tables:
             grants=tuple(self._grants()),
             publications=tuple(row for tell in proc.bulk.publications for row in tell()),
             events=tuple(proc.journal.after(0)),
+            metrics=tuple(self._metrics()),
+            samples_dropped=proc.metrics.dropped,
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
         )
@@ -151,26 +160,35 @@ class _Tables:
             calls=tuple(shown),
             links=tuple(links[: limits.RECORD_CALLS]),
             publications=tuple(self._late_publications())[: limits.RECORD_CALLS],
+            metrics=self._latest_metrics(),
             job=job_of(proc, self._record_folder()) if self._is_controller else None,
             cut={"calls": len(calls) - len(shown)} if len(calls) > len(shown) else {},
         )
 
     # ---- this process and its children -----------------------------------------------------------------------
 
-    def _self(self) -> observed.ProcRow:
+    def _own_place(self) -> tuple[str, str, dict[str, int], int]:
+        """Return name, mesh, point and incarnation of this process."""
         proc, family = self._proc, self._proc.family
         own = None if family is None else family.own_mesh
-        mesh, point, incarnation = "", dict[str, int](), 0
-        if own is not None:
-            rank = next((rank for rank, one in enumerate(own.members) if one.proc_id == proc.proc_id), None)
-            if rank is not None:
-                mesh, point = own.name, coordinates(own.whole.point(rank))
-                incarnation = own.members[rank].incarnation
+        rank = (
+            None
+            if own is None
+            else next((rank for rank, one in enumerate(own.members) if one.proc_id == proc.proc_id), None)
+        )
+        if own is None or rank is None:
+            return "controller", "", {}, 0
+        point = coordinates(own.whole.point(rank))
+        return place_name(own.name, point), own.name, point, own.members[rank].incarnation
+
+    def _self(self) -> observed.ProcRow:
+        proc, family = self._proc, self._proc.family
+        name, mesh, point, incarnation = self._own_place()
         parent = None if family is None else family.parent
         return observed.ProcRow(
             id=self._me,
             parent="" if parent is None else proc_name(parent),
-            name=place_name(mesh, point) if mesh else "controller",
+            name=name,
             mesh=mesh,
             point=point,
             incarnation=incarnation,
@@ -232,6 +250,37 @@ class _Tables:
                 dropped_frames=counted.dropped_frames,
                 waiting=peer.waiting,
             )
+
+    # ---- metrics ---------------------------------------------------------------------------------------------
+
+    def _metrics(self) -> Iterator[observed.MetricRow]:
+        metrics = self._proc.metrics
+        me = self._self_name() if metrics.own.size else None
+        for member in metrics.all_members():
+            yield from _series(member, self._me, me)
+
+    def _latest_metrics(self) -> tuple[observed.MetricRow, ...]:
+        """Return the newest series, without buckets, which would fill a flight record."""
+        rows = [msgspec.structs.replace(one, bounds=(), counts=()) for one in self._metrics()]
+        return tuple(sorted(rows, key=lambda one: -one.at)[: limits.RECORD_METRICS])
+
+    def samples(self) -> tuple[observed.SampleRow, ...]:
+        """Remove and return the samples of this process, after those of processes below it."""
+        metrics, found = self._proc.metrics, list[observed.SampleRow]()
+        while metrics.below:
+            found.append(metrics.below.popleft())
+        own = self._self_name()
+        for _, at, step, member, values in metrics.take():
+            place = _place(member, own)
+            row = observed.SampleRow(
+                at=at, proc=self._me, step=step, values={name: _real(value) for name, value in values.items()}, **place
+            )
+            found.append(row)
+        return tuple(found[-limits.METRIC_SAMPLES_COLLECTED :])
+
+    def _self_name(self) -> dict[str, Any]:
+        name, mesh, point, incarnation = self._own_place()
+        return {"name": name, "mesh": mesh, "point": point, "incarnation": incarnation}
 
     # ---- incoming calls --------------------------------------------------------------------------------------
 
@@ -383,6 +432,43 @@ class _Tables:
                 )
 
 
+def _place(member: MemberMetrics, own: dict[str, Any]) -> dict[str, Any]:
+    """Return the coordinates of a member's series as fields of a row."""
+    if not member.mesh:
+        return own
+    name = place_name(member.mesh, member.point)
+    return {"name": name, "mesh": member.mesh, "point": member.point, "incarnation": member.incarnation}
+
+
+def _series(member: MemberMetrics, proc: str, own: dict[str, Any] | None) -> Iterator[observed.MetricRow]:
+    if not member.size:
+        return
+    place = {"proc": proc, **_place(member, own or {})}
+    for name, (_, at, step, _, values) in list(member.latest.items()):
+        yield observed.MetricRow(metric=name, value=_real(values[name]), at=at, step=step, **place)
+    for name, total in list(member.totals.items()):
+        yield observed.MetricRow(metric=name, kind=COUNTER, value=_real(total), **place)
+    for name, (at, level) in list(member.levels.items()):
+        yield observed.MetricRow(metric=name, kind=GAUGE, value=_real(level), at=at, **place)
+    for name, spread in list(member.spreads.items()):
+        yield observed.MetricRow(
+            metric=name,
+            kind=HISTOGRAM,
+            value=_real(spread.total),
+            bounds=spread.bounds,
+            counts=tuple(spread.counts),
+            **place,
+        )
+
+
+def _real(value: float) -> float:
+    """Return a number as it can be sent: an integer may have more than 64 bits."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
 def _call_id(caller: int, number: int, callee: int) -> str:
     return f"{proc_name(caller)}.{number}@{proc_name(callee)}"
 
@@ -462,26 +548,29 @@ class Inquiries:
         self._proc = proc
         self._numbers = itertools.count(1)
         self._open: dict[int, Inquiry] = {}
+        self._is_taking = False
         proc.routes[messages.Observe] = self._take_question
         proc.routes[messages.Observed] = self._take_answer
         proc.routes[messages.Interrupt] = self._take_interrupt
         proc.on_gone.append(self._gone)
 
-    async def ask(self, seconds: float = limits.OBSERVE_SECONDS) -> Sequence[observed.ProcView]:
+    async def ask(self, seconds: float = limits.OBSERVE_SECONDS, *, takes: bool = False) -> Sequence[observed.ProcView]:
         """Return views of this process, which comes first, and all processes below it.
 
         Args:
             seconds: Time limit for the answers.
+            takes: Whether to collect samples of metrics; `take_samples` returns them, also those of late answers.
         """
         proc = self._proc
         members = [member for member in proc.members.values() if not member.gone.is_set() and member.child is not None]
         by_signal = [member for member in members if member.stall.seconds and member.stack_fd >= 0]
         by_message = [member for member in members if member not in by_signal and member.peer.link is not None]
+        self._is_taking = self._is_taking or takes
         number, question = next(self._numbers), Inquiry({member.peer.proc_id for member in by_message})
         self._open[number] = question
         patience = min(seconds / 2, limits.OBSERVE_LOOP_SECONDS + seconds / 4)
         try:
-            head = messages.encode(messages.Observe(number, patience * _SHARE))
+            head = messages.encode(messages.Observe(number, patience * _SHARE, takes))
             for member in by_message:
                 member.peer.send(Parcel(head))
             asked = AskedBySignal(by_signal)
@@ -504,19 +593,36 @@ class Inquiries:
 
     def _take_question(self, peer: Peer, message: messages.Observe, _: list[memoryview]) -> None:
         seconds = min(max(message.seconds, 0.0), limits.OBSERVE_SECONDS)
-        self._proc.serve(self._answer, peer, message.number, seconds)
+        self._proc.serve(self._answer, peer, message.number, seconds, message.takes)
 
     @trio.lowlevel.enable_ki_protection
-    async def _answer(self, peer: Peer, number: int, seconds: float) -> None:
-        views = tuple(await self.ask(seconds))
+    async def _answer(self, peer: Peer, number: int, seconds: float, takes: bool) -> None:  # noqa: FBT001 - of a message
+        views = list(await self.ask(seconds, takes=takes))
+        if takes and (samples := take_samples(self._proc)):
+            views[0] = msgspec.structs.replace(views[0], samples=samples)
         peer.send(Parcel(messages.encode(messages.Observed(number)), [observed.encode(views)]))
+
+    def send_rest(self, owner: Peer) -> None:
+        """Send the samples that are left to the owner, before this process ends."""
+        if samples := take_samples(self._proc):
+            proc = observed.ProcRow(id=proc_name(self._proc.proc_id))
+            view = observed.ProcView(proc=proc, samples=samples)
+            owner.send(Parcel(messages.encode(messages.Observed(0)), [observed.encode((view,))]))
 
     def _take_answer(self, peer: Peer, message: messages.Observed, bodies: list[memoryview]) -> None:
         if len(bodies) != 1:
             raise ProtocolError(f"Observed must have one body, the views; got {len(bodies)} bodies")
         question = self._open.get(message.number)
-        if question is not None and peer.proc_id in question.awaited:
-            question.views[peer.proc_id] = observed.decode_views(bodies[0])
+        is_awaited = question is not None and peer.proc_id in question.awaited
+        if not is_awaited and not (message.number == 0 or self._is_taking):
+            return
+        views = observed.decode_views(bodies[0])
+        for view in views:
+            self._proc.metrics.below.extend(view.samples)
+        if question is not None and is_awaited:
+            question.views[peer.proc_id] = tuple(
+                msgspec.structs.replace(view, samples=()) if view.samples else view for view in views
+            )
             question.drop(peer.proc_id)
 
     def interrupt(self, proc_id: int, caller: int, number: int, reason: str) -> str:

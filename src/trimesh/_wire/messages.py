@@ -35,10 +35,12 @@ class Observe(Message, frozen=True, tag=42):
     Attributes:
         number: Number of the query at its sender.
         seconds: Time for which the sender waits for the answer.
+        takes: Whether the answer contains samples of metrics, which are then removed there.
     """
 
     number: int
     seconds: float
+    takes: bool = False
 
 
 class Observed(Message, frozen=True, tag=43):

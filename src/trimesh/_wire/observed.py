@@ -329,6 +329,57 @@ class OutputRow(_Row, frozen=True):
     dropped: int = 0
 
 
+class MetricRow(_Row, frozen=True):
+    """One series of metrics: a name, as one actor or process has it.
+
+    Attributes:
+        proc: The process.
+        name: The actor, or the process for code outside of actors: `mesh[label=0]`.
+        mesh, point, incarnation: The same in parts.
+        metric: Name of the metric.
+        kind: "value" (the newest that was logged), "counter", "gauge" or "histogram".
+        value: The value, the total of a counter, the sum of a histogram.
+        at: Unix time of a value or gauge.
+        step: Step of a value; None without one.
+        bounds: Upper bounds of the buckets of a histogram.
+        counts: Values in each bucket, and above the last bound.
+    """
+
+    proc: str
+    name: str
+    metric: str
+    mesh: str = ""
+    point: dict[str, int] = {}
+    incarnation: int = 0
+    kind: str = "value"
+    value: float = 0.0
+    at: float = 0.0
+    step: int | None = None
+    bounds: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+class SampleRow(_Row, frozen=True, omit_defaults=True):
+    """The values of one call of `trimesh.log`.
+
+    Attributes:
+        at: Unix time.
+        proc: The process.
+        name, mesh, point, incarnation: As in `MetricRow`.
+        step: Their step; None without one.
+        values: The values by name.
+    """
+
+    at: float
+    proc: str
+    name: str
+    values: dict[str, float]
+    mesh: str = ""
+    point: dict[str, int] = {}
+    incarnation: int = 0
+    step: int | None = None
+
+
 class HoldRow(_Row, frozen=True):
     """A thread that waits for a debugger, or has one.
 
@@ -365,7 +416,10 @@ class ProcView(_Row, frozen=True):
 
     Attributes:
         children: The processes that it owns.
-        actors, calls, links, grants, publications, events: Rows of this process; calls include the calls that it made.
+        actors, calls, links, grants, publications, events, metrics: Rows of this process; calls include the calls that
+            it made.
+        samples: Samples that were removed from this process and those below it, for a reader that asked for them.
+        samples_dropped: Number of samples that this process dropped, as no reader took them in time.
         cut: Number of rows left out, by table.
         job: The run; only in the report of a controller.
     """
@@ -379,6 +433,9 @@ class ProcView(_Row, frozen=True):
     grants: tuple[GrantRow, ...] = ()
     publications: tuple[PublicationRow, ...] = ()
     events: tuple[EventRow, ...] = ()
+    metrics: tuple[MetricRow, ...] = ()
+    samples: tuple[SampleRow, ...] = ()
+    samples_dropped: int = 0
     cut: dict[str, int] = {}
     job: JobRow | None = None
 

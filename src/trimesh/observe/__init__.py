@@ -13,14 +13,17 @@ from trimesh._wire.observed import (
     HostRow,
     JobRow,
     LinkRow,
+    MetricRow,
     OutputRow,
     PinRow,
     ProcRow,
     PublicationRow,
+    SampleRow,
     WaitRow,
 )
-from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter, prometheus_text
+from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter
 from trimesh.observe.post_mortem import Autopsy, Cause, DeadProc, LastCall, autopsy
+from trimesh.observe.prometheus import prometheus_text
 from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs, snapshot, watch
 from trimesh.observe.run_snapshot import (
     ProcActivity,
@@ -56,6 +59,7 @@ __all__ = [
     "LastCall",
     "LinkRow",
     "LogFormatter",
+    "MetricRow",
     "ObservedRun",
     "OutputRow",
     "PinRow",
@@ -64,6 +68,7 @@ __all__ = [
     "PublicationRow",
     "RunRecords",
     "RunSnapshot",
+    "SampleRow",
     "SharedStack",
     "Timeline",
     "UnreadVersions",

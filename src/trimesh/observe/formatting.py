@@ -1,4 +1,4 @@
-"""Log formatters that add the coordinates of the logging code; snapshots as text for Prometheus.
+"""Log formatters that add the coordinates of the logging code.
 
 To install them:
 
@@ -10,8 +10,6 @@ To install them:
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,7 +18,6 @@ import msgspec
 from trimesh._runtime.actors import caller_here
 from trimesh._wire.messages import CallerPlace
 from trimesh.errors import place_name
-from trimesh.observe.run_snapshot import RunSnapshot
 
 _FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _OWN: Final = frozenset({"member", "mesh", "point", "endpoint", "incarnation"})
@@ -101,55 +98,3 @@ class JsonLogFormatter(logging.Formatter):
         if record.stack_info:
             said["stack"] = self.formatStack(record.stack_info)
         return msgspec.json.encode(said, enc_hook=repr).decode()
-
-
-# ---- a snapshot as text for Prometheus: base units, and no label with a value for each rank --------------------------
-
-
-def prometheus_text(snapshot: RunSnapshot) -> str:
-    """Return the numbers of a run in the text format 0.0.4 of Prometheus."""
-    return "".join(f"{line}\n" for line in _lines(snapshot))
-
-
-def _lines(seen: RunSnapshot) -> Iterator[str]:
-    yield from _family(
-        "trimesh_procs", "gauge", "Processes by state.", "state", Counter(one.state for one in seen.procs)
-    )
-    yield from _family(
-        "trimesh_actors", "gauge", "Actors by state.", "state", Counter(one.state for one in seen.actors)
-    )
-    yield from _family(
-        "trimesh_calls", "gauge", "Calls under way by state.", "state", Counter(one.state for one in seen.calls)
-    )
-    yield from _one(
-        "trimesh_calls_queued", "gauge", "Calls that wait in mailboxes.", sum(a.queued for a in seen.actors)
-    )
-    oldest = max((call.age for call in seen.calls), default=0.0)
-    yield from _one("trimesh_oldest_call_age_seconds", "gauge", "Age of the oldest call under way.", oldest)
-    stalled = max((proc.stalled_seconds for proc in seen.procs), default=0.0)
-    yield from _one("trimesh_loop_stall_seconds", "gauge", "Longest time for which a loop has not run.", stalled)
-    memory = sum(proc.memory_bytes for proc in seen.procs)
-    yield from _one("trimesh_resident_memory_bytes", "gauge", "Resident memory of all processes.", memory)
-    sent = sum(link.bytes_sent for link in seen.links)
-    yield from _one("trimesh_link_sent_bytes_total", "counter", "Bytes sent over open links.", sent)
-    messages = sum(link.messages_sent for link in seen.links)
-    yield from _one("trimesh_link_sent_messages_total", "counter", "Messages sent over open links.", messages)
-    waiting = sum(link.queued_bytes for link in seen.links)
-    yield from _one("trimesh_link_queued_bytes", "gauge", "Bytes that wait because a peer is slow.", waiting)
-    granted = sum(grant.nbytes for grant in seen.grants)
-    yield from _one("trimesh_granted_memory_bytes", "gauge", "Memory that other processes may reach.", granted)
-    kinds = Counter(event.kind for event in seen.events)
-    yield from _family("trimesh_recent_events", "gauge", "Kept events by kind.", "kind", kinds)
-
-
-def _one(name: str, kind: str, text: str, value: float) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    yield f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-
-
-def _family(name: str, kind: str, text: str, label: str, values: Mapping[str, int]) -> Iterator[str]:
-    yield f"# HELP {name} {text}"
-    yield f"# TYPE {name} {kind}"
-    for key, value in sorted(values.items()):
-        yield f'{name}{{{label}="{key}"}} {value}'

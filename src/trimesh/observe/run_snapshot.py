@@ -47,6 +47,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         publications: Published versions of tensors; those whose `publish` waits come first.
         events: Events of members, oldest first.
         failures: The events that are failures, oldest first.
+        metrics: Series of metrics, by name and member.
+        samples_dropped: Number of samples of metrics that processes dropped because no reader took them in time.
         cut: Number of omitted rows, by table.
     """
 
@@ -63,6 +65,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     publications: tuple[observed.PublicationRow, ...] = ()
     events: tuple[observed.EventRow, ...] = ()
     failures: tuple[observed.EventRow, ...] = ()
+    metrics: tuple[observed.MetricRow, ...] = ()
+    samples_dropped: int = 0
     cut: dict[str, int] = {}
 
 
@@ -105,12 +109,18 @@ def merge(
         publications=few("publications", sorted((one for view in views for one in view.publications), key=_read)),
         events=tuple(events[-rows_max:]),
         failures=few("failures", failures),
+        metrics=few("metrics", sorted((one for view in views for one in view.metrics), key=_named)),
+        samples_dropped=sum(view.samples_dropped for view in views),
         cut={**cut, **({"events": len(events) - rows_max} if len(events) > rows_max else {})},
     )
 
 
 def _busy(link: observed.LinkRow) -> tuple[int, ...]:
     return -link.queued_bytes, -link.waiting, -(link.bytes_sent + link.bytes_received)
+
+
+def _named(row: observed.MetricRow) -> tuple[object, ...]:
+    return row.metric, row.mesh, tuple(row.point.values()), row.incarnation, row.proc
 
 
 def _read(publication: observed.PublicationRow) -> tuple[bool, int, str, int]:

@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trimesh._runtime.life import trace_calls
+from trimesh._runtime.metrics import Counter, Gauge, Histogram, counter, gauge, histogram
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import TracerProvider
 
 
-__all__ = ["instrument", "uninstrument"]
+__all__ = ["Counter", "Gauge", "Histogram", "counter", "gauge", "histogram", "instrument", "uninstrument"]
 
 _put_back: list[Callable[[], None]] = []
 

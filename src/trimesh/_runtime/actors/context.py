@@ -20,12 +20,13 @@ from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.proc import Proc
+    from trimesh._runtime.metrics import MemberMetrics
     from trimesh._runtime.values.endpoint_spec import MeshInfo
 
 proc_of_task: ContextVar[Proc | None] = ContextVar("trimesh_proc", default=None)
 proc_of_run: trio.lowlevel.RunVar[Proc | None] = trio.lowlevel.RunVar("trimesh_proc", default=None)
 _runs: dict[trio.lowlevel.TrioToken, None] = {}
-_context: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", default=None)
+context_of_code: ContextVar[ExecutionContext | None] = ContextVar("trimesh_context", default=None)
 _has_forgotten: ContextVar[bool] = ContextVar("trimesh_has_forgotten", default=False)
 _message: ContextVar[tuple[SentView | None, CallerPlace | None]] = ContextVar("trimesh_message", default=(None, None))
 
@@ -60,9 +61,10 @@ class ExecutionContext:
         incarnation: 0 for the first process at this point, one more for each restart.
         home: The meshes that it belongs to.
         place: Its place, as sent with the calls that it makes.
+        metrics: Series of its actor, once it has logged; see `_runtime/metrics.py`.
     """
 
-    __slots__ = ("actor", "endpoint", "home", "incarnation", "mesh", "place", "point")
+    __slots__ = ("actor", "endpoint", "home", "incarnation", "mesh", "metrics", "place", "point")
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class ExecutionContext:
         self.endpoint = endpoint
         self.incarnation = incarnation
         self.home = home
+        self.metrics: MemberMetrics | None = None
         cls = None if home is None or home.cls is None else class_of(home.cls).__qualname__
         extent = point.extent
         self.place = CallerPlace(mesh, cls, endpoint, extent.labels, extent.sizes, point.rank, incarnation)
@@ -90,7 +93,7 @@ def execution_context() -> ExecutionContext:
     Raises:
         RuntimeError: The caller is not part of an actor or worker process.
     """
-    found = _context.get()
+    found = context_of_code.get()
     if found is None:
         raise RuntimeError(
             "context() must be called inside an endpoint, __init__, lifespan or setup function of a mesh, got code "
@@ -101,7 +104,7 @@ def execution_context() -> ExecutionContext:
 
 def caller_here() -> CallerPlace | None:
     """Return the caller's place to send with a call; None outside of actors and `setup`."""
-    found = _context.get()
+    found = context_of_code.get()
     return None if found is None else found.place
 
 
@@ -181,7 +184,7 @@ def set_proc_of_task(proc: Proc) -> Token[Proc | None]:
 
 def set_context(value: ExecutionContext | None) -> None:
     """Set the execution context of the running task."""
-    _context.set(value)
+    context_of_code.set(value)
 
 
 def set_message(view: SentView | None, caller: CallerPlace | None) -> None:

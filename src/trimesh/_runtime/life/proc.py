@@ -32,6 +32,7 @@ from trimesh._runtime.deadlocks import Deadlocks
 from trimesh._runtime.holds import Holds
 from trimesh._runtime.life.tracing import serve_traced
 from trimesh._runtime.meshes.block import StoppingBlocks
+from trimesh._runtime.metrics import metrics_of
 from trimesh._runtime.peers.deaths import Deaths, ProcDeath
 from trimesh._runtime.peers.incoming import EarlyCalls, IncomingCall, ItemSender, refuse
 from trimesh._runtime.peers.peer import LoopbackLink, Parcel, Peer, Route
@@ -83,6 +84,7 @@ class Proc:
         journal, inquiries, holds: Events of its members; queries to them; threads held by debuggers.
         on_gone, on_link: Called with each peer that is gone, once its calls are settled; with each that gets a link.
         recorder: Writes the flight record; None without.
+        metrics: Logged values, counters, gauges and histograms.
         calls: Outgoing calls without an outcome, by number.
         channels: The channels of this process, and its ports of others.
         sites: Test hooks; None outside of tests.
@@ -119,6 +121,7 @@ class Proc:
         "loopback",
         "members",
         "memberships",
+        "metrics",
         "new_call_id",
         "now",
         "nursery",
@@ -175,6 +178,7 @@ class Proc:
         self.journal, self.inquiries, self.holds = Journal(), Inquiries(self), Holds(self)
         self.now: Callable[[], float] = trio.current_time
         self.is_simulated: bool = seed is not None
+        self.metrics = metrics_of(self)
         # Ids need to be unique, not secret; in a simulation the same in each run.
         self._random: random.Random = random.Random(seed) if seed is not None else random.SystemRandom()  # noqa: S311
         self._peers, self._of_link = dict[ProcId, Peer](), dict[Link, Peer]()

@@ -63,6 +63,7 @@ async def serve_owner(
         if record is not None:
             nursery.start_soon(record.keep_looking)
         await agent.exit_requested.wait()
+        proc.inquiries.send_rest(owner)
         nursery.cancel_scope.cancel(reason="the owner has stopped this process")
 
 

@@ -1,0 +1,127 @@
+"""Metrics that programs log, with coordinates, and how they reach a reader (Q13, Q14)."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import trio
+from tests.conformance.meshes import Backend
+from tests.conformance.test_observe import look
+
+import trimesh
+from trimesh import Actor, endpoint, limits, telemetry
+
+
+class Trainer(Actor):
+    """Logs in all the ways of an actor."""
+
+    @endpoint
+    async def step(self, number: int) -> None:
+        trimesh.log({"loss": 1 / (number + 1), "rank": trimesh.current_rank()}, step=number)
+        telemetry.counter("tokens").add(512)
+        telemetry.gauge("queue").set(3)
+        telemetry.histogram("seconds", [0.1, 1]).record(0.5)
+
+    @endpoint(thread=True)
+    def step_in_thread(self) -> None:
+        trimesh.log({"threaded": True})
+
+    @endpoint
+    def flood(self, count: int) -> None:
+        for number in range(count):
+            trimesh.log({"flood": number}, step=number)
+
+    @endpoint
+    def invent(self, count: int) -> None:
+        for number in range(count):
+            trimesh.log({f"name {number}": 0})
+
+
+def series(seen: Any) -> dict[tuple[str, str], Any]:
+    return {(row.metric, row.name): row for row in seen.metrics}
+
+
+async def test_metrics_have_the_coordinates_of_the_code(backend: Backend):
+    """Q13: in the controller and in actors, in their threads, without and with pickle."""
+    trimesh.log({"outside": 0.5})
+    async with backend.procs() as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        for number in range(3):
+            await trainers.step.call(number)
+        if not backend.is_sim:  # its clock would jump while a thread works
+            await trainers.step_in_thread.call()
+        found = series(await look())
+    assert found["outside", "controller"].value == 0.5
+    for rank in range(2):
+        name = f"trainers[gpus={rank}]"
+        row = found["loss", name]
+        assert (row.kind, row.step, row.mesh, row.point) == ("value", 2, "trainers", {"gpus": rank})
+        assert row.value == pytest.approx(1 / 3)
+        assert found["rank", name].value == rank
+        assert (found["tokens", name].kind, found["tokens", name].value) == ("counter", 3 * 512)
+        assert (found["queue", name].kind, found["queue", name].value) == ("gauge", 3)
+        spread = found["seconds", name]
+        assert (spread.kind, spread.value, spread.bounds, spread.counts) == ("histogram", 1.5, (0.1, 1.0), (0, 3, 0))
+        assert backend.is_sim or found["threaded", name].value == 1
+
+
+async def test_samples_that_no_reader_takes_are_dropped_and_counted(backend: Backend):
+    """Q13: the newest value stays, and nothing waits."""
+    async with backend.procs() as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        before = (await look()).samples_dropped
+        await trainers.flood.call(limits.METRIC_SAMPLES + 10)
+        seen = await look()
+    assert seen.samples_dropped - before == 2 * 10
+    assert {row.value for row in seen.metrics if row.metric == "flood"} == {limits.METRIC_SAMPLES + 9}
+
+
+async def test_names_are_bounded(backend: Backend, caplog: pytest.LogCaptureFixture):
+    """Q13: a name with a changing part fills no memory."""
+    async with backend.procs() as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        await trainers.slice(gpus=0).invent.call_one(limits.METRIC_SERIES + 10)
+        seen = await look()
+    assert 0 < len([row for row in seen.metrics if row.metric.startswith("name ")]) <= limits.METRIC_SERIES
+    if backend.is_sim:
+        assert "new names are dropped" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"loss": "0.5"}, TypeError, r"log takes numbers, got str for 'loss': convert it with float\(\)"),
+        ({"loss": {"a": 1}}, TypeError, 'write one level, "loss/part"'),
+        ({1: 0.5}, TypeError, "names of metrics must be texts, got 1"),
+        ([0.5], TypeError, "log takes a mapping from names to numbers, got list"),
+        ({"": 0.5}, ValueError, "1 to 128 printable characters"),
+        ({"trimesh.calls": 0.5}, ValueError, "are those of the runtime"),
+        ({"a": None}, TypeError, "got NoneType for 'a'"),
+        ({str(one): 0 for one in range(300)}, ValueError, "at most 256 values in one call, got 300"),
+    ],
+)
+def test_what_is_no_number_is_refused(wrong: Any, error: type[Exception], text: str):
+    """Q13: before anything is kept."""
+    with pytest.raises(error, match=text):
+        trimesh.log(wrong)
+
+
+def test_wrong_steps_and_amounts_are_refused():
+    """Q13: so are second kinds of one name."""
+    with pytest.raises(TypeError, match=r"step must be a whole number or None, got 0\.5"):
+        trimesh.log({"a": 1}, step=0.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="a counter only grows, got -1"):
+        telemetry.counter("grows").add(-1)
+    with pytest.raises(ValueError, match="'grows' is a counter here, so it cannot be a gauge, too"):
+        telemetry.gauge("grows")
+    with pytest.raises(ValueError, match="must rise"):
+        telemetry.histogram("spread", [2, 1])
+
+
+async def test_instruments_travel(backend: Backend):
+    """Q13: as what a class or function refers to."""
+    del backend
+    await trio.lowlevel.checkpoint()
+    assert pickle.loads(pickle.dumps(telemetry.counter("moved"))) is telemetry.counter("moved")
