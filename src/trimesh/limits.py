@@ -907,6 +907,38 @@ METRIC_BOUNDS: Final = 64
 """Bounds of one histogram: ten powers of ten in steps of 1, 2 and 5 are 30."""
 METRIC_SAMPLES_COLLECTED: Final = 65_536
 """Newest samples that a controller keeps for readers: those of 1,000 ranks that log once a second, for a minute."""
+SAMPLING_SECONDS: Final = 1.0
+"""Interval at which a controller collects samples: a curve moves, at no visible cost."""
+SAMPLING_SHARE: Final = 0.01
+"""Share of the time of a controller's loop for that: where a collection takes long, the next one is later."""
+SAMPLING_READER_SECONDS: Final = 10.0
+"""Time after the last request of a reader for which samples are collected: a page asks once a second."""
+SAMPLING_BATCHES: Final = 8
+"""Batches that wait for a slow disk, a second of samples each."""
+SAMPLING_END_SECONDS: Final = 5.0
+"""Time for writing the last batches when a block is left: a disk that is slower has failed."""
+HISTORY_BEGIN_SECONDS: Final = 2.0
+"""Age of a run at which its history begins: shorter ones pay nothing."""
+HISTORY_SECONDS: Final = 3_600.0
+"""Time for which the history keeps rows of what has ended, samples and events: an hour, to find out why a run died."""
+HISTORY_SAMPLES: Final = 500_000
+"""Newest samples in the history: those of 64 ranks that log two values a second, for an hour; some 15 MB."""
+HISTORY_TABLE_ROWS: Final = 50_000
+"""Rows of each other table of the history, the newest; some 10 MB each at most."""
+HISTORY_BYTES: Final = 64 << 20
+"""Size of the history: beyond it the oldest samples and events are removed."""
+HISTORY_SERIES: Final = 50_000
+"""Series whose numbers the writer of the history remembers; others it looks up."""
+HISTORY_USAGE_SECONDS: Final = 10.0
+"""Interval of rows about processor and memory."""
+HISTORY_PRUNE_SECONDS: Final = 30.0
+"""Interval at which old rows are removed from the history."""
+HISTORY_END_SECONDS: Final = 1.0
+"""Time for the last rows of a run that has failed: one transaction."""
+HISTORY_QUERY_SECONDS: Final = 30.0
+"""Time limit of one query of a history: a full scan takes less than a second."""
+HISTORY_QUERY_ROWS: Final = 100_000
+"""Rows of one result: more is for a program that reads the file itself."""
 
 # ---- Traces ----
 

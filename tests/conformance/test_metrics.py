@@ -12,6 +12,9 @@ from tests.conformance.test_observe import look
 
 import trimesh
 from trimesh import Actor, endpoint, limits, telemetry
+from trimesh._runtime.life.current import current_proc
+from trimesh._runtime.sampling import SampleBatch, sampling_of
+from trimesh._wire.observed import SampleRow
 
 
 class Trainer(Actor):
@@ -22,7 +25,7 @@ class Trainer(Actor):
         trimesh.log({"loss": 1 / (number + 1), "rank": trimesh.current_rank()}, step=number)
         telemetry.counter("tokens").add(512)
         telemetry.gauge("queue").set(3)
-        telemetry.histogram("seconds", [0.1, 1]).record(0.5)
+        telemetry.histogram("delay", [0.1, 1]).record(0.5)
 
     @endpoint(thread=True)
     def step_in_thread(self) -> None:
@@ -62,7 +65,7 @@ async def test_metrics_have_the_coordinates_of_the_code(backend: Backend):
         assert found["rank", name].value == rank
         assert (found["tokens", name].kind, found["tokens", name].value) == ("counter", 3 * 512)
         assert (found["queue", name].kind, found["queue", name].value) == ("gauge", 3)
-        spread = found["seconds", name]
+        spread = found["delay", name]
         assert (spread.kind, spread.value, spread.bounds, spread.counts) == ("histogram", 1.5, (0.1, 1.0), (0, 3, 0))
         assert backend.is_sim or found["threaded", name].value == 1
 
@@ -125,3 +128,66 @@ async def test_instruments_travel(backend: Backend):
     del backend
     await trio.lowlevel.checkpoint()
     assert pickle.loads(pickle.dumps(telemetry.counter("moved"))) is telemetry.counter("moved")
+
+
+# ---- collection ------------------------------------------------------------------------------------------------------
+
+
+class Collected:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.samples: list[SampleRow] = []
+
+    def take(self, batch: SampleBatch) -> None:
+        self.samples += batch.samples
+
+    def steps(self, metric: str, name: str) -> list[int | None]:
+        return [one.step for one in self.samples if one.name == name and metric in one.values]
+
+
+class Owner(Actor):
+    """Owns processes of its own."""
+
+    @endpoint
+    async def train_below(self) -> None:
+        async with trimesh.this_host().spawn_procs({"ranks": 2}, name="inner") as procs:
+            trainers = await procs.spawn("below", Trainer)
+            await trainers.step.call(0)
+
+
+async def test_samples_of_all_processes_arrive_once_and_in_order(backend: Backend):
+    """Q14: those of processes that have been stopped, and of processes that others own, too."""
+    sink = Collected()
+    async with backend.procs() as procs:
+        sampling = sampling_of(current_proc())
+        sampling.add(sink)
+        trainers = await procs.spawn("trainers", Trainer)
+        for number in range(4):
+            await trainers.step.call(number)
+            await sampling.collect()
+        owners = await procs.spawn("owners", Owner)
+        await owners.train_below.call()
+        await sampling.collect()
+        async with backend.procs(name="short") as short:
+            await (await short.spawn("short", Trainer)).step.call(7)
+        await sampling.collect()
+        sampling.remove(sink)
+    for rank in range(2):
+        assert sink.steps("loss", f"trainers[gpus={rank}]") == [0, 1, 2, 3]
+        assert sink.steps("loss", f"below[ranks={rank}]") == [0, 0]
+        assert sink.steps("loss", f"short[gpus={rank}]") == [7]
+
+
+async def test_nothing_is_collected_without_a_reader(backend: Backend):
+    """Q14: samples stay in their process until there is one."""
+    async with backend.procs() as procs:
+        trainers = await procs.spawn("trainers", Trainer)
+        await trainers.step.call(1)
+        number, found = sampling_of(current_proc()).read(0)
+        assert (number, found) == (0, [])
+        while not number:
+            await trio.sleep(0.01)
+            number, found = sampling_of(current_proc()).read(0)
+        assert {one.name for one in found if one.step == 1} == {"trainers[gpus=0]", "trainers[gpus=1]"}
+        assert sampling_of(current_proc()).read(number)[1] == []

@@ -312,7 +312,7 @@ async def test_switched_off_there_is_no_record(folder: Path):
 @pytest.mark.daily
 async def test_records_of_a_run_are_private_and_end_with_it(folder: Path):
     """Q6: a file for each process, in a folder that only this user may enter; an error that was caught keeps it."""
-    with pytest.raises(ExceptionGroup) as raised:
+    with configured(history=0), pytest.raises(ExceptionGroup) as raised:
         async with this_host().spawn_procs({"gpus": 2}) as procs:
             workers = await procs.spawn("workers", Worker)
             await workers.rank.call()

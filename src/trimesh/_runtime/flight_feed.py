@@ -25,6 +25,7 @@ from trimesh._wire.exceptions.tracebacks import raised_at
 from trimesh.errors import leaves, place_name, text_of
 
 if TYPE_CHECKING:
+    from trimesh._runtime.history import KeptHistory
     from trimesh._runtime.life.proc import Proc
 
 
@@ -39,6 +40,7 @@ class FlightRecord:
     def __init__(self, proc: Proc, recorder: FlightRecorder) -> None:
         self._proc = proc
         self._recorder = recorder
+        self._history: KeptHistory | None = None
         proc.recorder = proc.journal.recorder = recorder
 
     async def keep_looking(self) -> None:
@@ -58,12 +60,21 @@ class FlightRecord:
             if looks % _THIN_OUT_LOOKS == 0 and view.job is not None:
                 thin_out(recorder.path.parent)
 
+    async def keep_history(self, seconds: float) -> None:
+        """Keep the history of the run beside the record of its controller."""
+        from trimesh._runtime.history import KeptHistory  # noqa: PLC0415 - workers keep none
+
+        self._history = KeptHistory(self._proc, self._recorder.path.parent, seconds)
+        await self._history.keep()
+
     def end_run(self, error: BaseException | None) -> None:
-        """End the record of a controller; remove it after a run without an error.
+        """End record and history of a controller; remove them after a run without an error.
 
         Args:
             error: Error by which the outermost block was left.
         """
+        if self._history is not None:
+            self._history.end("" if error is None else _said(error))
         if error is None:
             self._recorder.end()
             remove(self._recorder.path.parent)

@@ -89,7 +89,6 @@ class Metrics:
         own: Series of code outside of actors.
         members: Series of each actor, by mesh, rank and incarnation, the one added first at the front.
         ring: The newest samples that no reader has taken.
-        below: Samples of processes below this one, as rows for its owner.
         dropped_series: Number of refused series.
     """
 
@@ -98,7 +97,6 @@ class Metrics:
         self.own = MemberMetrics(self)
         self.members: dict[tuple[str, int, int], MemberMetrics] = {}
         self.ring: deque[Sample] = deque(maxlen=limits.METRIC_SAMPLES)
-        self.below: deque[Any] = deque(maxlen=limits.METRIC_SAMPLES_COLLECTED)
         self.lock = threading.RLock()  # a finalizer may count while its thread does
         self.new_number: Callable[[], int] = itertools.count(1).__next__
         self.dropped_series = 0

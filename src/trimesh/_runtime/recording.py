@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 _RUN: Final = re.compile(r"([0-9]{13})-([0-9]{1,9})-([0-9a-f]{1,16})")
 _FILE: Final = re.compile(r"[0-9a-f]{1,16}")
+HISTORY_FILE: Final = "history.sqlite"
+"""Name of the history of a run in its folder; SQLite keeps two files more beside it."""
 
 
 class RunFolder(msgspec.Struct, frozen=True):
@@ -170,7 +172,7 @@ def clean_up(keep: int) -> None:
 def remove(folder: Path) -> None:
     """Remove the folder of a run, with its records. What cannot be removed stays."""
     with suppress(OSError):
-        for path in files_of(folder):
+        for path in [*files_of(folder), *(folder / f"{HISTORY_FILE}{end}" for end in ("", "-wal", "-shm"))]:
             with suppress(FileNotFoundError):
                 path.unlink()
         folder.rmdir()

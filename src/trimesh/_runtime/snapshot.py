@@ -18,6 +18,7 @@ import itertools
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -72,7 +73,7 @@ def look(proc: Proc) -> observed.ProcView:
 
 def take_samples(proc: Proc) -> tuple[observed.SampleRow, ...]:
     """Remove and return the samples of `proc` and of the processes below it, as far as it has them."""
-    return _Tables(proc).samples() if proc.metrics.ring or proc.metrics.below else ()
+    return _Tables(proc).samples() if proc.metrics.ring or proc.inquiries.below else ()
 
 
 def brief_look(proc: Proc) -> observed.ProcView:
@@ -195,6 +196,7 @@ class _Tables:
             pid=proc.pid,
             host=proc.host_name,
             memory_bytes=0 if proc.is_simulated else memory_of(proc.pid),
+            cpu_seconds=0.0 if proc.is_simulated else time.process_time(),
             record="" if proc.recorder is None else str(proc.recorder.path),
         )
 
@@ -266,11 +268,11 @@ class _Tables:
 
     def samples(self) -> tuple[observed.SampleRow, ...]:
         """Remove and return the samples of this process, after those of processes below it."""
-        metrics, found = self._proc.metrics, list[observed.SampleRow]()
-        while metrics.below:
-            found.append(metrics.below.popleft())
+        below, found = self._proc.inquiries.below, list[observed.SampleRow]()
+        while below:
+            found.append(below.popleft())
         own = self._self_name()
-        for _, at, step, member, values in metrics.take():
+        for _, at, step, member, values in self._proc.metrics.take():
             place = _place(member, own)
             row = observed.SampleRow(
                 at=at, proc=self._me, step=step, values={name: _real(value) for name, value in values.items()}, **place
@@ -542,13 +544,19 @@ class Inquiry:
 
 
 class Inquiries:
-    """Queries of one process to its children, and its answers to its owner."""
+    """Queries of one process to its children, and its answers to its owner.
+
+    Attributes:
+        below: Samples of metrics from processes below this one, which no reader has taken.
+    """
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
+        self.below: deque[observed.SampleRow] = deque(maxlen=limits.METRIC_SAMPLES_COLLECTED)
         self._numbers = itertools.count(1)
         self._open: dict[int, Inquiry] = {}
         self._is_taking = False
+        self._late = set[ProcId]()  # have not answered a query for samples
         proc.routes[messages.Observe] = self._take_question
         proc.routes[messages.Observed] = self._take_answer
         proc.routes[messages.Interrupt] = self._take_interrupt
@@ -560,11 +568,14 @@ class Inquiries:
         Args:
             seconds: Time limit for the answers.
             takes: Whether to collect samples of metrics; `take_samples` returns them, also those of late answers.
+                Then a process that has not answered the last such query, or does not answer this one, is left out.
         """
         proc = self._proc
         members = [member for member in proc.members.values() if not member.gone.is_set() and member.child is not None]
         by_signal = [member for member in members if member.stall.seconds and member.stack_fd >= 0]
         by_message = [member for member in members if member not in by_signal and member.peer.link is not None]
+        if takes:
+            by_signal, by_message = [], [one for one in by_message if one.peer.proc_id not in self._late]
         self._is_taking = self._is_taking or takes
         number, question = next(self._numbers), Inquiry({member.peer.proc_id for member in by_message})
         self._open[number] = question
@@ -579,6 +590,10 @@ class Inquiries:
                     await question.news.wait()
         finally:
             del self._open[number]
+        below = [view for views in question.views.values() for view in views]
+        if takes:
+            self._late |= question.awaited
+            return [look(proc), *below]
         silent = [member for member in by_message if member.peer.proc_id not in question.views]
         asked.add([member for member in silent if member.stack_fd >= 0 and not member.gone.is_set()])
         far = [member for member in silent if member.stack_fd < 0 and not member.gone.is_set()]
@@ -586,7 +601,6 @@ class Inquiries:
         ends_at = time.monotonic() + seconds / 2
         while not asked.is_answered and time.monotonic() < ends_at:  # noqa: ASYNC110 - another process answers, by a file
             await trio.sleep(_POLL_SECONDS)
-        below = [view for views in question.views.values() for view in views]
         return [look(proc), *below, *asked.views(), *states]
 
     # ---- messages --------------------------------------------------------------------------------------------
@@ -618,7 +632,8 @@ class Inquiries:
             return
         views = observed.decode_views(bodies[0])
         for view in views:
-            self._proc.metrics.below.extend(view.samples)
+            self.below.extend(view.samples)
+        self._late.discard(peer.proc_id)
         if question is not None and is_awaited:
             question.views[peer.proc_id] = tuple(
                 msgspec.structs.replace(view, samples=()) if view.samples else view for view in views
@@ -649,6 +664,7 @@ class Inquiries:
         return True
 
     def _gone(self, peer: Peer) -> None:
+        self._late.discard(peer.proc_id)
         for question in self._open.values():
             question.drop(peer.proc_id)
 

@@ -90,6 +90,7 @@ class ProcRow(_Row, frozen=True):
             debugger; "held" by a debugger of ours; "starting"; "exiting" once its exit was requested; "dead".
         stalled_seconds: Seconds for which its Trio loop has not run; 0.0 while it runs.
         memory_bytes: Resident memory; 0 if unknown.
+        cpu_seconds: Processor time of all its threads since its start; 0.0 if unknown.
         stack: Stack of the main thread, innermost call first, of a process that does not run.
         kernel_state: The kernel's letter for the main thread of a silent process: "R" while C code computes, "S" while
             it waits in the operating system, "D" while it waits there for a disk or another device, "-" if its host
@@ -110,6 +111,7 @@ class ProcRow(_Row, frozen=True):
     state: str = "running"
     stalled_seconds: float = 0.0
     memory_bytes: int = 0
+    cpu_seconds: float = 0.0
     stack: str = ""
     kernel_state: str = ""
     last_event: str = ""

@@ -16,6 +16,8 @@ from typing import Annotated, Final
 import msgspec
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from trimesh.cli.autopsy import autopsy, report
 from trimesh.cli.dashboard import dashboard
@@ -29,6 +31,7 @@ from trimesh.cli.profile import profile, trace
 from trimesh.cli.text import call_lines, clean, is_stuck, one_line, publication_lines, stack_lines, wait_lines
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
+from trimesh.observe import query as ask_history
 
 FOUND: Final = 1
 WRONG: Final = 2
@@ -202,6 +205,33 @@ def metrics(*, pid: Pid = None) -> int:
     return 0
 
 
+def query(sql: str, /, *, pid: Pid = None, run: str = "", json: Json = False) -> int:
+    """Query the history of a run in SQL: rows, events and metrics of its last hour, also after its death.
+
+    Exit codes: 0, 2 the statement is refused, 3 there is no history.
+
+    Args:
+        sql: One SELECT, such as "select name, value from metrics where metric = 'loss'". An unknown table lists those
+            that there are.
+        pid: Process id of the controller; by default of the only living run, else of the newest one that has died.
+        run: Folder of its flight records, as `autopsy` prints it.
+        json: Print one JSON document: a list of rows.
+    """
+    try:
+        found = ask_history(sql, pid=pid, run=run)
+    except ValueError as error:
+        sys.stderr.write(f"trimesh: {error}\n")
+        return WRONG
+    if json:
+        _print_json(list(found.dicts()))
+        return 0
+    table = Table(*found.columns, box=None, pad_edge=False)
+    for row in found.rows:
+        table.add_row(*(Text("" if one is None else one_line(str(one), _WIDTH)) for one in row))
+    _console().print(table)
+    return 0
+
+
 def kill(point: str, /, *, pid: Pid = None) -> int:
     """Kill a process; its mesh handles the death by its policy.
 
@@ -260,6 +290,7 @@ for _command in (
     stack,
     events,
     metrics,
+    query,
     kill,
     cancel,
     stop,

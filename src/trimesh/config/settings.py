@@ -172,6 +172,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     record: Annotated[str, choice("on", "off")] = "on"
     """Flight record of each process, which `trimesh autopsy` reads after the run has died.
     With `off` nothing is left of a killed run. A record costs 0.5 us a call and 1 MB of disk a process."""
+    history: Annotated[float, seconds()] = limits.HISTORY_SECONDS
+    """Time for which the run keeps rows, events and metrics for `trimesh query`, in a file beside the flight record.
+    0 keeps none. It costs the controller some milliseconds a second; the file has at most 64 MiB."""
     progress: Annotated[str, choice("auto", "on", "off")] = "auto"
     """Progress of `map`, and of starts of processes and jobs, shown after two seconds.
     `auto` shows it if stderr is a terminal, and in notebooks; `on` also logs a line every ten seconds elsewhere."""

@@ -22,6 +22,7 @@ from trimesh._wire.observed import (
     WaitRow,
 )
 from trimesh.observe.formatting import Coordinates, JsonLogFormatter, LogFormatter
+from trimesh.observe.history import QueryResult, query
 from trimesh.observe.post_mortem import Autopsy, Cause, DeadProc, LastCall, autopsy
 from trimesh.observe.prometheus import prometheus_text
 from trimesh.observe.run import DebugTerminal, ObservedRun, find_run, runs, snapshot, watch
@@ -66,6 +67,7 @@ __all__ = [
     "ProcActivity",
     "ProcRow",
     "PublicationRow",
+    "QueryResult",
     "RunRecords",
     "RunSnapshot",
     "SampleRow",
@@ -81,6 +83,7 @@ __all__ = [
     "find_run",
     "kept_versions",
     "prometheus_text",
+    "query",
     "read_record",
     "read_records",
     "runs",

@@ -163,6 +163,7 @@ def _joined(child: observed.ProcRow, said: observed.ProcRow) -> observed.ProcRow
         stack="" if state == "held" else said.stack,  # the stack of a held thread is that of the debugger
         kernel_state=said.kernel_state if state == "silent" else "",
         memory_bytes=said.memory_bytes or child.memory_bytes,
+        cpu_seconds=said.cpu_seconds or child.cpu_seconds,
         record=said.record or child.record,
         stalled_seconds=max(child.stalled_seconds, said.stalled_seconds),
     )
@@ -469,7 +470,7 @@ def read_record(path: str | Path) -> flight.Flight:
         raise ValueError(f"its flight record cannot be read: {error}") from error
 
 
-def _is_alive(folder: RunFolder) -> bool:
+def is_alive_run(folder: RunFolder) -> bool:
     try:
         return is_alive(folder)
     except OSError:  # removed meanwhile
@@ -489,7 +490,7 @@ def find_records(where: str = "", pid: int | None = None) -> RunRecords:
     if where:
         return read_records(Path(where))
     for folder in recorded_runs():
-        if pid not in (None, folder.pid) or (pid is None and _is_alive(folder)):
+        if pid not in (None, folder.pid) or (pid is None and is_alive_run(folder)):
             continue
         return read_records(folder.path)
     whose = "no failed run" if pid is None else f"no run of process {pid}"

@@ -43,7 +43,12 @@ class _Controller:
     """
 
     def __init__(
-        self, proc: Proc, transport: NativeTransport, control: ControlSocket | None, spawner: SpawnerProcess | None
+        self,
+        proc: Proc,
+        transport: NativeTransport,
+        control: ControlSocket | None,
+        spawner: SpawnerProcess | None,
+        history_seconds: float,
     ) -> None:
         self.proc = proc
         self.control = control
@@ -58,6 +63,7 @@ class _Controller:
         self.error: BaseException | None = None
         self.left_by: BaseException | None = None
         self.record: FlightRecord | None = None
+        self._history_seconds = history_seconds
         self.leases: list[_Lease] = []
         if control is not None:
             control.on_stop = self.interrupt
@@ -74,6 +80,8 @@ class _Controller:
                     self.ready.set()
                     if self.record is not None:
                         nursery.start_soon(self.record.keep_looking)
+                        if self._history_seconds:
+                            nursery.start_soon(self.record.keep_history, self._history_seconds)
         except BaseException as error:  # noqa: BLE001 - a system task must not raise; the leases raise it
             self.error = error
         finally:
@@ -269,7 +277,7 @@ def _prepared(
         raise SpawnError(f"cannot prepare this process for meshes: {error}{refusals()}") from error
     proc = Proc(proc_id, transport, pickled=settings.pickle == "on" if pickled is None else pickled)
     control = ControlSocket(proc, proc.inquiries) if settings.observe == "on" else None
-    controller = _Controller(proc, transport, control, spawner)
+    controller = _Controller(proc, transport, control, spawner, settings.history)
     proc.family = controller.family
     if settings.record == "on":
         controller.record = record_run(proc)
