@@ -6,6 +6,7 @@ import os
 import runpy
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ from tests.runtime.processes import is_there, wait_gone
 
 import trimesh
 from trimesh import MeshErrorGroup, leaves, this_host
+from trimesh.jobs import OutputLine
 from trimesh.spmd import ScriptFailed
 
 pytestmark = pytest.mark.real
@@ -151,3 +153,46 @@ async def test_environment_is_that_of_torchrun() -> None:
     assert (first["RANK"], second["RANK"], second["LOCAL_RANK"], second["WORLD_SIZE"]) == ("0", "1", "1", "2")
     assert first["MASTER_ADDR"] == second["MASTER_ADDR"] == "127.0.0.1"
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
+
+
+async def test_output_arrives_by_lines_with_ranks() -> None:
+    """Each line, in order; also of a function; an error of the receiver ends the ranks."""
+    shown: list[OutputLine] = []
+    script = str(SCRIPTS / "shell.py")
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        await trimesh.spmd.run(procs, script, "many", "3000", output=shown.append)
+        for rank in (0, 1):
+            assert [one.text for one in shown if one.point.rank == rank] == list(map(str, range(3000)))
+        assert {(one.point["gpus"], one.stream) for one in shown} == {(0, "stdout"), (1, "stdout")}
+
+        def refuse(line: OutputLine) -> None:
+            raise LookupError(line.text)
+
+        with trio.fail_after(HANG_SECONDS), pytest.raises(LookupError, match="ready"):
+            await trimesh.spmd.run(procs, script, "wait", output=refuse)
+        with pytest.raises(ValueError, match="restarts must be a whole number >= 0, got -1"):
+            await trimesh.spmd.run(procs, script, restarts=-1)
+        with pytest.raises(TypeError, match="output must be a function of a line, such as print, or None, got 1"):
+            await trimesh.spmd.run(procs, script, output=cast("Any", 1))
+
+
+def attempt(path: str) -> str:
+    print("in attempt", os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if not os.path.exists(path):
+        if os.environ["RANK"] == "0":
+            Path(path).touch()
+            raise LookupError("once")
+        signal.pause()
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+async def test_restarts_of_a_function(tmp_path: Path) -> None:
+    """All ranks run again; the results are of the last attempt."""
+    async with this_host().spawn_procs({"gpus": 2}) as procs:
+        shown: list[str] = []
+        with trio.fail_after(HANG_SECONDS):
+            found = await trimesh.spmd.run(
+                procs, attempt, str(tmp_path / "once"), restarts=3, output=lambda line: shown.append(line.text)
+            )
+        assert found.values() == ("1", "1")
+        assert shown.count("in attempt 1") == 2

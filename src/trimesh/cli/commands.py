@@ -28,6 +28,7 @@ from trimesh.cli.logs import logs
 from trimesh.cli.members import MemberRefused, NamedMember, choose
 from trimesh.cli.processes import is_wrong, process_tree, stop_lines, top
 from trimesh.cli.profile import profile, trace
+from trimesh.cli.spmd import WrongOption, before_script, spmd
 from trimesh.cli.text import call_lines, clean, is_stuck, one_line, publication_lines, stack_lines, wait_lines
 from trimesh.errors import ConnectError
 from trimesh.observe import ObservedRun, RunSnapshot, WaitGraph, find_run, prometheus_text, runs, shared_stacks
@@ -52,8 +53,13 @@ app = App(name="trimesh", help="Inspect and control your running meshes.", resul
 def run(arguments: Sequence[str]) -> int:
     """Run a command; return its exit code."""
     try:
+        if arguments[:1] == ["spmd"]:
+            arguments = before_script(arguments)
         code = app(arguments, exit_on_error=False, print_error=True)
     except CycloptsError:
+        return WRONG
+    except WrongOption as error:
+        sys.stderr.write(f"trimesh: {error}\n")
         return WRONG
     except MemberRefused as error:
         sys.stderr.write(f"trimesh: {error}\n")
@@ -304,5 +310,6 @@ for _command in (
 ):
     app.command(_command)
 app.command(run_script, name="run")
+app.command(spmd)
 app.command(hosts)
 app.command(kept_jobs)

@@ -9,6 +9,7 @@ RK-3 Follow-on errors become a note on a root cause, and are raised only where t
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 import secrets
@@ -17,27 +18,33 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Final, TypeVar, cast, overload
 
 import msgspec
 import trio
 
 from trimesh import limits
+from trimesh._runtime.channels import Port
 from trimesh._runtime.meshes import Rendezvous, says_peer_is_gone, text_says_peer_is_gone
-from trimesh._runtime.system import host_name, run_process
+from trimesh._runtime.system import Tail, host_name, run_process
 from trimesh.actor.actor import Actor
+from trimesh.actor.channel import open_channel
 from trimesh.actor.endpoint import endpoint
+from trimesh.actor.piped_command import Lines, PipedCommand, stream_name, text_of_line
 from trimesh.actor.proc_mesh import ProcMesh
-from trimesh.errors import MeshError, MeshErrorGroup, add_note, leaves, origin, place_name
-from trimesh.shape.value_mesh import ValueMesh
+from trimesh.errors import MeshError, MeshErrorGroup, add_note, leaves, origin
+from trimesh.plain_numbers import whole_number
+from trimesh.shape.value_mesh import OutputLine, ValueMesh
 from trimesh.spmd import child
 from trimesh.spmd.child import pack
 
 R = TypeVar("R")
+
+_log: Final = logging.getLogger("trimesh.spmd")
 
 
 @overload
@@ -49,6 +56,8 @@ async def run(
     env: Mapping[str, str] | None = None,
     module: bool = False,
     grace: float = limits.GRACE_SECONDS,
+    restarts: int = 0,
+    output: Callable[[OutputLine], object] | None = None,
 ) -> ValueMesh[int]: ...
 @overload
 async def run(
@@ -58,7 +67,10 @@ async def run(
     *args: Any,
     env: Mapping[str, str] | None = None,
     grace: float = limits.GRACE_SECONDS,
+    restarts: int = 0,
+    output: Callable[[OutputLine], object] | None = None,
 ) -> ValueMesh[R]: ...
+@trio.lowlevel.enable_ki_protection
 async def run(
     procs: ProcMesh,
     program: str | os.PathLike[str] | Callable[..., Any],
@@ -67,6 +79,8 @@ async def run(
     env: Mapping[str, str] | None = None,
     module: bool = False,
     grace: float = limits.GRACE_SECONDS,
+    restarts: int = 0,
+    output: Callable[[OutputLine], object] | None = None,
 ) -> ValueMesh[Any]:
     """Run an unmodified script, or a function, once for each process of a mesh, as torchrun would.
 
@@ -81,35 +95,132 @@ async def run(
         env: Variables for all ranks, added to those of the processes. Torchrun's variables take precedence.
         module: See `program`.
         grace: Seconds from SIGTERM to SIGKILL for ranks that are ended.
+        restarts: How often all ranks are started again, together and with a new rendezvous, after one has failed.
+        output: Function called in the task of the caller with each line of standard output and standard error, an
+            `OutputLine`; `line.point.rank` is the rank. While it is slow, the ranks wait in their writes; nothing is
+            lost. None leaves the output to the mesh.
 
     Returns:
         The exit codes, all 0, or the results of the function.
 
     Raises:
         MeshErrorGroup: A rank failed: `ScriptFailed` with its traceback, or the exception of the function. The others
-            were ended. Ranks that failed because a peer was gone are listed in a note on that peer's failure.
+            were ended, and no restart was left. Ranks that failed because a peer was gone are listed in a note on that
+            peer's failure.
         TypeError: The function or its arguments cannot be pickled; an argument of a script is not a string.
+        ValueError: `restarts` is not a whole number >= 0.
         RuntimeError: `procs` is a reference; only the block that owns processes can spawn on them.
+        Exception: Error of `output`; the ranks have ended.
 
     Blocking: a checkpoint, cancellable. When it raises, all ranks and their child processes have ended.
     """
-    if callable(program):
-        work, name = pack(program, args), f"{getattr(program, '__qualname__', program)}()"
-        async with launchers_on(procs, env or {}) as (launchers, variables):
-            calls = [partial(one.call.call_one, work, name, own, grace) for one, own in _each(launchers, variables)]
-            answers = await run_together(calls, name)
-        return ValueMesh(variables.region, [pickle.loads(answer) for answer in answers])
-    words = [os.fspath(program), *_arguments(args)]
-    kind = "module" if module else "script"
-    async with launchers_on(procs, env or {}) as (launchers, variables):
-        mains = [partial(one.script.call_one, kind, words, own, grace) for one, own in _each(launchers, variables)]
-        return ValueMesh(variables.region, await run_together(mains, words[0]))
+    if (most := whole_number(restarts)) is None or most < 0:
+        raise ValueError(f"restarts must be a whole number >= 0, got {restarts!r}")
+    if output is not None and not callable(output):
+        raise TypeError(f"output must be a function of a line, such as print, or None, got {output!r}")
+    rank = _function(program, args, grace) if callable(program) else _script(program, args, grace, is_module=module)
+    run_id = secrets.token_hex(8)
+    for count in range(most + 1):
+        more = {**(env or {}), "TORCHELASTIC_RESTART_COUNT": str(count), "TORCHELASTIC_MAX_RESTARTS": str(most)}
+        try:
+            async with launchers_on(procs, more, run_id) as (launchers, variables):
+                ranks = partial(_run_ranks, launchers, variables, rank)
+                results = await (ranks(None) if output is None else _shown(launchers, output, grace, ranks))
+            if isinstance(results, Exception):  # raised only here: the block of the launchers would wrap it
+                raise results
+            return ValueMesh(variables.region, results)
+        except MeshErrorGroup as group:
+            if count == most:
+                raise
+            _log.warning("restart %d of %d of all ranks: %s", count + 1, most, how_failed(next(iter(leaves(group)))))
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _each(launchers: SPMDActor, variables: ValueMesh[dict[str, str]]) -> Iterator[tuple[SPMDActor, dict[str, str]]]:
-    """Yield the launcher of each rank, and its environment."""
-    for point, own in variables.items():
-        yield launchers.slice(**point), own
+class _Rank(msgspec.Struct, frozen=True):
+    """Program of a rank.
+
+    Attributes:
+        name: Name of the program, for errors.
+        run: Runs it by the launcher of the rank, with the rank's variables, and returns its result.
+    """
+
+    name: str
+    run: Callable[[SPMDActor, dict[str, str], Port[Lines] | None], Awaitable[Any]]
+
+
+def _function(function: Callable[..., Any], args: tuple[Any, ...], grace: float) -> _Rank:
+    work, name = pack(function, args), f"{getattr(function, '__qualname__', function)}()"
+
+    async def run(launcher: SPMDActor, variables: dict[str, str], lines: Port[Lines] | None) -> Any:
+        return pickle.loads(await _patient(launcher.call, grace)(work, name, variables, grace, lines))
+
+    return _Rank(name, run)
+
+
+def _script(path: str | os.PathLike[str], args: Sequence[Any], grace: float, *, is_module: bool) -> _Rank:
+    words, kind = [os.fspath(path), *_arguments(args)], "module" if is_module else "script"
+
+    async def run(launcher: SPMDActor, variables: dict[str, str], lines: Port[Lines] | None) -> Any:
+        return await _patient(launcher.script, grace)(kind, words, variables, grace, lines)
+
+    return _Rank(words[0], run)
+
+
+def _patient(verbs: Any, grace: float) -> Callable[..., Awaitable[Any]]:
+    """Return the call of one rank; a cancel waits until its program has ended."""
+    call: Callable[..., Awaitable[Any]] = verbs.options(abandon_after=grace + limits.KILL_SECONDS).call_one
+    return call
+
+
+async def _run_ranks(
+    launchers: SPMDActor, variables: ValueMesh[dict[str, str]], rank: _Rank, lines: Port[Lines] | None
+) -> list[Any]:
+    ranks = [partial(rank.run, launchers.slice(**point), own, lines) for point, own in variables.items()]
+    return await run_together(ranks, rank.name)
+
+
+async def _shown(
+    launchers: SPMDActor,
+    output: Callable[[OutputLine], object],
+    grace: float,
+    ranks: Callable[[Port[Lines] | None], Awaitable[list[Any]]],
+) -> list[Any] | Exception:
+    """Run the ranks, and pass their lines to `output`, also those that they write while they are ended.
+
+    Returns:
+        Their results, or the error of `output`.
+    """
+    hosts = [place.host for place in (await launchers.place.call()).values()]
+    points = list(launchers.points())
+    results, errors, failures = list[Any](), list[Exception](), list[MeshErrorGroup]()
+    item: Any = Lines
+    async with open_channel(item, capacity=limits.COMMAND_BATCHES) as (port, receiver), trio.open_nursery() as nursery:
+        rest = trio.CancelScope(shield=True)
+
+        @trio.lowlevel.enable_ki_protection  # else a Ctrl-C may end it, in place of the ranks
+        async def show() -> None:
+            with rest:
+                try:
+                    async for rank, stream, lines in receiver:
+                        for text in map(text_of_line, lines):
+                            output(OutputLine(points[rank], hosts[rank], stream_name(stream), text))
+                except Exception as error:  # noqa: BLE001 - raised below, as this block would wrap it
+                    errors.append(error)
+                    nursery.cancel_scope.cancel(reason="the function of output= has failed")
+
+        nursery.start_soon(show)
+        try:
+            results = await ranks(port)
+        except MeshErrorGroup as error:  # raised below, as this block would wrap it
+            failures.append(error)
+        finally:
+            port.close()
+            rest.deadline = trio.current_time() + grace + limits.KILL_SECONDS
+    if errors:
+        return errors[0]
+    if failures:
+        raise failures[0]
+    return results
 
 
 async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:
@@ -123,21 +234,21 @@ async def env(procs: ProcMesh) -> ValueMesh[dict[str, str]]:
 
     Blocking: a checkpoint, cancellable; costs an actor in each process while it runs.
     """
-    async with launchers_on(procs, {}) as (_, variables):
+    async with launchers_on(procs, {}, secrets.token_hex(8)) as (_, variables):
         return variables
 
 
 @asynccontextmanager
 async def launchers_on(
-    procs: ProcMesh, more: Mapping[str, str]
+    procs: ProcMesh, more: Mapping[str, str], run_id: str
 ) -> AsyncGenerator[tuple[SPMDActor, ValueMesh[dict[str, str]]], None]:
     """Spawn a launcher on each process, and compute the environment of each rank."""
     async with procs.spawn("spmd", SPMDActor) as launchers:
         places = await launchers.place.call()
         first = launchers.slice(**dict.fromkeys(launchers.extent, 0))
         _, port = await first.get_host_port.call_one()
-        found = environments(places.values(), port, secrets.token_hex(8))
-        yield launchers, ValueMesh(places.region, [{**more, **one} for one in found])
+        found = environments(places.values(), port, run_id)
+        yield launchers, ValueMesh(places.region, [{**_NO_RESTARTS, **more, **one} for one in found])
 
 
 def _arguments(args: Sequence[Any]) -> list[str]:
@@ -150,6 +261,7 @@ def _arguments(args: Sequence[Any]) -> list[str]:
 # ---- run the ranks of one program together: the first failure ends the others ----------------------------------------
 
 
+@trio.lowlevel.enable_ki_protection
 async def run_together(ranks: Sequence[Callable[[], Awaitable[R]]], name: str) -> list[R]:
     """Run the ranks concurrently; return their results.
 
@@ -161,15 +273,16 @@ async def run_together(ranks: Sequence[Callable[[], Awaitable[R]]], name: str) -
         MeshErrorGroup: Some ranks failed; the others were cancelled.
     """
     results: dict[int, R] = {}
-    failures: list[Exception] = []
+    failures: list[tuple[int, Exception]] = []
     async with trio.open_nursery() as nursery:
         scope = nursery.cancel_scope
 
+        @trio.lowlevel.enable_ki_protection
         async def run(rank: int, work: Callable[[], Awaitable[R]]) -> None:
             try:
                 results[rank] = await work()
             except Exception as error:  # noqa: BLE001 - raised below, with the others
-                failures.append(error)
+                failures.append((rank, error))
                 if _is_follow_on(error):
                     scope.deadline = min(scope.deadline, trio.current_time() + limits.SPMD_VERDICT_SECONDS)
                 else:
@@ -189,16 +302,15 @@ def _is_follow_on(error: Exception) -> bool:
     )
 
 
-def _root_causes(failures: Sequence[Exception]) -> list[Exception]:
+def _root_causes(failures: Sequence[tuple[int, Exception]]) -> list[Exception]:
     """Return the root causes, with a note that lists the follow-on errors; without a root cause, all failures."""
-    causes = [error for error in failures if not _is_follow_on(error)]
-    others = [error for error in failures if error not in causes]
+    causes = [error for _, error in failures if not _is_follow_on(error)]
+    others = [rank for rank, error in failures if error not in causes]
     if not causes:
-        return others
+        return [error for _, error in failures]
     if others:
-        places = [origin(leaf) for error in others for leaf in leaves(error)]
-        where = ", ".join(place_name(one.mesh, one.point) for one in places if one is not None)
-        add_note(causes[0], f"ranks that failed because a peer was gone: {where}")
+        ranks = ", ".join(map(str, sorted(others)))
+        add_note(causes[0], f"ranks that failed because a peer was gone: {ranks}")
     return causes
 
 
@@ -215,6 +327,9 @@ class HostPlace(msgspec.Struct, frozen=True):
 
     host: str
     address: str
+
+
+_NO_RESTARTS: Final = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
 
 
 def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[dict[str, str]]:
@@ -242,8 +357,6 @@ def environments(places: Sequence[HostPlace], port: int, run_id: str) -> list[di
             "ROLE_WORLD_SIZE": len(places),
             "MASTER_ADDR": places[0].address if len(hosts) > 1 else "127.0.0.1",
             "MASTER_PORT": port,
-            "TORCHELASTIC_RESTART_COUNT": 0,
-            "TORCHELASTIC_MAX_RESTARTS": 0,
             "TORCHELASTIC_RUN_ID": run_id,
             "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 has the store, on the port reserved for it
         }
@@ -283,24 +396,36 @@ class SPMDActor(Actor):
         return host_name(), self._rendezvous.port
 
     @endpoint
-    async def main(self, command: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> int:
+    async def main(
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        grace: float = limits.GRACE_SECONDS,
+        lines: Port[Lines] | None = None,
+    ) -> int:
         """Run a command to its end; return its exit code, 0.
 
         Args:
             command: Program and arguments.
             env: Variables added to the environment of this process.
             grace: Seconds from SIGTERM to SIGKILL when the call is cancelled.
+            lines: Receives its output; None leaves it to this process.
 
         Raises:
             ScriptFailed: The exit code is not 0, or a signal ended the command.
             OSError: The command could not be started.
         """
-        await self._run(command, env, grace, " ".join(command[1:]) or command[0])
+        await self._run(command, env, grace, " ".join(command[1:]) or command[0], lines)
         return 0
 
     @endpoint
     async def script(
-        self, kind: str, words: Sequence[str], env: Mapping[str, str], grace: float = limits.GRACE_SECONDS
+        self,
+        kind: str,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        grace: float = limits.GRACE_SECONDS,
+        lines: Port[Lines] | None = None,
     ) -> int:
         """Run a script or module by the interpreter of this host; see `main`.
 
@@ -309,13 +434,21 @@ class SPMDActor(Actor):
             words: Path or name, and arguments.
             env: See `main`.
             grace: See `main`.
+            lines: See `main`.
         """
         name = " ".join(["-m", *words] if kind == "module" else words)
-        await self._run([sys.executable, child.__file__, kind, *words], env, grace, name)
+        await self._run([sys.executable, child.__file__, kind, *words], env, grace, name, lines)
         return 0
 
     @endpoint
-    async def call(self, work: bytes, name: str, env: Mapping[str, str], grace: float = limits.GRACE_SECONDS) -> bytes:
+    async def call(
+        self,
+        work: bytes,
+        name: str,
+        env: Mapping[str, str],
+        grace: float = limits.GRACE_SECONDS,
+        lines: Port[Lines] | None = None,
+    ) -> bytes:
         """Run a function in a separate interpreter; `trimesh.spmd.child` has the formats of `work` and the result.
 
         Raises:
@@ -329,7 +462,7 @@ class SPMDActor(Actor):
             nursery.start_soon(_read, reader, answer)
             try:
                 command = [sys.executable, child.__file__, "function", str(writer)]
-                await self._run(command, env, grace, name, stdin=work, pass_fds=(writer,))
+                await self._run(command, env, grace, name, lines, stdin=work, pass_fds=(writer,))
             except* ScriptFailed as group:
                 [failed] = cast("tuple[ScriptFailed]", group.exceptions)
             finally:
@@ -343,27 +476,43 @@ class SPMDActor(Actor):
         raise error
 
     async def _run(
-        self, command: Sequence[str], env: Mapping[str, str], grace: float, name: str, **options: Any
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        grace: float,
+        name: str,
+        lines: Port[Lines] | None,
+        **options: Any,
     ) -> None:
-        """Run a command; copy its standard error to this process's, and keep its tail for an error."""
-        tail = _Tail()
+        """Run a command; keep the tail of its standard error for an error."""
         with tempfile.TemporaryDirectory(prefix="trimesh-spmd-") as folder:
             error_file = Path(folder) / "error.json"
-            reader, writer = os.pipe()
-            options.setdefault("stdin", subprocess.DEVNULL)
-            variables = {**_defaults(env), **env, "TORCHELASTIC_ERROR_FILE": str(error_file)}
-            done: list[subprocess.CompletedProcess[bytes]] = []
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_tee, reader, tail)
-                try:
-                    done.append(
-                        await run_process(command, grace=grace, check=False, env=variables, stderr=writer, **options)
-                    )
-                finally:
-                    os.close(writer)
-            if done[0].returncode:
-                text = _recorded(error_file) or tail.text
-                raise ScriptFailed(name, done[0].returncode, text)
+            options["grace"] = grace
+            options["env"] = {**_defaults(env), **env, "TORCHELASTIC_ERROR_FILE": str(error_file)}
+            if lines is None:
+                code, tail = await _run_teed(command, options)
+            else:
+                with closing(lines):
+                    piped = PipedCommand(lines, int(env["RANK"]), tail_bytes=limits.SPMD_STDERR_TAIL_BYTES)
+                    code, tail = await piped.run(list(command), **options), piped.last_words
+            if code:
+                text = _recorded(error_file) or tail.read().decode(errors="replace")
+                raise ScriptFailed(name, code, text)
+
+
+async def _run_teed(command: Sequence[str], options: Mapping[str, Any]) -> tuple[int, Tail]:
+    """Run a command, and forward its standard error to that of this process; return its exit code and the tail."""
+    tail = Tail(limits.SPMD_STDERR_TAIL_BYTES)
+    reader, writer = os.pipe()
+    done: list[subprocess.CompletedProcess[bytes]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_tee, reader, tail)
+        try:
+            given = {"stdin": subprocess.DEVNULL, **options}
+            done.append(await run_process(command, check=False, stderr=writer, **given))
+        finally:
+            os.close(writer)
+    return done[0].returncode, tail
 
 
 def _defaults(env: Mapping[str, str]) -> dict[str, str]:
@@ -383,29 +532,12 @@ def _recorded(path: Path) -> str:
         return ""
 
 
-class _Tail:
-    """Tail of a program's output."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-
-    def add(self, more: bytes | bytearray) -> None:
-        """Append bytes and drop the oldest ones beyond the bound."""
-        self._bytes += more
-        del self._bytes[: -limits.SPMD_STDERR_TAIL_BYTES]
-
-    @property
-    def text(self) -> str:
-        """The tail, decoded."""
-        return self._bytes.decode(errors="replace")
-
-
-async def _tee(reader: int, tail: _Tail) -> None:
+async def _tee(reader: int, tail: Tail) -> None:
     """Forward the standard error of a program until no process has it open."""
     write = partial(os.write, sys.stderr.fileno())
     async with trio.lowlevel.FdStream(reader) as stream:
         async for some in stream:
-            tail.add(some)
+            tail.feed(some)
             await trio.to_thread.run_sync(write, some)  # it may be a slow pipe
 
 
@@ -436,10 +568,23 @@ class ScriptFailed(MeshError):
         self.signal = -returncode if returncode < 0 else None
         self.stderr_tail = stderr_tail
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """The text without the standard error: `train.py exited with 1`."""
         how = f"exited with {self.exit_code}" if self.signal is None else f"was ended by {_name(self.signal)}"
+        return f"{self.program} {how}"
+
+    def __str__(self) -> str:
         tail = self.stderr_tail.rstrip()
-        return f"{self.program} {how}" + (f"; the end of its standard error:\n{tail}" if tail else "")
+        return self.summary + (f"; the end of its standard error:\n{tail}" if tail else "")
+
+
+def how_failed(error: BaseException) -> str:
+    """Return the failure of a rank in one line: `rank 1 on n1: train.py exited with 1`."""
+    at = origin(error)
+    where = "" if at is None or at.point is None else f"rank {at.point.rank} on {at.host}: "
+    text = error.summary if isinstance(error, ScriptFailed) else f"{type(error).__name__}: {error}".partition("\n")[0]
+    return where + text
 
 
 def _name(signum: int) -> str:

@@ -1,6 +1,6 @@
 """`HostMesh.run`: runs a command on each host, in a separate process, and returns its output by lines.
 
-    command --pipes--> LineCutter --> port --> the program
+    command --> PipedCommand --port--> the program
 
 HC-1 Output waits in the command's pipes, and in `limits.COMMAND_BATCHES` items of the port, until the program reads it:
      nothing is lost, and memory is bounded.
@@ -10,26 +10,24 @@ HC-2 The command leads a process group, which ends with it (`run_process`). Proc
 
 from __future__ import annotations
 
-import array
-import fcntl
 import os
 import subprocess
-import termios
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import trio
 
 from trimesh import limits
 from trimesh._runtime.actors import current_rank
 from trimesh._runtime.channels import Port, Receiver
-from trimesh._runtime.system import LineCutter, Tail, parent_of, run_process
+from trimesh._runtime.system import parent_of
 from trimesh.actor.actor import Actor
 from trimesh.actor.channel import open_channel
 from trimesh.actor.endpoint import endpoint
 from trimesh.actor.host_mesh import HostMesh
+from trimesh.actor.piped_command import Lines, PipedCommand, stream_name, text_of_line
 from trimesh.config import reread
 from trimesh.shape.value_mesh import OutputLine, ValueMesh
 
@@ -104,8 +102,7 @@ async def _show(hosts: HostMesh, receiver: Receiver[Lines], output: Show) -> Non
     points, names = list(hosts.points()), hosts.names
     async for rank, stream, lines in receiver:
         for line in lines:
-            text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-            output(OutputLine(points[rank], names[rank], "stderr" if stream == STDERR else "stdout", text))
+            output(OutputLine(points[rank], names[rank], stream_name(stream), text_of_line(line)))
 
 
 def checked_command(command: Any) -> list[str]:
@@ -162,12 +159,6 @@ def checked_grace(grace: Any) -> float:
 
 # ---- the host's side of `HostMesh.run`: the actor that runs one command ----------------------------------------------
 
-STDOUT: Final = 1
-STDERR: Final = 2
-
-Lines = tuple[int, int, list[bytes]]
-"""Rank of the host, stream, and lines."""
-
 _THREADS: Final = "OMP_NUM_THREADS"
 
 
@@ -199,7 +190,7 @@ class CommandRunner(Actor):
             subprocess.CalledProcessError: With `check`: it failed; `stderr` holds the end of its standard error.
             OSError: It could not be started.
         """
-        running = PipedCommand(lines)
+        running = PipedCommand(lines, current_rank())
         try:
             code = await running.run(command, env={**host_environment(), **env}, cwd=cwd, grace=grace)
         finally:
@@ -208,93 +199,6 @@ class CommandRunner(Actor):
         if check and code != 0:
             raise subprocess.CalledProcessError(code, command, stderr=running.last_words.read())
         return code
-
-
-class PipedCommand:
-    """A command whose output is read by lines until it ends.
-
-    Args:
-        lines: Receives the lines; None discards them.
-
-    Attributes:
-        last_words: The end of its standard error.
-    """
-
-    def __init__(self, lines: Port[Lines] | None) -> None:
-        self.last_words = Tail()
-        self._lines = lines
-        self._rank = current_rank()
-        self._ended = trio.Event()
-        self._code = 0
-        self._reading: set[trio.CancelScope] = set()
-
-    async def run(self, command: list[str], **options: Any) -> int:
-        """Run the command, and return its exit code once all its output has been sent.
-
-        Raises:
-            OSError: It could not be started.
-        """
-        failure: OSError | None = None
-        async with trio.open_nursery() as nursery:
-            try:
-                process = cast("trio.Process", await nursery.start(partial(self._keep, command, options)))
-            except OSError as error:  # kept: a nursery would wrap it
-                failure = error
-            else:
-                # Shielded: output during its grace is read, too, so that its clean-up does not fail by a broken pipe.
-                with trio.CancelScope(shield=True) as scope:
-                    async with trio.open_nursery() as readers:
-                        readers.start_soon(self._read, process.stdout, STDOUT)
-                        readers.start_soon(self._read, process.stderr, STDERR)
-                        await self._ended.wait()
-                        scope.shield = False
-        if failure is not None:
-            raise failure
-        return self._code
-
-    async def _keep(
-        self, command: list[str], options: dict[str, Any], *, task_status: trio.TaskStatus[trio.Process]
-    ) -> None:
-        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        try:
-            done = await run_process(command, check=False, task_status=task_status, **pipes, **options)
-            self._code = done.returncode
-        finally:
-            self._ended.set()
-            for scope in self._reading:
-                scope.cancel(reason="the command has ended")
-
-    async def _read(self, pipe: Any, stream: int) -> None:
-        """Read until the pipe is closed, or the command has ended and the pipe is empty: a daemon may keep it open."""
-        cutter = LineCutter()
-        async with pipe:
-            while not self._ended.is_set():
-                data: bytes | None = None
-                with trio.CancelScope() as scope:
-                    self._reading.add(scope)
-                    data = await pipe.receive_some(limits.OUTPUT_BATCH_BYTES_MAX)
-                self._reading.discard(scope)
-                if data == b"":
-                    break
-                await self._take(stream, data or b"", cutter.feed(data or b"", trio.current_time()))
-            left = _bytes_in(pipe.fileno())
-            while left > 0 and (data := await pipe.receive_some(min(left, limits.OUTPUT_BATCH_BYTES_MAX))):
-                left -= len(data)
-                await self._take(stream, data, cutter.feed(data))
-            await self._take(stream, b"", cutter.close())
-
-    async def _take(self, stream: int, data: bytes, lines: list[bytes]) -> None:
-        if stream == STDERR:
-            self.last_words.feed(data)
-        if lines and self._lines is not None:
-            await self._lines.send((self._rank, stream, lines))
-
-
-def _bytes_in(pipe: int) -> int:
-    """Return how many bytes can be read from a pipe without waiting."""
-    count = array.array("i", [0])
-    fcntl.ioctl(pipe, termios.FIONREAD, count)
-    return count[0]
 
 
 def host_environment() -> dict[str, str]:
