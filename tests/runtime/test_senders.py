@@ -115,7 +115,7 @@ async def test_forged_message_ends_the_link_of_who_sent_it(kind: type[messages.M
 async def test_agent_obeys_its_owner(endpoint: str, sender: ProcId):
     """A call of the agent by any other process ends its link before anything of the call is decoded."""
     async with open_family() as (proc, links):
-        window = int(endpoint == "lend")  # it is a stream
+        window = int(endpoint in ("lend", "lend_hosts"))  # a stream
         call = messages.Call(9, AGENT, endpoint, None, b"not even a payload", window)
         proc.received(links[sender], memoryview(messages.encode(call)), [])
         if not window:  # the same among several

@@ -260,3 +260,43 @@ async def test_simulated_job_grows(mesh: Any, host_mesh: Any, faults: Any) -> No
                 await others.sleep.call()
         assert {dict(one.point or {})["hosts"] for one in leaves(caught.value) if isinstance(one, HostLost)} == {5}
         assert list(await counters.add.call()) == [1] * 4
+
+
+class Provisioner(Counter):
+    """Spawns on hosts of the program."""
+
+    @endpoint
+    async def count_there(self, hosts: Any, times: int) -> list[int]:
+        async with hosts.spawn_procs({"cpus": 1}) as procs:
+            counters = await procs.spawn("counters", Counter)
+            return [number for _ in range(times) for number in (await counters.add.call()).values()]
+
+    @endpoint
+    async def sleep_there(self, hosts: Any, tell: Any) -> None:
+        async with hosts.spawn_procs({"cpus": 1}) as procs, procs.spawn("counters", Counter) as counters:
+            await tell.add.call_one()
+            await counters.sleep.call()
+
+
+@simulate(seeds=15, hosts=2, per_host={"gpus": 1}, supervision=Isolate())
+async def test_actor_spawns_on_simulated_hosts_that_it_was_sent(mesh: Any, host_mesh: Any, faults: Any) -> None:
+    """M11: nothing of a call that is cancelled stays; a lost host is its block's failure, and not the program's."""
+    provisioner = await mesh.slice(hosts=0).spawn("provisioner", Provisioner)
+    told = await mesh.slice(hosts=0).spawn("told", Counter)
+    assert await provisioner.count_there.call_one(host_mesh, 2) == [1, 1, 2, 2]
+    assert await provisioner.count_there.call_one(host_mesh.slice(hosts=1), 1) == [1]
+    with trio.move_on_after(1):
+        await provisioner.sleep_there.call_one(host_mesh, told)
+    assert await told.add.call_one() == 2
+    lost = list[BaseException]()
+
+    async def sleep() -> None:
+        with pytest.raises(MeshErrorGroup) as caught:
+            await provisioner.sleep_there.call_one(host_mesh, told)
+        lost.extend(leaves(caught.value))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(sleep)
+        nursery.start_soon(_lose_later, faults)
+    assert {type(leaf) for leaf in lost} == {HostLost}
+    assert await told.add.call_one() == 4

@@ -6,7 +6,7 @@ import builtins
 import os
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import trio
 
@@ -14,10 +14,13 @@ from trimesh._runtime import life
 from trimesh._runtime.spawner import ProcOptions
 from trimesh._runtime.system import Bind, checked_bind, checked_output, host_name
 from trimesh._runtime.tasks import in_trio
+from trimesh._runtime.values import HostsInfo
 from trimesh._supervision.policy import FailFast, Policy, check_units, checked_policy
+from trimesh._wire.memory import Sink
+from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
 from trimesh.actor import mesh_kinds
 from trimesh.actor.options import suggests_keywords
-from trimesh.actor.proc_mesh import ModuleAbove, ProcMesh
+from trimesh.actor.proc_mesh import ModuleAbove, ProcMesh, borrowed_procs
 from trimesh.actor.spawning import (
     Env,
     Pickle,
@@ -31,12 +34,13 @@ from trimesh.actor.spawning import (
 )
 from trimesh.config import reread
 from trimesh.context_managers import asynccontextmanager
+from trimesh.errors import ProtocolError
 from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 from trimesh.shape.value_mesh import ValueMesh
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life import JobHosts, OwnedHost
+    from trimesh._runtime.life import JobHosts, OwnedHost, ShownHosts
     from trimesh.jobs import on_hosts
     from trimesh.jobs.code import CodeSync
     from trimesh.jobs.on_hosts import Forwarding
@@ -56,9 +60,12 @@ mesh_kinds.register()
 
 
 class HostMesh:
-    """Hosts: this machine, as a mesh of one point without dimensions, or the hosts of a job."""
+    """Hosts: this machine, as a mesh of one point without dimensions, or the hosts of a job.
 
-    def __init__(self, owned: OwnedHost | None = None, hosts: JobHosts | None = None) -> None:
+    Hosts of a job that is opened with `shared=True` can be sent to actors, which spawn on them.
+    """
+
+    def __init__(self, owned: OwnedHost | None = None, hosts: ShownHosts | None = None) -> None:
         self._owned = owned
         self._hosts = hosts
 
@@ -77,22 +84,38 @@ class HostMesh:
     def __len__(self) -> int:
         return self.extent.nelements
 
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to travel.
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        """Travel as a reference, if the hosts are those of a job that shares them.
 
         Raises:
-            TypeError: Always.
+            TypeError: They are not.
         """
         del protocol
+        return refer_hosts, self._sent()
+
+    def _sent(self) -> tuple[HostsInfo, Region]:
         if self._hosts is None:
             raise TypeError(
                 "this_host() cannot be sent to another process, as it is the machine of its caller: call this_host() "
                 "in the actor"
             )
-        raise TypeError(
-            "hosts of a job cannot be sent to another process, as only the program that opened the job uses them: send "
-            "a mesh of `hosts.spawn_procs(...)`; with shared=True actors may spawn on it, too"
-        )
+        owned, hosts = self._owned, self._job("hosts")
+        if owned is None or not owned.shared_as:
+            raise TypeError(
+                "hosts of a job cannot be sent to another process, as the job does not share them: open it with "
+                "shared=True, as in jobs.LocalJob(2, shared=True), or send a mesh of `hosts.spawn_procs(...)`"
+            )
+        return hosts.info(owned), hosts.region
+
+    def _job(self, verb: str) -> JobHosts:
+        """Return the hosts of a job of this program, for methods that need their owner.
+
+        Raises:
+            ValueError: This is the machine of the program.
+        """
+        if self._hosts is None:
+            raise ValueError(f"{verb} needs the hosts of a job, got this_host(), which runs the program: open a job")
+        return cast("JobHosts", self._hosts)
 
     def points(self) -> Iterator[Point]:
         """Yield the coordinates of the hosts in this view."""
@@ -107,7 +130,7 @@ class HostMesh:
         if self._hosts is None:
             Region(Extent()).slice(**selection)
             return self
-        return HostMesh(self._owned, self._hosts.part(self._hosts.region.slice(**selection)))
+        return self._seen(self._hosts.part(self._hosts.region.slice(**selection)))
 
     def __getitem__(self, name: str) -> HostMesh:
         """Return the hosts that the job names so: `hosts["trainers"]`.
@@ -120,7 +143,10 @@ class HostMesh:
             known = ", ".join(map(repr, parts)) or "none, as only a job made from a mapping has them"
             raise KeyError(f"no hosts are named {name!r}; names: {known}")
         start, stop = parts[name]
-        return HostMesh(self._owned, self._hosts.part(self._hosts.whole.slice(hosts=slice(start, stop))))
+        return self._seen(self._hosts.part(self._hosts.whole.slice(hosts=slice(start, stop))))
+
+    def _seen(self, hosts: ShownHosts) -> HostMesh:
+        return HostMesh(self._owned, hosts)
 
     @suggests_keywords
     def spawn_procs(
@@ -179,7 +205,6 @@ class HostMesh:
             MeshErrorGroup: On entering, a process could not be started; has its coordinates. None of them is left.
         """
         name, extent = checked_name(name), life.check_per_host(per_host)
-        owned = self._owned
         if self._hosts is not None:
             if bind is not None:
                 raise ValueError("bind= works on this host only, got the hosts of a job: leave it out there")
@@ -190,7 +215,6 @@ class HostMesh:
                     "where `join` calls os.environ.update(variables) and init_process_group()"
                 )
             extent = self._hosts.extent_of(extent)
-            owned = self._hosts.owned(owned)
         settings = reread()
         options = ProcOptions(
             checked_env(env),
@@ -206,9 +230,17 @@ class HostMesh:
             bind=checked_bind(bind),
             shared=shared,
         )
-        policy = FailFast() if supervision is None else checked_policy(supervision)
-        check_units(policy, extent)
-        fixed_by = "" if self._hosts is None else "its first dimensions are those of its hosts"
+        policy = None if supervision is None else checked_policy(supervision)
+        check_units(policy or FailFast(), extent)
+        return self._spawning(f"spawn_procs({dict(per_host)})", name, extent, options, policy)
+
+    def _spawning(
+        self, what: str, name: str, extent: Extent, options: ProcOptions, said: Policy | None
+    ) -> Spawning[ProcMesh]:
+        owned, fixed_by, policy = self._owned, "", said or FailFast()
+        if self._hosts is not None:
+            owned = self._job("spawn_procs").owned(owned)
+            fixed_by = "its first dimensions are those of its hosts"
 
         @asynccontextmanager
         async def open_() -> AsyncGenerator[ProcMesh, None]:
@@ -226,7 +258,7 @@ class HostMesh:
             procs.fix_size(fixed_by)
             return ProcMesh(procs, procs.whole)
 
-        return Spawning(f"spawn_procs({dict(per_host)})", open_, adopt)
+        return Spawning(what, open_, adopt)
 
     def warm(
         self, *, preload: Sequence[str] | None = None, grace: float | None = None, pickle: Pickle | None = None
@@ -274,9 +306,7 @@ class HostMesh:
 
         Blocking: a checkpoint, cancellable; at most `limits.HOST_JOIN_SECONDS`.
         """
-        if self._hosts is None:
-            raise ValueError("replace needs the hosts of a job, got this_host(), which runs the program itself")
-        await in_trio(partial(self._hosts.replace, point))()
+        await in_trio(partial(self._job("replace").replace, point))()
 
     async def grow(self, count: int) -> HostMesh:
         """Add hosts: `hosts = await hosts.grow(2)`; the new ones are `hosts.slice(hosts=slice(-2, None))`.
@@ -300,9 +330,8 @@ class HostMesh:
         Blocking: a checkpoint, cancellable, for as long as a scheduler queues the request; a cancel withdraws it and
         leaves the job unchanged. A second call waits for the first.
         """
-        hosts, owned = self._hosts, self._owned
-        if hosts is None or owned is None:
-            raise ValueError("grow needs the hosts of a job, got this_host(), which is one machine: open a job")
+        hosts, owned = self._job("grow"), self._owned
+        assert owned is not None
 
         async def grow() -> JobHosts:
             with owned.block.entering():
@@ -320,7 +349,7 @@ class HostMesh:
 
         Blocking: a checkpoint, cancellable. A caller that comes after the notice gets it at once.
         """
-        notice = None if self._hosts is None else self._hosts.notice
+        notice = None if self._hosts is None else self._job("wait_notice").notice
         return await in_trio(_wait_for_ever if notice is None else notice.wait)()
 
     async def run(
@@ -459,7 +488,8 @@ class HostMesh:
         async def adopt() -> CodeSync:
             raise RuntimeError("sync() must be entered, not awaited: write `async with hosts.sync(...) as synced:`")
 
-        opened = partial(on_hosts.sync, self, self._hosts, paths, exclude, watch=watch)
+        job = None if self._hosts is None else self._job("sync")
+        opened = partial(on_hosts.sync, self, job, paths, exclude, watch=watch)
         return Spawning(f"sync({', '.join(map(repr, paths))})", opened, adopt)
 
     def install(self, file: str | os.PathLike[str]) -> Spawning[Installation]:
@@ -491,13 +521,73 @@ class HostMesh:
         async def adopt() -> Installation:
             raise RuntimeError("install() must be entered, not awaited: `async with hosts.install(...) as installed:`")
 
-        opened = partial(on_hosts.install, self, self._hosts, file)
+        job = None if self._hosts is None else self._job("install")
+        opened = partial(on_hosts.install, self, job, file)
         return Spawning(f"install({os.fspath(file)!r})", opened, adopt)
 
     def __repr__(self) -> str:
         if self._hosts is not None:
             return f"<hosts {', '.join(self.names)}>"
         return "<this host>" if self._owned is None else "<this host, warm>"
+
+
+class _HostsReference(HostMesh):
+    """Shared hosts of a job that another process opened."""
+
+    def __init__(self, info: HostsInfo, region: Region) -> None:
+        super().__init__(None, life.ReferredHosts(info.whole, region, info.parts, info))
+        self._info = info
+        self._region = region
+
+    def _sent(self) -> tuple[HostsInfo, Region]:
+        return self._info, self._region
+
+    def _job(self, verb: str) -> JobHosts:
+        raise RuntimeError(
+            f"{self!r} came from another process, so it is only a reference: call {verb} in the program that opened "
+            "the job"
+        )
+
+    def _seen(self, hosts: ShownHosts) -> HostMesh:
+        return _HostsReference(self._info, hosts.region)
+
+    def _spawning(
+        self, what: str, name: str, extent: Extent, options: ProcOptions, said: Policy | None
+    ) -> Spawning[ProcMesh]:
+        plan = life.HostsPlan(self._info, self._region, name, extent, options, said)
+
+        @asynccontextmanager
+        async def open_() -> AsyncGenerator[ProcMesh, None]:
+            async with life.open_borrowed_procs(plan) as borrowed:
+                yield borrowed_procs(borrowed)
+
+        async def adopt() -> ProcMesh:
+            raise RuntimeError(
+                f"{self!r} belongs to another process, whose block cannot adopt processes of this one: write "
+                "`async with hosts.spawn_procs(...) as procs:`"
+            )
+
+        return Spawning(what, open_, adopt)
+
+
+def refer_hosts(info: HostsInfo, region: Region) -> HostMesh:
+    """Return a reference to shared hosts of another process."""
+    return _HostsReference(info, region)
+
+
+def _take_hosts_apart(hosts: HostMesh, _: Sink) -> tuple[Any, ...]:
+    info, region = hosts.__reduce_ex__(2)[1]
+    return region, *(getattr(info, field) for field in info.__struct_fields__)
+
+
+def _put_hosts_together(_: DecodeSource, region: Any, *fields: Any) -> HostMesh:
+    info = mesh_kinds.put_hosts_info_together(*fields)
+    if not isinstance(region, Region) or not set(region.ranks()) <= set(info.whole.ranks()):
+        raise ProtocolError("a handle on hosts must be a view of them")
+    return refer_hosts(info, region)
+
+
+register_kind(ValueKind("hosts", HostMesh, _take_hosts_apart, _put_hosts_together))
 
 
 def this_host() -> HostMesh:

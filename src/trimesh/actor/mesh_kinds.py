@@ -1,4 +1,4 @@
-"""Encoding of mesh handles without pickle: numbers and names; for an actor mesh its class by name."""
+"""Encoding of handles without pickle, as numbers and names, for an actor mesh its class by name; and of policies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any, get_args
 
 import msgspec
 
-from trimesh._runtime.values import MemberInfo, MeshInfo, class_of, endpoints_of
+from trimesh._runtime.values import HostsInfo, MemberInfo, MeshInfo, class_of, endpoints_of
+from trimesh._supervision.policy import Backoff, FailFast, Isolate, Restart
 from trimesh._wire.memory import Sink
 from trimesh._wire.typed.annotations import described_type, type_described
 from trimesh._wire.typed.codec import DecodeSource, ValueKind, register_kind
@@ -107,6 +108,34 @@ def _put_alias_together(source: DecodeSource, cls: Any = None, *described: Any) 
     return generic[tuple(type_described(one, source) for one in described)]
 
 
+def put_hosts_info_together(*fields: Any) -> HostsInfo:
+    """Return the description of hosts that a peer has sent.
+
+    Raises:
+        ProtocolError: It is none.
+    """
+    info = HostsInfo(*fields)
+    names: Any = info.names
+    is_right = isinstance(info.whole, Region) and isinstance(names, list | tuple) and isinstance(info.parts, dict)
+    if not (is_right and all(type(number) is int for number in (info.number, info.owner, info.family))):
+        raise ProtocolError("a handle on hosts must have their numbers, region, names and parts")
+    if len(names) < info.whole.base.nelements or not all(isinstance(name, str) for name in names):
+        raise ProtocolError("a handle on hosts must have the name of each host")
+    return info
+
+
+def _policy_kind(name: str, cls: type[FailFast | Isolate | Restart | Backoff]) -> ValueKind:
+    def put_together(_: DecodeSource, fields: Any = None) -> Any:
+        if not isinstance(fields, dict):
+            raise ProtocolError(f"a {name} must be the values of its fields")
+        try:
+            return cls(**fields)
+        except (TypeError, ValueError) as error:
+            raise ProtocolError(f"a {name} cannot be read: {error}") from error
+
+    return ValueKind(name, cls, lambda policy, _: (msgspec.structs.asdict(policy),), put_together)
+
+
 def register() -> None:
     register_kind(ValueKind("actors", ActorMesh, _take_actors_apart, _put_actors_together, stands_for=is_actor_class))
     register_kind(ValueKind("alias", "typing._GenericAlias", _take_alias_apart, _put_alias_together))
@@ -115,3 +144,5 @@ def register() -> None:
         ValueKind("outcome", Outcome, lambda outcome, _: (outcome.value, outcome.error), _put_outcome_together)
     )
     register_kind(ValueKind("processes", ProcMesh, _take_procs_apart, _put_procs_together))
+    for cls in (FailFast, Isolate, Restart, Backoff):
+        register_kind(_policy_kind(cls.__name__, cls))

@@ -39,7 +39,7 @@ from trimesh.shape.value_mesh import Shaped
 if TYPE_CHECKING:
     import torch
 
-    from trimesh._runtime.life import OwnedProcs
+    from trimesh._runtime.life import BorrowedProcs, OwnedProcs
     from trimesh.events import MembershipView
     from trimesh.tensor.groups.groups import ProcessGroup, RanksDeviceMesh
     from trimesh.tensor.ops import on_mesh
@@ -183,6 +183,7 @@ class ProcMesh(MakesTensors, Shaped):
         self._shown = region if region is not None else Region(Extent())
         self._is_reference = is_reference
         self._shared_by: MeshInfo | None = None
+        self._home: BorrowedProcs | None = None
 
     @property
     def name(self) -> str:
@@ -214,7 +215,8 @@ class ProcMesh(MakesTensors, Shaped):
         check_arguments(actor, args, kwargs)
         if self._shared_by is not None:
             plan_there = life.BorrowPlan(self._shared_by, self._shown, self._policy, name, actor, args, kwargs)
-            return borrowing(plan_there, actor, f"spawn({name!r}, {class_of(actor).__qualname__})")
+            what = f"spawn({name!r}, {class_of(actor).__qualname__})"
+            return borrowing(plan_there, actor, what, self._home)
         region = None if self._owned is None else self._shown
         plan = life.ActorPlan(self._owned, region, self._policy, name, actor, args, kwargs)
         if self._policy is not None:
@@ -544,6 +546,31 @@ class _Reference(ProcMesh):
 def refer_procs(info: MeshInfo, region: Region) -> ProcMesh:
     """Return a reference to a process mesh of another process."""
     return _Reference(info, region)
+
+
+class _Borrowed(_Reference):
+    """Processes that a block of this process has started on hosts of another one, which runs them."""
+
+    def __init__(self, home: BorrowedProcs, region: Region, policy: Policy | None = None) -> None:
+        super().__init__(home.info, region, policy)
+        self._shared_by = home.info
+        self._home = home
+
+    def supervised(self, policy: Policy) -> Self:
+        assert self._home is not None
+        return type(self)(self._home, self._shown, checked_policy(policy))
+
+    def _check_owned(self, rule: str) -> None:
+        raise RuntimeError(f"{self!r} runs on hosts of another process, so it is only a reference here: {rule}")
+
+    def _seen(self, region: Region) -> Self:
+        assert self._home is not None
+        return type(self)(self._home, region, self._policy)
+
+
+def borrowed_procs(home: BorrowedProcs) -> ProcMesh:
+    """Return the handle of the block that has borrowed hosts for some processes."""
+    return _Borrowed(home, home.info.whole)
 
 
 # ---- `current_view`: the whole mesh as it is now, from a handle on any part of it ------------------------------------

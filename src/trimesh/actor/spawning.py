@@ -24,7 +24,7 @@ from trimesh.plain_numbers import real_number, whole_number
 from trimesh.shape.extent import Point
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life import BorrowPlan
+    from trimesh._runtime.life import BorrowedProcs, BorrowPlan
 
 T = TypeVar("T")
 
@@ -244,8 +244,12 @@ def handle_on(info: MeshInfo, cls: Any, owner: Stoppable | None) -> Any:
     return ActorMesh(MeshView(info, info.whole, endpoints_of(cls), owner), cls)
 
 
-def borrowing(plan: BorrowPlan, cls: Any, what: str) -> Spawning[Any]:
-    """Return the start of actors on processes that another process shares."""
+def borrowing(plan: BorrowPlan, cls: Any, what: str, home: BorrowedProcs | None) -> Spawning[Any]:
+    """Return the start of actors on processes that another process shares.
+
+    Args:
+        home: The processes, if a block of this process has borrowed them.
+    """
 
     @asynccontextmanager
     async def open_() -> AsyncGenerator[Any, None]:
@@ -253,6 +257,9 @@ def borrowing(plan: BorrowPlan, cls: Any, what: str) -> Spawning[Any]:
             yield handle_on(borrowed.info, cls, borrowed)
 
     async def adopt() -> Any:
+        if home is not None:
+            borrowed = await life.adopt_borrowed(home, plan)
+            return handle_on(borrowed.info, cls, borrowed)
         raise RuntimeError(
             f"{plan.procs.name} belongs to another process, whose block cannot adopt actors of this one: write "
             "`async with procs.spawn(...) as actors:`, or get_or_spawn for an actor that stays"

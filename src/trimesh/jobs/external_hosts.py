@@ -90,7 +90,7 @@ class OpenDoor:
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
             file.write(lines)
 
-    def expect(self, hosts: int | Mapping[str, int]) -> Spawning[HostMesh]:
+    def expect(self, hosts: int | Mapping[str, int], *, shared: bool = False) -> Spawning[HostMesh]:
         """Wait for hosts: `async with door.expect(2) as hosts:`.
 
         The block takes hosts in the order in which they joined, and owns them: leaving it ends their agents. Concurrent
@@ -98,13 +98,14 @@ class OpenDoor:
 
         Args:
             hosts: Number of hosts, or a mapping of mesh names to numbers, see `LocalJob`.
+            shared: Let actors that get the hosts as an argument spawn on them.
 
         Raises:
             TypeError, ValueError: `hosts` is neither.
             MeshErrorGroup: On entering, if a host with a token was refused (`HostRefused`) or failed to start.
         """
         checked = checked_hosts(hosts)
-        return Spawning(f"expect({hosts!r})", partial(self._run.taken, checked), _adopt)
+        return Spawning(f"expect({hosts!r})", partial(self._run.taken, checked, shared=shared), _adopt)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuse to be pickled.
@@ -261,7 +262,7 @@ class DoorRun(HostsRun):
     # ---- requests of the program -----------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def taken(self, hosts: int | Mapping[str, int]) -> AsyncGenerator[HostMesh, None]:
+    async def taken(self, hosts: int | Mapping[str, int], *, shared: bool) -> AsyncGenerator[HostMesh, None]:
         """Take hosts, and own their processes while the body runs; their agents end with it."""
         hosts = plain_whole(hosts)
         named: Mapping[str, int] = {} if isinstance(hosts, int) else hosts
@@ -272,7 +273,8 @@ class DoorRun(HostsRun):
             for rank, one in enumerate(found):
                 one.remote.point = whole.point(rank)
             successors = DoorSuccessors(self, found, whole)
-            async with own_job_hosts(self._proc, [one.remote for one in found], named, successors) as mesh:
+            remotes = [one.remote for one in found]
+            async with own_job_hosts(self._proc, remotes, named, successors, shared=shared) as mesh:
                 yield mesh
         finally:
             for one in found:

@@ -73,6 +73,7 @@ class Job:
         pickle: Mode of the program, "on" or "off"; None for the setting.
         pki: Certificates of your own authority; None to create an authority.
         insecure: "I understand" turns TLS between hosts off.
+        shared: Let actors that get the hosts as an argument spawn on them.
     """
 
     _entered: _Entered = attrs.field(factory=_Entered, init=False, eq=False, repr=False, hash=False)
@@ -81,6 +82,7 @@ class Job:
     pickle: Pickle | None = attrs.field(default=None, kw_only=True, validator=attrs.validators.in_(("on", "off", None)))
     pki: OwnPKI | None = attrs.field(default=None, kw_only=True, validator=checked_pki)
     insecure: str = attrs.field(default="", kw_only=True, validator=_check_insecure)
+    shared: bool = attrs.field(default=False, kw_only=True, validator=attrs.validators.instance_of(bool))
 
     def launcher(self) -> Launcher:
         """Return a launcher for the agents of one run of the job."""

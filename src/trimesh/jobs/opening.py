@@ -64,7 +64,7 @@ async def open_job_run(job: Job) -> AsyncGenerator[tuple[HostMesh, JobRun], None
             with showing(proc, f"starting the hosts of {job!r}", len(run.whole)) as run.progress:
                 await run.wait_ready(f"{job!r} could not be started")
             named: Mapping[str, int] = job.parts if job.is_named else {}
-            async with own_job_hosts(proc, run.hosts, named, run, run.limit) as hosts:
+            async with own_job_hosts(proc, run.hosts, named, run, run.limit, shared=job.shared) as hosts:
                 yield hosts, run
 
 
@@ -75,6 +75,8 @@ async def own_job_hosts(
     named: Mapping[str, int],
     successors: Successors,
     limit: LimitWatch | None = None,
+    *,
+    shared: bool = False,
 ) -> AsyncGenerator[HostMesh, None]:
     """Own the processes on hosts while the body runs; the mesh of hosts has the extent `{"hosts": n}`.
 
@@ -84,13 +86,14 @@ async def own_job_hosts(
         named: Numbers of hosts by the names of the parts, in order of rank; empty if parts have no names.
         successors: Replaces lost hosts and adds further ones.
         limit: Ends the block before the hosts end.
+        shared: Whether actors that get the hosts as an argument may spawn on them.
     """
     parts, start = dict[str, tuple[int, int]](), 0
     for name, count in named.items():
         parts[name] = (start, start + count)
         start += count
     whole = Region(Extent(hosts=len(hosts)))
-    async with own_hosts(proc, "hosts", hosts, reread().grace, successors) as (owned, group):
+    async with own_hosts(proc, "hosts", hosts, reread().grace, successors, shared=shared) as (owned, group):
         notice = None if limit is None else limit.notice
         mesh = HostMesh(owned, JobHosts(whole, whole, parts, group, notice))
         scope = trio.CancelScope()

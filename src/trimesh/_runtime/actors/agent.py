@@ -21,7 +21,7 @@ from trimesh._runtime.tasks.background import split_cancelled
 from trimesh._runtime.values.endpoint_spec import AGENT_ENDPOINTS, ENDPOINTS, EndpointKind, EndpointSpec, MeshInfo
 from trimesh.errors import MeshStopped, Origin
 from trimesh.ids import AGENT, MeshId, ProcId
-from trimesh.shape.extent import Point
+from trimesh.shape.extent import Extent, Point
 from trimesh.shape.region import Region
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Agent:
         await self.proc.channels.flush()
         self.exit_requested.set()
 
-    # ---- meshes of processes that are shared -----------------------------------------------------------------
+    # ---- meshes of processes, and hosts, that are shared -----------------------------------------------------
 
     def lend(
         self,
@@ -174,29 +174,47 @@ class Agent:
         policy: Any,
     ) -> AsyncGenerator[MeshInfo, None]:
         """Spawn actors for another process; see `OwnedProcs.lend`."""
-        return self._shared(mesh, "spawn").lend(self.lent, (borrower, lease), region, name, kept, policy)
+        procs = self._shared(mesh, "spawn", borrower)
+        return procs.lend(self.lent, (borrower, lease), region, name, kept, policy)
+
+    def lend_hosts(
+        self,
+        borrower: ProcId,
+        lease: int,
+        number: int,
+        ranks: Any,
+        name: str,
+        extent: Extent,
+        options: Any,
+        policy: Any,
+    ) -> AsyncGenerator[MeshInfo, None]:
+        """Start processes for another process; see `SharedHosts.lend`."""
+        hosts = self.proc.shared_hosts.get(number)
+        if hosts is None:
+            raise MeshStopped("the block of these hosts has been left: no process can be started on them")
+        return hosts.lend(self.lent, (borrower, lease), ranks, name, extent, options, policy)
 
     async def give_back(self, borrower: ProcId, lease: int) -> None:
-        """Drain and stop lent actors; the call of `lend` ends when that is done."""
+        """Drain and stop what is lent; the call of `lend` or `lend_hosts` ends when that is done."""
         lent = self.lent.get((borrower, lease))
         if lent is not None:
             lent.given_back.set()
 
-    async def get_shared(self, mesh: MeshId, region: Region, name: str, kept: Kept) -> MeshInfo:
+    async def get_shared(self, borrower: ProcId, mesh: MeshId, region: Region, name: str, kept: Kept) -> MeshInfo:
         """Get or create a named actor; see `NamedActors.get`."""
-        procs = self._shared(mesh, "get_or_spawn")
+        procs = self._shared(mesh, "get_or_spawn", borrower)
         cls, args, kwargs = make_asked(self.proc.values, name, kept)
         return (await procs.named.get(procs.checked(region), name, cls, args, kwargs)).info
 
-    def _shared(self, mesh: MeshId, what: str) -> OwnedProcs:
-        """Return a shared mesh, on which other processes may spawn.
+    def _shared(self, mesh: MeshId, what: str, borrower: ProcId) -> OwnedProcs:
+        """Return a mesh on which another process may spawn.
 
         Raises:
             RuntimeError: It is not shared.
             MeshStopped: It is being stopped.
         """
         procs = self.proc.shared.get(mesh)
-        if procs is None or procs.block is None:
+        if procs is None or procs.block is None or not procs.may_lend(borrower):
             raise RuntimeError(
                 f"{what} from another process needs a shared mesh of processes, got one that is not shared or has been "
                 "stopped: its owner must write spawn_procs(..., shared=True)"
@@ -241,6 +259,7 @@ for _name in (
 ):
     _add_endpoint(getattr(Agent, _name))
 _add_endpoint(Agent.lend, EndpointKind.GENERATOR)
+_add_endpoint(Agent.lend_hosts, EndpointKind.GENERATOR)
 setattr(Agent, ENDPOINTS, AGENT_ENDPOINTS)
 
 

@@ -22,6 +22,7 @@ HR-2 One growth at a time; the existing places stay as they are, and so do the h
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Protocol
 
 import msgspec
@@ -30,7 +31,8 @@ import trio
 from trimesh import limits
 from trimesh._runtime.hosts.remote_host import SessionPipe
 from trimesh._runtime.life.controller import lease_proc
-from trimesh._runtime.life.ownership import HostCode, OwnedHost
+from trimesh._runtime.life.job_hosts import HostCode, share_hosts
+from trimesh._runtime.life.ownership import OwnedHost
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.block import Block, run_block
 from trimesh._runtime.meshes.member import Member
@@ -416,7 +418,7 @@ async def open_hosts_proc(*, pickled: bool | None = None) -> AsyncGenerator[Proc
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def own_hosts(
-    proc: Proc, name: str, hosts: Sequence[JobHost], grace: float, successors: Successors
+    proc: Proc, name: str, hosts: Sequence[JobHost], grace: float, successors: Successors, *, shared: bool = False
 ) -> AsyncGenerator[tuple[OwnedHost, ManyHosts], None]:
     """Run a block that owns the processes spawned on hosts.
 
@@ -426,6 +428,7 @@ async def own_hosts(
         proc: The controller.
         hosts: The hosts, in the order of the mesh.
         successors: See `JobPlace`.
+        shared: Whether other processes of the family may spawn on the hosts.
     """
     block = Block(proc, name, grace)
 
@@ -434,5 +437,7 @@ async def own_hosts(
             block.fail(loss())
 
     group = HostRoster(hosts, successors, proc.members, lost).all
+    owned = OwnedHost(proc, block, group)
     async with run_block(block):
-        yield OwnedHost(proc, block, group), group
+        with share_hosts(owned, group) if shared else nullcontext():
+            yield owned, group

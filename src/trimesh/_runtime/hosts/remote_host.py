@@ -27,8 +27,8 @@ import trio
 
 from trimesh import limits
 from trimesh._runtime.hosts.casts import CastSender
+from trimesh._runtime.life.job_hosts import HostCode
 from trimesh._runtime.life.local_host import accept_links, spec_of
-from trimesh._runtime.life.ownership import HostCode
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.peers.deaths import HostLoss
 from trimesh._runtime.peers.host import LaunchRequest, NoLinkError

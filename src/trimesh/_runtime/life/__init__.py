@@ -6,14 +6,20 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from trimesh._runtime.life.borrowing import BorrowPlan, get_borrowed, open_borrowed
+    from trimesh._runtime.life.borrowing import (
+        BorrowedProcs,
+        BorrowPlan,
+        HostsPlan,
+        adopt_borrowed,
+        get_borrowed,
+        open_borrowed,
+        open_borrowed_procs,
+    )
     from trimesh._runtime.life.controller import lease_proc
     from trimesh._runtime.life.current import current_proc, dump, find_proc, find_proc_anywhere, proc_for, rebuild
+    from trimesh._runtime.life.job_hosts import HostCode, HostsNotice, JobHosts, ReferredHosts, ShownHosts
     from trimesh._runtime.life.ownership import (
         ActorPlan,
-        HostCode,
-        HostsNotice,
-        JobHosts,
         OwnedHost,
         OwnedProcs,
         adopt_actors,
@@ -31,13 +37,18 @@ if TYPE_CHECKING:
 _HOMES: Final = {
     "ActorPlan": "ownership",
     "BorrowPlan": "borrowing",
-    "HostCode": "ownership",
-    "HostsNotice": "ownership",
-    "JobHosts": "ownership",
+    "BorrowedProcs": "borrowing",
+    "HostCode": "job_hosts",
+    "HostsNotice": "job_hosts",
+    "HostsPlan": "borrowing",
+    "JobHosts": "job_hosts",
     "OwnedHost": "ownership",
     "OwnedProcs": "ownership",
     "Proc": "proc",
+    "ReferredHosts": "job_hosts",
+    "ShownHosts": "job_hosts",
     "adopt_actors": "ownership",
+    "adopt_borrowed": "borrowing",
     "adopt_procs": "ownership",
     "check_per_host": "ownership",
     "current_proc": "current",
@@ -48,6 +59,7 @@ _HOMES: Final = {
     "lease_proc": "controller",
     "open_actors": "ownership",
     "open_borrowed": "borrowing",
+    "open_borrowed_procs": "borrowing",
     "open_procs": "ownership",
     "open_warm_host": "ownership",
     "own_process": "ownership",
@@ -60,13 +72,18 @@ _HOMES: Final = {
 __all__ = [
     "ActorPlan",
     "BorrowPlan",
+    "BorrowedProcs",
     "HostCode",
     "HostsNotice",
+    "HostsPlan",
     "JobHosts",
     "OwnedHost",
     "OwnedProcs",
     "Proc",
+    "ReferredHosts",
+    "ShownHosts",
     "adopt_actors",
+    "adopt_borrowed",
     "adopt_procs",
     "check_per_host",
     "current_proc",
@@ -77,6 +94,7 @@ __all__ = [
     "lease_proc",
     "open_actors",
     "open_borrowed",
+    "open_borrowed_procs",
     "open_procs",
     "open_warm_host",
     "own_process",

@@ -1,8 +1,11 @@
-"""Actors of a local block on processes that another process owns and shares; `ownership` is the owner's side."""
+"""Actors and processes of a local block that another process runs, because it owns and shares what they run on.
+
+`ownership` has the owner's side.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import msgspec
@@ -13,16 +16,20 @@ from trimesh._runtime.actors.cell import keep
 from trimesh._runtime.calls.invocation import Err, Ok, Request, encode_request, invoke, is_news, results_of, value_of
 from trimesh._runtime.calls.membership import family_of
 from trimesh._runtime.calls.outgoing_stream import OutgoingStream
-from trimesh._runtime.life.controller import lease_proc
+from trimesh._runtime.life.controller import check_mode, lease_proc
 from trimesh._runtime.life.proc import Proc
 from trimesh._runtime.meshes.block import Block, run_block
 from trimesh._runtime.peers.peer import Target
+from trimesh._runtime.spawner.proc_options import ProcOptions
+from trimesh._runtime.tasks.background import without_consequences
 from trimesh._runtime.tasks.interrupt import run_to_end
-from trimesh._runtime.values.endpoint_spec import MeshInfo
+from trimesh._runtime.values.endpoint_spec import HostsInfo, MeshInfo
 from trimesh._supervision.policy import Policy
+from trimesh._wire.memory import DefinitionId
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, MeshStopped, Origin, set_origin
-from trimesh.ids import AGENT
+from trimesh.ids import AGENT, ProcId
+from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
 
 
@@ -44,24 +51,51 @@ class BorrowPlan(msgspec.Struct, frozen=True):
     kwargs: dict[str, Any]
 
 
-class BorrowedActors:
-    """Actors that another process runs for a block of this one.
+class HostsPlan(msgspec.Struct, frozen=True):
+    """Request of `HostMesh.spawn_procs` on a reference.
 
     Attributes:
-        block: The block that owns them.
+        hosts: The shared hosts, as described by their owner.
+        region: The shown hosts.
+        extent: Of all processes; the first dimensions are those of the hosts.
+        policy: What the end of a process does; None for `FailFast()`.
+    """
+
+    hosts: HostsInfo
+    region: Region
+    name: str
+    extent: Extent
+    options: ProcOptions
+    policy: Policy | None
+
+
+class Borrowed:
+    """A mesh that another process runs for a block of this one.
+
+    Args:
+        name: Name of the mesh.
+        lender: Name of what it is spawned on.
+        owner: The process that owns that.
+
+    Attributes:
+        block: The block that owns the mesh.
+        home: Borrowed processes that it runs on, owned by the same block; None if others own these.
         is_stopping: Whether that block has begun to stop.
-        info: Description sent in references, once they serve.
+        info: Description sent in references, once it serves.
     """
 
     info: MeshInfo
+    home: BorrowedProcs | None = None
 
-    def __init__(self, proc: Proc, block: Block, plan: BorrowPlan) -> None:
+    def __init__(self, proc: Proc, block: Block, name: str, lender: str, owner: ProcId) -> None:
         self.proc = proc
         self.block = block
+        block.borrows = True
         self.is_stopping = False
-        self._plan = plan
+        self._name = name
+        self._lender = lender
         self._lease = proc.new_id()
-        self._target = Target(proc.peer(plan.procs.owner), AGENT)
+        self._target = Target(proc.peer(owner), AGENT)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self._errors: list[Exception] = []
@@ -69,17 +103,18 @@ class BorrowedActors:
 
     # ---- start -----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Request the actors from the owner of the processes; return when all serve.
+    async def begin(self, endpoint: str, *args: Any, definitions: Sequence[DefinitionId] = ()) -> None:
+        """Request the mesh from the owner of what it is spawned on; return when all of it serves.
+
+        Args:
+            endpoint: Endpoint of the owner's agent, which takes this process, the number of the loan, and `args`.
 
         Raises:
-            MeshErrorGroup: They could not be spawned.
+            MeshErrorGroup: It could not be spawned.
         """
-        plan, proc = self._plan, self.proc
-        recipe = keep(proc.values, plan.name, plan.cls, plan.args, plan.kwargs)
-        args = (proc.proc_id, self._lease, plan.procs.whole.mesh, plan.region, plan.name, recipe.value, plan.policy)
-        request = _request(plan.procs, "lend", *args)
-        request = msgspec.structs.replace(request, definitions=recipe.definitions)
+        proc, name = self.proc, self._name
+        request = _request(self._lender, endpoint, proc.proc_id, self._lease, *args)
+        request = msgspec.structs.replace(request, definitions=definitions)
         assert proc.family is not None
         await proc.family.connect([self._target.peer])
         call_id = proc.new_call_id()
@@ -95,27 +130,29 @@ class BorrowedActors:
             raise
         if item is None:
             await self._close("it has ended")
-            errors = self._failures() or [MeshStopped(f"{plan.procs.name} has ended")]
-            raise MeshErrorGroup(f"{plan.name} could not be spawned", errors, mesh=plan.name)
+            errors = self._failures() or [MeshStopped(f"{self._lender} has ended")]
+            raise MeshErrorGroup(f"{name} could not be spawned", errors, mesh=name)
         found = value_of(self._stream, item, 0)
         if isinstance(found, Err):
             await self._close("it could not be read")
-            raise MeshErrorGroup(f"{plan.name} could not be spawned", [found.error], mesh=plan.name)
+            raise MeshErrorGroup(f"{name} could not be spawned", [found.error], mesh=name)
         self.info = found.value
         proc.nursery.start_soon(self._watch)
 
     @trio.lowlevel.enable_ki_protection
     async def _watch(self) -> None:
-        """Wait until the actors have ended, for any reason; report the cause to the block."""
+        """Wait until the mesh has ended, for any reason; report the cause to the block."""
         assert self._stream is not None
         with self._scope:
             await self._stream.next()
         with trio.CancelScope(shield=True):
-            await self._close(f"the block of {self._plan.name} is being left")
+            await self._close(f"the block of {self._name} is being left")
         self._errors = self._failures()
-        if not self.is_stopping:
-            stopped = MeshStopped(f"{self._plan.name} has been stopped by the owner of its processes")
-            set_origin(stopped, self._plan.procs.origin(0, "lend"))
+        if self.home is not None:  # which reports why both have ended
+            self._errors = [rest for error in self._errors if (rest := without_consequences(error)) is not None]
+        if not self.is_stopping and (self._errors or self.home is None):
+            stopped = MeshStopped(f"{self._name} has been stopped by the owner of {self._lender}")
+            set_origin(stopped, self._stream.request.origin(0))
             for error in self._errors or [stopped]:
                 self.block.fail(error)
             self._errors = []
@@ -135,25 +172,26 @@ class BorrowedActors:
                 found += error.failures if isinstance(error, MeshErrorGroup) else [error]
         return found
 
-    # ---- interface to the block: see `Owned` -------------------------------------------------------------------
-
-    def cancel_background(self, reason: str) -> None:
-        """Do nothing: the borrowed actors are cancelled as a whole right after this."""
-
-    async def drain(self) -> list[Exception]:
-        """Let the actors finish accepted messages of this process and end; wait for that. Cancellable."""
-        request = _request(self._plan.procs, "give_back", self.proc.proc_id, self._lease)
+    async def give_back(self) -> None:
+        """Let the owner end the mesh as at the end of a block; wait for that. Cancellable."""
+        request = _request(self._lender, "give_back", self.proc.proc_id, self._lease)
         [result] = await invoke(self.proc, [self._target], request, fail_fast=False)
         if isinstance(result, Ok):
             await self._ended.wait()
-        errors, self._errors = self._errors, []
-        return errors
+
+    # ---- interface to the block: see `Owned` -------------------------------------------------------------------
+
+    def cancel_background(self, reason: str) -> None:
+        """Do nothing: the borrowed mesh is cancelled as a whole right after this."""
+
+    async def drain(self) -> list[Exception]:
+        raise NotImplementedError
 
     async def stop(self, deadline: float) -> list[Exception]:
-        """End the actors now; the owner of their processes bounds the clean-up."""
+        """End it now; the owner bounds the clean-up."""
         del deadline
         self.is_stopping = True
-        self._scope.cancel(reason=f"the block of {self._plan.name} is being left")
+        self._scope.cancel(reason=f"the block of {self._name} is being left")
         await self._ended.wait()
         return self._errors
 
@@ -164,22 +202,61 @@ class BorrowedActors:
         """Do nothing: only their owner kills the processes."""
 
 
-def _request(procs: MeshInfo, endpoint: str, *args: Any) -> Request:
-    return Request(procs.name, endpoint, args, {}, lambda _: _where(procs, endpoint))
+class BorrowedActors(Borrowed):
+    """Actors on processes of another owner."""
+
+    async def start(self, plan: BorrowPlan) -> None:
+        """Request the actors from the owner of the processes; see `begin`."""
+        recipe = keep(self.proc.values, plan.name, plan.cls, plan.args, plan.kwargs)
+        args = (plan.procs.whole.mesh, plan.region, plan.name, recipe.value, plan.policy)
+        await self.begin("lend", *args, definitions=recipe.definitions)
+
+    async def drain(self) -> list[Exception]:
+        """Let the actors finish accepted messages of this process and end; wait for that. Cancellable."""
+        await self.give_back()
+        errors, self._errors = self._errors, []
+        return errors
 
 
-def _where(procs: MeshInfo, endpoint: str) -> Origin:
-    return Origin(None, procs.name, endpoint=endpoint)
+class BorrowedProcs(Borrowed):
+    """Processes on hosts of another owner."""
+
+    _may_drain = False
+
+    async def start(self, plan: HostsPlan) -> None:
+        """Request the processes from the owner of the hosts; see `begin`."""
+        from trimesh._runtime.life.job_hosts import lent_options  # noqa: PLC0415 - it imports what owners need
+
+        options = lent_options(plan.options, Region(plan.extent))
+        ranks = tuple(plan.region.ranks())
+        await self.begin("lend_hosts", plan.hosts.number, ranks, plan.name, plan.extent, options, plan.policy)
+
+    async def drain(self) -> list[Exception]:
+        """Note that the block is left in peace: the processes drain in `stop`, when all actors on them have ended."""
+        self._may_drain = True
+        return []
+
+    async def stop(self, deadline: float) -> list[Exception]:
+        """End them; see `Borrowed.stop`."""
+        self.is_stopping = True
+        if self._may_drain and not self._ended.is_set():
+            with trio.move_on_at(deadline):
+                await self.give_back()
+        return await super().stop(deadline)
 
 
-def check_family(proc: Proc, procs: MeshInfo) -> None:
-    """Refuse processes of another program.
+def _request(lender: str, endpoint: str, *args: Any) -> Request:
+    return Request(lender, endpoint, args, {}, lambda _: Origin(None, lender, endpoint=endpoint))
+
+
+def check_family(proc: Proc, owner: MeshInfo | HostsInfo, name: str) -> None:
+    """Refuse processes or hosts of another program.
 
     Raises:
         RuntimeError: They belong to another program.
     """
-    if procs.family != family_of(proc):
-        raise RuntimeError(f"{procs.name} belongs to another program: spawn processes in this program for your actors")
+    if owner.family != family_of(proc):
+        raise RuntimeError(f"{name} belongs to another program: spawn processes in this program for your actors")
 
 
 @asynccontextmanager
@@ -187,10 +264,45 @@ def check_family(proc: Proc, procs: MeshInfo) -> None:
 async def open_borrowed(plan: BorrowPlan) -> AsyncGenerator[BorrowedActors, None]:
     """Spawn actors on shared processes, owned by a block of their own in this process."""
     async with lease_proc() as (proc, _):
-        check_family(proc, plan.procs)
+        check_family(proc, plan.procs, plan.procs.name)
         block = Block(proc, plan.name, limits.GRACE_SECONDS)
-        borrowed = BorrowedActors(proc, block, plan)
-        await borrowed.start()
+        borrowed = BorrowedActors(proc, block, plan.name, plan.procs.name, plan.procs.owner)
+        await borrowed.start(plan)
+        block.adopt(borrowed)
+        async with run_block(block):
+            yield borrowed
+
+
+@trio.lowlevel.enable_ki_protection
+async def adopt_borrowed(procs: BorrowedProcs, plan: BorrowPlan) -> BorrowedActors:
+    """Spawn actors on borrowed processes, owned by the block of these.
+
+    Raises:
+        RuntimeError: The block has begun to stop.
+    """
+    block = procs.block
+    borrowed = BorrowedActors(procs.proc, block, plan.name, plan.procs.name, plan.procs.owner)
+    borrowed.home = procs
+    with block.entering():
+        await borrowed.start(plan)
+        if not block.is_stopping:
+            block.adopt(borrowed)
+            return borrowed
+        await run_to_end(lambda: borrowed.stop(trio.current_time()))
+    block.check_open()
+    raise AssertionError("a block that has begun to stop takes no meshes")
+
+
+@asynccontextmanager
+@trio.lowlevel.enable_ki_protection
+async def open_borrowed_procs(plan: HostsPlan) -> AsyncGenerator[BorrowedProcs, None]:
+    """Start processes on shared hosts, owned by a block of their own in this process."""
+    async with lease_proc() as (proc, _):
+        check_mode(proc, plan.options.pickled)
+        check_family(proc, plan.hosts, "the job of these hosts")
+        block = Block(proc, plan.name, plan.options.grace)
+        borrowed = BorrowedProcs(proc, block, plan.name, "hosts", plan.hosts.owner)
+        await borrowed.start(plan)
         block.adopt(borrowed)
         async with run_block(block):
             yield borrowed
@@ -205,12 +317,13 @@ async def get_borrowed(plan: BorrowPlan) -> MeshInfo:
         MeshErrorGroup: It could not be spawned.
     """
     async with lease_proc() as (proc, family):
-        check_family(proc, plan.procs)
+        check_family(proc, plan.procs, plan.procs.name)
         recipe = keep(proc.values, plan.name, plan.cls, plan.args, plan.kwargs)
         target = Target(proc.peer(plan.procs.owner), AGENT)
         await family.connect([target.peer])
-        args = (plan.procs.whole.mesh, plan.region, plan.name, recipe.value)
-        request = msgspec.structs.replace(_request(plan.procs, "get_shared", *args), definitions=recipe.definitions)
+        args = (proc.proc_id, plan.procs.whole.mesh, plan.region, plan.name, recipe.value)
+        request = _request(plan.procs.name, "get_shared", *args)
+        request = msgspec.structs.replace(request, definitions=recipe.definitions)
         [result] = await invoke(proc, [target], request, fail_fast=False)
     if isinstance(result, Err):
         raise result.error

@@ -2,7 +2,8 @@
 
 Each is an async context manager with a block of its own, or is adopted by the block of the mesh it is spawned on.
 
-Other processes may spawn actors on a process mesh that is shared, and share actors by name:
+Other processes may spawn actors on a process mesh that is shared, and share actors by name. In the same way
+(`lend_hosts`) they start processes on the hosts of a job that are shared:
 
     borrower                                    owner of the processes
     --------                                    ----------------------
@@ -12,17 +13,19 @@ Other processes may spawn actors on a process mesh that is shared, and share act
                     <-- end, or what failed --
 
 LN-1 The owner's agent finds a mesh by its number among the shared ones: requests for any other mesh are refused.
-LN-2 Lent actors end with the borrower's call: by its end, its cancel, or the death of its process; or earlier, with
-     the block of the processes.
-LN-3 The owner's policy handles failures of the processes; failures of the actors go to the borrower.
+     Processes lent to one borrower count as shared with it alone.
+LN-2 What is lent ends with the borrower's call: by its end, its cancel, or the death of its process; or earlier, with
+     the block of the processes, or of the hosts.
+LN-3 The owner's policy handles failures of the processes; failures of the actors go to the borrower. Failures of
+     processes on lent hosts go to the borrower, too, under the policy that it names.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import msgspec
 import trio
@@ -46,12 +49,8 @@ from trimesh._supervision.policy import FailFast, Policy, Restart, is_healing, r
 from trimesh.context_managers import asynccontextmanager
 from trimesh.errors import MeshErrorGroup, MeshStopped, ShapeError, SpawnError
 from trimesh.ids import AGENT, MeshId, ProcId
-from trimesh.plain_numbers import whole_number
 from trimesh.shape.extent import Extent
 from trimesh.shape.region import Region
-
-if TYPE_CHECKING:
-    from trimesh._runtime.hosts.host_group import ManyHosts
 
 
 class OwnedProcs:
@@ -62,6 +61,7 @@ class OwnedProcs:
         block: Adopts actors that are awaited, not entered.
         members: The child processes; None for the mesh of this very process.
         named: Actors on it that are shared by name.
+        borrower: The process that has requested them from this one; 0 for none.
         is_stopping: Whether its block has begun to stop.
     """
 
@@ -71,6 +71,7 @@ class OwnedProcs:
         self._whole = whole
         self.members = members
         self.named = NamedActors(self)
+        self.borrower = ProcId(0)
 
     @property
     def whole(self) -> Region:
@@ -106,9 +107,13 @@ class OwnedProcs:
             raise RuntimeError(f"actors on {self.info.name} need a view of {self.info.name}, got one of another mesh")
         return region
 
-    async def lend(
+    def may_lend(self, borrower: ProcId) -> bool:
+        """Return whether another process may spawn actors on it."""
+        return borrower == self.borrower or (self.members is not None and self.members.options.shared)
+
+    def lend(
         self,
-        leases: dict[tuple[ProcId, int], Lent],
+        leases: Leases,
         key: tuple[ProcId, int],
         region: Region,
         name: str,
@@ -126,31 +131,21 @@ class OwnedProcs:
         assert self.block is not None
         cls, args, kwargs = make_asked(self.proc.values, name, kept)
         plan = ActorPlan(self, self.checked(region), policy, name, cls, args, kwargs, key[0])
-        lent: Lent | None = None
-        scope = trio.CancelScope()
-        try:
-            with scope:
-                async with open_actors(plan) as members:
-                    lent = leases[key] = Lent(members, scope)
-                    self.block.adopt(lent)
-                    yield members.info
-                    await lent.given_back.wait()
-        finally:
-            if lent is not None:
-                del leases[key]
-                self.block.disown(lent)
-                lent.ended.set()
-        if scope.cancelled_caught:
-            raise MeshStopped(f"the block that owns the processes of {name} is being left")
+        return lend(leases, key, self.block, open_actors(plan), f"the processes of {name}")
 
 
 class OwnedHost:
-    """A warm host, with the rights of its owner."""
+    """A warm host, or hosts of a job, with the rights of their owner.
+
+    Attributes:
+        shared_as: Number of hosts that are shared, see `share_hosts`; 0 if they are not.
+    """
 
     def __init__(self, proc: Proc, block: Block, host: Host) -> None:
         self.proc = proc
         self.block = block
         self.host = host
+        self.shared_as = 0
 
 
 def check_per_host(per_host: Mapping[str, int]) -> Extent:
@@ -185,10 +180,11 @@ def _proc_members(
     return ProcMembers(proc, host, block, name, whole, options, policy)
 
 
-def _owned(proc: Proc, block: Block, members: ProcMembers) -> OwnedProcs:
-    """Return started processes with their owner's rights; offer them for lending if they are shared."""
+def _owned(proc: Proc, block: Block, members: ProcMembers, borrower: ProcId = ProcId(0)) -> OwnedProcs:  # noqa: B008 - a number
+    """Return started processes with their owner's rights; offer them for lending if they are shared or lent."""
     owned = OwnedProcs(proc, block, members.whole, members)
-    if members.options.shared and not members.is_stopping:
+    owned.borrower = borrower
+    if (members.options.shared or borrower) and not members.is_stopping:
         mesh = MeshId(cast("int", members.whole.mesh))
         proc.shared[mesh] = owned
         members.on_stopped = partial(proc.shared.pop, mesh, None)
@@ -213,9 +209,18 @@ async def _open_host(
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def open_procs(
-    name: str, extent: Extent, options: ProcOptions, policy: Policy, warm: OwnedHost | None
+    name: str,
+    extent: Extent,
+    options: ProcOptions,
+    policy: Policy,
+    warm: OwnedHost | None,
+    borrower: ProcId = ProcId(0),  # noqa: B008 - a number
 ) -> AsyncGenerator[OwnedProcs, None]:
-    """Start processes in a block of their own, on a warm host or on one that is opened for them."""
+    """Start processes in a block of their own, on a warm host or on one that is opened for them.
+
+    Args:
+        borrower: The process that has requested them from this one; 0 for none.
+    """
     if warm is not None:
         check_mode(warm.proc, options.pickled)
     async with (
@@ -228,10 +233,11 @@ async def open_procs(
         members = _proc_members(proc, host, block, name, extent, options, policy)
         if warm is None and proc.family is not None:
             members.on_last_exit = partial(proc.family.retire, host)
-        await members.start()
+        with warm.block.entering() if warm is not None and borrower else nullcontext():
+            await members.start()
         block.adopt(members)
         async with run_block(block):
-            yield _owned(proc, block, members)
+            yield _owned(proc, block, members, borrower)
 
 
 @trio.lowlevel.enable_ki_protection
@@ -419,11 +425,11 @@ async def _adopt(block: Block, owned: Owned) -> None:
     block.check_open()
 
 
-# ---- actors that other processes have spawned on a process mesh of this one ------------------------------------------
+# ---- what is lent to other processes: actors on processes of this one, processes on its hosts ------------------------
 
 
 class Lent:
-    """Actors lent to another process, as owned by the block of the processes.
+    """Actors or processes lent to another process, as owned by the block of what they were spawned on.
 
     Attributes:
         scope: Around their block.
@@ -431,7 +437,7 @@ class Lent:
         ended: Set when they have ended.
     """
 
-    def __init__(self, members: ActorMembers, scope: trio.CancelScope) -> None:
+    def __init__(self, members: ActorMembers | ProcMembers, scope: trio.CancelScope) -> None:
         self.members = members
         self.scope = scope
         self.given_back = trio.Event()
@@ -460,6 +466,40 @@ class Lent:
 
     def kill_now(self) -> None:
         """Do nothing: the processes are killed by their own block."""
+
+
+Leases = dict[tuple[ProcId, int], Lent]
+
+
+async def lend(
+    leases: Leases,
+    key: tuple[ProcId, int],
+    block: Block,
+    opened: AbstractAsyncContextManager[ActorMembers | ProcMembers],
+    what: str,
+) -> AsyncGenerator[MeshInfo, None]:
+    """Open a mesh for another process; yield it once, and end it when this call ends.
+
+    Args:
+        block: Owns what it is spawned on; when that is left, the mesh ends.
+        what: What `block` owns, for the error.
+    """
+    lent: Lent | None = None
+    scope = trio.CancelScope()
+    try:
+        with scope:
+            async with opened as members:
+                lent = leases[key] = Lent(members, scope)
+                block.adopt(lent)
+                yield members.info
+                await lent.given_back.wait()
+    finally:
+        if lent is not None:
+            del leases[key]
+            block.disown(lent)
+            lent.ended.set()
+    if scope.cancelled_caught:
+        raise MeshStopped(f"the block that owns {what} is being left")
 
 
 class _Entry:
@@ -536,136 +576,3 @@ class NamedActors:
             raise MeshStopped(f"{self._procs.info.name} has no process for an actor: the view is empty")
         point = self._procs.whole.point(living[0])
         return self._procs.whole.slice(**dict(point))
-
-
-# ---- hosts of a job that a host mesh shows, and code and processes on them -------------------------------------------
-
-
-class HostCode(msgspec.Struct, frozen=True):
-    """Code that a block of `hosts.sync` or `hosts.install` has brought to a host.
-
-    Attributes:
-        paths: First entries of `sys.path` of the processes there.
-        env: Variables of their environment.
-        packages: Entries after those of the program, before those of a Python installation.
-    """
-
-    paths: tuple[bytes, ...]
-    env: Mapping[str, str]
-    packages: tuple[bytes, ...] = ()
-
-
-class HostsNotice:
-    """Warning, given once, that the hosts of the program are about to end."""
-
-    def __init__(self) -> None:
-        self._told = trio.Event()
-        self._text = ""
-
-    def tell(self, text: str) -> None:
-        self._text = text
-        self._told.set()
-
-    async def wait(self) -> str:
-        """Wait for the warning and return its text."""
-        await self._told.wait()
-        return self._text
-
-
-class JobHosts(msgspec.Struct, frozen=True):
-    """Hosts of a job that a host mesh shows.
-
-    Attributes:
-        whole, region: All hosts; the shown ones.
-        parts: Names that the job gives, each with its range of host ranks.
-        group: All hosts, to start processes on.
-        notice: Warning before they end; None where the job gives none.
-    """
-
-    whole: Region
-    region: Region
-    parts: Mapping[str, tuple[int, int]]
-    group: ManyHosts
-    notice: HostsNotice | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the shown hosts, in order."""
-        return tuple(self.group.names[rank] for rank in self.region.ranks())
-
-    def part(self, region: Region) -> JobHosts:
-        """Return the same job with other hosts shown."""
-        return msgspec.structs.replace(self, region=region)
-
-    def set_code(self, kind: str, codes: Sequence[HostCode | None]) -> None:
-        """Set the code of processes that are started on the shown hosts from now on.
-
-        Args:
-            kind: The method that brought it, "sync" or "install".
-            codes: One for each shown host.
-        """
-        self.group.set_code(kind, self.region.ranks(), codes)
-
-    async def replace(self, point: Mapping[str, int]) -> None:
-        """Replace the host at a point of the shown ones.
-
-        Raises:
-            ShapeError: There is no such point.
-            SpawnError: The job has no other host, or cannot start it.
-        """
-        region = self.region.slice(**point)
-        if len(region) != 1:
-            given = dict(point)
-            raise ShapeError(f"hosts.replace takes the point of one host, got {given!r}, which selects {len(region)}")
-        await self.group.replace(next(iter(region.ranks())))
-
-    async def grow(self, count: Any) -> JobHosts:
-        """Add hosts to the job; return it with all hosts shown.
-
-        Raises:
-            ValueError: `count` is not a positive number, only a part of the job is shown, or hosts would be too many.
-            SpawnError, MeshErrorGroup: The hosts could not be acquired.
-        """
-        number = whole_number(count)
-        if number is None or number < 1:
-            raise ValueError(f"hosts.grow takes the number of hosts to add, 1 or more, got {count!r}")
-        if self.region != self.whole:
-            raise ValueError(
-                f"a job grows as a whole, and these are {len(self.region)} of its {len(self.whole)} hosts: call grow "
-                "on the mesh that entering the job returned; it returns a mesh with the new hosts last"
-            )
-        group: ManyHosts = await self.group.grow(number)
-        whole = Region(Extent(hosts=len(group.names)))
-        return msgspec.structs.replace(self, whole=whole, region=whole, group=group)
-
-    def check_no_code(self, kind: str) -> None:
-        """Check that no block of `hosts.sync` or `hosts.install` (`kind`) is open for a shown host.
-
-        Raises:
-            RuntimeError: One is open.
-        """
-        codes = self.group.codes(kind)
-        taken = [self.group.names[rank] for rank in self.region.ranks() if codes[rank] is not None]
-        if taken:
-            instead = "name all paths in one call" if kind == "sync" else "name all packages in one file"
-            raise RuntimeError(
-                f"a host has the code of one block of hosts.{kind} at a time, and {', '.join(taken)} already has some: "
-                f"{instead}"
-            )
-
-    def extent_of(self, per_host: Extent) -> Extent:
-        """Return the extent of processes, some on each host.
-
-        Raises:
-            ShapeError: The hosts have one of the labels, too.
-        """
-        own = self.region.extent
-        both = [label for label in per_host if label in own]
-        if both:
-            raise ShapeError(f"processes need labels that their hosts do not have, got {both[0]!r}, a label of both")
-        return Extent({**own, **per_host})
-
-    def owned(self, owned: OwnedHost | None) -> OwnedHost:
-        """Return the block that owns processes started on these hosts."""
-        assert owned is not None
-        return OwnedHost(owned.proc, owned.block, self.group.select(self.region.ranks()))

@@ -54,6 +54,7 @@ from trimesh.ids import ID_MAX, CallId, MeshId, ProcId
 
 if TYPE_CHECKING:
     from trimesh._runtime.life.family import Family
+    from trimesh._runtime.life.job_hosts import SharedHosts
     from trimesh._runtime.life.ownership import OwnedProcs
     from trimesh._runtime.meshes.actor_members import ActorMembers
     from trimesh._runtime.meshes.block import Block
@@ -135,6 +136,7 @@ class Proc:
         "routes",
         "services",
         "shared",
+        "shared_hosts",
         "sites",
         "stopping_blocks",
         "transport",
@@ -155,6 +157,7 @@ class Proc:
         self.cells: dict[MeshId, Cell] = {}
         self.owners: dict[MeshId, ActorMembers] = {}
         self.shared: dict[MeshId, OwnedProcs] = {}
+        self.shared_hosts: dict[int, SharedHosts] = {}
         self.members: dict[ProcId, Member] = {}
         self.memberships: weakref.WeakValueDictionary[MeshId, Membership] = weakref.WeakValueDictionary()
         self.blocks: list[Block] = []

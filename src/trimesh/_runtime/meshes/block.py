@@ -30,7 +30,7 @@ from trimesh._runtime.calls.outgoing import pass_on
 from trimesh._runtime.calls.started import StartedCalls
 from trimesh._runtime.meshes.failures import MeshProcesses, fold_into_deaths, place_of
 from trimesh._runtime.peers.deaths import ReportedLosses
-from trimesh._runtime.tasks.background import split_cancelled, without_consequences
+from trimesh._runtime.tasks.background import is_consequence, split_cancelled, without_consequences
 from trimesh._runtime.tasks.interrupt import interruptible, run_to_end
 from trimesh._runtime.values.codec import describe
 from trimesh._runtime.values.endpoint_spec import MeshInfo
@@ -80,12 +80,14 @@ class Left(msgspec.Struct, frozen=True):
         error: Error of the body, or the cancel or Ctrl-C that cut the leaving of a healthy block short.
         late: Failures after the end of the body.
         meshes: The processes of each mesh that it owned.
+        borrows: See `Block`.
     """
 
     first: list[Exception]
     error: BaseException | None
     late: list[Exception]
     meshes: Sequence[MeshProcesses] = ()
+    borrows: bool = False
 
 
 class Block:
@@ -101,6 +103,8 @@ class Block:
         is_killed: Whether a second Ctrl-C has come, which skips clean-up.
         deadline: End of the grace (Trio time), once clean-up has begun.
         started: Calls to its meshes that were started and are awaited later.
+        borrows: Whether another process runs its meshes. Their failures arrive after the errors that calls to them
+            raise in the body, which are then left out.
     """
 
     def __init__(self, proc: Proc, name: str, grace: float) -> None:
@@ -112,6 +116,7 @@ class Block:
         self.is_cancelled = False
         self.is_interrupted = False
         self.is_killed = False
+        self.borrows = False
         self.deadline: float | None = None
         self.started = StartedCalls(f"the block of {name}", self.fail)
         self._owned: list[Owned] = []
@@ -291,7 +296,7 @@ class Block:
                 late += filter(None, map(without_consequences, failed))
                 error = error or interrupt
                 self.disown(owned)
-        return Left(first, error, [*self._failures[len(first) :], *late], meshes)
+        return Left(first, error, [*self._failures[len(first) :], *late], meshes, self.borrows)
 
     async def _drain(self, late: list[Exception], some: Sequence[Owned]) -> None:
         @trio.lowlevel.enable_ki_protection
@@ -407,6 +412,8 @@ def raise_all(name: str, left: Left) -> None:
     rest = _without_told(rest, failures)
     body, base = _split_exceptions(rest)
     is_of_body = not failures
+    if left.borrows and failures and body is not None:
+        body = _without_borrowed(body, failures)
     if body is not None:
         failures[len(left.first) : len(left.first)] = [body] if is_of_body else _side_by_side(body)
     failures = fold_into_deaths(failures, left.meshes)
@@ -449,6 +456,24 @@ def _without_told(error: BaseException | None, failures: Sequence[Exception]) ->
         group = cast("BaseExceptionGroup[BaseException]", error)
         found, rest = group.split(is_told)
         return group if found is None else rest
+    return None if is_told(error) else error
+
+
+def _without_borrowed(error: Exception, failures: Sequence[Exception]) -> Exception | None:
+    """Return an error of a body without what only follows from the end of a borrowed mesh, which `failures` report."""
+    found = [leaf for failure in failures for leaf in leaves(failure)]
+    lost = {leaf.host for leaf in found if isinstance(leaf, HostLost)}
+    dead = {place_of(origin(leaf)) for leaf in found if isinstance(leaf, _DEATHS)} - {None}
+
+    def is_told(leaf: BaseException) -> bool:
+        if not isinstance(leaf, _DEATHS):
+            return is_consequence(leaf)
+        where = origin(leaf)
+        return place_of(where) in dead or (leaf.host if isinstance(leaf, HostLost) else where.host) in lost
+
+    if isinstance(error, ExceptionGroup):
+        group = cast("ExceptionGroup[Exception]", error)
+        return group.split(is_told)[1]
     return None if is_told(error) else error
 
 

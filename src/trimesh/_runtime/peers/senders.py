@@ -107,6 +107,7 @@ AGENT_CALLERS: Final[dict[str, Sender]] = {
     "stop": _OWNER,
     "exit": _OWNER,
     "lend": _ANY,  # the requested mesh is looked up among the shared ones
+    "lend_hosts": _ANY,  # as lend
     "give_back": _ANY,  # checked by the number of the loan
     "get_shared": _ANY,  # as lend
 }

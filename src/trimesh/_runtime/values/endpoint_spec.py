@@ -171,7 +171,7 @@ def bind_hint(hint: Any, bound: Mapping[Any, Any]) -> Any:
     return hint[tuple(bound.get(one, one) for one in variables)]
 
 
-# ---- mesh as sent in a handle: numbers and names, no ownership -------------------------------------------------------
+# ---- meshes and hosts as sent in handles: numbers and names, no ownership ------------------------------------------
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -225,3 +225,23 @@ class MeshInfo(msgspec.Struct, frozen=True):
         member = self.members[rank]
         point = self.whole.point(rank)
         return Origin(point, self.name, self.actor, endpoint, member.host, member.pid or None, member.incarnation)
+
+
+class HostsInfo(msgspec.Struct, frozen=True):
+    """Shared hosts of a job as sent in a handle.
+
+    Attributes:
+        number: Their number at the owner.
+        owner: The process whose block owns them.
+        family: The controller of its program.
+        whole: All of them.
+        names: Names of the machines, by rank.
+        parts: Names that the job gives, each with its range of ranks.
+    """
+
+    number: int
+    owner: ProcId
+    family: ProcId
+    whole: Region
+    names: Sequence[str]
+    parts: Mapping[str, tuple[int, int]]

@@ -429,12 +429,20 @@ class AttachedJob(Job):
             hosts = dict(granted.parts) if granted.is_named else sum(granted.parts.values())
             pickled, pki = self.pickle or granted.pickle, self.pki or granted.pki
             insecure = "" if pki is not None else granted.insecure
-            job = _GrantedJob(hosts, pickle=pickled, pki=pki, insecure=insecure, name=self.name, attachment=attachment)
+            job = _GrantedJob(
+                hosts,
+                pickle=pickled,
+                pki=pki,
+                insecure=insecure,
+                shared=self.shared,
+                name=self.name,
+                attachment=attachment,
+            )
             async with open_job(job) as mesh:
                 yield mesh
 
 
-def attach(name: str, *, pickle: Pickle | None = None, pki: OwnPKI | None = None) -> AttachedJob:
+def attach(name: str, *, pickle: Pickle | None = None, pki: OwnPKI | None = None, shared: bool = False) -> AttachedJob:
     """Return the hosts of a kept job, to be entered: `async with jobs.attach("exp7") as hosts:`.
 
     This program holds them until the block is left; then they are cleaned and free for the next program. The block
@@ -445,12 +453,13 @@ def attach(name: str, *, pickle: Pickle | None = None, pki: OwnPKI | None = None
         pickle: "off" unpickles nothing in this program and its processes, see `spawn_procs`; None takes the value of
             the kept job.
         pki: Certificates of your own authority, by files, see `OwnPKI`; None takes those of the kept job.
+        shared: Let actors that get the hosts as an argument spawn on them.
 
     Raises:
         TypeError, ValueError: The name is invalid.
         ConnectError: On entering: no job is kept by that name, or another program, named in the text, is attached.
     """
-    return AttachedJob(name, pickle=pickle, pki=pki)
+    return AttachedJob(name, pickle=pickle, pki=pki, shared=shared)
 
 
 @attrs.frozen

@@ -374,7 +374,7 @@ def run_net(
         ValueError: `options.hosts` is 0.
     """
     with open_host_network(options.hosts) as network:
-        return run_real(body, wanted, options, plan, seed, jitter, NetworkJob(network))
+        return run_real(body, wanted, options, plan, seed, jitter, NetworkJob(network, shared=True))
 
 
 async def _watch(scope: trio.CancelScope, found: list[HangError]) -> None:

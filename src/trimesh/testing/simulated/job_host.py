@@ -279,5 +279,5 @@ async def open_simulated_hosts(simulation: Simulation, count: int) -> AsyncGener
     hosts = [make(rank, whole.point(rank)) for rank in range(count)]
     simulation.hosts = hosts
     successors = SimSuccessors(hosts, make)
-    async with own_hosts(proc, "hosts", hosts, current().grace, successors) as (owned, group):
+    async with own_hosts(proc, "hosts", hosts, current().grace, successors, shared=True) as (owned, group):
         yield HostMesh(owned, JobHosts(whole, whole, {}, group))
