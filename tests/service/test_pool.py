@@ -447,17 +447,14 @@ async def test_sick_replica_is_replaced_when_its_pool_kills_it(mesh):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "text"),
+    ("options", "text"),
     [
-        ({"kill": True}, TypeError, 'no kill= any more, got kill=True: write then="replace"'),
-        ({"kill": False}, TypeError, 'write then="drain"'),
-        ({"trys": 2}, TypeError, "takes every=, tries= and then= beside the probe, got trys="),
-        ({"then": "kill"}, ValueError, 'then must be "drain" or "replace"'),
-        ({"every": 0}, ValueError, "every > 0"),
+        ({"then": "kill"}, 'then must be "drain" or "replace", got \'kill\''),
+        ({"every": 0}, "every > 0"),
     ],
 )
-def test_health_refuses_what_it_does_not_know(options: Any, error: type[Exception], text: str):
-    with pytest.raises(error, match=text):
+def test_health_refuses_wrong_values(options: Any, text: str):
+    with pytest.raises(ValueError, match=text):
         Health(Generator.ping, **options)
 
 

@@ -99,7 +99,7 @@ class Tail:
         self._size = size
         self._data = b""
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | bytearray) -> None:
         """Append `data`, drop the oldest bytes."""
         self._data = (self._data + data)[-self._size :]
 

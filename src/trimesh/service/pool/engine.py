@@ -377,7 +377,7 @@ class PoolEngine:
 
     def look(self, index: int) -> bool:
         """Return whether to send to a replica: False if it has died while another one lives, or needs an update."""
-        if self.updates.holds_back(index):
+        if self.updates.standing and self.updates.holds_back(index):
             return False
         if is_whole(self.views[index]):
             return True

@@ -7,10 +7,10 @@ PZ-2 To shrink, `resize` drains first: running requests of the leaving replicas 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import trio
 
@@ -44,20 +44,11 @@ class Health:
 
     Raises:
         ValueError: `every` or `tries` is not positive, or `then` is neither of both.
-        TypeError: An argument has another name.
     """
 
     def __init__(
-        self,
-        probe: blocking.Endpoint[[], Any],
-        *,
-        every: float = 1.0,
-        tries: int = 3,
-        then: SickThen = "drain",
-        **other: Never,
+        self, probe: blocking.Endpoint[[], Any], *, every: float = 1.0, tries: int = 3, then: SickThen = "drain"
     ) -> None:
-        if other:
-            raise TypeError(_unknown(other))
         if then not in get_args(SickThen):
             raise ValueError(f'then must be "drain" or "replace", got {then!r}')
         every, tries = plain_real(every), plain_whole(tries)
@@ -90,13 +81,6 @@ class Health:
             outcomes = await getattr(view, self.probe).options(abandon_after=0).call_settled()
             return all(outcome.ok for outcome in outcomes.values())
         return False
-
-
-def _unknown(given: Mapping[str, object]) -> str:
-    if "kill" in given:
-        then = "replace" if given["kill"] else "drain"
-        return f'Health has no kill= any more, got kill={given["kill"]!r}: write then="{then}"'
-    return f"Health takes every=, tries= and then= beside the probe, got {', '.join(f'{one}=' for one in given)}"
 
 
 class ElasticReplicas:

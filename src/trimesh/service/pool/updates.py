@@ -1,9 +1,9 @@
 """Updates of the replicas of a pool, such as new weights, that follow its membership (`Pool.each`).
 
-PG-1 While an update stands, requests run only on incarnations of replicas that have had it, or a later one.
-PG-2 An update that succeeds was called once for each incarnation of a replica: restarted, replaced and new ones get the
+UD-1 While an update stands, requests run only on incarnations of replicas that have had it, or a later one.
+UD-2 An update that succeeds was called once for each incarnation of a replica: restarted, replaced and new ones get the
      latest update, and no earlier one, before they serve.
-PG-3 A replica runs no request of the pool while an update is called for it.
+UD-3 A replica runs no request of the pool while an update is called for it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ class Updates:
     Args:
         engine: The pool.
         nursery: Runs updates of replicas that come later; an error of one fails the block of the pool.
+
+    Attributes:
+        standing: Number of the update that replicas need to serve, or 0.
     """
 
     def __init__(self, engine: PoolEngine, nursery: trio.Nursery) -> None:
@@ -38,7 +41,7 @@ class Updates:
         self._lock = trio.Lock()
         self._latest: Update | None = None  # called for replicas that come now
         self._number = 0  # of the latest one
-        self._standing = 0  # number of the update that replicas need to serve
+        self.standing = 0
         self._had: dict[int, tuple[object, int]] = {}  # by index: incarnations of a replica, and the number they have
         self._busy: set[int] = set()
         self._is_watched = False
@@ -58,21 +61,21 @@ class Updates:
                 await self._roll(at_most)
             except BaseException:
                 # Those that have it already keep it: its number is used no more.
-                self._latest, self._standing = before[0], min(self._standing, before[1])
+                self._latest, self.standing = before[0], min(self.standing, before[1])
                 raise
-            self._standing = self._number
+            self.standing = self._number
             self.check()
 
     def holds_back(self, index: int) -> bool:
         """Return whether a replica must not get a request, as it needs an update first, which begins then."""
-        if not self._standing or self._is_fit(index):
+        if self._is_fit(index):
             return False
         self._take_out(index)
         return index in self._busy
 
     def check(self) -> None:
         """Take out of service what needs an update first: replicas that have come, or were restarted."""
-        if self._standing:
+        if self.standing:
             for replica in self._engine.dispatcher.replicas:
                 if replica.is_member:
                     self.holds_back(replica.index)
@@ -85,7 +88,7 @@ class Updates:
     def _is_fit(self, index: int) -> bool:
         view = self._engine.views[index]
         incarnations, number = self._had.get(index, (None, 0))
-        return number >= self._standing and incarnations == incarnations_of(view) and is_whole(view)
+        return number >= self.standing and incarnations == incarnations_of(view) and is_whole(view)
 
     # ---- replicas that come later ----------------------------------------------------------------------------
 
